@@ -1,0 +1,167 @@
+"""The house rules that a machine can check: sizes, import direction, docstrings, what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "hf_domino"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MAX_FILE, MEDIAN_FILE = 350, 140
+MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
+
+# A room may import from rooms on its own floor or below. `target` stands apart: it knows the configuration alone.
+FLOORS = (
+    {"configuration", "context"},
+    {"backbone", "correction", "target"},
+    {"modeling"},
+    {"decoding", "training", "compatibility"},
+    {"integration", "pair", "benchmark", "report", "recipes"},
+    {"demo", "cli"},
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAZY_ONLY = {"triton", "datasets", "matplotlib", "rich"}  # `import hf_domino` must not pay for these
+
+
+def module_name(path: Path) -> str:
+    """Dotted name of a module of the package, e.g. `decoding.loop`; empty for the package itself."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yield every imported dotted name with whether it is imported at the top of the module."""
+    tree = ast.parse(path.read_text())
+    for node in _without_type_checking(tree):
+        top = node in tree.body
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(path, node)
+            yield from ((f"{base}.{alias.name}", top) for alias in node.names)
+
+
+def _without_type_checking(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from _without_type_checking(child)
+
+
+def _absolute(path: Path, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    package = path.relative_to(ROOT).parts[: -node.level]
+    return ".".join([*package, *filter(None, [node.module])])
+
+
+def internal_imports(path: Path) -> set[str]:
+    """Modules of the package that a module imports, anywhere in it."""
+    known = {module_name(module) for module in MODULES}
+    found = set()
+    for name, _ in imports_of(path):
+        if name.startswith("hf_domino."):
+            inner = name.removeprefix("hf_domino.")
+            found.add(inner if inner in known else inner.rpartition(".")[0])
+    return found & known - {"", module_name(path)}
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Every function and method of a module."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function from `def` to its end, without its docstring, which may be as long as it is useful."""
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function) is not None:
+        lines -= function.body[0].end_lineno - function.body[0].lineno + 1
+    return lines
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_file_size(path):
+    assert len(path.read_text().splitlines()) <= MAX_FILE
+
+
+def test_median_file_size():
+    assert statistics.median(len(path.read_text().splitlines()) for path in MODULES) <= MEDIAN_FILE
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_function_sizes(path):
+    sizes = {function.name: code_lines(function) for function in functions(path)}
+    assert {name: size for name, size in sizes.items() if size > MAX_FUNCTION} == {}
+
+
+def test_median_function_size():
+    assert statistics.median(code_lines(function) for path in MODULES for function in functions(path)) <= MEDIAN_FUNCTION
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_public_names_are_documented(path):
+    tree = ast.parse(path.read_text())
+    definitions = [node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    methods = [node for owner in definitions if isinstance(owner, ast.ClassDef) for node in owner.body]
+    public = [
+        node
+        for node in definitions + [method for method in methods if isinstance(method, ast.FunctionDef)]
+        if not node.name.startswith("_")
+    ]
+    assert [node.name for node in public if ast.get_docstring(node) is None] == []
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if module_name(path)], ids=module_name)
+def test_import_direction(path):
+    room = module_name(path).split(".")[0]
+    assert room in FLOOR_OF, f"give `{room}` a floor in tests/test_architecture.py"
+    allowed = {"configuration"} if room == "target" else {r for r, floor in FLOOR_OF.items() if floor <= FLOOR_OF[room]}
+    assert {name for name in internal_imports(path) if name.split(".")[0] not in allowed} == set()
+
+
+def test_no_import_cycles():
+    tops = {}
+    for path in MODULES:
+        tops[module_name(path)] = internal_imports(path)
+    TopologicalSorter(tops).prepare()  # raises CycleError
+
+
+def test_import_is_light():
+    script = f"import sys, hf_domino; print(sorted({LAZY_ONLY} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_optional_dependencies_are_imported_lazily():
+    reached, open_ = set(), {""}
+    while open_:  # everything `import hf_domino` reaches
+        name = open_.pop()
+        reached.add(name)
+        path = next(path for path in MODULES if module_name(path) == name)
+        open_ |= internal_imports(path) - reached
+        tops = {imported.split(".")[0] for imported, top in imports_of(path) if top}
+        assert tops & LAZY_ONLY == set(), path
+
+
+def test_no_paths_of_one_machine():
+    pattern = re.compile(r"(?<![\w.<>/])/(?:home|root|Users|tmp|work)/\w")
+    texts = [path for suffix in ("py", "md", "toml", "yaml", "txt") for path in ROOT.glob(f"[!.]*/**/*.{suffix}")]
+    texts += [path for path in ROOT.glob("*") if path.is_file()]
+    tracked = [path for path in texts if not {"work", "outputs", "build"} & set(path.relative_to(ROOT).parts)]
+    assert [str(path) for path in tracked if pattern.search(path.read_text())] == []
+
+
+def test_kernels_is_no_package():
+    assert not (ROOT / "kernels" / "__init__.py").exists(), "it would shadow Hugging Face's kernels package"

@@ -1,0 +1,35 @@
+"""Every example runs: those in docstrings of the package, and the Python blocks of the README."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import hf_domino
+
+ROOT = Path(__file__).parents[1]
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NAMES = ["hf_domino", *(found.name for found in pkgutil.walk_packages(hf_domino.__path__, "hf_domino."))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_docstring_examples(name):
+    module = importlib.import_module(name)
+    for example in doctest.DocTestFinder(exclude_empty=True).find(module):
+        results = doctest.DocTestRunner(optionflags=FLAGS).run(example)
+        assert results.failed == 0, f"{example.name}: see the output above"
+
+
+@pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="the bundled pair is not in this checkout")
+def test_readme_examples(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    scope: dict[str, object] = {}
+    for block in PYTHON_BLOCK.findall((ROOT / "README.md").read_text()):
+        exec(compile(block, "README.md", "exec"), scope)  # one scope: later blocks go on from earlier ones
+    assert capsys.readouterr().out

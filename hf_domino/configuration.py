@@ -1,0 +1,255 @@
+"""`DominoConfig`: every size and convention of a drafter, flat, typed and validated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from hf_domino.context import MAX_CAPTURED_LAYERS, default_target_layer_ids
+
+PROJECTOR_TYPES = ("domino", "dflash")
+# RoPE variants whose frequencies do not change with the length of the input.
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+DEFAULT_ROPE_THETA = 10_000.0
+
+
+@strict
+class DominoConfig(PreTrainedConfig):
+    """Configuration of a Domino drafter (arXiv 2605.29707), or of a plain DFlash one (arXiv 2602.06036).
+
+    The defaults are the shape of the released Qwen3-8B drafter. Use [`~DominoConfig.for_target`] for another target.
+
+    Args:
+        vocab_size (`int`, *optional*, defaults to 151936): Rows of the target's embeddings.
+        hidden_size (`int`, *optional*, defaults to 4096): Hidden size, which is the target's.
+        intermediate_size (`int`, *optional*, defaults to 12288): Width of the MLPs.
+        num_hidden_layers (`int`, *optional*, defaults to 5): Layers of the backbone.
+        num_attention_heads (`int`, *optional*, defaults to 32): Query heads.
+        num_key_value_heads (`int`, *optional*, defaults to 8): Key and value heads.
+        head_dim (`int`, *optional*, defaults to 128): Width of a head.
+        hidden_act (`str`, *optional*, defaults to `"silu"`): Activation of the MLPs.
+        max_position_embeddings (`int`, *optional*, defaults to 40960): Longest sequence, in tokens.
+        initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of fresh weights.
+        rms_norm_eps (`float`, *optional*, defaults to 1e-6): Epsilon of the RMS norms.
+        rope_parameters (`dict`, *optional*): Rotary embedding, as in Transformers; `rope_type` is one of `"default"`,
+            `"linear"`, `"yarn"`, `"llama3"`. Defaults to `rope_theta` 10,000.
+        attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
+        block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
+        mask_token_id (`int`, *optional*, defaults to 151669): Token whose embedding fills the block after the anchor.
+        num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target.
+        target_layer_ids (`list[int]`, *optional*): Target layers whose outputs are the context features; unique, in
+            `[0, num_target_layers - 2]`. Defaults to the releases' rule.
+        target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
+        projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, or `"dflash"` for no correction head.
+        emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
+        gru_hidden_dim (`int`, *optional*, defaults to 1024): Width of the prefix state.
+        pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
+        shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
+            (`block_size` proposals) or its own (`block_size - 1` proposals).
+        bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): The target's.
+
+    Raises:
+        ValueError: If a field is out of its range; the message names the field, its range and its value.
+
+    Example:
+    ```python
+    >>> from hf_domino import DominoConfig
+    >>> config = DominoConfig()
+    >>> config.num_draft_tokens, config.target_layer_ids
+    (16, [1, 9, 17, 25, 33])
+
+    ```
+    """
+
+    model_type = "domino"
+
+    vocab_size: int = 151936
+    hidden_size: int = 4096
+    intermediate_size: int = 12288
+    num_hidden_layers: int = 5
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 40960
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    rope_parameters: dict | None = None
+    attention_dropout: float | int = 0.0
+    block_size: int = 16
+    mask_token_id: int = 151669
+    num_target_layers: int = 36
+    target_layer_ids: list[int] | None = None
+    target_model_type: str | None = None
+    projector_type: str = "domino"
+    emb_dim: int = 256
+    gru_hidden_dim: int = 1024
+    pure_draft_prefix_len: int = 0
+    shift_label: bool = True
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs):
+        if self.target_layer_ids is None:
+            self.target_layer_ids = default_target_layer_ids(self.num_target_layers)
+        if self.rope_parameters is None:
+            self.rope_parameters = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
+        super().__post_init__(**kwargs)
+        _check_sizes(self)
+        _check_choices(self)
+        _check_target_layer_ids(self)
+
+    @property
+    def label_offset(self) -> int:
+        """Block position of the first proposal: 0 with `shift_label`, else 1."""
+        return 0 if self.shift_label else 1
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens proposed per round (P)."""
+        return self.block_size - self.label_offset
+
+    @classmethod
+    def for_target(cls, target_config: PreTrainedConfig, tokenizer: Any = None, **overrides: Any) -> DominoConfig:
+        """Build a drafter configuration for any causal language model.
+
+        Widths, heads, norms and RoPE follow the target; captured layers follow the releases' rule; the mask token is
+        the tokenizer's own, else a spare row of the target's vocabulary, else the pad or end-of-text token.
+
+        Args:
+            target_config (`PreTrainedConfig`): The target's configuration; of a multimodal one, the text part is used.
+            tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, to find a mask token.
+            overrides: Any field of [`DominoConfig`], such as `num_hidden_layers` (defaults to 5, or fewer for a
+                target of less than 20 layers) or `block_size` (defaults to 16).
+
+        Returns:
+            `DominoConfig`: A validated configuration.
+
+        Raises:
+            ValueError: If the target is an encoder-decoder model, or an override is out of range.
+
+        Example:
+        ```python
+        >>> from transformers import LlamaConfig
+        >>> from hf_domino import DominoConfig
+        >>> DominoConfig.for_target(LlamaConfig(num_hidden_layers=16), block_size=8).target_layer_ids
+        [1, 4, 7, 10, 13]
+
+        ```
+        """
+        if getattr(target_config, "is_encoder_decoder", False):
+            raise ValueError(
+                f"target_config.is_encoder_decoder must be False, got True ({target_config.model_type}): "
+                "a Domino drafter reads a decoder-only target."
+            )
+        text = target_config.get_text_config(decoder=True)
+        fields = _fields_from_target(text) | _token_ids(text, tokenizer) | overrides
+        if "target_layer_ids" not in overrides:
+            fields["target_layer_ids"] = default_target_layer_ids(fields["num_target_layers"], MAX_CAPTURED_LAYERS)
+        return cls(**fields)
+
+
+def _fields_from_target(text: PreTrainedConfig) -> dict[str, Any]:
+    hidden_size, num_layers = text.hidden_size, text.num_hidden_layers
+    intermediate_size = getattr(text, "intermediate_size", None)
+    return _head_fields(text) | {
+        "vocab_size": text.vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size if isinstance(intermediate_size, int) else 3 * hidden_size,
+        "num_hidden_layers": max(1, min(5, num_layers // 4)),
+        "max_position_embeddings": getattr(text, "max_position_embeddings", None) or 40960,
+        "rms_norm_eps": getattr(text, "rms_norm_eps", None) or 1e-6,
+        "rope_parameters": _rope_parameters(text),
+        "num_target_layers": num_layers,
+        "target_model_type": text.model_type,
+        "emb_dim": max(16, min(256, hidden_size // 4)),
+        "gru_hidden_dim": max(32, min(1024, hidden_size // 2)),
+    }
+
+
+def _head_fields(text: PreTrainedConfig) -> dict[str, int]:
+    """Heads of the target, or plain 64-wide ones where it has no ordinary attention heads."""
+    num_heads = getattr(text, "num_attention_heads", None) or 1
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads
+    num_key_value_heads = getattr(text, "num_key_value_heads", None) or num_heads
+    ordinary = isinstance(num_heads, int) and isinstance(num_key_value_heads, int) and isinstance(head_dim, int)
+    if not ordinary or head_dim % 2 or num_heads % num_key_value_heads:
+        num_heads = num_key_value_heads = max(1, text.hidden_size // 64)
+        head_dim = 64
+    return {"num_attention_heads": num_heads, "num_key_value_heads": num_key_value_heads, "head_dim": head_dim}
+
+
+def _rope_parameters(text: PreTrainedConfig) -> dict[str, Any]:
+    """The target's RoPE where its frequencies are fixed; only its base where they are not, or differ by layer."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    rope = rope.get("full_attention", rope)
+    if not isinstance(rope, dict) or rope.get("rope_type", "default") not in ROPE_TYPES:
+        rope = {"rope_theta": rope.get("rope_theta") if isinstance(rope, dict) else None}
+    kept = {key: value for key, value in rope.items() if key != "partial_rotary_factor" and value is not None}
+    return {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA} | kept
+
+
+def _token_ids(text: PreTrainedConfig, tokenizer: Any) -> dict[str, Any]:
+    eos = text.eos_token_id
+    first_eos = eos[0] if isinstance(eos, (list, tuple)) else eos
+    mask = getattr(tokenizer, "mask_token_id", None)
+    if mask is None and tokenizer is not None and len(tokenizer) < text.vocab_size:
+        mask = len(tokenizer)
+    candidates = (mask, text.pad_token_id, first_eos, text.vocab_size - 1)
+    return {
+        "mask_token_id": next(token for token in candidates if token is not None and token >= 0),
+        "bos_token_id": text.bos_token_id,
+        "eos_token_id": list(eos) if isinstance(eos, tuple) else eos,
+        "pad_token_id": text.pad_token_id,
+    }
+
+
+def _check_range(config: DominoConfig, field: str, low: int, high: int | None = None, hint: str = "") -> None:
+    value = getattr(config, field)
+    if value < low or (high is not None and value > high):
+        allowed = f"in [{low}, {high}]" if high is not None else f"at least {low}"
+        raise ValueError(f"{field} must be {allowed}{f' ({hint})' if hint else ''}, got {value}.")
+
+
+def _check_sizes(config: DominoConfig) -> None:
+    sizes = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+    for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
+        _check_range(config, field, 1)
+    _check_range(config, "block_size", 2)
+    _check_range(config, "mask_token_id", 0, config.vocab_size - 1, f"vocab_size={config.vocab_size}")
+    _check_range(
+        config, "pure_draft_prefix_len", 0, config.num_draft_tokens - 1, f"num_draft_tokens={config.num_draft_tokens}"
+    )
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim must be even for rotary embeddings, got {config.head_dim}.")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError(
+            f"num_attention_heads must be a multiple of num_key_value_heads={config.num_key_value_heads}, "
+            f"got {config.num_attention_heads}."
+        )
+
+
+def _check_choices(config: DominoConfig) -> None:
+    if config.projector_type not in PROJECTOR_TYPES:
+        raise ValueError(f"projector_type must be one of {PROJECTOR_TYPES}, got {config.projector_type!r}.")
+    rope_type = config.rope_parameters.get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        raise ValueError(f"rope_parameters['rope_type'] must be one of {ROPE_TYPES}, got {rope_type!r}.")
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    if layer_types - {"full_attention"}:
+        raise ValueError(
+            f"layer_types must be 'full_attention' throughout, got {sorted(layer_types)}: "
+            "drafters with sliding-window layers are not supported."
+        )
+
+
+def _check_target_layer_ids(config: DominoConfig) -> None:
+    ids, last = config.target_layer_ids, config.num_target_layers - 2
+    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) > last:
+        raise ValueError(
+            f"target_layer_ids must be unique and in [0, {last}] (num_target_layers={config.num_target_layers}; the last "
+            f"layer's hidden state is returned after the final norm and cannot be used), got {ids}."
+        )

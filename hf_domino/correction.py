@@ -1,0 +1,68 @@
+"""The correction head: a GRU over the chosen tokens and a low-rank projection onto the vocabulary.
+
+Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W1 [z_k ; state_k]). W1 is split by columns into a part for
+the draft hidden state, computed once for the block, and a part for the prefix state, computed once per token.
+Both classes keep the tensor names of the released checkpoints (`prefix_gru.*`, `embed_proj.0`, `embed_proj.2`).
+
+Shapes: B batch, T tokens, H hidden size, G width of the prefix state, R low rank, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class PrefixGRU(nn.GRU):
+    """A one-layer bias-free GRU that reads the anchor and then each chosen token (gate order r, z, n).
+
+    Args:
+        hidden_size (`int`): Width of token embeddings (H).
+        state_size (`int`): Width of the prefix state (G).
+    """
+
+    def __init__(self, hidden_size: int, state_size: int):
+        super().__init__(hidden_size, state_size, bias=False, batch_first=True)
+
+    def initial_state(self, batch_size: int) -> torch.Tensor:
+        """The zero prefix state `[B, G]` that every block starts from."""
+        return self.weight_hh_l0.new_zeros(batch_size, self.hidden_size)
+
+    def step(self, token_embeds: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """Read one token: `[B, H]` and the prefix state `[B, G]` give the next prefix state `[B, G]`."""
+        input_r, input_z, input_n = F.linear(token_embeds, self.weight_ih_l0).chunk(3, dim=-1)
+        state_r, state_z, state_n = F.linear(state, self.weight_hh_l0).chunk(3, dim=-1)
+        reset = torch.sigmoid(input_r + state_r)
+        update = torch.sigmoid(input_z + state_z)
+        candidate = torch.tanh(input_n + reset * state_n)
+        return torch.lerp(candidate, state, update)
+
+
+class CorrectionProjection(nn.Sequential):
+    """W2 SiLU(W1 [z ; state]), with the halves of W1 also usable on their own.
+
+    Args:
+        hidden_size (`int`): Width of draft hidden states (H).
+        state_size (`int`): Width of the prefix state (G).
+        rank (`int`): Low rank (R).
+        vocab_size (`int`): Vocabulary (V).
+    """
+
+    def __init__(self, hidden_size: int, state_size: int, rank: int, vocab_size: int):
+        super().__init__(
+            nn.Linear(hidden_size + state_size, rank, bias=False), nn.SiLU(), nn.Linear(rank, vocab_size, bias=False)
+        )
+        self.hidden_size = hidden_size
+
+    def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
+        """The draft hidden states' part of W1: `[..., H]` to `[..., R]`."""
+        return F.linear(draft_hidden, self[0].weight[:, : self.hidden_size])
+
+    def project_state(self, state: torch.Tensor) -> torch.Tensor:
+        """The prefix state's part of W1: `[..., G]` to `[..., R]`."""
+        return F.linear(state, self[0].weight[:, self.hidden_size :])
+
+    def expand(self, low_rank: torch.Tensor) -> torch.Tensor:
+        """SiLU and W2: the sum of both parts `[..., R]` to corrections `[..., V]`."""
+        return self[2](self[1](low_rank))

@@ -1,0 +1,169 @@
+"""`DominoDraftModel`: context fusion, backbone and correction head under the tensor names of the releases.
+
+Domino is arXiv 2605.29707, DFlash arXiv 2602.06036. Embeddings and lm_head are the target's and are not stored.
+
+Shapes: B batch, Q block positions, C new context positions, S all context positions, H hidden size, L captured layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from hf_domino.backbone import AttentionInputs, BackboneLayer, RotaryTable
+from hf_domino.configuration import DominoConfig
+from hf_domino.context import ContextCache
+from hf_domino.correction import CorrectionProjection, PrefixGRU
+
+if TYPE_CHECKING:
+    from hf_domino.decoding.stats import DecodingStats
+
+HEAD_TENSORS = ("prefix_gru.", "embed_proj.")
+
+
+class DominoDraftModel(PreTrainedModel):
+    """A drafter: reads target hidden states and proposes a block of tokens in one parallel pass.
+
+    Pass it as `assistant_model` to `generate` or to a text-generation pipeline. With `projector_type="dflash"` in the
+    configuration there is no correction head.
+
+    Args:
+        config (`DominoConfig`): Sizes and conventions; see [`DominoConfig.for_target`].
+
+    Example:
+    ```python
+    >>> from transformers import Qwen3Config
+    >>> from hf_domino import DominoConfig, DominoDraftModel
+    >>> target_config = Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16,
+    ... )
+    >>> drafter = DominoDraftModel(DominoConfig.for_target(target_config, block_size=8))
+    >>> drafter.has_correction_head, drafter.config.num_draft_tokens
+    (True, 8)
+
+    ```
+    """
+
+    config_class = DominoConfig
+    base_model_prefix = "model"
+    main_input_name = "noise_embeds"
+    input_modalities = ("text",)
+    _no_split_modules = ["BackboneLayer"]
+    _supports_sdpa = True
+
+    def __init__(self, config: DominoConfig):
+        super().__init__(config)
+        self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(BackboneLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if config.projector_type == "domino":
+            self.prefix_gru = PrefixGRU(config.hidden_size, config.gru_hidden_dim)
+            self.embed_proj = CorrectionProjection(
+                config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.vocab_size
+            )
+        self._rotary = RotaryTable(config)
+        self.post_init()
+
+    @property
+    def has_correction_head(self) -> bool:
+        """Whether drafts are corrected token by token (Domino) or taken as they are (DFlash)."""
+        return self.config.projector_type == "domino"
+
+    @property
+    def stats(self) -> DecodingStats:
+        """Statistics of the calling thread's last assisted `generate` with this drafter.
+
+        Raises:
+            RuntimeError: If the calling thread has not generated with it yet.
+        """
+        from hf_domino.decoding.stats import last_stats
+
+        return last_stats(self)
+
+    def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Fuse target hidden states into context features.
+
+        Args:
+            hidden_states (`Sequence[torch.Tensor]`): L tensors `[B, C, H]`, the outputs of `config.target_layer_ids`.
+
+        Returns:
+            `torch.Tensor`: Context features `[B, C, H]` in the drafter's dtype.
+        """
+        return self.hidden_norm(self.fc(torch.cat(tuple(hidden_states), dim=-1).to(self.fc.weight)))
+
+    def forward(
+        self,
+        noise_embeds: torch.Tensor,
+        position_ids: torch.Tensor,
+        context_features: torch.Tensor | None = None,
+        context_position_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        cache: ContextCache | None = None,
+    ) -> torch.Tensor:
+        """Run the backbone over one block, or over several side by side under a mask.
+
+        Args:
+            noise_embeds (`torch.Tensor`): Target embeddings of anchor and masks, `[B, Q, H]`.
+            position_ids (`torch.Tensor`): Absolute positions `[B, Q]`.
+            context_features (`torch.Tensor`, *optional*): New context `[B, C, H]` from [`~DominoDraftModel.fuse_context`].
+            context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
+            attention_mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look; None for
+                everywhere. Keys are ordered: cached context, new context, block.
+            cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
+
+        Returns:
+            `torch.Tensor`: Draft hidden states `[B, Q, H]`.
+        """
+        if context_features is not None:
+            position_ids = torch.cat((context_position_ids, position_ids), dim=1)
+        inputs = AttentionInputs(context_features, self._rotary(position_ids), attention_mask, cache)
+        block = noise_embeds.to(self.norm.weight)
+        for layer in self.layers:
+            block = layer(block, inputs)
+        if cache is not None and context_features is not None:
+            cache.advance(context_features.shape[1])
+        return self.norm(block)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, CorrectionProjection):
+            # Corrections start at zero: an untrained head drafts what plain DFlash does.
+            nn.init.zeros_(module[2].weight)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> DominoDraftModel:
+        """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
+
+        Raises:
+            ValueError: If weights are missing or left over: random weights would draft garbage without a word.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        _check_loaded(model, info)
+        return (model, info) if wants_info else model
+
+
+def _check_loaded(model: DominoDraftModel, info: dict[str, Any]) -> None:
+    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    if missing and all(name.startswith(HEAD_TENSORS) for name in missing):
+        raise ValueError(
+            f"the checkpoint holds no {', '.join(missing)}, but projector_type is 'domino': it is a DFlash checkpoint "
+            "read as Domino. Set projector_type='dflash' in its config.json, or load the Domino weights."
+        )
+    if unexpected and not model.has_correction_head and all(name.startswith(HEAD_TENSORS) for name in unexpected):
+        raise ValueError(
+            f"the checkpoint holds {', '.join(unexpected)}, but projector_type is 'dflash': it is a Domino checkpoint "
+            "read as DFlash. Set projector_type='domino' in its config.json."
+        )
+    if missing or unexpected:
+        raise ValueError(
+            f"the checkpoint does not fit {type(model).__name__}: missing {missing or 'nothing'}, not known "
+            f"{unexpected or 'nothing'}. Check that the folder holds a drafter with these layers and this projector_type."
+        )

@@ -16,14 +16,13 @@ from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from hf_domino.backbone import AttentionInputs, BackboneLayer, RotaryTable
+from hf_domino.compatibility import check_loading_info
 from hf_domino.configuration import DominoConfig
 from hf_domino.context import ContextCache
 from hf_domino.correction import CorrectionProjection, PrefixGRU
 
 if TYPE_CHECKING:
     from hf_domino.decoding.stats import DecodingStats
-
-HEAD_TENSORS = ("prefix_gru.", "embed_proj.")
 
 
 class DominoDraftModel(PreTrainedModel):
@@ -142,28 +141,11 @@ class DominoDraftModel(PreTrainedModel):
         """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
 
         Raises:
-            ValueError: If weights are missing or left over: random weights would draft garbage without a word.
+            ValueError: If weights are missing, misshapen or of the other `projector_type`: random weights would draft
+                garbage without a word.
         """
         wants_info = kwargs.pop("output_loading_info", False)
+        kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        _check_loaded(model, info)
+        check_loading_info(model.config, info)
         return (model, info) if wants_info else model
-
-
-def _check_loaded(model: DominoDraftModel, info: dict[str, Any]) -> None:
-    missing, unexpected = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
-    if missing and all(name.startswith(HEAD_TENSORS) for name in missing):
-        raise ValueError(
-            f"the checkpoint holds no {', '.join(missing)}, but projector_type is 'domino': it is a DFlash checkpoint "
-            "read as Domino. Set projector_type='dflash' in its config.json, or load the Domino weights."
-        )
-    if unexpected and not model.has_correction_head and all(name.startswith(HEAD_TENSORS) for name in unexpected):
-        raise ValueError(
-            f"the checkpoint holds {', '.join(unexpected)}, but projector_type is 'dflash': it is a Domino checkpoint "
-            "read as DFlash. Set projector_type='domino' in its config.json."
-        )
-    if missing or unexpected:
-        raise ValueError(
-            f"the checkpoint does not fit {type(model).__name__}: missing {missing or 'nothing'}, not known "
-            f"{unexpected or 'nothing'}. Check that the folder holds a drafter with these layers and this projector_type."
-        )

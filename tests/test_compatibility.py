@@ -1,0 +1,224 @@
+"""Bad input: each case is refused with one error that names field, value, expected and remedy, before any forward."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    BambaConfig,
+    BambaForCausalLM,
+    DynamicCache,
+    LlamaConfig,
+    LlamaForCausalLM,
+    StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import hf_domino
+from hf_domino import DominoDraftModel
+from hf_domino.compatibility import check_target
+
+PROMPT = torch.tensor([[5, 9, 33, 20]])
+
+
+@pytest.fixture
+def target(tiny_qwen3, monkeypatch):
+    """The tiny target, which fails the test if it is ever run."""
+
+    def forward(*args, **kwargs):
+        raise AssertionError("a forward ran before the input was refused")
+
+    monkeypatch.setattr(type(tiny_qwen3), "forward", _same_signature(type(tiny_qwen3).forward, forward))
+    return tiny_qwen3
+
+
+def _same_signature(original, replacement):
+    replacement.__wrapped__ = original  # generate inspects which arguments forward takes
+    return replacement
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("num_beams", 2, ["num_beams", "must be 1", "got 2", "drop assistant_model"]),
+        ("num_return_sequences", 2, ["num_return_sequences", "must be 1", "got 2", "once per sequence"]),
+        ("use_cache", False, ["use_cache", "True", "got False", "use_cache=True"]),
+        ("guidance_scale", 1.5, ["guidance_scale", "1.5", "leave it unset"]),
+        ("assistant_ensemble_weight", 0.5, ["assistant_ensemble_weight", "0.5", "leave it unset"]),
+        ("prompt_lookup_num_tokens", 4, ["prompt_lookup_num_tokens", "got 4", "not both"]),
+        ("assistant_early_exit", 2, ["assistant_early_exit", "got 2", "not both"]),
+        ("cache_implementation", "static", ["cache_implementation", "'dynamic'", "'static'", "leave it unset"]),
+        ("cache_implementation", "quantized", ["cache_implementation", "'quantized'", "leave it unset"]),
+        ("output_hidden_states", True, ["output_hidden_states", "return_dict_in_generate", "got True"]),
+        ("output_attentions", True, ["output_attentions", "return_dict_in_generate", "got True"]),
+    ],
+)
+@pytest.mark.parametrize("entry", ["install", "attach"])
+def test_generation_options(target, tiny_drafter, field, value, words, entry):
+    if entry == "attach":
+        hf_domino.uninstall()
+        hf_domino.attach(target)
+    options = {field: value}
+    if field == "num_return_sequences":
+        options["do_sample"] = True
+    if field.startswith("output_"):
+        options["return_dict_in_generate"] = True
+    try:
+        with pytest.raises(ValueError) as error:
+            target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, **options)
+    finally:
+        hf_domino.detach(target)
+        hf_domino.install()
+    assert all(word in str(error.value) for word in words)
+
+
+def test_modes_that_cannot_be_drafted(target, tiny_drafter):
+    with pytest.raises(ValueError, match=r"generation mode must be 'assisted_generation', got 'contrastive_search'"):
+        target.generate(PROMPT, assistant_model=tiny_drafter, penalty_alpha=0.6, top_k=4, do_sample=False)
+
+
+def test_hidden_states_without_return_dict_are_harmless(tiny_qwen3, tiny_drafter):
+    options = {"max_new_tokens": 8, "do_sample": False}
+    plain = tiny_qwen3.generate(PROMPT, **options)
+    assisted = tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, output_hidden_states=True, **options)
+    assert torch.equal(assisted, plain)
+
+
+def test_batch(target, tiny_drafter):
+    with pytest.raises(ValueError, match=r"batch size .* must be 1, got 2. Call generate .* once per prompt"):
+        target.generate(PROMPT.repeat(2, 1), assistant_model=tiny_drafter, max_new_tokens=4)
+
+
+def test_prompt_of_embeddings(target, tiny_drafter):
+    embeds = target.get_input_embeddings()(PROMPT)
+    with pytest.raises(ValueError, match=r"the prompt must be input_ids of at least one token, got 'inputs_embeds'"):
+        target.generate(inputs_embeds=embeds, assistant_model=tiny_drafter, max_new_tokens=4)
+
+
+def test_cache_that_cannot_be_rewound(target, tiny_drafter):
+    cache = StaticCache(config=target.config, max_cache_len=32)
+    with pytest.raises(ValueError, match=r"past_key_values must be a DynamicCache, got 'StaticCache'"):
+        target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, past_key_values=cache)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"hidden_size": 16}, ["hidden_size", "32", "got 16", "for_target"]),
+        ({"vocab_size": 96}, ["vocab_size", "64", "got 96", "for_target"]),
+        ({"num_target_layers": 7}, ["num_target_layers", "4", "got 7", "for_target"]),
+        ({"target_model_type": "llama"}, ["target_model_type", "'qwen3'", "'llama'", "target_model_type = None"]),
+    ],
+)
+def test_drafter_for_another_target(target, make_drafter, overrides, words):
+    drafter = make_drafter(target, **overrides)
+    for call in (
+        lambda: target.generate(PROMPT, assistant_model=drafter, max_new_tokens=4),
+        lambda: check_target(drafter.config, target),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        assert all(word in str(error.value) for word in words)
+
+
+def test_layer_ids_out_of_range(target, tiny_drafter):
+    tiny_drafter.config.target_layer_ids = [1, 3]
+    with pytest.raises(ValueError, match=r"target_layer_ids must be in \[0, 2\] .*got \[1, 3\]"):
+        target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
+
+
+def test_drafter_without_its_weights(target, tiny_drafter):
+    with pytest.raises(ValueError, match=r"device must be one that holds its weights, got 'meta.*from_pretrained"):
+        target.generate(PROMPT, assistant_model=tiny_drafter.to("meta"), max_new_tokens=4)
+
+
+def test_encoder_decoder_target(tiny_drafter):
+    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=4, num_heads=4, decoder_start_token_id=2)
+    with pytest.raises(ValueError, match=r"is_encoder_decoder must be False, got True.*decoder-only"):
+        T5ForConditionalGeneration(config).generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
+
+
+def test_recurrent_target(tiny_drafter):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 4, "mamba_d_head": 16}
+    target = BambaForCausalLM(BambaConfig(**sizes, **heads, mamba_d_state=8, attn_layer_indices=[1, 3]))
+    with pytest.raises(ValueError, match=r"_is_stateful must be False, got True.*attention layers only"):
+        target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
+
+
+def test_fitting_targets_pass(tiny_qwen3, tiny_llama, make_drafter):
+    check_target(make_drafter(tiny_qwen3).config, tiny_qwen3)
+    check_target(make_drafter(tiny_llama).config, tiny_llama)
+    check_target(make_drafter(tiny_qwen3, target_model_type=None).config, tiny_llama)
+
+
+def test_plain_assistants_are_not_checked(tiny_llama):
+    config = LlamaConfig(**(tiny_llama.config.to_dict() | {"num_hidden_layers": 1}))
+    options = {"max_new_tokens": 8, "do_sample": False}
+    plain = tiny_llama.generate(PROMPT, **options)
+    assert torch.equal(tiny_llama.generate(PROMPT, assistant_model=LlamaForCausalLM(config), **options), plain)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tiny_drafter, tmp_path):
+    """A saved drafter and a function that edits its tensors in place."""
+    tiny_drafter.save_pretrained(tmp_path)
+
+    def edit(change):
+        tensors = load_file(tmp_path / "model.safetensors")
+        change(tensors)
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    return tmp_path, edit
+
+
+@pytest.mark.parametrize("auto_class", [DominoDraftModel, AutoModel])
+def test_dflash_read_as_domino(saved, auto_class):
+    folder, edit = saved
+    edit(lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(("prefix_gru", "embed_proj"))])
+    with pytest.raises(ValueError, match=r"projector_type must be 'dflash'.*got 'domino'. Set projector_type='dflash'"):
+        auto_class.from_pretrained(folder)
+
+
+def test_domino_read_as_dflash(saved, tiny_drafter):
+    config = copy.deepcopy(tiny_drafter.config)
+    config.projector_type = "dflash"
+    with pytest.raises(ValueError, match=r"projector_type must be 'domino'.*got 'dflash'. Set projector_type='domino'"):
+        DominoDraftModel.from_pretrained(saved[0], config=config)
+
+
+@pytest.mark.parametrize("name", ["embed_proj.2.weight", "prefix_gru.weight_hh_l0", "fc.weight"])
+def test_missing_weights(saved, name):
+    folder, edit = saved
+    edit(lambda tensors: tensors.pop(name))
+    with pytest.raises(ValueError, match=rf"tensors must be complete.*without {name}'. Save the drafter again"):
+        DominoDraftModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["embed_proj.0.weight", "prefix_gru.weight_ih_l0"])
+def test_misshapen_weights(saved, name):
+    folder, edit = saved
+    edit(lambda tensors: tensors.__setitem__(name, tensors[name][:, 1:].contiguous()))
+    with pytest.raises(ValueError, match=rf"{name} must be of shape \(.*got \(.*\). Load it with the configuration"):
+        DominoDraftModel.from_pretrained(folder)
+
+
+def test_loading_info_is_still_available(saved):
+    drafter, info = DominoDraftModel.from_pretrained(saved[0], output_loading_info=True)
+    assert isinstance(drafter, DominoDraftModel)
+    assert not info["missing_keys"]
+
+
+def test_filled_cache_of_our_own_is_fine(tiny_qwen3, tiny_drafter):
+    options = {"max_new_tokens": 8, "do_sample": False}
+    plain = tiny_qwen3.generate(PROMPT, **options)
+    assisted = tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, past_key_values=DynamicCache(), **options)
+    assert torch.equal(assisted, plain)

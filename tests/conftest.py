@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from pathlib import Path
+
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 SEED = 0
 VOCAB_SIZE = 64
@@ -48,7 +62,7 @@ def tiny_llama() -> PreTrainedModel:
 
 @pytest.fixture
 def tiny_drafter(tiny_qwen3: PreTrainedModel) -> PreTrainedModel:
-    """A random Domino drafter of two layers and block size 6 for `tiny_qwen3`; fits `tiny_llama` in all but its name."""
+    """A random Domino drafter of two layers and block size 6 for `tiny_qwen3`; see `make_drafter`."""
     return build_drafter(tiny_qwen3)
 
 
@@ -78,5 +92,50 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
 
 @pytest.fixture
 def make_drafter():
-    """The function `build_drafter(target, **overrides)`, for tests that need another target, block size or convention."""
+    """The function `build_drafter(target, **overrides)`, for another target, block size or convention."""
     return build_drafter
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of the tiny vocabulary: the words `t0`, `t1`, ... separated by spaces."""
+    words = Tokenizer(WordLevel({f"t{index}": index for index in range(VOCAB_SIZE)}, unk_token="t0"))
+    words.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"t{EOS}", pad_token=f"t{PAD}", unk_token="t0")
+
+
+@pytest.fixture(scope="session")
+def saved_pair(tiny_qwen3, tiny_tokenizer, tmp_path_factory) -> tuple[Path, Path]:
+    """Folders of a saved target with its tokenizer and of a saved drafter, which has no tokenizer files."""
+    folders = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
+    tiny_qwen3.save_pretrained(folders[0])
+    tiny_tokenizer.save_pretrained(folders[0])
+    build_drafter(tiny_qwen3).save_pretrained(folders[1])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def tiny_pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random target with tokenizer and prompts, with a random Domino drafter and DFlash twin beside it."""
+    from hf_domino.recipes.tokenizer import MASK as MASK_TOKEN
+    from hf_domino.recipes.tokenizer import train_tokenizer
+
+    text = Path(__file__).read_text()
+    folder = tmp_path_factory.mktemp("pair") / "tiny"
+    tokenizer = train_tokenizer([text], vocab_size=400, model_max_length=256)
+    tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    torch.manual_seed(SEED)
+    target = Qwen3ForCausalLM(Qwen3Config(tie_word_embeddings=True, **(TINY | {"vocab_size": 400} | tokens)))
+    mask = tokenizer.convert_tokens_to_ids(MASK_TOKEN)
+    target.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    for kind in ("domino", "dflash"):
+        drafter = build_drafter(target, projector_type=kind, mask_token_id=mask)
+        drafter.save_pretrained(folder.with_name(f"tiny-{kind}"))
+    pieces = [text[start : start + 80] for start in (0, 200, 400)]
+    rows = [
+        {"module": "conftest", "offset": 200 * i, "sha256": hashlib.sha256(piece.encode()).hexdigest(), "text": piece}
+        for i, piece in enumerate(pieces)
+    ]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder

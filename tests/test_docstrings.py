@@ -15,6 +15,7 @@ import hf_domino
 ROOT = Path(__file__).parents[1]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED_EXAMPLE = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 NAMES = ["hf_domino", *(found.name for found in pkgutil.walk_packages(hf_domino.__path__, "hf_domino."))]
 
 
@@ -24,6 +25,12 @@ def test_docstring_examples(name):
     for example in doctest.DocTestFinder(exclude_empty=True).find(module):
         results = doctest.DocTestRunner(optionflags=FLAGS).run(example)
         assert results.failed == 0, f"{example.name}: see the output above"
+
+
+def test_fenced_examples_have_prompts():
+    for path in Path(hf_domino.__file__).parent.rglob("*.py"):
+        for example in FENCED_EXAMPLE.findall(path.read_text()):
+            assert ">>> " in example, f"{path.name}: without >>> the example is never run"
 
 
 @pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="the bundled pair is not in this checkout")

@@ -1,0 +1,243 @@
+"""`hf-domino bench`: measure every method in one process and write rows that say where they come from.
+
+For each prompt and repeat the methods run in turn, so that a slow minute of the machine hits all of them alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import hf_domino
+from hf_domino.pair import DTYPES, Pair, load_pair, read_prompts
+from hf_domino.report import METHODS, Row, fill_readme, read_rows, results_table, summarize
+
+NGRAM = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `hf-domino bench`."""
+    add_pair_arguments(parser)
+    parser.add_argument("--prompts", type=Path, help="JSONL of held-out prompts (default: prompts.jsonl of the pair)")
+    parser.add_argument("--num-prompts", type=positive_int, default=50, help="use the first N prompts")
+    parser.add_argument("--max-new-tokens", type=positive_int, default=128, help="tokens to generate per prompt")
+    parser.add_argument(
+        "--repeats", type=positive_int, default=3, help="timed runs per prompt and method; the median counts"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.7, help="temperature of the sampled half; 0 for greedy only"
+    )
+    parser.add_argument("--lookup-tokens", type=positive_int, default=10, help="tokens that prompt lookup proposes")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32", help="dtype of all models")
+    parser.add_argument("--device", default="cpu", help="device of all models")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampled half")
+    parser.add_argument("--rows", type=Path, default=Path("results.jsonl"), help="where rows are written, or read from")
+    parser.add_argument(
+        "--readme", type=Path, help="measure nothing: write the table of --rows into this Markdown file"
+    )
+
+
+def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that choose a pair and the number of threads."""
+    parser.add_argument(
+        "--pair", type=Path, help="folder of a target with NAME-domino beside it (default: bundled pair)"
+    )
+    parser.add_argument(
+        "--threads", type=positive_int, default=min(2, os.cpu_count() or 1), help="CPU threads of torch"
+    )
+
+
+def positive_int(text: str) -> int:
+    """Read a flag that must be at least 1; argparse reports what this raises."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
+    if options.readme:
+        fill_readme(options.readme, read_rows(options.rows))
+        return 0
+    torch.set_num_threads(options.threads)
+    pair = load_pair(options.pair, DTYPES[options.dtype], options.device)
+    prompts = read_prompts(options.prompts or pair.folder / "prompts.jsonl")[: options.num_prompts]
+    rows = measure(pair, prompts, options)
+    options.rows.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    print(results_table(rows))
+    greedy = [summarize(rows, method, "greedy") for method in _methods(pair)]
+    equal = all(summary.num_equal == summary.num_prompts for summary in greedy)
+    return 0 if equal or options.dtype != "float32" else 1
+
+
+def measure(pair: Pair, prompts: Sequence[dict[str, Any]], options: argparse.Namespace) -> list[Row]:
+    """Measure all methods on all prompts, greedy first.
+
+    Args:
+        pair (`Pair`): Target, tokenizer and drafters.
+        prompts (`Sequence[dict]`): As read by [`hf_domino.pair.read_prompts`].
+        options (`argparse.Namespace`): Flags of [`add_arguments`].
+
+    Returns:
+        `list[Row]`: One row per prompt, method and mode, with where and how it was measured.
+    """
+    origin = provenance(options) | {"pair": pair.name}
+    _warm_up(pair, prompts[0], options)
+    rows = []
+    for mode in ["greedy"] + ["sample"] * (options.temperature > 0):
+        for index, prompt in enumerate(prompts):
+            print(f"\r{mode} {index + 1}/{len(prompts)} ", end="", file=sys.stderr, flush=True)
+            rows += [row | origin for row in _measure_prompt(pair, index, prompt, mode, options)]
+    print(file=sys.stderr)
+    return rows
+
+
+def _warm_up(pair: Pair, prompt: dict[str, Any], options: argparse.Namespace) -> None:
+    inputs = pair.tokenizer(prompt["text"], return_tensors="pt").to(pair.target.device)
+    for arguments in _methods(pair, options.lookup_tokens).values():
+        for _ in range(2):
+            generate_timed(pair.target, inputs, max_new_tokens=16, do_sample=False, **arguments)
+
+
+def _measure_prompt(
+    pair: Pair, index: int, prompt: dict[str, Any], mode: str, options: argparse.Namespace
+) -> Iterator[Row]:
+    inputs = pair.tokenizer(prompt["text"], return_tensors="pt").to(pair.target.device)
+    law: dict[str, Any] = {"do_sample": False}
+    if mode == "sample":
+        law = {"do_sample": True, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
+    methods = _methods(pair, options.lookup_tokens)
+    seconds: dict[str, list[float]] = {method: [] for method in methods}
+    tokens: dict[str, torch.Tensor] = {}
+    for _ in range(options.repeats):
+        for method, arguments in methods.items():
+            torch.manual_seed(options.seed + index)
+            tokens[method], elapsed = generate_timed(
+                pair.target, inputs, max_new_tokens=options.max_new_tokens, **law, **arguments
+            )
+            seconds[method].append(elapsed)
+    for method, arguments in methods.items():
+        lengths = arguments["assistant_model"].stats.acceptance_lengths if "assistant_model" in arguments else []
+        yield {
+            "method": method,
+            "mode": mode,
+            "temperature": law.get("temperature", 0.0),
+            "prompt": index,
+            "module": prompt.get("module"),
+            "offset": prompt.get("offset"),
+            "sha256": prompt.get("sha256"),
+            "new_tokens": len(tokens[method]),
+            "seconds": statistics.median(seconds[method]),
+            "tokens_per_second": len(tokens[method]) / statistics.median(seconds[method]),
+            "num_rounds": len(lengths),
+            "acceptance_length": statistics.fmean(lengths) if lengths else None,
+            "distinct_4gram": distinct_ngram_ratio(tokens[method].tolist()),
+            "equals_plain": torch.equal(tokens[method], tokens["plain"]) if mode == "greedy" else None,
+        }
+
+
+def _methods(pair: Pair, lookup_tokens: int = 10) -> dict[str, dict[str, Any]]:
+    """What each method adds to a plain `generate` call."""
+    methods: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "prompt_lookup": {"prompt_lookup_num_tokens": lookup_tokens},
+        "dflash": {"assistant_model": pair.twin},
+        "domino": {"assistant_model": pair.drafter},
+    }
+    return {method: methods[method] for method in METHODS if method != "dflash" or pair.twin is not None}
+
+
+def generate_timed(target: Any, inputs: Any, **arguments: Any) -> tuple[torch.Tensor, float]:
+    """Generate once and take the time.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        inputs (`BatchEncoding`): One tokenized prompt.
+        arguments: Passed on to `generate`.
+
+    Returns:
+        `tuple[torch.Tensor, float]`: New token ids `[num_new_tokens]`, and seconds from call to return.
+    """
+    _synchronize(target.device)
+    start = time.perf_counter()
+    output = target.generate(**inputs, **arguments)
+    _synchronize(target.device)
+    return output[0, inputs["input_ids"].shape[1] :], time.perf_counter() - start
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def distinct_ngram_ratio(tokens: Sequence[int], n: int = NGRAM) -> float:
+    """Share of the n-grams of a text that are new; text that loops is near 0, and 1.0 is no repetition at all.
+
+    Args:
+        tokens (`Sequence[int]`): Token ids.
+        n (`int`, *optional*, defaults to 4): Length of an n-gram.
+
+    Example:
+    ```python
+    >>> from hf_domino.benchmark import distinct_ngram_ratio
+    >>> distinct_ngram_ratio([1, 2, 3, 4, 1, 2, 3, 4])
+    0.8
+
+    ```
+    """
+    grams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+def provenance(options: argparse.Namespace) -> dict[str, Any]:
+    """Where a row comes from: machine, threads, versions, commit, seed and date.
+
+    Args:
+        options (`argparse.Namespace`): Flags of [`add_arguments`].
+    """
+    return {
+        "max_new_tokens": options.max_new_tokens,
+        "repeats": options.repeats,
+        "dtype": options.dtype,
+        "threads": options.threads,
+        "seed": options.seed,
+        "hardware": _hardware(options.device),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "hf_domino": hf_domino.__version__,
+        "commit": _commit(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+    }
+
+
+def _hardware(device: str) -> str:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next((name for name in names if name != "unknown"), platform.processor() or platform.machine())
+
+
+def _commit() -> str:
+    """Commit of the checkout, with `-dirty` where the package differs from it; `unknown` outside of one."""
+    folder = Path(__file__).parent
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True)
+    status = subprocess.run(["git", "status", "--porcelain", "."], cwd=folder, capture_output=True, text=True)
+    return head.stdout.strip() + ("-dirty" if status.stdout.strip() else "") if head.returncode == 0 else "unknown"

@@ -1,0 +1,64 @@
+"""The `hf-domino` command: one subcommand per task, each imported only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+FAILED_CHECK, USER_ERROR, INTERRUPTED = 1, 2, 130
+
+# name -> (module with `add_arguments(parser)` and `run(options) -> int | None`, one line of help)
+COMMANDS = {
+    "demo": ("hf_domino.demo", "Generate with the bundled pair, plain and assisted, and show the rounds."),
+    "train": ("hf_domino.training.cli", "Train a drafter for a target, from one YAML file or flags."),
+    "bench": ("hf_domino.benchmark", "Measure plain, prompt lookup, DFlash and Domino in one process."),
+    "recipe": ("hf_domino.recipes.bundled", "Make the bundled pair from nothing."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        arguments (`Sequence[str]`, *optional*): Command line without the program's name, defaults to `sys.argv[1:]`.
+
+    Returns:
+        `int`: 0, or 1 where a check failed (outputs differ), 2 where the input is wrong, 130 on an interrupt.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options = build_parser(arguments).parse_args(arguments)
+    try:
+        return importlib.import_module(COMMANDS[options.command][0]).run(options) or 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except (ValueError, OSError) as error:
+        if options.traceback:
+            raise
+        print(f"hf-domino {options.command}: {error}", file=sys.stderr)
+        return USER_ERROR
+
+
+def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Build the parser, with the flags of the one subcommand that `arguments` call for.
+
+    Args:
+        arguments (`Sequence[str]`): Command line without the program's name.
+    """
+    parser = argparse.ArgumentParser(
+        prog="hf-domino", description="Domino speculative decoding for Hugging Face Transformers."
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name, help=summary, description=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        subparser.add_argument("--traceback", action="store_true", help="show where an error came from")
+        if arguments and arguments[0] == name:
+            importlib.import_module(module).add_arguments(subparser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Find and load a target with its drafters: the bundled pair of a checkout, or any other laid out the same way.
+
+A pair called NAME is three folders side by side: `NAME` (target and tokenizer), `NAME-domino` and `NAME-dflash`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_domino.modeling import DominoDraftModel
+
+BUNDLED = "pycoder-12m"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its tokenizer, its drafter and, where there is one, the drafter's DFlash twin."""
+
+    name: str
+    folder: Path
+    target: Any
+    tokenizer: Any
+    drafter: DominoDraftModel
+    twin: DominoDraftModel | None
+
+
+def find_pair(path: Path | None = None) -> Path:
+    """Return the target folder of a pair.
+
+    Args:
+        path (`Path`, *optional*): The target's folder; defaults to the bundled one, of this checkout or of the
+            working folder.
+
+    Raises:
+        FileNotFoundError: If there is no target, or no `-domino` folder beside it.
+    """
+    checkout = Path(__file__).parents[1]
+    candidates = [path] if path else [root / "model_cards" / BUNDLED for root in (checkout, Path.cwd())]
+    for candidate in candidates:
+        if (candidate / "config.json").is_file() and (domino_folder(candidate) / "config.json").is_file():
+            return candidate
+    raise FileNotFoundError(
+        f"no pair at {' or '.join(map(str, candidates))}: a pair is a target folder NAME with NAME-domino beside it. "
+        "Run from a checkout that has model_cards/, or give --pair PATH (the target's folder)."
+    )
+
+
+def domino_folder(target_folder: Path) -> Path:
+    """Folder of the Domino drafter beside a target's folder."""
+    return target_folder.with_name(f"{target_folder.name}-domino")
+
+
+def dflash_folder(target_folder: Path) -> Path:
+    """Folder of the DFlash twin beside a target's folder."""
+    return target_folder.with_name(f"{target_folder.name}-dflash")
+
+
+def load_pair(path: Path | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Pair:
+    """Load a pair from disk, without any network access.
+
+    Args:
+        path (`Path`, *optional*): As in [`find_pair`].
+        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Dtype of all models.
+        device (`str`, *optional*, defaults to `"cpu"`): Where to put them.
+    """
+    folder = find_pair(path).resolve()
+    twin = dflash_folder(folder)
+    options: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
+    return Pair(
+        name=folder.name,
+        folder=folder,
+        target=AutoModelForCausalLM.from_pretrained(folder, **options).to(device).eval(),
+        tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True),
+        drafter=DominoDraftModel.from_pretrained(domino_folder(folder), **options).to(device).eval(),
+        twin=DominoDraftModel.from_pretrained(twin, **options).to(device).eval() if twin.exists() else None,
+    )
+
+
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """Read held-out prompts: one JSON object a line with `text` and, to name the source, `module`, `offset`, `sha256`.
+
+    Args:
+        path (`Path`): A JSONL file.
+
+    Raises:
+        ValueError: If a line is not an object with a `text`.
+    """
+    prompts = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    for number, prompt in enumerate(prompts, start=1):
+        if not isinstance(prompt, dict) or not isinstance(prompt.get("text"), str):
+            raise ValueError(f'{path}, line {number}: expected an object with a "text", got {str(prompt)[:60]}.')
+    return prompts

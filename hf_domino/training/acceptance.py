@@ -1,0 +1,109 @@
+"""Acceptance walked over known text: what greedy generation would accept, without generating.
+
+For every position the drafter drafts a block with the true tokens as its prefix; proposals match as long as all
+earlier ones do, so teacher forcing gives exactly the accepted run of a real round. Walking from anchor to anchor,
+a -> a + accepted + 1, then visits the rounds of generation (arXiv 2605.29707).
+
+Shapes: S sequence length, N anchors, K block size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_domino.modeling import DominoDraftModel
+from hf_domino.target import TargetModel
+from hf_domino.training.anchors import block_labels
+from hf_domino.training.forward import draft_blocks, read_target
+from hf_domino.training.losses import draft_logits
+from hf_domino.training.meter import accepted_runs
+
+ANCHORS_PER_FORWARD = 64
+
+
+def walk_acceptance(
+    drafter: DominoDraftModel,
+    target: PreTrainedModel,
+    sequences: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[int],
+) -> list[list[int]]:
+    """Acceptance lengths of the rounds that greedy generation would run over the target's own greedy text.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter.
+        target (`PreTrainedModel`): The target.
+        sequences (`Sequence[Sequence[int]]`): Prompt and continuation, token ids.
+        prompt_lengths (`Sequence[int]`): Prompt tokens of each; at least 1.
+
+    Returns:
+        `list[list[int]]`: For each sequence, one entry per round: accepted proposals plus the bonus token. Rounds
+        whose proposals reach behind the sequence are left out.
+    """
+    was_training = drafter.training
+    drafter.eval()
+    view = TargetModel(target, drafter.config)
+    rounds = []
+    for sequence, start in zip(sequences, prompt_lengths, strict=True):
+        lengths = accept_lengths(drafter, view, torch.as_tensor(sequence, device=target.device), start).tolist()
+        rounds.append(_walk(lengths))
+    drafter.train(was_training)
+    return rounds
+
+
+@torch.no_grad()
+def accept_lengths(
+    drafter: DominoDraftModel, target: TargetModel, sequence: torch.Tensor, first_anchor: int
+) -> torch.Tensor:
+    """Acceptance length of a round at every anchor from `first_anchor` on whose proposals lie inside the sequence.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter, in evaluation mode.
+        target (`TargetModel`): The target.
+        sequence (`torch.Tensor`): Token ids `[S]`.
+        first_anchor (`int`): First position to start a round at.
+
+    Returns:
+        `torch.Tensor`: `[N]` int64, N = max(0, S - num_draft_tokens - first_anchor).
+    """
+    input_ids = sequence[None]
+    anchors = torch.arange(first_anchor, len(sequence) - drafter.config.num_draft_tokens, device=sequence.device)
+    if not len(anchors):
+        return anchors
+    context_features = drafter.fuse_context(read_target(target, input_ids))
+    pieces = anchors[None].split(ANCHORS_PER_FORWARD, dim=1)
+    return torch.cat([_accept_lengths(drafter, target, input_ids, context_features, piece) for piece in pieces])
+
+
+def mean_acceptance_length(rounds: Sequence[Sequence[int]]) -> float | None:
+    """Mean over the rounds of all sequences; None without rounds."""
+    lengths = [length for sequence in rounds for length in sequence]
+    return sum(lengths) / len(lengths) if lengths else None
+
+
+def _accept_lengths(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    input_ids: torch.Tensor,
+    context_features: torch.Tensor,
+    anchors: torch.Tensor,
+) -> torch.Tensor:
+    config, everything = drafter.config, torch.ones_like(input_ids)
+    # No block here sees past the last anchor.
+    end = int(anchors.max())
+    blocks = draft_blocks(drafter, drafter, target, input_ids, everything, context_features[:, :end], anchors)
+    labels, weights = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
+    scored = blocks.select(torch.ones_like(labels, dtype=torch.bool), labels, weights, config)
+    _, corrected = draft_logits(drafter, target, scored)
+    is_correct = (corrected.argmax(dim=-1) == scored.labels).view_as(labels)
+    return accepted_runs(is_correct, config.label_offset)[0] + 1
+
+
+def _walk(lengths: Sequence[int]) -> list[int]:
+    rounds, position = [], 0
+    while position < len(lengths):
+        rounds.append(lengths[position])
+        position += lengths[position]
+    return rounds

@@ -1,0 +1,73 @@
+"""`DominoTrainingArguments`: what Transformers' training arguments do not know about drafters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+# Positions after which a loss weight has fallen to 1/e, by block size (arXiv 2605.29707, 2602.06036).
+LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
+
+
+def default_loss_decay(block_size: int) -> float:
+    """The published `loss_decay` of a block size, else a little under half of it.
+
+    Example:
+    ```python
+    >>> from hf_domino.training.arguments import default_loss_decay
+    >>> default_loss_decay(16), default_loss_decay(12)
+    (7.0, 5.4)
+
+    ```
+    """
+    return LOSS_DECAY_BY_BLOCK_SIZE.get(block_size, round(0.45 * block_size, 2))
+
+
+@dataclass
+class DominoTrainingArguments(TrainingArguments):
+    """Training arguments of a drafter; the defaults follow the published recipe (arXiv 2605.29707).
+
+    Args:
+        num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
+        loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
+            blocks of 16, 5 for 10, 4 for 8.
+        lambda_base_decay_ratio (`float`, *optional*, defaults to 1.0): Share of training over which the base loss gives
+            way to the corrected loss. Too small a share is the known way to a Domino that is worse than DFlash.
+        max_logits_per_chunk (`int`, *optional*, defaults to 67108864): Most logits held at once; 2**26 in fp32 are
+            256 MB, of which the loss keeps a few copies.
+        walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
+            walked; 0 for none.
+
+    Raises:
+        ValueError: If a field is out of range.
+    """
+
+    num_anchors: int = field(default=256, metadata={"help": "Most blocks trained per sequence and step."})
+    loss_decay: float | None = field(default=None, metadata={"help": "Positions after which a weight falls to 1/e."})
+    lambda_base_decay_ratio: float = field(default=1.0, metadata={"help": "Share of training to phase out the base loss."})
+    max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
+    walk_rows: int = field(default=16, metadata={"help": "Evaluation rows to walk in real rounds; 0 for none."})
+
+    learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate of AdamW."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
+    warmup_steps: float = field(default=0.04, metadata={"help": "Warm-up steps, or a share of all steps below 1."})
+    num_train_epochs: float = field(default=6.0, metadata={"help": "Passes over the training rows."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Drafter batches carry columns of their own."})
+    # The correction head runs outside the wrapped forward: a search for unused parameters would miss it.
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Must stay False."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, low, high in (
+            ("num_anchors", 1, None),
+            ("lambda_base_decay_ratio", 0, 1),
+            ("max_logits_per_chunk", 1, None),
+            ("walk_rows", 0, None),
+        ):
+            value = getattr(self, name)
+            if value < low or (high is not None and value > high):
+                allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
+                raise ValueError(f"{name} must be {allowed}, got {value}.")
+        if self.loss_decay is not None and self.loss_decay <= 0:
+            raise ValueError(f"loss_decay must be above 0 positions, or None for the published value, got {self.loss_decay}.")

@@ -1,0 +1,117 @@
+"""The teacher-forced forward that training and its acceptance metric share.
+
+The target runs once over the sequences; the drafter then drafts every block, and its GRU reads the true tokens.
+
+Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden size, G width of the prefix state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hf_domino.configuration import DominoConfig
+from hf_domino.modeling import DominoDraftModel
+from hf_domino.target import TargetModel
+from hf_domino.training.anchors import block_attention_mask, block_positions, gather_positions
+from hf_domino.training.losses import ScoredPositions
+
+
+@dataclass(frozen=True)
+class DraftedBlocks:
+    """What the drafter makes of the blocks of a batch.
+
+    Args:
+        hidden (`torch.Tensor`): Draft hidden states `[B, N, K, H]`.
+        states (`torch.Tensor`, *optional*): The prefix state used with each `[B, N, K, G]`; None for DFlash.
+    """
+
+    hidden: torch.Tensor
+    states: torch.Tensor | None
+
+    def select(
+        self, chosen: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, config: DominoConfig
+    ) -> ScoredPositions:
+        """Keep the `chosen` block positions only; all arguments are `[B, N, K]`, the result is flat."""
+        first_corrected = config.label_offset + config.pure_draft_prefix_len
+        is_corrected = (torch.arange(config.block_size, device=chosen.device) >= first_corrected).expand_as(chosen)
+        states = None if self.states is None else self.states[chosen]
+        return ScoredPositions(self.hidden[chosen], states, is_corrected[chosen], labels[chosen], weights[chosen])
+
+
+@torch.no_grad()
+def read_target(target: TargetModel, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Run the target over right-padded sequences and return what the drafter reads of it.
+
+    Args:
+        target (`TargetModel`): The frozen target.
+        input_ids (`torch.Tensor`): `[B, S]`; padding only on the right, where a causal target cannot see it.
+
+    Returns:
+        `tuple[torch.Tensor, ...]`: Hidden states of the captured layers, each `[B, S, H]`.
+    """
+    outputs = target.model(input_ids=input_ids, use_cache=False, logits_to_keep=1, **target.capture_kwargs())
+    return target.captured(outputs)
+
+
+def draft_blocks(
+    model: nn.Module,
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    context_features: torch.Tensor,
+    anchors: torch.Tensor,
+) -> DraftedBlocks:
+    """Draft the blocks at `anchors`, all side by side.
+
+    Args:
+        model (`nn.Module`): The drafter or a wrapper of it, such as `DistributedDataParallel`, called for the backbone.
+        drafter (`DominoDraftModel`): The drafter itself.
+        target (`TargetModel`): For embeddings.
+        input_ids (`torch.Tensor`): `[B, S]`.
+        attention_mask (`torch.Tensor`): `[B, S]`, nonzero where the sequence holds a token.
+        context_features (`torch.Tensor`): `[B, C, H]` of the first C positions, enough to reach all anchors.
+        anchors (`torch.Tensor`): `[B, N]`.
+
+    Returns:
+        `DraftedBlocks`: Hidden states and prefix states.
+    """
+    config, length = drafter.config, context_features.shape[1]
+    positions = block_positions(anchors, config.block_size)  # [B, N, K]
+    tokens = gather_positions(input_ids, positions)
+    noise_ids = torch.full_like(tokens, config.mask_token_id)
+    noise_ids[..., 0] = tokens[..., 0]
+    hidden = model(
+        noise_embeds=target.embed(noise_ids.flatten(1)),
+        position_ids=positions.flatten(1),
+        context_features=context_features,
+        context_position_ids=torch.arange(length, device=anchors.device).expand(len(input_ids), -1),
+        attention_mask=block_attention_mask(attention_mask[:, :length], anchors, config.block_size),
+    )
+    states = prefix_states(drafter, target, tokens) if drafter.has_correction_head else None
+    return DraftedBlocks(hidden.unflatten(1, tokens.shape[1:]), states)
+
+
+def prefix_states(drafter: DominoDraftModel, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:
+    """The prefix state that goes with each block position, after reading the block's true tokens.
+
+    With `shift_label` position k uses the state that has read tokens a..a+k, else a..a+k-1.
+
+    Args:
+        drafter (`DominoDraftModel`): For `prefix_gru`.
+        target (`TargetModel`): For embeddings.
+        tokens (`torch.Tensor`): True tokens of the blocks `[B, N, K]`.
+
+    Returns:
+        `torch.Tensor`: `[B, N, K, G]`.
+    """
+    embeds = target.embed(tokens.flatten(0, 1)).to(drafter.prefix_gru.weight_ih_l0.dtype)  # [B*N, K, H]
+    # Recurrent kernels do not follow autocast on every device, and the GRU is small: keep it in its own dtype.
+    with torch.autocast(tokens.device.type, enabled=False):
+        states, _ = drafter.prefix_gru(embeds)
+    if drafter.config.label_offset:
+        states = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
+    return states.unflatten(0, tokens.shape[:2])

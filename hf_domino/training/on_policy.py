@@ -1,0 +1,144 @@
+"""Training text written by the target itself, batched and resumable.
+
+A drafter learns to predict its target, and the target's own text is what it will be asked to draft.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class _PromptBatch:
+    index: int
+    prompts: list[list[int]]
+    temperature: float
+
+
+def generate_on_policy(
+    target: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    output: str | Path,
+    max_new_tokens: int = 256,
+    temperatures: Sequence[float] = (0.0, 0.7, 1.0),
+    batch_size: int = 64,
+    seed: int = 0,
+    bf16: bool = False,
+    progress: bool = True,
+) -> Path:
+    """Let the target continue prompts, and write what it says as token ids.
+
+    Prompts are sorted by length, so that batches hold little padding, and batches take the temperatures in turn. Each
+    batch has its own seed and is written at once: after an interruption the same call goes on where it stopped and
+    ends with the same file. Sampling follows the target's own law at that temperature, without top-k or top-p.
+
+    Args:
+        target (`PreTrainedModel`): The target, in evaluation mode.
+        prompts (`Sequence[Sequence[int]]`): Token ids, none empty.
+        output (`str` or `Path`): JSON-lines file; one object per prompt with `input_ids` (prompt and continuation),
+            `prompt_length` and `temperature`, which [`load_rows`] reads. Settings are kept beside it.
+        max_new_tokens (`int`, *optional*, defaults to 256): Longest continuation.
+        temperatures (`Sequence[float]`, *optional*, defaults to (0.0, 0.7, 1.0)): 0 is greedy.
+        batch_size (`int`, *optional*, defaults to 64): Prompts per batch.
+        seed (`int`, *optional*, defaults to 0): Of the sampling.
+        bf16 (`bool`, *optional*, defaults to `False`): Generate under bf16 autocast; about 1.6 times as fast on CPUs
+            with bf16 instructions.
+        progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
+
+    Returns:
+        `Path`: `output`.
+
+    Raises:
+        ValueError: If there are no prompts, one is empty, or `output` was begun with other settings.
+    """
+    if not prompts or not all(len(prompt) for prompt in prompts):
+        raise ValueError(f"prompts must be non-empty lists of token ids, got {len(prompts)} with one empty or none.")
+    output = Path(output)
+    settings = {"max_new_tokens": max_new_tokens, "temperatures": list(temperatures), "batch_size": batch_size}
+    _check_settings(output, settings | {"seed": seed, "bf16": bf16, "num_prompts": len(prompts)})
+    batches = list(_plan(prompts, temperatures, batch_size))
+    done = _keep_whole_batches(output, [len(batch.prompts) for batch in batches])
+    autocast = torch.autocast(target.device.type, torch.bfloat16) if bf16 else nullcontext()
+    with output.open("a", encoding="utf-8") as file, autocast:
+        bar = tqdm(batches[done:], "on-policy text", len(batches), initial=done, unit="batch", disable=not progress)
+        for batch in bar:
+            rows = _continue(target, batch, max_new_tokens, seed)
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+            file.flush()
+    return output
+
+
+def _plan(prompts: Sequence[Sequence[int]], temperatures: Sequence[float], batch_size: int) -> Iterator[_PromptBatch]:
+    ordered = sorted((list(prompt) for prompt in prompts), key=len)
+    for index, start in enumerate(range(0, len(ordered), batch_size)):
+        yield _PromptBatch(index, ordered[start : start + batch_size], temperatures[index % len(temperatures)])
+
+
+def _check_settings(output: Path, settings: dict[str, Any]) -> None:
+    """Refuse to continue a file that was begun differently."""
+    path = output.with_name(output.name + ".settings.json")
+    if path.exists() and output.exists():
+        found = json.loads(path.read_text())
+        for name, value in settings.items():
+            if found.get(name) != value:
+                raise ValueError(
+                    f"{name} must be {found.get(name)!r}, with which {output} was begun, got {value!r}: "
+                    "delete the file to start again."
+                )
+    output.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(settings))
+
+
+def _keep_whole_batches(output: Path, sizes: Sequence[int]) -> int:
+    """Cut a partly written batch off the file and return how many whole batches it holds."""
+    if not output.exists():
+        return 0
+    lines = output.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = sum(line.endswith("\n") for line in lines)
+    done = rows = 0
+    while done < len(sizes) and rows + sizes[done] <= whole:
+        rows += sizes[done]
+        done += 1
+    output.write_text("".join(lines[:rows]), encoding="utf-8")
+    return done
+
+
+def _continue(target: PreTrainedModel, batch: _PromptBatch, max_new_tokens: int, seed: int) -> list[dict[str, Any]]:
+    longest = max(map(len, batch.prompts))
+    sampling: dict[str, Any] = {"do_sample": batch.temperature > 0}
+    if batch.temperature > 0:
+        sampling |= {"temperature": batch.temperature, "top_k": 0, "top_p": 1.0}
+    pad_token_id = target.generation_config.pad_token_id or 0
+    with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+        torch.manual_seed(seed * 1_000_003 + batch.index)
+        generated = target.generate(
+            **_pad_left(batch.prompts, longest, pad_token_id, target.device),
+            max_new_tokens=max_new_tokens,
+            pad_token_id=pad_token_id,
+            **sampling,
+        )
+    ends = target.generation_config.eos_token_id
+    ends = set(ends if isinstance(ends, list) else [ends])
+    rows = []
+    for prompt, row in zip(batch.prompts, generated[:, longest:].tolist(), strict=True):
+        length = next((index + 1 for index, token in enumerate(row) if token in ends), len(row))
+        rows.append(
+            {"input_ids": prompt + row[:length], "prompt_length": len(prompt), "temperature": batch.temperature}
+        )
+    return rows
+
+
+def _pad_left(prompts: list[list[int]], length: int, pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+    padding = [length - len(prompt) for prompt in prompts]
+    ids = [[pad_token_id] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
+    seen = [[0] * count + [1] * len(prompt) for count, prompt in zip(padding, prompts, strict=True)]
+    return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(seen, device=device)}

@@ -1,0 +1,171 @@
+"""`DominoTrainer`: Transformers' trainer for drafters, with the frozen target in the same process.
+
+Anchors are drawn once per optimizer step, from a generator seeded by seed, step and process, and both losses are
+divided by the weights of the whole step over all processes. So a resumed training equals an uninterrupted one, and
+gradient accumulation equals a large batch (arXiv 2605.29707).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, Trainer
+
+from hf_domino.compatibility import check_target
+from hf_domino.modeling import DominoDraftModel
+from hf_domino.target import TargetModel
+from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
+from hf_domino.training.anchors import block_labels, sample_anchors, seeded_generator
+from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
+from hf_domino.training.data import collate_rows
+from hf_domino.training.forward import draft_blocks, read_target
+from hf_domino.training.losses import DraftLosses, draft_losses, lambda_base_at
+from hf_domino.training.meter import TrainingMeter
+
+Batch = dict[str, torch.Tensor]
+EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
+
+
+class DominoTrainer(Trainer):
+    """Trains a drafter (Domino or DFlash) for a target.
+
+    Logs `base_loss`, `corrected_loss`, `lambda_base` and the teacher-forced `acceptance_length` beside the trainer's
+    own fields. Evaluation adds `walked_acceptance_length`: tokens per target forward in real rounds over the
+    evaluation text, which is what generation measures when that text is the target's own greedy continuation.
+
+    Args:
+        model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
+        target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and moved to the
+            training device; it is never saved.
+        args (`DominoTrainingArguments`): Training arguments.
+        data_collator (*optional*): Defaults to [`~training.data.collate_rows`] with the drafter's pad token.
+        kwargs: As for [`~transformers.Trainer`]; datasets are [`~training.data.RowDataset`]s or lists of such rows.
+
+    Raises:
+        ValueError: If the drafter does not fit the target, or several GPUs are driven by one process.
+    """
+
+    args: DominoTrainingArguments
+
+    def __init__(
+        self,
+        model: DominoDraftModel,
+        target: PreTrainedModel,
+        args: DominoTrainingArguments,
+        data_collator: Any = None,
+        **kwargs: Any,
+    ):
+        check_target(model.config, target)
+        if args.n_gpu > 1:
+            raise ValueError(f"n_gpu must be at most 1 per process, got {args.n_gpu}: start one process per GPU, torchrun.")
+        collate = data_collator or partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
+        super().__init__(model=model.float(), args=args, data_collator=collate, **kwargs)
+        # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
+        self.model_accepts_loss_kwargs = True
+        self.drafter = model
+        self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
+        self.loss_decay = args.loss_decay or default_loss_decay(model.config.block_size)
+        self.meter = TrainingMeter(model.config.label_offset, args.device)
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator, num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], torch.Tensor]:
+        """Fetch the micro-batches of one optimizer step, draw their anchors, and sum their weights.
+
+        Returns:
+            `tuple[list[dict], torch.Tensor]`: Micro-batches with `anchors` `[B, N]` added, and the sum of the loss
+            weights over all of them and all processes (scalar, fp32).
+        """
+        batches = list(itertools.islice(epoch_iterator, num_batches))
+        generator = seeded_generator(self.args.seed, self.state.global_step, self.args.process_index)
+        total = torch.zeros((), device=device)
+        for batch in batches:
+            total += self._draw_anchors(batch, generator).to(device)
+        return batches, self.accelerator.reduce(total, "sum")
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """This process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
+        losses, is_correct, weights = self._draft(model, inputs)
+        total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
+        self.meter.add(losses, is_correct, weights, total)
+        # Gradients are averaged over processes, but `total` is the sum over all of them.
+        return losses.combine(self._lambda_base()) / total * self.accelerator.num_processes
+
+    def prediction_step(
+        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor, None, None]:
+        """Score one evaluation batch; sums go to the evaluation's meter."""
+        inputs = self._prepare_inputs(inputs)
+        self._draw_anchors(inputs, self._evaluation_generator)
+        with torch.no_grad():
+            losses, is_correct, weights = self._draft(model, inputs)
+        self._evaluation_meter.add(losses, is_correct, weights)
+        return losses.corrected / weights.sum().clamp(min=1e-6), None, None
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
+        self._evaluation_generator = seeded_generator(self.args.seed, self.args.process_index, EVALUATION_STREAM)
+        self._evaluation_meter = TrainingMeter(self.drafter.config.label_offset, self.args.device)
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        metrics = self._evaluation_meter.means(self.accelerator)
+        metrics["loss"] = metrics["corrected_loss"]
+        if self.args.walk_rows:
+            metrics |= self._walk(dataloader.dataset)
+        output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
+        return output
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Add the drafter's figures, averaged since the last log, to training logs."""
+        if "loss" in logs:
+            logs |= self.meter.means(self.accelerator) | {"lambda_base": self._lambda_base()}
+            self.meter.reset()
+        super().log(logs, *args, **kwargs)
+
+    def _lambda_base(self) -> float:
+        return lambda_base_at(self.state.global_step, self.state.max_steps, self.args.lambda_base_decay_ratio)
+
+    def _draw_anchors(self, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+        """Add `anchors` to a micro-batch and return the sum of its weights."""
+        anchors = sample_anchors(batch["loss_mask"], self.args.num_anchors, generator)
+        batch["anchors"] = anchors.to(batch["input_ids"].device)
+        _, weights = self._labels(batch)
+        return weights.sum()
+
+    def _labels(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return block_labels(
+            batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, self.loss_decay
+        )
+
+    def _draft(self, model: nn.Module, batch: Batch) -> tuple[DraftLosses, torch.Tensor, torch.Tensor]:
+        """Draft and score the blocks of a batch: sums of losses; hits and weights, both `[B, N, K]`."""
+        labels, weights = self._labels(batch)
+        chosen = weights > 0
+        with self.accelerator.autocast():
+            captured = read_target(self.target, batch["input_ids"])
+            blocks = draft_blocks(
+                model, self.drafter, self.target, batch["input_ids"], batch["attention_mask"],
+                self.drafter.fuse_context(captured), batch["anchors"],
+            )  # fmt: skip
+            scored = blocks.select(chosen, labels, weights, self.drafter.config)
+            losses = draft_losses(self.drafter, self.target, scored, self.args.max_logits_per_chunk)
+        return losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights
+
+    def _walk(self, dataset: Any) -> dict[str, float]:
+        rows = [dataset[index] for index in range(min(self.args.walk_rows, len(dataset)))]
+        starts = [max(1, row["loss_mask"].index(1)) for row in rows]
+        with self.accelerator.autocast():
+            walked = walk_acceptance(self.drafter, self.target.model, [row["input_ids"] for row in rows], starts)
+        mean = mean_acceptance_length(walked)
+        return {} if mean is None else {"walked_acceptance_length": mean}

@@ -1,0 +1,85 @@
+"""A thin view of a target model: token embeddings, logits of a hidden state, captured hidden states.
+
+Modules are called, never read: with offloading or quantisation their weights may be elsewhere or of another kind.
+
+Shapes: B batch, T tokens, H hidden size, V vocabulary, L captured layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from hf_domino.configuration import DominoConfig
+
+
+class TargetModel:
+    """What drafting and training need of a causal language model; holds no state and is never saved.
+
+    Args:
+        model (`PreTrainedModel`): The target.
+        config (`DominoConfig`): The drafter's configuration, for `target_layer_ids`.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: DominoConfig):
+        self.model = model
+        self.text_config = model.config.get_text_config(decoder=True)
+        # `hidden_states[0]` is the embedding output, so layer i is entry i + 1.
+        self._entries = [layer_id + 1 for layer_id in config.target_layer_ids]
+        self._embeddings = model.get_input_embeddings()
+        self._lm_head = model.get_output_embeddings()
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token embeddings `[..., H]` of `[...]` ids, scaled where the target's module scales them."""
+        return self._embeddings(token_ids)
+
+    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`."""
+        logits = self._lm_head(hidden_states.to(self.model.dtype)).float()
+        return _scale_logits(logits, self.text_config)
+
+    def capture_kwargs(self, capture_all: bool = False) -> dict[str, Any]:
+        """Keyword arguments for the target's forward that make it return the wanted hidden states and no others."""
+        return {"output_hidden_states": True if capture_all else self._entries, "return_dict": True}
+
+    def captured(self, outputs: ModelOutput) -> tuple[torch.Tensor, ...]:
+        """The L hidden states `[B, T, H]` of `target_layer_ids` in a forward's outputs.
+
+        Raises:
+            ValueError: If the target returned none, or ones of another shape than `[B, T, H]`.
+        """
+        hidden_states = outputs.hidden_states
+        if hidden_states is None:
+            raise ValueError(
+                f"{type(self.model).__name__} returned no hidden states although output_hidden_states was requested: "
+                "it cannot be a target."
+            )
+        captured = tuple(hidden_states[entry] for entry in self._entries)
+        if captured[0].dim() != 3:
+            raise ValueError(
+                f"hidden states of {type(self.model).__name__} must have shape [batch, tokens, hidden], got "
+                f"{list(captured[0].shape)}: targets with several parallel streams are not supported."
+            )
+        return captured
+
+    @property
+    def position_limit(self) -> int | None:
+        """Most positions the target can embed, or None where positions are rotary or relative."""
+        if getattr(self.text_config, "rope_parameters", None) is not None:
+            return None
+        return getattr(self.text_config, "max_position_embeddings", None)
+
+
+def _scale_logits(logits: torch.Tensor, text_config: Any) -> torch.Tensor:
+    """Apply what some targets do to logits outside their lm_head: scaling (Cohere, Granite, Falcon-H1), soft caps."""
+    for field in ("logit_scale", "lm_head_multiplier"):
+        if (scale := getattr(text_config, field, None)) is not None:
+            logits = logits * scale
+    if (divisor := getattr(text_config, "logits_scaling", None)) is not None:
+        logits = logits / divisor
+    if (cap := getattr(text_config, "final_logit_softcapping", None)) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits

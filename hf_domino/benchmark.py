@@ -68,12 +68,18 @@ def positive_int(text: str) -> int:
     return value
 
 
+def set_up(options: argparse.Namespace) -> None:
+    """Set torch's threads to `options.threads` and keep Transformers' progress bars out of the output."""
+    torch.set_num_threads(options.threads)
+    transformers.utils.logging.disable_progress_bar()
+
+
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
     if options.readme:
         fill_readme(options.readme, read_rows(options.rows))
         return 0
-    torch.set_num_threads(options.threads)
+    set_up(options)
     pair = load_pair(options.pair, DTYPES[options.dtype], options.device)
     prompts = read_prompts(options.prompts or pair.folder / "prompts.jsonl")[: options.num_prompts]
     rows = measure(pair, prompts, options)
@@ -131,7 +137,7 @@ def _measure_prompt(
             )
             seconds[method].append(elapsed)
     for method, arguments in methods.items():
-        lengths = arguments["assistant_model"].stats.acceptance_lengths if "assistant_model" in arguments else []
+        lengths = arguments["assistant_model"].stats.rows[0] if "assistant_model" in arguments else []
         yield {
             "method": method,
             "mode": mode,

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from hf_domino.benchmark import add_pair_arguments, generate_timed, positive_int
+from hf_domino.benchmark import add_pair_arguments, generate_timed, positive_int, set_up
 from hf_domino.cli import FAILED_CHECK
 from hf_domino.pair import Pair, load_pair, read_prompts
 from hf_domino.rounds import COLOUR_LEGEND, PLAIN_LEGEND, origins, picture, shows_colour, token_texts
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino demo`; returns 1 if the outputs differ."""
-    torch.set_num_threads(options.threads)
+    set_up(options)
     pair = load_pair(options.pair)
     prompt = options.prompt or _held_out_prompt(pair, options.index)
     comparison = compare(pair, prompt, options.max_new_tokens, options.repeats)
@@ -90,7 +90,7 @@ def compare(pair: Pair, prompt: str, max_new_tokens: int, repeats: int) -> Compa
         assisted=assisted,
         plain_seconds=statistics.median(plain_seconds[1:]),
         assisted_seconds=statistics.median(assisted_seconds[1:]),
-        acceptance_lengths=pair.drafter.stats.acceptance_lengths,
+        acceptance_lengths=pair.drafter.stats.rows[0],
     )
 
 

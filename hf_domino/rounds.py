@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-COLOURS = ("bright_cyan", "bright_yellow")  # rounds alternate: readable on dark and light backgrounds alike
+COLOURS = ("cyan", "magenta")  # rounds alternate; both are readable on dark and on light backgrounds
 PREFILL_STYLE = "dim"
 COLOUR_LEGEND = "one colour a round, bonus token underlined, the prefill's token dim"
 PLAIN_LEGEND = "| ends a round; the token before it is the bonus token"

@@ -40,6 +40,11 @@ TINY = {
 }
 
 
+def pytest_report_header() -> str:
+    """Say which ends of the supported versions a run is about."""
+    return f"torch {torch.__version__}, transformers {transformers.__version__}"
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Start every test from the same random state."""

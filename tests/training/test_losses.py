@@ -1,0 +1,114 @@
+"""The loss against a computation block by block that shares no code with the package."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from hf_domino.target import TargetModel
+from hf_domino.training.anchors import block_labels
+from hf_domino.training.forward import draft_blocks, read_target
+from hf_domino.training.losses import draft_losses, lambda_base_at
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # fp32 sums in another order
+KINDS = [
+    {"shift_label": True, "pure_draft_prefix_len": 1},
+    {"shift_label": True, "pure_draft_prefix_len": 0},
+    {"shift_label": False, "pure_draft_prefix_len": 0},
+    {"shift_label": False, "pure_draft_prefix_len": 2},
+    {"projector_type": "dflash"},
+]
+ANCHORS = torch.tensor([[3, 9, 14], [5, 12, -1]])
+
+
+def package_losses(drafter, target, input_ids, loss_mask, max_logits_per_chunk=2**26):
+    view = TargetModel(target, drafter.config)
+    attention_mask = torch.ones_like(input_ids)
+    context = drafter.fuse_context(read_target(view, input_ids))
+    blocks = draft_blocks(drafter, drafter, view, input_ids, attention_mask, context, ANCHORS)
+    labels, weights = block_labels(input_ids, loss_mask, ANCHORS, drafter.config, loss_decay=4.0)
+    scored = blocks.select(weights > 0, labels, weights, drafter.config)
+    return draft_losses(drafter, view, scored, max_logits_per_chunk)
+
+
+def naive_losses(drafter, target, input_ids, loss_mask):
+    """One block at a time, one position at a time, without masks: the context is simply cut before the anchor."""
+    config = drafter.config
+    first = 0 if config.shift_label else 1
+    hidden = target(input_ids, output_hidden_states=True).hidden_states
+    base_sum = corrected_sum = 0.0
+    for row in range(2):
+        for anchor in [a for a in ANCHORS[row].tolist() if a >= 0]:
+            context = drafter.fuse_context([hidden[i + 1][row : row + 1, :anchor] for i in config.target_layer_ids])
+            ids = torch.full((1, config.block_size), config.mask_token_id)
+            ids[0, 0] = input_ids[row, anchor]
+            positions = torch.arange(anchor, anchor + config.block_size)[None]
+            z = drafter(target.model.embed_tokens(ids), positions, context, torch.arange(anchor)[None])[0]
+            for k in range(first, config.block_size):
+                position = anchor + k + (1 - first)
+                if position >= input_ids.shape[1] or not loss_mask[row, position]:
+                    continue
+                weight = math.exp(-(k - first) / 4.0)
+                base = target.lm_head(z[k])
+                corrected = base
+                if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
+                    state = torch.zeros(1, config.gru_hidden_dim)
+                    for token in input_ids[row, anchor : position]:
+                        state = drafter.prefix_gru.step(target.model.embed_tokens(token)[None], state)
+                    corrected = base + drafter.embed_proj(torch.cat((z[k], state[0])))
+                label = input_ids[row, position]
+                base_sum = base_sum - weight * base.log_softmax(-1)[label]
+                corrected_sum = corrected_sum - weight * corrected.log_softmax(-1)[label]
+    return base_sum, corrected_sum
+
+
+@pytest.fixture
+def batch():
+    input_ids = torch.randint(4, 64, (2, 18), generator=torch.Generator().manual_seed(0))
+    loss_mask = torch.ones_like(input_ids)
+    loss_mask[:, :3] = 0
+    loss_mask[0, 16] = 0
+    return input_ids, loss_mask
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_equal_the_naive_ones(kind, target, make_drafter, batch):
+    drafter = make_drafter(target, **kind)
+    losses = package_losses(drafter, target, *batch)
+    base, corrected = naive_losses(drafter, target, *batch)
+    torch.testing.assert_close(losses.base, base, **TOLERANCE)
+    torch.testing.assert_close(losses.corrected, corrected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[4]])
+def test_chunks_change_neither_loss_nor_gradient(kind, target, make_drafter, batch):
+    target.requires_grad_(False)
+    gradients = []
+    for max_logits in (2**26, 3 * 64):
+        drafter = make_drafter(target, **kind).train()
+        losses = package_losses(drafter, target, *batch, max_logits_per_chunk=max_logits)
+        losses.combine(0.3).backward()
+        gradients.append([parameter.grad.clone() for parameter in drafter.parameters()])
+    torch.testing.assert_close(*gradients, **TOLERANCE)
+
+
+@pytest.mark.parametrize("lambda_base", [0.0, 1.0])
+def test_every_parameter_has_a_gradient(lambda_base, target, make_drafter, batch):
+    drafter = make_drafter(target)
+    package_losses(drafter, target, *batch).combine(lambda_base).backward()
+    assert [name for name, parameter in drafter.named_parameters() if parameter.grad is None] == []
+
+
+def test_gradients_flow_when_nothing_is_supervised(target, make_drafter, batch):
+    drafter = make_drafter(target)
+    input_ids, loss_mask = batch
+    losses = package_losses(drafter, target, input_ids, torch.zeros_like(loss_mask))
+    assert losses.combine(0.5).item() == 0
+    losses.combine(0.5).backward()
+
+
+def test_lambda_base_falls_linearly():
+    assert [lambda_base_at(step, 10, 1.0) for step in (0, 5, 10, 12)] == [1.0, 0.5, 0.0, 0.0]
+    assert lambda_base_at(0, 10, 0.0) == 0.0

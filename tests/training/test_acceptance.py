@@ -1,0 +1,56 @@
+"""Walked acceptance equals what generation measures, entry by entry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_domino.integration import install
+from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
+
+NUM_TOKENS = 40
+KINDS = [
+    {"shift_label": True, "pure_draft_prefix_len": 1},
+    {"shift_label": False},
+    {"projector_type": "dflash"},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_walk_equals_generation(kind, target, make_drafter, make_trainer, greedy_rows):
+    install()
+    drafter = make_drafter(target, **kind)
+    make_trainer(drafter, greedy_rows, max_steps=60).train()  # a drafter that accepts something
+    drafter.eval()
+    longer = drafter.config.num_draft_tokens
+    for row in greedy_rows[:4]:
+        start = row["loss_mask"].index(1)
+        prompt = torch.tensor([row["input_ids"][:start]])
+        # The walk needs to know the text behind the last round.
+        text = target.generate(prompt, max_new_tokens=NUM_TOKENS + longer, do_sample=False)[0].tolist()
+        assisted = target.generate(prompt, max_new_tokens=NUM_TOKENS, do_sample=False, assistant_model=drafter)
+        assert assisted[0].tolist() == text[: start + NUM_TOKENS]
+        (walked,) = walk_acceptance(drafter, target, [text], [start])
+        measured = drafter.stats.acceptance_lengths
+        assert walked[: len(measured)] == measured
+        assert sum(walked[: len(measured)]) >= NUM_TOKENS - 1
+
+
+def test_walked_text_is_worth_testing(target, make_drafter, make_trainer, greedy_rows):
+    drafter = make_drafter(target)
+    make_trainer(drafter, greedy_rows, max_steps=60).train()
+    rounds = walk_acceptance(drafter, target, *zip(*((r["input_ids"], 4) for r in greedy_rows), strict=True))
+    assert 1.2 < mean_acceptance_length(rounds) < drafter.config.num_draft_tokens
+
+
+def test_rounds_that_reach_behind_the_text_are_left_out(target, make_drafter):
+    drafter = make_drafter(target, block_size=6, shift_label=True)
+    assert walk_acceptance(drafter, target, [list(range(4, 14))], [4]) == [[]]
+    assert len(walk_acceptance(drafter, target, [list(range(4, 15))], [4])[0]) == 1
+    assert mean_acceptance_length([[]]) is None
+
+
+def test_training_mode_is_kept(target, make_drafter):
+    drafter = make_drafter(target).train()
+    walk_acceptance(drafter, target, [list(range(4, 20))], [4])
+    assert drafter.training

@@ -1,0 +1,155 @@
+"""Training: it learns, resumes bit for bit, accumulates exactly, and leaves the target alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from hf_domino import DominoDraftModel
+from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
+
+# One fp32 rounding per sum; Adam divides by gradients' own size, so differences do not shrink with them.
+ACCUMULATION_TOL = {"rtol": 1e-4, "atol": 1e-6}
+
+
+class StopAfter(TrainerCallback):
+    """Ends training after some steps, as a killed process would."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step >= self.steps
+
+
+def weights_of(trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in trainer.drafter.state_dict().items()}
+
+
+def logged(trainer, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+@pytest.mark.parametrize(
+    "kind", [{"shift_label": True, "pure_draft_prefix_len": 1}, {"shift_label": False}, {"projector_type": "dflash"}]
+)
+def test_overfitting_lowers_the_loss_and_raises_acceptance(kind, target, make_drafter, make_trainer, greedy_rows):
+    drafter = make_drafter(target, **kind)
+    trainer = make_trainer(
+        drafter, greedy_rows, greedy_rows, max_steps=120, num_anchors=16, logging_steps=10, eval_strategy="steps",
+        eval_steps=60,
+    )  # fmt: skip
+    before = trainer.evaluate()
+    trainer.train()
+    after = trainer.evaluate()
+    assert after["eval_loss"] < 0.6 * before["eval_loss"]
+    assert after["eval_acceptance_length"] > before["eval_acceptance_length"] + 0.3
+    assert after["eval_walked_acceptance_length"] > before["eval_walked_acceptance_length"] + 0.3
+    assert logged(trainer, "acceptance_length")[-1] > logged(trainer, "acceptance_length")[0]
+    assert {"loss", "base_loss", "corrected_loss", "lambda_base"} <= trainer.state.log_history[1].keys()
+    if not drafter.has_correction_head:
+        assert logged(trainer, "base_loss") == logged(trainer, "corrected_loss")
+
+
+def test_logged_losses_are_averages_of_the_steps(target, make_drafter, make_trainer, greedy_rows):
+    histories = []
+    for steps in (1, 4):
+        trainer = make_trainer(
+            make_drafter(target), greedy_rows, max_steps=4, gradient_accumulation_steps=2, logging_steps=steps
+        )
+        trainer.train()
+        histories.append({name: logged(trainer, name) for name in ("loss", "base_loss", "corrected_loss")})
+    each, mean = histories
+    for name in each:
+        assert mean[name][0] == pytest.approx(sum(each[name]) / 4, rel=1e-4)
+    assert each["loss"][0] == pytest.approx(each["base_loss"][0], rel=1e-4)  # lambda_base is 1 at the first step
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_resumed_training_equals_an_uninterrupted_one(
+    accumulation, target, make_drafter, make_trainer, greedy_rows, tmp_path
+):
+    fields = {
+        "max_steps": 7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation,
+        "save_strategy": "steps", "save_steps": 3, "logging_steps": 1,
+    }  # fmt: skip
+    start = make_drafter(target)
+    whole = make_trainer(copy.deepcopy(start), greedy_rows, **fields)
+    whole.train()
+
+    resumed_dir = str(tmp_path / "killed")
+    killed = make_trainer(copy.deepcopy(start), greedy_rows, **fields, output_dir=resumed_dir)
+    killed.add_callback(StopAfter(5))  # the last checkpoint is of step 3
+    killed.train()
+    torch.manual_seed(123)
+    # Another drafter on purpose: everything must come from the checkpoint.
+    resumed = make_trainer(make_drafter(target, initializer_range=0.1), greedy_rows, **fields, output_dir=resumed_dir)
+    resumed.train(resume_from_checkpoint=f"{resumed_dir}/checkpoint-3")
+
+    assert resumed.state.global_step == 7
+    expected = weights_of(whole)
+    for name, tensor in weights_of(resumed).items():
+        assert torch.equal(tensor, expected[name]), name
+    assert logged(resumed, "loss") == logged(whole, "loss")
+
+
+def test_accumulation_equals_a_large_batch(target, make_drafter, make_trainer, greedy_rows):
+    results = []
+    for batch_size, accumulation in ((8, 1), (2, 4)):
+        trainer = make_trainer(
+            make_drafter(target), greedy_rows, max_steps=4, per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation, max_grad_norm=0.0, optim="sgd", learning_rate=0.05,
+            logging_steps=1,
+        )  # fmt: skip
+        trainer.train()
+        results.append((weights_of(trainer), logged(trainer, "loss")))
+    torch.testing.assert_close(results[0][0], results[1][0], **ACCUMULATION_TOL)
+    assert results[0][1] == pytest.approx(results[1][1], rel=1e-4)
+
+
+def test_the_target_is_neither_trained_nor_saved(target, make_drafter, make_trainer, greedy_rows, tmp_path):
+    before = copy.deepcopy(target.state_dict())
+    trainer = make_trainer(make_drafter(target), greedy_rows, save_strategy="steps", save_steps=6)
+    trainer.train()
+    torch.testing.assert_close(target.state_dict(), before, rtol=0, atol=0)
+    trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert trained == {id(p) for p in trainer.drafter.parameters()}
+    saved = DominoDraftModel.from_pretrained(tmp_path / "run" / "checkpoint-6")
+    torch.testing.assert_close(saved.state_dict(), trainer.drafter.state_dict(), rtol=0, atol=0)
+
+
+def test_bf16_keeps_masters_and_losses_in_fp32(target, make_drafter, make_trainer, greedy_rows):
+    drafter = make_drafter(target).to(torch.bfloat16)
+    trainer = make_trainer(drafter, greedy_rows, greedy_rows, bf16=True, max_steps=4)
+    trainer.train()
+    assert {parameter.dtype for parameter in drafter.parameters()} == {torch.float32}
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_a_bf16_target_trains_an_fp32_drafter(target, make_drafter, make_trainer, greedy_rows):
+    target.to(torch.bfloat16)
+    trainer = make_trainer(make_drafter(target), greedy_rows, max_steps=2)
+    trainer.train()
+    assert logged(trainer, "loss")[0] > 0
+
+
+def test_a_drafter_for_another_target_is_refused(target, tiny_llama, make_drafter, make_trainer, greedy_rows):
+    drafter = make_drafter(tiny_llama)
+    with pytest.raises(ValueError, match="target_model_type"):
+        make_trainer(drafter, greedy_rows)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_anchors", 0), ("loss_decay", 0.0), ("lambda_base_decay_ratio", 1.5), ("walk_rows", -1)],
+)
+def test_arguments_out_of_range(field, value, tmp_path):
+    with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
+        DominoTrainingArguments(output_dir=str(tmp_path), **{field: value})
+
+
+def test_published_loss_decays():
+    assert [default_loss_decay(size) for size in (16, 10, 8)] == [7.0, 5.0, 4.0]

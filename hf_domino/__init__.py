@@ -1,7 +1,25 @@
 """Lossless several-fold faster generation for Hugging Face models with Domino speculative decoding."""
 
+import os
+
 from hf_domino.configuration import DominoConfig
+from hf_domino.stats import DecodingStats, timed_phases
+from hf_domino.integration import attach, detach, install, is_installed, register_auto_classes, uninstall
 from hf_domino.modeling import DominoDraftModel
 
 __version__ = "0.1.0"
-__all__ = ["DominoConfig", "DominoDraftModel"]
+__all__ = [
+    "DecodingStats",
+    "DominoConfig",
+    "DominoDraftModel",
+    "attach",
+    "detach",
+    "install",
+    "is_installed",
+    "timed_phases",
+    "uninstall",
+]
+
+register_auto_classes()
+if os.environ.get("HF_DOMINO_NO_PATCH") != "1":
+    install()

@@ -207,10 +207,10 @@ def check_inputs(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> No
 
     Args:
         input_ids (`torch.Tensor` of shape `(batch, length)`): The prompt.
-        model_kwargs (`Mapping`): Keyword arguments of the target's forward: `use_cache`, `past_key_values`, ...
+        model_kwargs (`Mapping`): What `generate` passes on: `use_cache`, `past_key_values`, `synced_gpus`, ...
 
     Raises:
-        ValueError: For a batch above 1, a prompt of embeddings only, or a cache that cannot be rewound.
+        ValueError: For a batch above 1, a prompt of embeddings, a sharded target, or a cache that cannot be rewound.
     """
     batch_size, length = input_ids.shape
     if batch_size > 1:
@@ -221,6 +221,11 @@ def check_inputs(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> No
         raise _refusal("the prompt", "input_ids of at least one token", value, "Pass the prompt as input_ids.")
     if model_kwargs.get("use_cache") is False:
         raise _refusal("use_cache", True, False, _NEEDS_CACHE)
+    if model_kwargs.get("synced_gpus"):
+        remedy = (
+            "Sharded targets (DeepSpeed ZeRO-3, FSDP) need rounds in step on all processes; gather the target first."
+        )
+        raise _refusal("synced_gpus", False, True, remedy)
     cache = model_kwargs.get("past_key_values")
     if isinstance(cache, StaticCache) or (cache is not None and not hasattr(cache, "crop")):
         remedy = "It cannot be rewound after a rejection; leave it unset or pass a DynamicCache."

@@ -71,7 +71,7 @@ def _wrap_decoding(original: Callable) -> Callable:
         if not isinstance(drafter, DominoDraftModel):
             return original(self, input_ids, *args, **kwargs)
         check_inputs(input_ids, kwargs)
-        unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor")
+        unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
         kept = {name: value for name, value in kwargs.items() if name not in unused}
         return assisted_decoding(self, input_ids, *args, drafter=drafter, **kept)
 
@@ -182,7 +182,7 @@ def attach(target: PreTrainedModel) -> None:
 
     Drafts then run in Transformers' own assisted loop: exact as ours, but it refuses stop strings and filled caches,
     and asks custom stopping criteria at the end of a round only. While [`install`] is in force our own loop is used
-    instead. [`detach`] undoes it.
+    instead. Copies stay attached; one that was pickled must be attached again. [`detach`] undoes it.
 
     Args:
         target (`PreTrainedModel`): A causal language model; two private methods are set on this instance.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import string
 from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
+import transformers
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.pre_tokenizers import Split
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -103,10 +106,14 @@ def make_drafter():
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of the tiny vocabulary: the words `t0`, `t1`, ... separated by spaces."""
-    words = Tokenizer(WordLevel({f"t{index}": index for index in range(VOCAB_SIZE)}, unk_token="t0"))
-    words.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"t{EOS}", pad_token=f"t{PAD}", unk_token="t0")
+    """A tokenizer of the tiny vocabulary: four special tokens and sixty single characters."""
+    special = ["<unk>", "<eos>", "<pad>", "<mask>"]
+    tokens = special + list(string.ascii_letters + " ._,:()=")
+    characters = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<unk>"))
+    characters.pre_tokenizer = Split(Regex("."), "isolated")
+    characters.decoder = Fuse()
+    names = {"unk_token": special[0], "eos_token": special[EOS], "pad_token": special[PAD], "mask_token": special[MASK]}
+    return PreTrainedTokenizerFast(tokenizer_object=characters, **names)
 
 
 @pytest.fixture(scope="session")

@@ -25,8 +25,8 @@ def oracle(target: PreTrainedModel, prompt: torch.Tensor, accuracy: float, **gen
     truth = target.generate(prompt, **({"eos_token_id": -1} | generate_kwargs))[0].tolist()
     draws, propose = random.Random(0), drafting.DraftSession.propose
 
-    def propose_truth(self, anchor_ids, prefix_ids, *args, **kwargs):
-        proposal = propose(self, anchor_ids, prefix_ids, *args, **kwargs)
+    def propose_truth(self, prefix_ids, *args, **kwargs):
+        proposal = propose(self, prefix_ids, *args, **kwargs)
         start = prefix_ids.shape[1]
         for k in range(proposal.tokens.shape[1]):
             if start + k < len(truth) and draws.random() < accuracy:

@@ -12,16 +12,18 @@ from transformers import (
     BambaConfig,
     BambaForCausalLM,
     DynamicCache,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
 )
+from transformers.generation import GenerationMode
 
 import hf_domino
 from hf_domino import DominoDraftModel
-from hf_domino.compatibility import check_target
+from hf_domino.compatibility import check_generation, check_target
 
 PROMPT = torch.tensor([[5, 9, 33, 20]])
 
@@ -79,7 +81,7 @@ def test_generation_options(target, tiny_drafter, field, value, words, entry):
 
 def test_modes_that_cannot_be_drafted(target, tiny_drafter):
     with pytest.raises(ValueError, match=r"generation mode must be 'assisted_generation', got 'contrastive_search'"):
-        target.generate(PROMPT, assistant_model=tiny_drafter, penalty_alpha=0.6, top_k=4, do_sample=False)
+        check_generation(target, tiny_drafter, GenerationConfig(penalty_alpha=0.6), GenerationMode.CONTRASTIVE_SEARCH)
 
 
 def test_hidden_states_without_return_dict_are_harmless(tiny_qwen3, tiny_drafter):

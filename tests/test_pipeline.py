@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, pi
 import hf_domino
 from hf_domino import DominoDraftModel
 
-TEXT = "t5 t9 t33 t20"
+TEXT = "def f(a):"
 OPTIONS = {"do_sample": False, "max_new_tokens": 24}
 
 

@@ -1,0 +1,77 @@
+"""Sampling through `generate` follows the target's law, whatever the drafter proposes (chi-square, tiny vocabulary)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hf_domino
+
+VOCAB, SAMPLES = 12, 1500
+PROMPT = torch.tensor([[5, 9, 3]])
+# One test in a thousand of a correct sampler falls below; the seed is fixed, so it does not flicker.
+P_VALUE = 1e-3
+
+
+@pytest.fixture(scope="module")
+def target():
+    sizes = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
+    torch.manual_seed(4)
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, **tokens, initializer_range=0.4)).eval()
+
+
+def truncated(logits, top_k, temperature):
+    logits = logits / temperature
+    kept = logits.topk(top_k).indices
+    return torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept)).softmax(dim=-1)
+
+
+@torch.no_grad()
+def exact_law(target, top_k, temperature):
+    """P(second and third new token), `[V * V]`: the first comes from the prompt alone, later ones from rounds."""
+    tokens = torch.arange(VOCAB)
+    first = truncated(target(PROMPT).logits[:, -1], top_k, temperature)[0]  # [V]
+    one = torch.cat((PROMPT.expand(VOCAB, -1), tokens[:, None]), dim=1)
+    second = truncated(target(one).logits[:, -1], top_k, temperature)  # [V, V]
+    two = torch.cat((one.repeat_interleave(VOCAB, 0), tokens.repeat(VOCAB)[:, None]), dim=1)
+    third = truncated(target(two).logits[:, -1], top_k, temperature).view(VOCAB, VOCAB, VOCAB)
+    return torch.einsum("a,ab,abc->bc", first, second, third).flatten()
+
+
+def p_value(counts, law):
+    """Chi-square p-value; cells expected fewer than five times are pooled, impossible ones must be empty."""
+    assert counts[law == 0].sum() == 0
+    expected = law * counts.sum()
+    rare = expected < 5
+    observed = [*counts[~rare].tolist(), counts[rare].sum().item()]
+    wanted = [*expected[~rare].tolist(), expected[rare].sum().item()]
+    if wanted[-1] < 5:
+        observed[-2:], wanted[-2:] = [sum(observed[-2:])], [sum(wanted[-2:])]
+    return stats.chisquare(observed, [value * sum(observed) / sum(wanted) for value in wanted]).pvalue
+
+
+@pytest.mark.parametrize(
+    ("entry", "top_k", "temperature"), [("install", VOCAB, 1.0), ("install", 5, 0.7), ("attach", 5, 0.7)]
+)
+def test_samples_follow_the_targets_law(target, make_drafter, entry, top_k, temperature):
+    if entry == "attach":
+        hf_domino.uninstall()
+        hf_domino.attach(target)
+    drafter = make_drafter(target, block_size=4, num_hidden_layers=1)
+    options = {"do_sample": True, "top_k": top_k, "temperature": temperature, "max_new_tokens": 4}
+    counts, rates = torch.zeros(VOCAB * VOCAB), []
+    torch.manual_seed(7)
+    try:
+        for _ in range(SAMPLES):
+            text = target.generate(PROMPT, assistant_model=drafter, **options)[0, PROMPT.shape[1] :]
+            counts[text[1] * VOCAB + text[2]] += 1
+            rates.append(drafter.stats.acceptance_lengths[0])
+    finally:
+        hf_domino.detach(target)
+        hf_domino.install()
+    assert 1.1 < sum(rates) / len(rates) < 2.5  # both accepted and rejected drafts were there
+    assert p_value(counts, exact_law(target, top_k, temperature).double()) > P_VALUE

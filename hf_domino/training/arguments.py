@@ -45,7 +45,9 @@ class DominoTrainingArguments(TrainingArguments):
 
     num_anchors: int = field(default=256, metadata={"help": "Most blocks trained per sequence and step."})
     loss_decay: float | None = field(default=None, metadata={"help": "Positions after which a weight falls to 1/e."})
-    lambda_base_decay_ratio: float = field(default=1.0, metadata={"help": "Share of training to phase out the base loss."})
+    lambda_base_decay_ratio: float = field(
+        default=1.0, metadata={"help": "Share of training that fades the base loss out."}
+    )
     max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
     walk_rows: int = field(default=16, metadata={"help": "Evaluation rows to walk in real rounds; 0 for none."})
 
@@ -70,4 +72,4 @@ class DominoTrainingArguments(TrainingArguments):
                 allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
                 raise ValueError(f"{name} must be {allowed}, got {value}.")
         if self.loss_decay is not None and self.loss_decay <= 0:
-            raise ValueError(f"loss_decay must be above 0 positions, or None for the published value, got {self.loss_decay}.")
+            raise ValueError(f"loss_decay must be above 0, or None for the published value, got {self.loss_decay}.")

@@ -14,7 +14,9 @@ from typing import Any
 GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\b")
 
 
-def encode_chat(messages: Sequence[dict[str, Any]], tokenizer: Any, place: str = "messages") -> tuple[list[int], list[int]]:
+def encode_chat(
+    messages: Sequence[dict[str, Any]], tokenizer: Any, place: str = "messages"
+) -> tuple[list[int], list[int]]:
     """Render a conversation and mark the assistant's tokens.
 
     Args:
@@ -31,8 +33,8 @@ def encode_chat(messages: Sequence[dict[str, Any]], tokenizer: Any, place: str =
     template = tokenizer.chat_template
     if template is None:
         raise ValueError(
-            f"{place}: field `messages` needs a tokenizer with a chat template, got {type(tokenizer).__name__} without: "
-            "set tokenizer.chat_template or use `prompt` and `completion`."
+            f"{place}: field `messages` needs a tokenizer with a chat template, and this one has none: "
+            "set tokenizer.chat_template, or use `prompt` and `completion`."
         )
     if isinstance(template, str) and GENERATION_BLOCK.search(template):
         encoded = tokenizer.apply_chat_template(
@@ -55,11 +57,11 @@ def _encode_by_turns(messages: list[dict[str, Any]], tokenizer: Any, place: str)
             spans.append((len(before), len(after)))
     if not spans or not tokenizer.is_fast:
         raise ValueError(
-            f"{place}: field `messages`: this chat template or tokenizer does not tell which tokens are the assistant's. "
+            f"{place}: field `messages`: chat template or tokenizer do not tell which tokens are the assistant's. "
             "Use a template with {% generation %} blocks, or `prompt` and `completion`."
         )
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
-    return encoded["input_ids"], [_inside(*offsets, spans) for offsets in encoded["offset_mapping"]]
+    return encoded["input_ids"], [_inside(first, last, spans) for first, last in encoded["offset_mapping"]]
 
 
 def _inside(start: int, end: int, spans: list[tuple[int, int]]) -> int:

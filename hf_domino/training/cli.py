@@ -99,8 +99,8 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
     drafter = _build_drafter(names, shape, target, tokenizer)
-    train_rows = _load(data, args, data.train_file, target, tokenizer, data.on_policy_temperatures)
-    eval_rows = _load(data, args, data.eval_file, target, tokenizer, GREEDY) if data.eval_file else None
+    train_rows = _load(data, args, "train", target, tokenizer)
+    eval_rows = _load(data, args, "eval", target, tokenizer) if data.eval_file else None
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=train_rows, eval_dataset=eval_rows, processing_class=tokenizer
     )
@@ -160,14 +160,12 @@ def _build_drafter(
     return DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
 
 
-def _load(
-    data: DataArguments, args: DominoTrainingArguments, file: str, target: Any, tokenizer: Any, temperatures: Any
-) -> RowDataset:
-    """Rows of a file, or of what the target writes in place of their supervised part."""
-    rows = load_rows(file, tokenizer, data.max_length)
+def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any) -> RowDataset:
+    """Rows of a file, or of what the target writes in place of their supervised part; greedily for evaluation."""
+    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, data.max_length)
     if not data.on_policy:
         return rows
-    output = Path(args.output_dir) / f"on_policy_{Path(file).stem}.jsonl"
+    output = Path(args.output_dir) / f"on_policy_{split}.jsonl"
     with args.main_process_first(local=False, desc="on-policy text"):
         if args.process_index == 0:
             generate_on_policy(
@@ -175,7 +173,7 @@ def _load(
                 rows.prompts(data.on_policy_prompt_length),
                 output,
                 max_new_tokens=data.on_policy_max_new_tokens,
-                temperatures=temperatures,
+                temperatures=data.on_policy_temperatures if split == "train" else GREEDY,
                 batch_size=data.on_policy_batch_size,
                 seed=args.seed,
             )

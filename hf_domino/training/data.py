@@ -5,6 +5,7 @@ A row is `{"input_ids": [...], "loss_mask": [...]}`. What is wrong in a file is 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -125,7 +126,7 @@ def collate_rows(rows: Sequence[Row], pad_token_id: int = 0) -> dict[str, torch.
 
 
 def _has_anchor(loss_mask: list[int]) -> bool:
-    return any(first and second for first, second in zip(loss_mask, loss_mask[1:], strict=False))
+    return any(first and second for first, second in itertools.pairwise(loss_mask))
 
 
 def _supervised(ids: list[int], start: int = 0) -> Row:

@@ -108,7 +108,7 @@ def prefix_states(drafter: DominoDraftModel, target: TargetModel, tokens: torch.
     Returns:
         `torch.Tensor`: `[B, N, K, G]`.
     """
-    embeds = target.embed(tokens.flatten(0, 1)).to(drafter.prefix_gru.weight_ih_l0.dtype)  # [B*N, K, H]
+    embeds = target.embed(tokens.flatten(0, 1)).to(drafter.dtype)  # [B*N, K, H]
     # Recurrent kernels do not follow autocast on every device, and the GRU is small: keep it in its own dtype.
     with torch.autocast(tokens.device.type, enabled=False):
         states, _ = drafter.prefix_gru(embeds)

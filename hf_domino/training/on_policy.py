@@ -137,7 +137,9 @@ def _continue(target: PreTrainedModel, batch: _PromptBatch, max_new_tokens: int,
     return rows
 
 
-def _pad_left(prompts: list[list[int]], length: int, pad_token_id: int, device: torch.device) -> dict[str, torch.Tensor]:
+def _pad_left(
+    prompts: list[list[int]], length: int, pad_token_id: int, device: torch.device
+) -> dict[str, torch.Tensor]:
     padding = [length - len(prompt) for prompt in prompts]
     ids = [[pad_token_id] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
     seen = [[0] * count + [1] * len(prompt) for count, prompt in zip(padding, prompts, strict=True)]

@@ -62,7 +62,9 @@ class DominoTrainer(Trainer):
     ):
         check_target(model.config, target)
         if args.n_gpu > 1:
-            raise ValueError(f"n_gpu must be at most 1 per process, got {args.n_gpu}: start one process per GPU, torchrun.")
+            raise ValueError(
+                f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU."
+            )
         collate = data_collator or partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
         super().__init__(model=model.float(), args=args, data_collator=collate, **kwargs)
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
@@ -96,6 +98,7 @@ class DominoTrainer(Trainer):
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """This process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
+        assert num_items_in_batch is not None  # `get_batch_samples` counts
         losses, is_correct, weights = self._draft(model, inputs)
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(losses, is_correct, weights, total)
@@ -129,7 +132,9 @@ class DominoTrainer(Trainer):
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the drafter's figures, averaged since the last log, to training logs."""
         if "loss" in logs:
-            logs |= self.meter.means(self.accelerator) | {"lambda_base": self._lambda_base()}
+            logs |= self.meter.means(self.accelerator)
+            if self.drafter.has_correction_head:
+                logs["lambda_base"] = self._lambda_base()
             self.meter.reset()
         super().log(logs, *args, **kwargs)
 

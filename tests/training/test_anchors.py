@@ -35,7 +35,8 @@ def test_candidates_are_supervised_with_their_successor():
 def test_sampled_anchors_are_distinct_candidates():
     anchors = sample_anchors(LOSS_MASK, 4, seeded_generator(1))
     assert anchors.shape == (2, 4)
-    assert set(anchors[0].tolist()) < {2, 3, 7, 8, 9, 10} and len(set(anchors[0].tolist())) == 4
+    assert set(anchors[0].tolist()) < {2, 3, 7, 8, 9, 10}
+    assert len(set(anchors[0].tolist())) == 4
     assert anchors[1].tolist() == [1, 2, UNUSED, UNUSED]
 
 
@@ -72,7 +73,8 @@ def test_labels_and_weights(shift_label):
 def test_attention_mask():
     anchors = torch.tensor([[2, 7], [6, UNUSED]])
     mask = block_attention_mask(ATTENTION_MASK, anchors, 3)
-    assert mask.shape == (2, 1, 6, 12 + 6) and mask.dtype == torch.bool
+    assert mask.shape == (2, 1, 6, 12 + 6)
+    assert mask.dtype == torch.bool
     for row in range(2):
         for query in range(6):
             for key in range(18):

@@ -55,7 +55,7 @@ def naive_losses(drafter, target, input_ids, loss_mask):
                 corrected = base
                 if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
                     state = torch.zeros(1, config.gru_hidden_dim)
-                    for token in input_ids[row, anchor : position]:
+                    for token in input_ids[row, anchor:position]:
                         state = drafter.prefix_gru.step(target.model.embed_tokens(token)[None], state)
                     corrected = base + drafter.embed_proj(torch.cat((z[k], state[0])))
                 label = input_ids[row, position]

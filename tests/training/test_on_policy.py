@@ -1,0 +1,79 @@
+"""Text of the target itself: its own tokens, deterministic, resumable, readable by the trainer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from hf_domino.training.data import load_rows
+from hf_domino.training.on_policy import generate_on_policy
+
+PROMPTS = [[4, 5, 6, 7], [8, 9], [10, 11, 12], [13, 14], [15, 16, 17, 18], [20, 21, 22]]
+
+
+def generate(target, output, **overrides):
+    fields = {"max_new_tokens": 8, "temperatures": (0.0, 1.0), "batch_size": 2, "progress": False}
+    return generate_on_policy(target, PROMPTS, output, **(fields | overrides))
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_greedy_rows_are_what_the_target_says_to_each_prompt_alone(target, tmp_path):
+    rows = rows_of(generate(target, tmp_path / "text.jsonl", temperatures=(0.0,), batch_size=4))
+    assert sorted(row["input_ids"][: row["prompt_length"]] for row in rows) == sorted(PROMPTS)
+    for row in rows:
+        prompt = torch.tensor([row["input_ids"][: row["prompt_length"]]])
+        expected = target.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=2)[0].tolist()
+        assert row["input_ids"] == expected
+
+
+def test_temperatures_take_turns_and_equal_seeds_give_equal_files(target, tmp_path):
+    first = generate(target, tmp_path / "a.jsonl")
+    torch.manual_seed(99)
+    again = generate(target, tmp_path / "b.jsonl")
+    other = generate(target, tmp_path / "c.jsonl", seed=1)
+    assert first.read_text() == again.read_text() != other.read_text()
+    assert [row["temperature"] for row in rows_of(first)] == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("kept_characters", [0, 150, 400])
+def test_an_interrupted_run_ends_with_the_same_file(kept_characters, target, tmp_path):
+    whole = generate(target, tmp_path / "text.jsonl").read_text()
+    assert len(whole) > 400
+    (tmp_path / "text.jsonl").write_text(whole[:kept_characters])
+    assert generate(target, tmp_path / "text.jsonl").read_text() == whole
+
+
+def test_rows_end_with_the_end_of_text_token(target, tmp_path):
+    free = rows_of(generate(target, tmp_path / "free.jsonl", temperatures=(0.0,)))
+    end = free[0]["input_ids"][free[0]["prompt_length"] + 2]
+    target.generation_config.eos_token_id = end
+    row = rows_of(generate(target, tmp_path / "cut.jsonl", temperatures=(0.0,)))[0]
+    generated = row["input_ids"][row["prompt_length"] :]
+    assert generated[-1] == end
+    assert generated.count(end) == 1
+    target.generation_config.eos_token_id = None
+
+
+def test_the_trainer_reads_the_rows(target, tmp_path):
+    row = load_rows(generate(target, tmp_path / "text.jsonl"))[0]
+    assert row["loss_mask"] == [0, 0] + [1] * 8
+
+
+def test_bf16(target, tmp_path):
+    assert len(rows_of(generate(target, tmp_path / "text.jsonl", bf16=True))) == len(PROMPTS)
+
+
+def test_other_settings_are_refused(target, tmp_path):
+    generate(target, tmp_path / "text.jsonl")
+    with pytest.raises(ValueError, match=r"max_new_tokens must be 8, with which .* got 9: delete"):
+        generate(target, tmp_path / "text.jsonl", max_new_tokens=9)
+
+
+def test_empty_prompts_are_refused(target, tmp_path):
+    with pytest.raises(ValueError, match="prompts must be non-empty"):
+        generate_on_policy(target, [[4], []], tmp_path / "text.jsonl")

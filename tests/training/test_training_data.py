@@ -1,0 +1,136 @@
+"""Rows from files: what carries the loss, and errors that name file, line and field."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+from hf_domino.training.data import RowDataset, collate_rows, load_rows
+
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}t9 {{ m.role == 'user' and 't10' or 't11' }} {{ m.content }} end {% endfor %}"
+    "{% if add_generation_prompt %}t9 t11 {% endif %}"
+)
+GENERATION_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}t9 t11 "
+    "{% generation %}{{ m.content }} end{% endgeneration %} "
+    "{% else %}t9 t10 {{ m.content }} end {% endif %}{% endfor %}"
+)
+# Marks the last assistant turn, as templates do that drop the reasoning of earlier ones.
+LAST_TURN_TEMPLATE = (
+    "{% for m in messages %}t9 {{ m.role == 'user' and 't10' or 't11' }} "
+    "{{ loop.last and m.role == 'assistant' and 't12 ' or '' }}{{ m.content }} end {% endfor %}"
+    "{% if add_generation_prompt %}t9 t11 {% endif %}"
+)
+MESSAGES = [
+    {"role": "user", "content": "t20"},
+    {"role": "assistant", "content": "t30 t31"},
+    {"role": "user", "content": "t21"},
+    {"role": "assistant", "content": "t32"},
+]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A function that writes objects, or raw lines, to a .jsonl file."""
+
+    def to_file(*lines):
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join((x if isinstance(x, str) else json.dumps(x)) + "\n" for x in lines))
+        return path
+
+    return to_file
+
+
+def only_row(path, tokenizer=None, **kwargs):
+    (row,) = load_rows(path, tokenizer, **kwargs).rows
+    return row["input_ids"], row["loss_mask"]
+
+
+def test_text(write, word_tokenizer):
+    assert only_row(write({"text": "t5 t6 t7"}), word_tokenizer) == ([5, 6, 7], [1, 1, 1])
+    assert only_row(write({"text": "t5 t6 t7"}), word_tokenizer, max_length=2) == ([5, 6], [1, 1])
+
+
+def test_prompt_and_completion(write, word_tokenizer):
+    row = only_row(write({"prompt": "t5 t6", "completion": "t7 t8"}), word_tokenizer)
+    assert row == ([5, 6, 7, 8, 1], [0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, GENERATION_TEMPLATE])
+def test_chat_puts_the_loss_on_assistant_tokens(template, write, word_tokenizer):
+    tokenizer = copy.deepcopy(word_tokenizer)
+    tokenizer.chat_template = template
+    ids, loss_mask = only_row(write({"messages": MESSAGES}), tokenizer)
+    assert ids == [9, 10, 20, 1, 9, 11, 30, 31, 1, 9, 10, 21, 1, 9, 11, 32, 1]
+    assert [token for token, supervised in zip(ids, loss_mask, strict=True) if supervised] == [30, 31, 1, 32, 1]
+
+
+def test_turns_that_are_rendered_differently_later_carry_no_loss(write, word_tokenizer):
+    tokenizer = copy.deepcopy(word_tokenizer)
+    tokenizer.chat_template = LAST_TURN_TEMPLATE
+    ids, loss_mask = only_row(write({"messages": MESSAGES}), tokenizer)
+    assert [token for token, supervised in zip(ids, loss_mask, strict=True) if supervised] == [12, 32, 1]
+
+
+def test_token_ids(write):
+    assert only_row(write({"input_ids": [5, 6, 7], "prompt_length": 1})) == ([5, 6, 7], [0, 1, 1])
+    assert only_row(write({"input_ids": [5, 6, 7], "loss_mask": [1, 1, 0]})) == ([5, 6, 7], [1, 1, 0])
+
+
+def test_a_text_file_is_cut_into_rows(tmp_path, word_tokenizer):
+    path = tmp_path / "text.txt"
+    path.write_text("t4 t5 t6 t7 t8")
+    rows = load_rows(path, word_tokenizer, max_length=2).rows
+    assert [row["input_ids"] for row in rows] == [[4, 5], [6, 7]]  # the last piece holds no anchor
+
+
+def test_rows_without_an_anchor_are_left_out():
+    good = {"input_ids": [4, 5, 6], "loss_mask": [0, 1, 1]}
+    assert RowDataset([good, {"input_ids": [4, 5, 6], "loss_mask": [1, 0, 1]}]).rows == [good]
+    with pytest.raises(ValueError, match="none in 0 rows"):
+        RowDataset([])
+
+
+def test_prompts_end_where_the_loss_starts():
+    rows = [{"input_ids": [4, 5, 6], "loss_mask": [0, 1, 1]}, {"input_ids": [7, 8, 9], "loss_mask": [1, 1, 1]}]
+    assert RowDataset(rows).prompts(2) == [[4], [7, 8]]
+
+
+def test_collated_rows_are_padded_on_the_right():
+    batch = collate_rows([{"input_ids": [4, 5], "loss_mask": [0, 1]}, {"input_ids": [6], "loss_mask": [1]}], 2)
+    assert batch["input_ids"].tolist() == [[4, 5], [6, 2]]
+    assert batch["loss_mask"].tolist() == [[0, 1], [1, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{'a': 1}", "must be a JSON object"),
+        ("[1]", "must be a JSON object, got list"),
+        ({"txt": "t4"}, "needs `text`, .* got `txt`"),
+        ({"text": 3}, "field `text` must be a string, got 3"),
+        ({"prompt": "t4"}, "field `completion` must be a string, got None"),
+        ({"messages": []}, "field `messages` must be a list of messages"),
+        ({"messages": [{"role": "user"}]}, r"field `messages\[0\]` must have `role` and `content`"),
+        ({"messages": [{"role": "user", "content": "t4"}]}, "must hold an assistant message"),
+        ({"messages": MESSAGES}, "needs a tokenizer with a chat template"),
+        ({"input_ids": [4, "a"]}, "field `input_ids` must be a list of token ids"),
+        ({"input_ids": [4, 5], "prompt_length": 3}, r"field `prompt_length` must be in \[0, 2\], got 3"),
+        ({"input_ids": [4, 5], "loss_mask": [1]}, "field `loss_mask` must be 2 zeros and ones"),
+    ],
+)
+def test_errors_name_file_line_and_field(line, message, write, word_tokenizer):
+    path = write({"text": "t4 t5"}, "", line)
+    with pytest.raises(ValueError, match=rf"rows\.jsonl, line 3: .*{message}"):
+        load_rows(path, word_tokenizer)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no training file at"):
+        load_rows(tmp_path / "none.jsonl")

@@ -113,8 +113,8 @@ def caption(rows: Sequence[Row]) -> str:
     num_equal = sum(bool(row["equals_plain"]) for row in greedy)
     prompts = len({row["prompt"] for row in rows})
     return (
-        f"{first['pair']}, {prompts} held-out prompts x {first['max_new_tokens']} new tokens, batch 1, {first['dtype']}, "
-        f"{first['threads']} threads of {first['hardware']}; all methods interleaved in one process, median of "
+        f"{first['pair']}, {prompts} held-out prompts x {first['max_new_tokens']} new tokens, batch 1, "
+        f"{first['dtype']}, {first['threads']} threads of {first['hardware']}; all methods interleaved in one process, median of "
         f"{first['repeats']} repeats a prompt, then over prompts; speed-up over plain. Greedy outputs equal to plain "
         f"`generate`: {num_equal} of {len(greedy)}. torch {first['torch']}, transformers {first['transformers']}, "
         f"commit {first['commit'][:7]}, seed {first['seed']}, {first['date']}."

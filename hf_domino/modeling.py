@@ -8,7 +8,7 @@ Shapes: B batch, Q block positions, C new context positions, S all context posit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +20,7 @@ from hf_domino.compatibility import check_loading_info
 from hf_domino.configuration import DominoConfig
 from hf_domino.context import ContextCache
 from hf_domino.correction import CorrectionProjection, PrefixGRU
-
-if TYPE_CHECKING:
-    from hf_domino.decoding.stats import DecodingStats
+from hf_domino.stats import DecodingStats, last_stats
 
 
 class DominoDraftModel(PreTrainedModel):
@@ -82,8 +80,6 @@ class DominoDraftModel(PreTrainedModel):
         Raises:
             RuntimeError: If the calling thread has not generated with it yet.
         """
-        from hf_domino.decoding.stats import last_stats
-
         return last_stats(self)
 
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -19,8 +19,7 @@ REQUIREMENTS = Path(__file__).with_name("corpus.txt")
 
 # Directories that hold tests, vendored copies, or text that is data rather than code.
 SKIPPED_DIRECTORIES = frozenset(
-    "test tests testing _test idle_test site-packages __pycache__ _vendor vendor vendored externals extern lib2to3 "
-    "locale locales encodings data pydoc_data lib-dynload ensurepip turtledemo migrations".split()
+    ["test", "tests", "testing", "_test", "idle_test", "site-packages", "__pycache__", "_vendor", "vendor", "vendored", "externals", "extern", "lib2to3", "locale", "locales", "encodings", "data", "pydoc_data", "lib-dynload", "ensurepip", "turtledemo", "migrations"]
 )
 MIN_CHARACTERS = 600
 MAX_CHARACTERS = 200_000

@@ -9,12 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from hf_domino.modeling import DominoDraftModel
+from torch import nn
 
 PHASES = ("draft", "rollout", "verify")
 
@@ -129,14 +126,14 @@ class DecodingStats:
         return "\n".join(f"{name:<20}{value}" for name, value in lines)
 
 
-def record_stats(drafter: DominoDraftModel, stats: DecodingStats) -> None:
+def record_stats(drafter: nn.Module, stats: DecodingStats) -> None:
     """Make `stats` what `drafter.stats` returns in the calling thread."""
     if not hasattr(_last, "by_drafter"):
         _last.by_drafter = weakref.WeakKeyDictionary()
     _last.by_drafter[drafter] = stats
 
 
-def last_stats(drafter: DominoDraftModel) -> DecodingStats:
+def last_stats(drafter: nn.Module) -> DecodingStats:
     """Statistics of the calling thread's last assisted generation with `drafter`.
 
     Raises:

@@ -103,7 +103,7 @@ class DominoTrainer(Trainer):
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(losses, is_correct, weights, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        return losses.combine(self._lambda_base()) / total * self.accelerator.num_processes
+        return losses.combine(self._lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -134,12 +134,12 @@ class DominoTrainer(Trainer):
         if "loss" in logs:
             logs |= self.meter.means(self.accelerator)
             if self.drafter.has_correction_head:
-                logs["lambda_base"] = self._lambda_base()
+                logs["lambda_base"] = self._lambda_base(self.state.global_step - 1)  # of the last step
             self.meter.reset()
         super().log(logs, *args, **kwargs)
 
-    def _lambda_base(self) -> float:
-        return lambda_base_at(self.state.global_step, self.state.max_steps, self.args.lambda_base_decay_ratio)
+    def _lambda_base(self, step: int) -> float:
+        return lambda_base_at(step, self.state.max_steps, self.args.lambda_base_decay_ratio)
 
     def _draw_anchors(self, batch: Batch, generator: torch.Generator) -> torch.Tensor:
         """Add `anchors` to a micro-batch and return the sum of its weights."""

@@ -25,6 +25,9 @@ class StopAfter(TrainerCallback):
         control.should_training_stop = state.global_step >= self.steps
 
 
+NAMES = ("loss", "base_loss", "corrected_loss", "lambda_base")
+
+
 def weights_of(trainer) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in trainer.drafter.state_dict().items()}
 
@@ -61,11 +64,13 @@ def test_logged_losses_are_averages_of_the_steps(target, make_drafter, make_trai
             make_drafter(target), greedy_rows, max_steps=4, gradient_accumulation_steps=2, logging_steps=steps
         )
         trainer.train()
-        histories.append({name: logged(trainer, name) for name in ("loss", "base_loss", "corrected_loss")})
+        histories.append({name: logged(trainer, name) for name in NAMES})
     each, mean = histories
-    for name in each:
+    for name in NAMES[:3]:
         assert mean[name][0] == pytest.approx(sum(each[name]) / 4, rel=1e-4)
-    assert each["loss"][0] == pytest.approx(each["base_loss"][0], rel=1e-4)  # lambda_base is 1 at the first step
+    assert each["lambda_base"] == [1.0, 0.75, 0.5, 0.25]
+    for loss, base, corrected, share in zip(*each.values(), strict=True):
+        assert loss == pytest.approx(share * base + (1 - share) * corrected, rel=1e-4)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -11,9 +11,13 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, output_capturing
 
 from hf_domino.configuration import DominoConfig
+
+# A list of wanted hidden states counts as the full tuple does, embedding output first, from Transformers 5.23 on, and
+# from the first layer's output before.
+_FIRST_LAYER_ENTRY = 1 if hasattr(output_capturing, "selected_hidden_states") else 0
 
 
 class TargetModel:
@@ -27,8 +31,7 @@ class TargetModel:
     def __init__(self, model: PreTrainedModel, config: DominoConfig):
         self.model = model
         self.text_config = model.config.get_text_config(decoder=True)
-        # `hidden_states[0]` is the embedding output, so layer i is entry i + 1.
-        self._entries = [layer_id + 1 for layer_id in config.target_layer_ids]
+        self._layer_ids = list(config.target_layer_ids)
         self._embeddings = model.get_input_embeddings()
         self._lm_head = model.get_output_embeddings()
 
@@ -43,7 +46,8 @@ class TargetModel:
 
     def capture_kwargs(self, capture_all: bool = False) -> dict[str, Any]:
         """Keyword arguments for the target's forward that make it return the wanted hidden states and no others."""
-        return {"output_hidden_states": True if capture_all else self._entries, "return_dict": True}
+        wanted = True if capture_all else [layer_id + _FIRST_LAYER_ENTRY for layer_id in self._layer_ids]
+        return {"output_hidden_states": wanted, "return_dict": True}
 
     def captured(self, outputs: ModelOutput) -> tuple[torch.Tensor, ...]:
         """The L hidden states `[B, T, H]` of `target_layer_ids` in a forward's outputs.
@@ -57,7 +61,9 @@ class TargetModel:
                 f"{type(self.model).__name__} returned no hidden states although output_hidden_states was requested: "
                 "it cannot be a target."
             )
-        captured = tuple(hidden_states[entry] for entry in self._entries)
+        # 1 where the embedding output comes first, else 0.
+        offset = len(hidden_states) - self.text_config.num_hidden_layers
+        captured = tuple(hidden_states[layer_id + offset] for layer_id in self._layer_ids)
         if captured[0].dim() != 3:
             raise ValueError(
                 f"hidden states of {type(self.model).__name__} must have shape [batch, tokens, hidden], got "

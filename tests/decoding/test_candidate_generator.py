@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
+from hf_domino.target import TargetModel
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
 
@@ -76,3 +77,19 @@ def test_only_needed_layers_are_captured(tiny_qwen3, tiny_drafter):
     outputs = run_target(tiny_qwen3, generator(tiny_qwen3, tiny_drafter), PROMPT)
     captured = [entry for entry in outputs.hidden_states if entry is not None]
     assert len(captured) == len(tiny_drafter.config.target_layer_ids)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer_ids", [[0, 2], [1], [2, 0]])
+def test_captured_layers_are_the_right_ones(tiny_qwen3, make_drafter, layer_ids):
+    view = TargetModel(tiny_qwen3, make_drafter(tiny_qwen3, target_layer_ids=layer_ids).config)
+    recorded = {}
+    hooks = [
+        layer.register_forward_hook(lambda _, __, output, i=i: recorded.__setitem__(i, output))
+        for i, layer in enumerate(tiny_qwen3.model.layers)
+    ]
+    captured = view.captured(tiny_qwen3(PROMPT, **view.capture_kwargs()))
+    [hook.remove() for hook in hooks]
+    assert len(captured) == len(layer_ids)
+    for states, layer_id in zip(captured, layer_ids, strict=True):
+        assert torch.equal(states, recorded[layer_id])

@@ -1,0 +1,74 @@
+"""Greedy text is the target's own for other architectures: sliding windows, soft caps, experts, absolute positions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from oracle import oracle
+
+import hf_domino
+from hf_domino.target import TargetModel
+
+VOCAB = 96
+PROMPT = torch.arange(7, 27)[None]
+NEW_TOKENS = 40
+WINDOW = 16  # shorter than the prompt: rewinding must restore what the window had dropped
+
+BASE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "initializer_range": 0.2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+SLIDING = {"sliding_window": WINDOW}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+FAMILIES = {
+    "Mistral": SLIDING,
+    "Qwen2": {},
+    "Gemma2": {**SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8},
+    "Gemma3": {**SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2},
+    "Phi3": SLIDING,
+    "Cohere2": SLIDING,
+    "Olmo3": SLIDING,
+    "Granite": {},
+    "Qwen3Moe": {**EXPERTS, "head_dim": 8},
+    "GPT2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 128},
+}
+
+
+def build(family):
+    config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+    names = (f"{family}ForCausalLM", f"{family}LMHeadModel")
+    model_class = next(getattr(transformers, name) for name in names if hasattr(transformers, name))
+    sizes = {} if family == "GPT2" else BASE | HEADS
+    torch.manual_seed(0)
+    config = config_class(**({"vocab_size": VOCAB} | sizes | TOKENS | FAMILIES[family]))
+    return model_class(config).eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("entry", ["install", "attach"])
+def test_greedy_is_lossless(family, entry, make_drafter):
+    target = build(family)
+    drafter = make_drafter(target)
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    plain = target.generate(PROMPT, **options)
+    if entry == "attach":
+        hf_domino.uninstall()
+        hf_domino.attach(target)
+    try:
+        for accuracy in (0.6, 0.9):
+            with oracle(target, PROMPT, accuracy, **options):
+                assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **options), plain)
+            assert drafter.stats.acceptance_length > 1.5
+    finally:
+        hf_domino.install()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", FAMILIES)
+def test_wanted_layers_are_those_of_the_full_tuple(family, make_drafter):
+    target = build(family)
+    view = TargetModel(target, make_drafter(target, target_layer_ids=[0, 2]).config)
+    wanted = view.captured(target(PROMPT, **view.capture_kwargs()))
+    everything = target(PROMPT, **view.capture_kwargs(capture_all=True)).hidden_states
+    assert torch.equal(wanted[0], everything[1])
+    assert torch.equal(wanted[1], everything[3])

@@ -16,7 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from hf_domino.configuration import DominoConfig
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.data import RowDataset, load_rows
+from hf_domino.training.data import RowDataset, load_rows, read_rows
 from hf_domino.training.on_policy import generate_on_policy
 from hf_domino.training.trainer import DominoTrainer
 
@@ -165,19 +165,22 @@ def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target
     rows = load_rows(getattr(data, f"{split}_file"), tokenizer, data.max_length)
     if not data.on_policy:
         return rows
-    output = Path(args.output_dir) / f"on_policy_{split}.jsonl"
-    with args.main_process_first(local=False, desc="on-policy text"):
-        if args.process_index == 0:
-            generate_on_policy(
-                target,
-                rows.prompts(data.on_policy_prompt_length),
-                output,
-                max_new_tokens=data.on_policy_max_new_tokens,
-                temperatures=data.on_policy_temperatures if split == "train" else GREEDY,
-                batch_size=data.on_policy_batch_size,
-                seed=args.seed,
-            )
-    return load_rows(output, max_length=data.max_length + data.on_policy_max_new_tokens)
+    world = range(args.world_size)
+    outputs = [Path(args.output_dir) / f"on_policy_{split}-{rank + 1}-of-{len(world)}.jsonl" for rank in world]
+    generate_on_policy(
+        target,
+        rows.prompts(data.on_policy_prompt_length),
+        outputs[args.process_index],
+        max_new_tokens=data.on_policy_max_new_tokens,
+        temperatures=data.on_policy_temperatures if split == "train" else GREEDY,
+        batch_size=data.on_policy_batch_size,
+        seed=args.seed,
+        shard=(args.process_index, len(world)),
+        progress=args.process_index == 0,
+    )
+    args.distributed_state.wait_for_everyone()
+    longest = data.max_length + data.on_policy_max_new_tokens
+    return RowDataset([row for output in outputs for row in read_rows(output, max_length=longest)])
 
 
 def _last_checkpoint(output_dir: str) -> str | None:

@@ -70,18 +70,23 @@ def load_rows(path: str | Path, tokenizer: Any = None, max_length: int = 2048) -
         ValueError: If a line or field is not as described, or no row can be trained on.
         FileNotFoundError: If there is no such file.
     """
+    return RowDataset(read_rows(path, tokenizer, max_length))
+
+
+def read_rows(path: str | Path, tokenizer: Any = None, max_length: int = 2048) -> list[Row]:
+    """Rows of a file as in [`load_rows`], also those without an anchor; possibly none."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no training file at {path}: pass a .jsonl or text file.")
     if path.suffix != ".jsonl":
         ids = tokenizer(path.read_text(encoding="utf-8"))["input_ids"]
         pieces = [ids[start : start + max_length] for start in range(0, len(ids), max_length)]
-        return RowDataset([_supervised(piece) for piece in pieces])
+        return [_supervised(piece) for piece in pieces]
     rows = []
     for line, record in read_jsonl(path):
         row = _encode(record, tokenizer, f"{path}, line {line}")
         rows.append({key: values[:max_length] for key, values in row.items()})
-    return RowDataset(rows)
+    return rows
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -5,6 +5,7 @@ A drafter learns to predict its target, and the target's own text is what it wil
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -33,6 +34,7 @@ def generate_on_policy(
     batch_size: int = 64,
     seed: int = 0,
     bf16: bool = False,
+    shard: tuple[int, int] = (0, 1),
     progress: bool = True,
 ) -> Path:
     """Let the target continue prompts, and write what it says as token ids.
@@ -52,6 +54,8 @@ def generate_on_policy(
         seed (`int`, *optional*, defaults to 0): Of the sampling.
         bf16 (`bool`, *optional*, defaults to `False`): Generate under bf16 autocast; about 1.6 times as fast on CPUs
             with bf16 instructions.
+        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes that share
+            the prompts, each with an `output` of its own; together they write what one process would.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
     Returns:
@@ -64,8 +68,9 @@ def generate_on_policy(
         raise ValueError(f"prompts must be non-empty lists of token ids, got {len(prompts)} with one empty or none.")
     output = Path(output)
     settings = {"max_new_tokens": max_new_tokens, "temperatures": list(temperatures), "batch_size": batch_size}
-    _check_settings(output, settings | {"seed": seed, "bf16": bf16, "num_prompts": len(prompts)})
-    batches = list(_plan(prompts, temperatures, batch_size))
+    digest = hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode()).hexdigest()[:16]
+    _check_settings(output, settings | {"seed": seed, "bf16": bf16, "shard": list(shard), "digest of prompts": digest})
+    batches = list(_plan(prompts, temperatures, batch_size))[shard[0] :: shard[1]]
     done = _keep_whole_batches(output, [len(batch.prompts) for batch in batches])
     autocast = torch.autocast(target.device.type, torch.bfloat16) if bf16 else nullcontext()
     with output.open("a", encoding="utf-8") as file, autocast:

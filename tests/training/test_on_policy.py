@@ -48,6 +48,13 @@ def test_an_interrupted_run_ends_with_the_same_file(kept_characters, target, tmp
     assert generate(target, tmp_path / "text.jsonl").read_text() == whole
 
 
+def test_processes_share_the_prompts(target, tmp_path):
+    whole = rows_of(generate(target, tmp_path / "whole.jsonl"))
+    shards = [rows_of(generate(target, tmp_path / f"{rank}.jsonl", shard=(rank, 2))) for rank in (0, 1)]
+    assert [len(shard) for shard in shards] == [4, 2]
+    assert shards[0][:2] + shards[1] + shards[0][2:] == whole
+
+
 def test_rows_end_with_the_end_of_text_token(target, tmp_path):
     free = rows_of(generate(target, tmp_path / "free.jsonl", temperatures=(0.0,)))
     end = free[0]["input_ids"][free[0]["prompt_length"] + 2]

@@ -68,7 +68,7 @@ def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path
         recipe.pop(field)
     recipe |= {"drafter": str(saved_pair[1]), "on_policy": True, "on_policy_max_new_tokens": 12, "bf16": True}
     assert train(recipe) == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "on_policy_train.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "on_policy_train-1-of-1.jsonl").read_text().splitlines()]
     assert len(rows) == 8
     assert {row["temperature"] for row in rows} == {0.0}
 

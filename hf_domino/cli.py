@@ -51,13 +51,19 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name, help=summary, description=summary, formatter_class=argparse.ArgumentDefaultsHelpFormatter
-        )
+        subparser = subparsers.add_parser(name, help=summary, description=summary, formatter_class=_HelpFormatter)
         subparser.add_argument("--traceback", action="store_true", help="show where an error came from")
         if arguments and arguments[0] == name:
             importlib.import_module(module).add_arguments(subparser)
     return parser
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults that say something: not those of switches, nor None."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        silent = action.default is None or action.default is False
+        return action.help if silent else super()._get_help_string(action)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino.modeling import DominoDraftModel
 
-BUNDLED = "pycoder-12m"
+BUNDLED = "pycoder-9m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -41,8 +41,8 @@ def find_pair(path: Path | None = None) -> Path:
     Raises:
         FileNotFoundError: If there is no target, or no `-domino` folder beside it.
     """
-    checkout = Path(__file__).parents[1]
-    candidates = [path] if path else [root / "model_cards" / BUNDLED for root in (checkout, Path.cwd())]
+    roots = dict.fromkeys((Path(__file__).parents[1], Path.cwd()))  # the checkout, then the working folder
+    candidates = [path] if path else [root / "model_cards" / BUNDLED for root in roots]
     for candidate in candidates:
         if (candidate / "config.json").is_file() and (domino_folder(candidate) / "config.json").is_file():
             return candidate

@@ -114,10 +114,10 @@ def caption(rows: Sequence[Row]) -> str:
     prompts = len({row["prompt"] for row in rows})
     return (
         f"{first['pair']}, {prompts} held-out prompts x {first['max_new_tokens']} new tokens, batch 1, "
-        f"{first['dtype']}, {first['threads']} threads of {first['hardware']}; all methods interleaved in one process, median of "
-        f"{first['repeats']} repeats a prompt, then over prompts; speed-up over plain. Greedy outputs equal to plain "
-        f"`generate`: {num_equal} of {len(greedy)}. torch {first['torch']}, transformers {first['transformers']}, "
-        f"commit {first['commit'][:7]}, seed {first['seed']}, {first['date']}."
+        f"{first['dtype']}, {first['threads']} threads of {first['hardware']}; all methods interleaved in one "
+        f"process, median of {first['repeats']} repeats a prompt, then over prompts; speed-up over plain. Greedy "
+        f"outputs equal to plain `generate`: {num_equal} of {len(greedy)}. torch {first['torch']}, transformers "
+        f"{first['transformers']}, commit {first['commit'][:7]}, seed {first['seed']}, {first['date']}."
     )
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import hf_domino
+from hf_domino.pair import BUNDLED
 
 ROOT = Path(__file__).parents[1]
+BUNDLED_DRAFTER = ROOT / "model_cards" / f"{BUNDLED}-domino" / "config.json"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED_EXAMPLE = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -33,7 +35,7 @@ def test_fenced_examples_have_prompts():
             assert ">>> " in example, f"{path.name}: without >>> the example is never run"
 
 
-@pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="the bundled pair is not in this checkout")
+@pytest.mark.skipif(not BUNDLED_DRAFTER.exists(), reason="the bundled pair is not in this checkout")
 def test_readme_examples(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     scope: dict[str, object] = {}

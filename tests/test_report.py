@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from hf_domino.pair import BUNDLED
 from hf_domino.report import MARKERS, fill_readme, read_rows, results_table, summarize
 
 ROOT = Path(__file__).parents[1]
-PUBLISHED = ROOT / "model_cards" / "pycoder-12m-domino" / "results.jsonl"
+PUBLISHED = ROOT / "model_cards" / f"{BUNDLED}-domino" / "results.jsonl"
 
 ORIGIN = {
     "pair": "tiny",

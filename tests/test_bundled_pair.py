@@ -1,0 +1,68 @@
+"""The bundled pair on held-out prompts: greedy output equals plain generate, and the text is worth drafting."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_domino.benchmark import distinct_ngram_ratio
+from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
+
+FOLDER = Path(__file__).parents[1] / "model_cards" / BUNDLED
+MAX_FILE_BYTES, MAX_ALL_BYTES = 16 * 2**20, 40 * 2**20
+MIN_DISTINCT_4GRAM = 0.6  # below this the target loops, which flatters every method
+
+pytestmark = pytest.mark.skipif(not domino_folder(FOLDER).exists(), reason="the bundled pair is not in this checkout")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    """The bundled pair in fp32."""
+    return load_pair(FOLDER)
+
+
+def generate(pair: Pair, text: str, max_new_tokens: int, **arguments) -> torch.Tensor:
+    """New tokens of a greedy generation."""
+    inputs = pair.tokenizer(text, return_tensors="pt")
+    output = pair.target.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False, **arguments)
+    return output[0, inputs["input_ids"].shape[1] :]
+
+
+def check_prompts(pair: Pair, prompts: list[dict], max_new_tokens: int) -> list[float]:
+    """Compare plain and assisted output on every prompt; returns the distinct-4-gram ratio of each."""
+    different, ratios = [], []
+    for index, prompt in enumerate(prompts):
+        plain = generate(pair, prompt["text"], max_new_tokens)
+        assisted = generate(pair, prompt["text"], max_new_tokens, assistant_model=pair.drafter)
+        ratios.append(distinct_ngram_ratio(plain.tolist()))
+        if not torch.equal(plain, assisted):
+            different.append(index)
+    assert different == []
+    return ratios
+
+
+def test_greedy_is_lossless_on_some_prompts(pair):
+    check_prompts(pair, read_prompts(FOLDER / "prompts.jsonl")[:6], max_new_tokens=48)
+    assert pair.drafter.stats.acceptance_length > 1
+
+
+@pytest.mark.slow
+def test_greedy_is_lossless_on_all_prompts(pair):
+    prompts = read_prompts(FOLDER / "prompts.jsonl")
+    assert len(prompts) >= 50
+    assert statistics.fmean(check_prompts(pair, prompts, max_new_tokens=128)) >= MIN_DISTINCT_4GRAM
+
+
+def test_prompts_are_what_their_hashes_say():
+    for prompt in read_prompts(FOLDER / "prompts.jsonl"):
+        assert hashlib.sha256(prompt["text"].encode()).hexdigest() == prompt["sha256"]
+
+
+def test_sizes():
+    files = [file for file in FOLDER.parent.glob("*/*") if file.is_file()]
+    assert max(file.stat().st_size for file in files) <= MAX_FILE_BYTES
+    assert sum(file.stat().st_size for file in files) <= MAX_ALL_BYTES

@@ -170,7 +170,7 @@ class DominoTrainer(Trainer):
     def _walk(self, dataset: Any) -> dict[str, float]:
         rows = [dataset[index] for index in range(min(self.args.walk_rows, len(dataset)))]
         starts = [max(1, row["loss_mask"].index(1)) for row in rows]
-        with self.accelerator.autocast():
-            walked = walk_acceptance(self.drafter, self.target.model, [row["input_ids"] for row in rows], starts)
+        # Without autocast, as generation runs.
+        walked = walk_acceptance(self.drafter, self.target.model, [row["input_ids"] for row in rows], starts)
         mean = mean_acceptance_length(walked)
         return {} if mean is None else {"walked_acceptance_length": mean}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.resources import files
 
 import pytest
 import yaml
@@ -83,6 +84,12 @@ def test_yaml_is_converted_like_flags(recipe, tmp_path):
         "num_hidden_layers": 1, "block_size": 4, "shift_label": False, "target_layer_ids": [0, 1],
     }  # fmt: skip
     assert names.drafter is None
+
+
+def test_the_example_is_valid(tmp_path):
+    arguments = ["train", str(files("hf_domino.training") / "example.yaml"), "--use_cpu", f"--output_dir={tmp_path}"]
+    names, shape, data, args = parse_options(build_parser(arguments).parse_args(arguments))
+    assert (names.target, shape.block_size, data.on_policy, args.num_anchors) == ("Qwen/Qwen3-8B", 16, True, 256)
 
 
 @pytest.mark.parametrize(

@@ -167,3 +167,9 @@ def test_no_paths_of_one_machine():
 
 def test_kernels_is_no_package():
     assert not (ROOT / "kernels" / "__init__.py").exists(), "it would shadow Hugging Face's kernels package"
+
+
+def test_documents_name_the_oldest_transformers():
+    oldest = re.search(r'"transformers>=([\d.]+),<6"', (ROOT / "pyproject.toml").read_text())[1]
+    assert f"transformers from {oldest} up to 6" in (ROOT / "README.md").read_text()
+    assert f'"transformers=={oldest}"' in (ROOT / "CONTRIBUTING.md").read_text()

@@ -96,7 +96,7 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         if value != expected:
             raise _refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
     last = text.num_hidden_layers - 2
-    if not all(0 <= layer <= last for layer in config.target_layer_ids):
+    if not all(0 <= layer <= last for layer in config.target_layer_ids or ()):
         expected = f"in [0, {last}] (the target has {text.num_hidden_layers} layers; the last one's output is normed)"
         raise _refusal("the drafter's target_layer_ids", expected, config.target_layer_ids, OWN_DRAFTER)
     if config.target_model_type not in (None, text.model_type, target.config.model_type):

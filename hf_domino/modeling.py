@@ -144,4 +144,4 @@ class DominoDraftModel(PreTrainedModel):
         kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         check_loading_info(model.config, info)
-        return (model, info) if wants_info else model
+        return (model, info) if wants_info else model  # type: ignore[return-value]

@@ -54,16 +54,16 @@ class DominoCandidateGenerator(CandidateGenerator):
 
     def get_candidates(
         self,
-        input_ids: torch.LongTensor,
+        input_ids: torch.Tensor,
         model_kwargs: dict[str, Any] | None = None,
         model_outputs: ModelOutput | None = None,
         is_first_iteration: bool = False,
         **kwargs: Any,
-    ) -> tuple[torch.LongTensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Draft a block after the committed tokens.
 
         Args:
-            input_ids (`torch.LongTensor`): Committed tokens `[1, T]`, the anchor last.
+            input_ids (`torch.Tensor`): Committed tokens `[1, T]`, the anchor last.
             model_kwargs (`dict`, *optional*): The loop's; its `attention_mask` tells left padding.
             model_outputs (`ModelOutput`, *optional*): The target's last outputs.
             is_first_iteration (`bool`, *optional*): Whether the target has not run yet: there is nothing to draft from.
@@ -81,7 +81,7 @@ class DominoCandidateGenerator(CandidateGenerator):
             return torch.cat((input_ids, tokens), dim=1), None
         return torch.cat((input_ids, tokens), dim=1), proposal.scores[:, : tokens.shape[1]]
 
-    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
+    def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Count a round. This loop reports accepted candidates after its cuts by length and end of text."""
         if self._num_observed:
             self._stats.rows[0].append(int(num_matches) + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import pkgutil
@@ -31,7 +32,9 @@ def test_docstring_examples(name):
 
 def test_fenced_examples_have_prompts():
     for path in Path(hf_domino.__file__).parent.rglob("*.py"):
-        for example in FENCED_EXAMPLE.findall(path.read_text()):
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, documented)]
+        for example in FENCED_EXAMPLE.findall("\n".join(ast.get_docstring(node) or "" for node in nodes)):
             assert ">>> " in example, f"{path.name}: without >>> the example is never run"
 
 

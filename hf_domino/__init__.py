@@ -3,9 +3,9 @@
 import os
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.stats import DecodingStats, timed_phases
 from hf_domino.integration import attach, detach, install, is_installed, register_auto_classes, uninstall
 from hf_domino.modeling import DominoDraftModel
+from hf_domino.stats import DecodingStats, timed_phases
 
 __version__ = "0.1.0"
 __all__ = [

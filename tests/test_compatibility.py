@@ -23,7 +23,7 @@ from transformers.generation import GenerationMode
 
 import hf_domino
 from hf_domino import DominoDraftModel
-from hf_domino.compatibility import check_generation, check_target
+from hf_domino.compatibility import check_generation, check_inputs, check_target
 
 PROMPT = torch.tensor([[5, 9, 33, 20]])
 
@@ -100,6 +100,11 @@ def test_prompt_of_embeddings(target, tiny_drafter):
     embeds = target.get_input_embeddings()(PROMPT)
     with pytest.raises(ValueError, match=r"the prompt must be input_ids of at least one token, got 'inputs_embeds'"):
         target.generate(inputs_embeds=embeds, assistant_model=tiny_drafter, max_new_tokens=4)
+
+
+def test_sharded_target():
+    with pytest.raises(ValueError, match=r"synced_gpus must be False, got True. Sharded targets .* gather the target"):
+        check_inputs(PROMPT, {"synced_gpus": True})
 
 
 def test_cache_that_cannot_be_rewound(target, tiny_drafter):

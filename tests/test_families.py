@@ -63,6 +63,15 @@ def test_greedy_is_lossless(family, entry, make_drafter):
         hf_domino.install()
 
 
+def test_last_position_a_target_can_embed(make_drafter):
+    """Learned positions end: near the end fewer tokens are drafted, and the last one is still reached."""
+    target = build("GPT2")
+    options = {"do_sample": False, "max_new_tokens": 128 - PROMPT.shape[1]}
+    plain = target.generate(PROMPT, **options)
+    with oracle(target, PROMPT, 0.9, **options):
+        assert torch.equal(target.generate(PROMPT, assistant_model=make_drafter(target), **options), plain)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_wanted_layers_are_those_of_the_full_tuple(family, make_drafter):

@@ -121,6 +121,13 @@ def test_left_padding(entry, target, make_drafter):
     assert torch.equal(plain[:, 5:], greedy(target))  # the padding itself changes nothing
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_drafter_of_another_dtype(entry, tiny_qwen3, tiny_drafter, dtype):
+    drafter = tiny_drafter.to(dtype)
+    assert torch.equal(greedy(tiny_qwen3, assistant_model=drafter), greedy(tiny_qwen3))
+    assert greedy(tiny_qwen3, assistant_model=drafter, do_sample=True).shape == greedy(tiny_qwen3).shape
+
+
 def test_padding_does_not_change_drafts(entry, tiny_qwen3, tiny_drafter):
     padded = torch.cat((torch.full((1, 5), 2), PROMPT), dim=1)
     mask = (torch.arange(padded.shape[1]) >= 5).long()[None]

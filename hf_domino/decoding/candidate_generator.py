@@ -18,8 +18,8 @@ from transformers.utils import ModelOutput
 
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.sampling import TokenLaw, draft_law
-from hf_domino.stats import DecodingStats, record_stats
 from hf_domino.modeling import DominoDraftModel
+from hf_domino.stats import DecodingStats, record_stats
 from hf_domino.target import TargetModel
 
 

@@ -10,8 +10,8 @@ import torch
 from hf_domino.context import ContextCache
 from hf_domino.decoding.rollout import DraftProposal, rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.stats import PhaseTimer
 from hf_domino.modeling import DominoDraftModel
+from hf_domino.stats import PhaseTimer
 from hf_domino.target import TargetModel
 
 

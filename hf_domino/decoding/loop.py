@@ -17,9 +17,9 @@ from hf_domino.decoding.cache import TargetRunner
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequence
 from hf_domino.decoding.sampling import TokenLaw, draft_law
-from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
 from hf_domino.decoding.verification import verify
 from hf_domino.modeling import DominoDraftModel
+from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
 from hf_domino.target import TargetModel
 
 

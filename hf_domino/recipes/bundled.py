@@ -1,0 +1,204 @@
+"""Make the bundled pair from nothing: corpus, tokenizer, target, on-policy text, drafter and its DFlash twin.
+
+Every stage leaves its result in the work folder and is skipped if that is there, so the command can be interrupted and
+called again. The seed is fixed; results depend on the number of processes only through rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from hf_domino.modeling import DominoDraftModel
+from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
+from hf_domino.recipes.cards import write_cards
+from hf_domino.recipes.corpus import REQUIREMENTS, Module, collect_modules
+from hf_domino.recipes.pretrain import TargetRecipe
+from hf_domino.recipes.prompts import held_out_prompts, training_prompts, write_prompts
+from hf_domino.recipes.tokenizer import train_tokenizer
+from hf_domino.training.on_policy import generate_on_policy
+
+MAX_SHARD_SIZE = "12MB"
+TOKENIZER_MODULES = 2500
+NUM_EVALUATION_ROWS = 64
+
+
+@dataclass(frozen=True)
+class OnPolicyRecipe:
+    """How the target writes the drafters' training text; lengths in tokens."""
+
+    num_prompts: int = 12288
+    prompt_lengths: tuple[int, ...] = (48, 96, 144)
+    max_new_tokens: int = 176
+    temperatures: tuple[float, ...] = (0.0, 0.3, 0.7)
+    batch_size: int = 128
+    seed: int = 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `hf-domino recipe`."""
+    parser.add_argument("--work", type=Path, default=Path("pair-work"), help="folder for intermediate results")
+    parser.add_argument("--output", type=Path, default=Path("model_cards"), help="folder the pair is written to")
+    parser.add_argument("--packages", type=Path, help="folder with the corpus packages (default: install them)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes, one core each")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run all stages whose result is not there yet.
+
+    Args:
+        options (`argparse.Namespace`): Flags of [`add_arguments`].
+
+    Returns:
+        `int`: 0.
+
+    Raises:
+        ValueError: If `--processes` does not divide a step's micro-batches.
+    """
+    work, recipe = options.work, TargetRecipe()
+    work.mkdir(parents=True, exist_ok=True)
+    processes = max(count for count in (1, 2, 3, 6) if count <= options.processes)
+    stages: list[tuple[str, Path, Callable[[], None]]] = [
+        ("corpus", work / "held_out.npy", lambda: prepare_corpus(work, options.packages, recipe)),
+        ("target", work / "target", lambda: _torchrun(processes, "hf_domino.recipes.pretrain", f"--work={work}")),
+        ("target, unlooped", work / "target-unlooped", lambda: _unloop(work, options.processes)),
+        ("bf16 target", options.output / BUNDLED / "config.json", lambda: export_target(work, options.output)),
+        ("on-policy text", work / "on_policy.jsonl", lambda: write_on_policy(work, options.output, options.processes)),
+        ("Domino drafter", work / "domino/model.safetensors", lambda: _train_drafter(work, options, "domino")),
+        ("DFlash twin", work / "dflash/model.safetensors", lambda: _train_drafter(work, options, "dflash")),
+        ("cards", work / "cards.done", lambda: export_drafters(work, options.output)),
+    ]
+    for number, (name, result, make) in enumerate(stages, start=1):
+        print(f"[{number}/{len(stages)}] {name}{' (already made)' if result.exists() else ''}", flush=True)
+        if not result.exists():
+            make()
+    return 0
+
+
+def prepare_corpus(work: Path, packages: Path | None, recipe: TargetRecipe) -> None:
+    """Collect the modules, train the tokenizer, and write token streams and held-out prompts to `work`.
+
+    Args:
+        work (`Path`): Work folder.
+        packages (`Path`, *optional*): Folder with the packages of `corpus.txt`; None installs them into `work`.
+        recipe (`TargetRecipe`): For vocabulary, context length and seed.
+    """
+    if packages is None:
+        packages = work / "packages"
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages)]
+        subprocess.run([*command, "-r", str(REQUIREMENTS)], check=True)
+    modules = collect_modules(packages)
+    shuffled = [modules[index] for index in np.random.default_rng(recipe.seed).permutation(len(modules))]
+    train = [module for module in shuffled if not module.held_out]
+    texts = (module.text for module in train[:TOKENIZER_MODULES])
+    tokenizer = train_tokenizer(texts, recipe.vocab_size, recipe.max_length)
+    tokenizer.save_pretrained(work / "tokenizer")
+    write_prompts(held_out_prompts(modules, num_prompts=50, seed=recipe.seed), work / "prompts.jsonl")
+    np.save(work / "train.npy", _tokenize(train, tokenizer))
+    np.save(work / "held_out.npy", _tokenize([module for module in shuffled if module.held_out], tokenizer))
+
+
+def _tokenize(modules: list[Module], tokenizer) -> np.ndarray:
+    """All modules as one stream of ids, an end-of-text token after each."""
+    pieces = []
+    for start in range(0, len(modules), 256):
+        for ids in tokenizer([module.text for module in modules[start : start + 256]], verbose=False)["input_ids"]:
+            pieces.append(np.array([*ids, tokenizer.eos_token_id], dtype=np.uint16))
+    return np.concatenate(pieces)
+
+
+def _torchrun(processes: int, module: str, *arguments: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, "-m", module, *arguments], check=True, env=environment)
+
+
+def _unloop(work: Path, processes: int) -> None:
+    _torchrun(min(processes, 4), "hf_domino.recipes.unloop", f"--work={work}")
+
+
+def export_target(work: Path, output: Path) -> None:
+    """Save the target as bf16 shards with its tokenizer and held-out prompts; all later stages read this copy."""
+    folder = output / BUNDLED
+    target = AutoModelForCausalLM.from_pretrained(work / "target-unlooped", dtype=torch.bfloat16)
+    target.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
+    AutoTokenizer.from_pretrained(work / "tokenizer").save_pretrained(folder)
+    shutil.copy(work / "prompts.jsonl", folder)
+
+
+def write_on_policy(work: Path, output: Path, processes: int) -> None:
+    """Let the target continue training prompts in several processes, and gather the rows in `on_policy.jsonl`.
+
+    Greedy continuations of held-out text go to `evaluation.jsonl`.
+    """
+    recipe, shards = OnPolicyRecipe(), range(processes)
+    with ProcessPoolExecutor(processes) as pool:
+        parts = list(pool.map(_write_shard, *zip(*[(work, output, (shard, processes)) for shard in shards])))
+    target = _load_target(output)
+    held_out = np.load(work / "held_out.npy")
+    prompts = training_prompts(held_out, NUM_EVALUATION_ROWS, recipe.prompt_lengths, _end_of_text(target), recipe.seed)
+    generate_on_policy(target, prompts, work / "evaluation.jsonl", recipe.max_new_tokens, temperatures=(0.0,))
+    (work / "on_policy.jsonl").write_text("".join(path.read_text() for path in parts))
+
+
+def _write_shard(work: Path, output: Path, shard: tuple[int, int]) -> Path:
+    """One process's share of the on-policy text."""
+    torch.set_num_threads(1)
+    recipe, target = OnPolicyRecipe(), _load_target(output)
+    stream = np.load(work / "train.npy", mmap_mode="r")
+    prompts = training_prompts(stream, recipe.num_prompts, recipe.prompt_lengths, _end_of_text(target), recipe.seed)
+    return generate_on_policy(
+        target,
+        prompts,
+        work / f"on_policy-{shard[0]}-of-{shard[1]}.jsonl",
+        max_new_tokens=recipe.max_new_tokens,
+        temperatures=recipe.temperatures,
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        bf16=True,
+        shard=shard,
+        progress=shard[0] == 0,
+    )
+
+
+def _load_target(output: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(output / BUNDLED, dtype=torch.float32).eval()
+
+
+def _end_of_text(target: PreTrainedModel) -> int:
+    return target.config.eos_token_id
+
+
+def _train_drafter(work: Path, options: argparse.Namespace, projector_type: str) -> None:
+    _torchrun(
+        2 if options.processes > 1 else 1,
+        "hf_domino.cli",
+        "train",
+        str(Path(__file__).with_name("drafter.yaml")),
+        f"--target={options.output / BUNDLED}",
+        f"--train_file={work / 'on_policy.jsonl'}",
+        f"--eval_file={work / 'evaluation.jsonl'}",
+        f"--projector_type={projector_type}",
+        f"--output_dir={work / projector_type}",
+    )
+
+
+def export_drafters(work: Path, output: Path) -> None:
+    """Save both drafters as bf16, and write the three cards."""
+    folders = {"domino": domino_folder(output / BUNDLED), "dflash": dflash_folder(output / BUNDLED)}
+    for projector_type, folder in folders.items():
+        drafter = DominoDraftModel.from_pretrained(work / projector_type, dtype=torch.bfloat16)
+        drafter.save_pretrained(folder)
+    write_cards(output / BUNDLED)
+    (work / "cards.done").touch()

@@ -1,0 +1,38 @@
+"""Model cards of the bundled pair: what each model is, how it was made, on which sources, under which licence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hf_domino.pair import dflash_folder, domino_folder
+from hf_domino.recipes.corpus import REQUIREMENTS
+
+TEMPLATES = Path(__file__).parent
+WHAT = {"domino": "A Domino drafter (arXiv 2605.29707)", "dflash": "A plain DFlash drafter (arXiv 2602.06036)"}
+
+
+def write_cards(target_folder: Path) -> None:
+    """Write `README.md` into the folders of a target, its drafter and the drafter's twin.
+
+    Args:
+        target_folder (`Path`): The target's folder.
+    """
+    name = target_folder.name
+    _write("card_target.md", target_folder, name=name, sources=_sources())
+    for kind, folder in (("domino", domino_folder(target_folder)), ("dflash", dflash_folder(target_folder))):
+        _write("card_drafter.md", folder, name=folder.name, target=name, kind=kind, what=WHAT[kind])
+
+
+def _write(template: str, folder: Path, **fields: str) -> None:
+    text = (TEMPLATES / template).read_text(encoding="utf-8").format(**fields)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _sources() -> str:
+    """The packages of the corpus as a Markdown table."""
+    rows = ["| package | version | licence |", "|---|---|---|"]
+    for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            pin, licence = line.split("  # ")
+            rows.append(f"| {' | '.join(pin.split('=='))} | {licence} |")
+    return "\n".join(rows)

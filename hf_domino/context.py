@@ -38,7 +38,7 @@ def default_target_layer_ids(num_target_layers: int, num_captured: int = MAX_CAP
         raise ValueError(f"num_target_layers must be at least 2, got {num_target_layers}: a drafter reads inner layers.")
     for count in range(max(num_captured, 1), 1, -1):
         ids = [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
-        if len(set(ids)) == count and 0 <= min(ids) and max(ids) <= num_target_layers - 2:
+        if ids == sorted(set(ids)) and ids[0] >= 0 and ids[-1] <= num_target_layers - 2:
             return ids
     return [min(num_target_layers // 2, num_target_layers - 2)]
 

@@ -39,6 +39,10 @@ class PrefixGRU(nn.GRU):
         return torch.lerp(candidate, state, update)
 
 
+class ZeroLinear(nn.Linear):
+    """A linear layer whose fresh weights are zero: an untrained correction head drafts what plain DFlash does."""
+
+
 class CorrectionProjection(nn.Sequential):
     """W2 SiLU(W1 [z ; state]), with the halves of W1 also usable on their own.
 
@@ -51,7 +55,7 @@ class CorrectionProjection(nn.Sequential):
 
     def __init__(self, hidden_size: int, state_size: int, rank: int, vocab_size: int):
         super().__init__(
-            nn.Linear(hidden_size + state_size, rank, bias=False), nn.SiLU(), nn.Linear(rank, vocab_size, bias=False)
+            nn.Linear(hidden_size + state_size, rank, bias=False), nn.SiLU(), ZeroLinear(rank, vocab_size, bias=False)
         )
         self.hidden_size = hidden_size
 

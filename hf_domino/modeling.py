@@ -19,7 +19,7 @@ from hf_domino.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.compatibility import check_loading_info
 from hf_domino.configuration import DominoConfig
 from hf_domino.context import ContextCache
-from hf_domino.correction import CorrectionProjection, PrefixGRU
+from hf_domino.correction import CorrectionProjection, PrefixGRU, ZeroLinear
 from hf_domino.stats import DecodingStats, last_stats
 
 
@@ -127,10 +127,10 @@ class DominoDraftModel(PreTrainedModel):
         return self.norm(block)
 
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, CorrectionProjection):
-            # Corrections start at zero: an untrained head drafts what plain DFlash does.
-            nn.init.zeros_(module[2].weight)
+        if isinstance(module, ZeroLinear):
+            nn.init.zeros_(module.weight)
+        else:
+            super()._init_weights(module)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> DominoDraftModel:

@@ -25,12 +25,12 @@ class UnloopRecipe:
 
     length: int = 192
     prompt_length: int = 64
-    real_rows: int = 12  # per process and step
+    real_rows: int = 8  # per process and step
     own_rows: int = 16
     ngram: int = 5
     unlikelihood_weight: float = 1.0
-    steps: int = 160
-    learning_rate: float = 3e-4
+    steps: int = 120
+    learning_rate: float = 6e-4
     seed: int = 1
 
 
@@ -116,13 +116,14 @@ def unloop(work: Path, recipe: UnloopRecipe) -> None:
         bf16=True,
         use_cpu=True,
         ddp_find_unused_parameters=False,
-        logging_steps=10,
-        save_strategy="no",
+        logging_steps=5,
+        save_steps=20,
+        save_total_limit=1,
         report_to="none",
         seed=recipe.seed,
     )
     trainer = UnloopTrainer(recipe, model=target, args=arguments, train_dataset=rows)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=any((work / "unloop-checkpoints").glob("checkpoint-*")))
     if trainer.is_world_process_zero():
         target.save_pretrained(work / "target-unlooped")
         AutoTokenizer.from_pretrained(work / "tokenizer").save_pretrained(work / "target-unlooped")

@@ -1,0 +1,126 @@
+"""Drafts against an independent re-derivation: plain tensor arithmetic on the checkpoint's tensors, no shared code."""
+
+import math
+
+import pytest
+import torch
+from conftest import build_drafter
+
+from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.target import TargetModel
+from transformers import LogitsProcessorList
+
+TOLERANCE = 1e-5  # fp32 sums of a few dozen terms, in another order
+
+
+class Rederived:
+    """Sections 3.1 to 3.3 of arXiv 2605.29707 and 2602.06036, written out from the formulas."""
+
+    def __init__(self, drafter, target):
+        self.weights = {name: tensor.detach() for name, tensor in drafter.state_dict().items()}
+        self.config, self.target = drafter.config, target
+        self.table = target.get_input_embeddings().weight.detach()
+        self.head = target.get_output_embeddings().weight.detach()
+
+    def norm(self, x, name):
+        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.config.rms_norm_eps) * self.weights[f"{name}.weight"]
+
+    def rope(self, x, positions):  # [T, heads, D]
+        half = x.shape[-1] // 2
+        theta = self.config.rope_parameters["rope_theta"]
+        angles = positions[:, None].double() * theta ** (-torch.arange(half).double() / half)
+        cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
+        first, second = x[..., :half], x[..., half:]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+    def heads(self, x, name):
+        return (x @ self.weights[f"{name}.weight"].T).view(len(x), -1, self.config.head_dim)
+
+    def layer(self, block, context, index, anchor):
+        name = f"layers.{index}.self_attn"
+        normed = self.norm(block, f"layers.{index}.input_layernorm")
+        both = torch.cat((context, normed))
+        positions = torch.arange(len(both))
+        queries = self.rope(self.norm(self.heads(normed, f"{name}.q_proj"), f"{name}.q_norm"), positions[anchor:])
+        keys = self.rope(self.norm(self.heads(both, f"{name}.k_proj"), f"{name}.k_norm"), positions)
+        values = self.heads(both, f"{name}.v_proj")
+        group = queries.shape[1] // keys.shape[1]
+        outputs = []
+        for head in range(queries.shape[1]):
+            scores = queries[:, head] @ keys[:, head // group].T / math.sqrt(self.config.head_dim)
+            outputs.append(scores.softmax(-1) @ values[:, head // group])
+        block = block + torch.cat(outputs, -1) @ self.weights[f"{name}.o_proj.weight"].T
+        normed = self.norm(block, f"layers.{index}.post_attention_layernorm")
+        gate, up = (normed @ self.weights[f"layers.{index}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
+        return block + (gate * gate.sigmoid() * up) @ self.weights[f"layers.{index}.mlp.down_proj.weight"].T
+
+    def gru(self, x, state):
+        size = len(state)
+        inputs, states = self.weights["prefix_gru.weight_ih_l0"] @ x, self.weights["prefix_gru.weight_hh_l0"] @ state
+        reset, update = (inputs[: 2 * size] + states[: 2 * size]).sigmoid().split(size)
+        candidate = torch.tanh(inputs[2 * size :] + reset * states[2 * size :])
+        return (1 - update) * candidate + update * state
+
+    def draft(self, ids):
+        """Tokens and corrected logits proposed after `ids`, whose last is the anchor."""
+        config, anchor = self.config, len(ids) - 1
+        with torch.no_grad():
+            states = self.target(ids[None, :-1], output_hidden_states=True).hidden_states
+        stacked = torch.cat([states[layer + 1][0] for layer in config.target_layer_ids], -1)
+        context = self.norm(stacked @ self.weights["fc.weight"].T, "hidden_norm")
+        noise = torch.tensor([ids[-1].item()] + [config.mask_token_id] * (config.block_size - 1))
+        block = self.table[noise]
+        for index in range(config.num_hidden_layers):
+            block = self.layer(block, context, index, anchor)
+        hidden = self.norm(block, "norm")
+        return self.correct(hidden, ids[-1])
+
+    def correct(self, hidden, anchor):
+        config, tokens, logits = self.config, [], []
+        state, token = torch.zeros(config.gru_hidden_dim), anchor
+        first = 0 if config.shift_label else 1
+        for k in range(first, config.block_size):
+            state = self.gru(self.table[token], state)
+            row = self.head @ hidden[k]
+            if k >= first + config.pure_draft_prefix_len:
+                low = self.weights["embed_proj.0.weight"] @ torch.cat((hidden[k], state))
+                row = row + self.weights["embed_proj.2.weight"] @ (low * low.sigmoid())
+            token = row.argmax()
+            tokens.append(token)
+            logits.append(row)
+        return torch.stack(tokens), torch.stack(logits)
+
+
+class RecordingLaw(TokenLaw):
+    """Greedy, and remembers the logits it chose from."""
+
+    def __init__(self):
+        super().__init__(LogitsProcessorList(), do_sample=False)
+        self.seen = []
+
+    def choose(self, scores):
+        self.seen.append(scores)
+        return super().choose(scores)
+
+
+@pytest.mark.parametrize("shift_label", [True, False])
+@pytest.mark.parametrize("pure_draft_prefix_len", [0, 2])
+@pytest.mark.parametrize("target_name", ["tiny_qwen3", "tiny_llama"])
+def test_drafts_equal_an_independent_rederivation(request, target_name, shift_label, pure_draft_prefix_len):
+    target = request.getfixturevalue(target_name)
+    drafter = build_drafter(target, shift_label=shift_label, pure_draft_prefix_len=pure_draft_prefix_len)
+    view, law = TargetModel(target, drafter.config), RecordingLaw()
+    session, rederived = DraftSession(drafter, view, law), Rederived(drafter, target)
+    ids = torch.randint(4, 64, (21,))
+    with torch.no_grad():
+        for stop in (9, 10, 14, 20):  # context arrives in pieces, as it does in rounds
+            seen = session._cache.length + (0 if session._new_context is None else session._new_context.shape[1])
+            captured = view.captured(target(ids[None, :stop], **view.capture_kwargs()))
+            session.observe(tuple(states[:, seen:] for states in captured), torch.arange(seen, stop)[None])
+            law.seen.clear()
+            proposal = session.propose(ids[None, : stop + 1])
+            tokens, logits = rederived.draft(ids[: stop + 1])
+            torch.testing.assert_close(torch.stack(law.seen, 1)[0], logits, atol=TOLERANCE, rtol=TOLERANCE)
+            assert proposal.tokens[0].tolist() == tokens.tolist()
+            assert proposal.tokens.shape[1] == drafter.config.num_draft_tokens

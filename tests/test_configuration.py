@@ -1,0 +1,88 @@
+"""`DominoConfig`: ranges, conventions, and what `for_target` makes of many kinds of target."""
+
+import pytest
+from hf_domino import DominoConfig
+from hf_domino.context import default_target_layer_ids
+from transformers import (
+    DeepseekV3Config,
+    FalconConfig,
+    Gemma3Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    Qwen3Config,
+    T5Config,
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"block_size": 1}, r"block_size must be at least 2, got 1"),
+        ({"pure_draft_prefix_len": 16}, r"pure_draft_prefix_len must be in \[0, 15\] \(num_draft_tokens=16\), got 16"),
+        ({"pure_draft_prefix_len": -1}, r"pure_draft_prefix_len must be in \[0, 15\]"),
+        ({"target_layer_ids": [1, 35]}, r"target_layer_ids must be unique and in \[0, 34\]"),
+        ({"target_layer_ids": [1, 1]}, r"target_layer_ids must be unique"),
+        ({"target_layer_ids": []}, r"target_layer_ids must be unique"),
+        ({"mask_token_id": 151936}, r"mask_token_id must be in \[0, 151935\]"),
+        ({"projector_type": "dspark"}, r"projector_type must be one of \('domino', 'dflash'\), got 'dspark'"),
+        ({"num_key_value_heads": 5}, r"num_attention_heads must be a multiple of num_key_value_heads=5, got 32"),
+        ({"head_dim": 7}, r"head_dim must be even"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, r"rope_type.* got 'dynamic'"),
+        ({"layer_types": ["sliding_attention"] * 5}, r"sliding-window layers are not supported"),
+    ],
+)
+def test_bad_fields_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        DominoConfig(**fields)
+
+
+def test_conventions():
+    assert DominoConfig(shift_label=True).num_draft_tokens == 16
+    assert DominoConfig(shift_label=True).label_offset == 0
+    assert DominoConfig(shift_label=False).num_draft_tokens == 15
+    assert DominoConfig(shift_label=False).label_offset == 1
+
+
+@pytest.mark.parametrize("num_layers", range(2, 100))
+def test_captured_layers_are_unique_and_inside(num_layers):
+    ids = default_target_layer_ids(num_layers)
+    assert ids == sorted(set(ids))
+    assert 0 <= ids[0] and ids[-1] <= num_layers - 2
+    assert len(ids) == 5 or num_layers < 9
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Qwen3Config(),
+        LlamaConfig(num_hidden_layers=16),
+        GPT2Config(),
+        Gemma3TextConfig(),
+        Gemma3Config(),
+        DeepseekV3Config(),
+        FalconConfig(),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_for_any_target(target):
+    text = target.get_text_config(decoder=True)
+    config = DominoConfig.for_target(target, block_size=8)
+    assert (config.hidden_size, config.vocab_size) == (text.hidden_size, text.vocab_size)
+    assert config.num_target_layers == text.num_hidden_layers
+    assert config.target_model_type == text.model_type
+    assert config.block_size == 8
+    assert DominoConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_the_mask_token(tiny_tokenizer):
+    target = Qwen3Config(vocab_size=100)
+    assert DominoConfig.for_target(target, tiny_tokenizer).mask_token_id == tiny_tokenizer.mask_token_id
+    tiny_tokenizer = type("Tokenizer", (), {"mask_token_id": None, "__len__": lambda self: 90})()
+    assert DominoConfig.for_target(target, tiny_tokenizer).mask_token_id == 90
+    assert DominoConfig.for_target(Qwen3Config(vocab_size=100, eos_token_id=[7, 8])).mask_token_id == 7
+
+
+def test_encoder_decoder_targets_are_refused():
+    with pytest.raises(ValueError, match=r"is_encoder_decoder must be False, got True \(t5\)"):
+        DominoConfig.for_target(T5Config())

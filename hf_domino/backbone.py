@@ -46,7 +46,7 @@ class RotaryTable:
         return self._frequencies[device]
 
     def _compute(self, device: torch.device) -> tuple[torch.Tensor, float]:
-        rope = self.config.rope_parameters
+        rope = self.config.rope_parameters or {}
         if rope.get("rope_type", "default") != "default":
             frequencies, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](self.config, device)
             return frequencies.float().to(device), scaling

@@ -215,7 +215,9 @@ def _check_range(config: DominoConfig, field: str, low: int, high: int | None = 
 
 
 def _check_sizes(config: DominoConfig) -> None:
-    sizes = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+    sizes = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+    )
     for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
         _check_range(config, field, 1)
     _check_range(config, "block_size", 2)
@@ -235,7 +237,7 @@ def _check_sizes(config: DominoConfig) -> None:
 def _check_choices(config: DominoConfig) -> None:
     if config.projector_type not in PROJECTOR_TYPES:
         raise ValueError(f"projector_type must be one of {PROJECTOR_TYPES}, got {config.projector_type!r}.")
-    rope_type = config.rope_parameters.get("rope_type", "default")
+    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope_parameters['rope_type'] must be one of {ROPE_TYPES}, got {rope_type!r}.")
     layer_types = set(getattr(config, "layer_types", None) or ())
@@ -250,6 +252,6 @@ def _check_target_layer_ids(config: DominoConfig) -> None:
     ids, last = config.target_layer_ids, config.num_target_layers - 2
     if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) > last:
         raise ValueError(
-            f"target_layer_ids must be unique and in [0, {last}] (num_target_layers={config.num_target_layers}; the last "
-            f"layer's hidden state is returned after the final norm and cannot be used), got {ids}."
+            f"target_layer_ids must be unique and in [0, {last}] (num_target_layers={config.num_target_layers}; the "
+            f"last layer's hidden state is returned after the final norm and cannot be used), got {ids}."
         )

@@ -35,7 +35,9 @@ def default_target_layer_ids(num_target_layers: int, num_captured: int = MAX_CAP
     ```
     """
     if num_target_layers < 2:
-        raise ValueError(f"num_target_layers must be at least 2, got {num_target_layers}: a drafter reads inner layers.")
+        raise ValueError(
+            f"num_target_layers must be at least 2, got {num_target_layers}: a drafter reads inner layers."
+        )
     for count in range(max(num_captured, 1), 1, -1):
         ids = [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
         if ids == sorted(set(ids)) and ids[0] >= 0 and ids[-1] <= num_target_layers - 2:
@@ -57,17 +59,15 @@ class ContextCache:
         self._keys: list[torch.Tensor | None] = [None] * num_layers
         self._values: list[torch.Tensor | None] = [None] * num_layers
 
-    def append(
-        self, layer_index: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new context keys and values `[B, A, S_new, D]` of one layer, and return all `[B, A, S, D]`.
 
         `length` moves only with [`~ContextCache.advance`], once all layers have stored theirs.
         """
         end = self.length + keys.shape[2]
-        self._keys[layer_index] = _store(self._keys[layer_index], keys, self.length, end)
-        self._values[layer_index] = _store(self._values[layer_index], values, self.length, end)
-        return self._keys[layer_index][:, :, :end], self._values[layer_index][:, :, :end]
+        all_keys = self._keys[layer_index] = _store(self._keys[layer_index], keys, self.length, end)
+        all_values = self._values[layer_index] = _store(self._values[layer_index], values, self.length, end)
+        return all_keys[:, :, :end], all_values[:, :, :end]
 
     def advance(self, num_positions: int) -> None:
         """Count `num_positions` newly stored context positions."""

@@ -9,6 +9,8 @@ Shapes: B batch, T tokens, H hidden size, G width of the prefix state, R low ran
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -21,6 +23,9 @@ class PrefixGRU(nn.GRU):
         hidden_size (`int`): Width of token embeddings (H).
         state_size (`int`): Width of the prefix state (G).
     """
+
+    weight_ih_l0: nn.Parameter  # [3G, H]
+    weight_hh_l0: nn.Parameter  # [3G, G]
 
     def __init__(self, hidden_size: int, state_size: int):
         super().__init__(hidden_size, state_size, bias=False, batch_first=True)
@@ -59,13 +64,17 @@ class CorrectionProjection(nn.Sequential):
         )
         self.hidden_size = hidden_size
 
+    @property
+    def _w1(self) -> torch.Tensor:
+        return cast(nn.Linear, self[0]).weight  # [R, H + G]
+
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """The draft hidden states' part of W1: `[..., H]` to `[..., R]`."""
-        return F.linear(draft_hidden, self[0].weight[:, : self.hidden_size])
+        return F.linear(draft_hidden, self._w1[:, : self.hidden_size])
 
     def project_state(self, state: torch.Tensor) -> torch.Tensor:
         """The prefix state's part of W1: `[..., G]` to `[..., R]`."""
-        return F.linear(state, self[0].weight[:, self.hidden_size :])
+        return F.linear(state, self._w1[:, self.hidden_size :])
 
     def expand(self, low_rank: torch.Tensor) -> torch.Tensor:
         """SiLU and W2: the sum of both parts `[..., R]` to corrections `[..., V]`."""

@@ -56,7 +56,7 @@ class DominoDraftModel(PreTrainedModel):
 
     def __init__(self, config: DominoConfig):
         super().__init__(config)
-        self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear(len(config.target_layer_ids or ()) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(BackboneLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -107,7 +107,7 @@ class DominoDraftModel(PreTrainedModel):
         Args:
             noise_embeds (`torch.Tensor`): Target embeddings of anchor and masks, `[B, Q, H]`.
             position_ids (`torch.Tensor`): Absolute positions `[B, Q]`.
-            context_features (`torch.Tensor`, *optional*): New context `[B, C, H]` from [`~DominoDraftModel.fuse_context`].
+            context_features (`torch.Tensor`, *optional*): New context `[B, C, H]`, as `fuse_context` returns it.
             context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
             attention_mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look; None for
                 everywhere. Keys are ordered: cached context, new context, block.
@@ -116,7 +116,7 @@ class DominoDraftModel(PreTrainedModel):
         Returns:
             `torch.Tensor`: Draft hidden states `[B, Q, H]`.
         """
-        if context_features is not None:
+        if context_position_ids is not None:
             position_ids = torch.cat((context_position_ids, position_ids), dim=1)
         inputs = AttentionInputs(context_features, self._rotary(position_ids), attention_mask, cache)
         block = noise_embeds.to(self.norm.weight)

@@ -1,8 +1,6 @@
 """`DominoConfig`: ranges, conventions, and what `for_target` makes of many kinds of target."""
 
 import pytest
-from hf_domino import DominoConfig
-from hf_domino.context import default_target_layer_ids
 from transformers import (
     DeepseekV3Config,
     FalconConfig,
@@ -13,6 +11,9 @@ from transformers import (
     Qwen3Config,
     T5Config,
 )
+
+from hf_domino import DominoConfig
+from hf_domino.context import default_target_layer_ids
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,8 @@ def test_conventions():
 def test_captured_layers_are_unique_and_inside(num_layers):
     ids = default_target_layer_ids(num_layers)
     assert ids == sorted(set(ids))
-    assert 0 <= ids[0] and ids[-1] <= num_layers - 2
+    assert ids[0] >= 0
+    assert ids[-1] <= num_layers - 2
     assert len(ids) == 5 or num_layers < 9
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from conftest import build_drafter
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModel
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.context import ContextCache
-from transformers import AutoConfig, AutoModel
 
 HIDDEN = 32
 RELEASED_NAMES = {
@@ -20,7 +20,11 @@ RELEASED_NAMES = {
     "prefix_gru.weight_hh_l0",
     "embed_proj.0.weight",
     "embed_proj.2.weight",
-    *(f"layers.{i}.self_attn.{name}.weight" for i in (0, 1) for name in "q_proj k_proj v_proj o_proj q_norm k_norm".split()),
+    *(
+        f"layers.{i}.self_attn.{name}.weight"
+        for i in (0, 1)
+        for name in ["q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"]
+    ),
     *(f"layers.{i}.mlp.{name}.weight" for i in (0, 1) for name in ("gate_proj", "up_proj", "down_proj")),
     *(f"layers.{i}.{name}.weight" for i in (0, 1) for name in ("input_layernorm", "post_attention_layernorm")),
 }
@@ -46,12 +50,16 @@ def test_round_trip(tiny_drafter, tmp_path, auto):
 def test_dflash_has_no_head(tiny_qwen3):
     twin = build_drafter(tiny_qwen3, projector_type="dflash")
     assert not twin.has_correction_head
-    assert {name for name in RELEASED_NAMES if not name.startswith(("prefix_gru", "embed_proj"))} == set(twin.state_dict())
+    assert {name for name in RELEASED_NAMES if not name.startswith(("prefix_gru", "embed_proj"))} == set(
+        twin.state_dict()
+    )
 
 
 def test_a_fresh_head_corrects_nothing(tiny_qwen3):
     drafter = DominoDraftModel(DominoConfig.for_target(tiny_qwen3.config))
-    assert drafter.embed_proj(torch.randn(3, drafter.config.hidden_size + drafter.config.gru_hidden_dim)).abs().max() == 0
+    assert (
+        drafter.embed_proj(torch.randn(3, drafter.config.hidden_size + drafter.config.gru_hidden_dim)).abs().max() == 0
+    )
 
 
 def test_cached_context_equals_context_at_once(tiny_drafter):
@@ -60,7 +68,9 @@ def test_cached_context_equals_context_at_once(tiny_drafter):
     whole = tiny_drafter(noise, positions[:, 90:96], context, positions[:, :90])
     cache = ContextCache(len(tiny_drafter.layers))
     for start, end in ((0, 50), (50, 51), (51, 90)):
-        block = tiny_drafter(noise, positions[:, end : end + 6], context[:, start:end], positions[:, start:end], cache=cache)
+        block = tiny_drafter(
+            noise, positions[:, end : end + 6], context[:, start:end], positions[:, start:end], cache=cache
+        )
     torch.testing.assert_close(block, whole)
     assert cache.length == 90
 

@@ -25,15 +25,12 @@ class DraftSession:
         timer ([`PhaseTimer`], *optional*): Times the backbone as `draft` and the rest as `rollout`.
     """
 
-    def __init__(
-        self, drafter: DominoDraftModel, target: TargetModel, law: TokenLaw, timer: PhaseTimer | None = None
-    ):
+    def __init__(self, drafter: DominoDraftModel, target: TargetModel, law: TokenLaw, timer: PhaseTimer | None = None):
         self.drafter, self.target, self.law = drafter, target, law
         self.timer = timer or PhaseTimer(enabled=False)
         self._cache = ContextCache(len(drafter.layers))
-        self._new_context: torch.Tensor | None = None
-        self._new_positions: torch.Tensor | None = None
-        self._last_position: torch.Tensor | None = None  # [B, 1], the one before the next anchor
+        self._new_context: torch.Tensor | None = None  # [B, C, H], not yet in the cache
+        self._positions = torch.empty(0)  # [B, C] of the new context; of the last one, once it is in the cache
 
     def observe(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor) -> None:
         """Take the target's hidden states of newly committed positions, the one before the next anchor last.
@@ -47,8 +44,8 @@ class DraftSession:
         position_ids = position_ids.to(device)
         if self._new_context is not None:
             features = torch.cat((self._new_context, features), dim=1)
-            position_ids = torch.cat((self._new_positions, position_ids), dim=1)
-        self._new_context, self._new_positions, self._last_position = features, position_ids, position_ids[:, -1:]
+            position_ids = torch.cat((self._positions, position_ids), dim=1)
+        self._new_context, self._positions = features, position_ids
 
     def observe_block(self, captured: tuple[torch.Tensor, ...], num_committed: int) -> None:
         """Take the hidden states of a verified block's committed positions, the anchor first.
@@ -57,7 +54,7 @@ class DraftSession:
             captured (`tuple[torch.Tensor]`): L hidden states `[B, P + 1, H]` of anchor and proposals.
             num_committed (`int`): How many tokens the round committed; the last is the next anchor, not yet seen.
         """
-        positions = self._last_position + torch.arange(1, num_committed + 1, device=self._last_position.device)
+        positions = self._positions[:, -1:] + torch.arange(1, num_committed + 1, device=self._positions.device)
         self.observe(tuple(states[:, :num_committed] for states in captured), positions)
 
     def propose(self, prefix_ids: torch.Tensor, num_draft_tokens: int | None = None) -> DraftProposal:
@@ -85,8 +82,9 @@ class DraftSession:
         config, device = self.drafter.config, self.drafter.device
         masks = anchor.new_full((anchor.shape[0], config.block_size - 1), config.mask_token_id)
         noise_embeds = self.target.embed(torch.cat((anchor, masks), dim=1)).to(device)
-        assert self._last_position is not None, "observe the context before proposing"
-        positions = self._last_position + torch.arange(1, config.block_size + 1, device=device)
-        draft_hidden = self.drafter(noise_embeds, positions, self._new_context, self._new_positions, cache=self._cache)
-        self._new_context = self._new_positions = None
+        assert self._positions.numel(), "observe the context before proposing"
+        positions = self._positions[:, -1:] + torch.arange(1, config.block_size + 1, device=device)
+        seen = None if self._new_context is None else self._positions
+        draft_hidden = self.drafter(noise_embeds, positions, self._new_context, seen, cache=self._cache)
+        self._new_context = None
         return draft_hidden

@@ -76,9 +76,7 @@ class TokenLaw:
         if self._per_prefix:
             ids, start = torch.cat((prefix_ids, continuation), dim=1), prefix_ids.shape[1]
             steps = range(scores.shape[1])
-            scores = torch.stack(
-                [self._per_prefix(ids[:, : start + i], scores[:, i].clone()) for i in steps], dim=1
-            )
+            scores = torch.stack([self._per_prefix(ids[:, : start + i], scores[:, i].clone()) for i in steps], dim=1)
         if self._prefix_free:
             scores = self._prefix_free(prefix_ids, scores.flatten(0, 1)).view_as(scores)
         return scores

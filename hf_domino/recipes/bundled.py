@@ -142,9 +142,9 @@ def write_on_policy(work: Path, output: Path, processes: int) -> None:
 
     Greedy continuations of held-out text go to `evaluation.jsonl`.
     """
-    recipe, shards = OnPolicyRecipe(), range(processes)
+    recipe = OnPolicyRecipe()
     with ProcessPoolExecutor(processes) as pool:
-        parts = list(pool.map(_write_shard, *zip(*[(work, output, (shard, processes)) for shard in shards])))
+        parts = list(pool.map(_write_shard, [(work, output, shard, processes) for shard in range(processes)]))
     target = _load_target(output)
     held_out = np.load(work / "held_out.npy")
     prompts = training_prompts(held_out, NUM_EVALUATION_ROWS, recipe.prompt_lengths, _end_of_text(target), recipe.seed)
@@ -152,8 +152,9 @@ def write_on_policy(work: Path, output: Path, processes: int) -> None:
     (work / "on_policy.jsonl").write_text("".join(path.read_text() for path in parts))
 
 
-def _write_shard(work: Path, output: Path, shard: tuple[int, int]) -> Path:
+def _write_shard(job: tuple[Path, Path, int, int]) -> Path:
     """One process's share of the on-policy text."""
+    work, output, index, count = job
     torch.set_num_threads(1)
     recipe, target = OnPolicyRecipe(), _load_target(output)
     stream = np.load(work / "train.npy", mmap_mode="r")
@@ -161,14 +162,14 @@ def _write_shard(work: Path, output: Path, shard: tuple[int, int]) -> Path:
     return generate_on_policy(
         target,
         prompts,
-        work / f"on_policy-{shard[0]}-of-{shard[1]}.jsonl",
+        work / f"on_policy-{index}-of-{count}.jsonl",
         max_new_tokens=recipe.max_new_tokens,
         temperatures=recipe.temperatures,
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         bf16=True,
-        shard=shard,
-        progress=shard[0] == 0,
+        shard=(index, count),
+        progress=index == 0,
     )
 
 

@@ -18,9 +18,20 @@ from pathlib import Path
 REQUIREMENTS = Path(__file__).with_name("corpus.txt")
 
 # Directories that hold tests, vendored copies, or text that is data rather than code.
-SKIPPED_DIRECTORIES = frozenset(
-    ["test", "tests", "testing", "_test", "idle_test", "site-packages", "__pycache__", "_vendor", "vendor", "vendored", "externals", "extern", "lib2to3", "locale", "locales", "encodings", "data", "pydoc_data", "lib-dynload", "ensurepip", "turtledemo", "migrations"]
-)
+TESTS = {"test", "tests", "testing", "_test", "idle_test"}
+VENDORED = {"site-packages", "_vendor", "vendor", "vendored", "externals", "extern", "ensurepip", "lib2to3"}
+DATA = {
+    "__pycache__",
+    "locale",
+    "locales",
+    "encodings",
+    "data",
+    "pydoc_data",
+    "lib-dynload",
+    "turtledemo",
+    "migrations",
+}
+SKIPPED_DIRECTORIES = TESTS | VENDORED | DATA
 MIN_CHARACTERS = 600
 MAX_CHARACTERS = 200_000
 MAX_COMPRESSION = 7.5  # zlib ratio above which a module is a table or boilerplate: it would teach the model to loop
@@ -56,7 +67,9 @@ def collect_modules(packages: Path) -> list[Module]:
     seen: set[int] = set()
     kept = []
     for module in _read_all(packages):
-        lines = {hash_line(line) for line in module.text.splitlines() if len(line.strip()) >= MIN_LINE_FOR_DEDUPLICATION}
+        lines = {
+            hash_line(line) for line in module.text.splitlines() if len(line.strip()) >= MIN_LINE_FOR_DEDUPLICATION
+        }
         if lines and len(lines & seen) <= MAX_DUPLICATE_SHARE * len(lines):
             kept.append(module)
             seen |= lines

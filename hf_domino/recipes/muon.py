@@ -23,7 +23,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float):
-        inner, rest = [], []
+        inner: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             (inner if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
         muon = torch.optim.Muon(inner, lr=muon_lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
@@ -34,7 +35,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update all parameters; gradients must be there."""
         for optimizer in self.optimizers:
             optimizer.step()

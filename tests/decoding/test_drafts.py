@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 from conftest import build_drafter
+from transformers import LogitsProcessorList
 
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target import TargetModel
-from transformers import LogitsProcessorList
 
 TOLERANCE = 1e-5  # fp32 sums of a few dozen terms, in another order
 
@@ -24,7 +24,9 @@ class Rederived:
         self.head = target.get_output_embeddings().weight.detach()
 
     def norm(self, x, name):
-        return x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.config.rms_norm_eps) * self.weights[f"{name}.weight"]
+        return (
+            x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.config.rms_norm_eps) * self.weights[f"{name}.weight"]
+        )
 
     def rope(self, x, positions):  # [T, heads, D]
         half = x.shape[-1] // 2

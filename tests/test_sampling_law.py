@@ -55,7 +55,12 @@ def p_value(counts, law):
 
 
 @pytest.mark.parametrize(
-    ("entry", "top_k", "temperature"), [("install", VOCAB, 1.0), ("install", 5, 0.7), ("attach", 5, 0.7)]
+    ("entry", "top_k", "temperature"),
+    [
+        ("install", 5, 0.7),
+        pytest.param("install", VOCAB, 1.0, marks=pytest.mark.slow),
+        pytest.param("attach", 5, 0.7, marks=pytest.mark.slow),
+    ],
 )
 def test_samples_follow_the_targets_law(target, make_drafter, entry, top_k, temperature):
     if entry == "attach":

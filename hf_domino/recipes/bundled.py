@@ -38,7 +38,7 @@ NUM_EVALUATION_ROWS = 64
 class OnPolicyRecipe:
     """How the target writes the drafters' training text; lengths in tokens."""
 
-    num_prompts: int = 12288
+    num_prompts: int = 8192
     prompt_lengths: tuple[int, ...] = (48, 96, 144)
     max_new_tokens: int = 176
     temperatures: tuple[float, ...] = (0.0, 0.3, 0.7)

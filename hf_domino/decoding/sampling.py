@@ -24,11 +24,14 @@ PREFIX_FREE = (
     hf.LogitNormalization,
     hf.InfNanRemoveLogitsProcessor,
 )
+# Depend on which tokens came before, not on their order: all positions of a block go through at once, each with its own
+# prefix filled up by tokens that are in it already.
+SET_OF_PREFIX = (hf.RepetitionPenaltyLogitsProcessor,)
 # Functions of prefix and scores alone: safe to run on drafted prefixes that may be rejected. Any other processor may
 # keep state, so it sees target logits only; drafts are then proposed without it, which costs acceptance, not exactness.
 STATELESS = (
     *PREFIX_FREE,
-    hf.RepetitionPenaltyLogitsProcessor,
+    *SET_OF_PREFIX,
     hf.NoRepeatNGramLogitsProcessor,
     hf.NoBadWordsLogitsProcessor,
     hf.SequenceBiasLogitsProcessor,
@@ -40,6 +43,8 @@ STATELESS = (
     hf.SuppressTokensAtBeginLogitsProcessor,
     hf.ExponentialDecayLengthPenalty,
 )
+
+AT_ONCE = (*PREFIX_FREE, *SET_OF_PREFIX)
 
 
 class TokenLaw:
@@ -73,7 +78,10 @@ class TokenLaw:
             `torch.Tensor`: Scores `[B, N, V]` in fp32.
         """
         scores = logits.float()
-        if self._per_prefix:
+        if self._per_prefix and scores.shape[1] > 1 and all(type(p) in AT_ONCE for p in self._per_prefix):
+            prefixes = _filled_prefixes(prefix_ids, continuation)
+            scores = self._per_prefix(prefixes.flatten(0, 1), scores.flatten(0, 1).clone()).view_as(scores)
+        elif self._per_prefix:
             ids, start = torch.cat((prefix_ids, continuation), dim=1), prefix_ids.shape[1]
             steps = range(scores.shape[1])
             scores = torch.stack([self._per_prefix(ids[:, : start + i], scores[:, i].clone()) for i in steps], dim=1)
@@ -84,6 +92,15 @@ class TokenLaw:
     def choose(self, scores: torch.Tensor) -> torch.Tensor:
         """Take one token id `[...]` from scores `[..., V]`."""
         return sample(scores.softmax(dim=-1)) if self.do_sample else scores.argmax(dim=-1)
+
+
+def _filled_prefixes(prefix_ids: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
+    """Prefixes of N positions, `[B, N, T + N - 1]`: in place of tokens not yet there the last of `prefix_ids`."""
+    count = continuation.shape[1] + 1
+    filler = prefix_ids[:, -1:, None].expand(-1, count, count - 1)
+    there = torch.ones(count, count - 1, dtype=torch.bool, device=prefix_ids.device).tril(-1)
+    tails = torch.where(there, continuation[:, None], filler)
+    return torch.cat((prefix_ids[:, None].expand(-1, count, -1), tails), dim=2)
 
 
 def sample(probs: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,7 @@ from hf_domino.training.on_policy import generate_on_policy
 
 MAX_SHARD_SIZE = "12MB"
 TOKENIZER_MODULES = 2500
+REPETITION_PENALTY = 1.07  # part of the target: a small model that writes greedily would loop without it
 NUM_EVALUATION_ROWS = 64
 
 
@@ -38,7 +39,7 @@ NUM_EVALUATION_ROWS = 64
 class OnPolicyRecipe:
     """How the target writes the drafters' training text; lengths in tokens."""
 
-    num_prompts: int = 8192
+    num_prompts: int = 6144
     prompt_lengths: tuple[int, ...] = (48, 96, 144)
     max_new_tokens: int = 176
     temperatures: tuple[float, ...] = (0.0, 0.3, 0.7)
@@ -132,6 +133,7 @@ def export_target(work: Path, output: Path) -> None:
     """Save the target as bf16 shards with its tokenizer and held-out prompts; all later stages read this copy."""
     folder = output / BUNDLED
     target = AutoModelForCausalLM.from_pretrained(work / "target-unlooped", dtype=torch.bfloat16)
+    target.generation_config.repetition_penalty = REPETITION_PENALTY
     target.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
     AutoTokenizer.from_pretrained(work / "tokenizer").save_pretrained(folder)
     shutil.copy(work / "prompts.jsonl", folder)

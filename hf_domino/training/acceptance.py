@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
-from hf_domino.training.anchors import block_labels
+from hf_domino.training.anchors import block_labels, block_positions
 from hf_domino.training.forward import draft_blocks, read_target
 from hf_domino.training.losses import draft_logits
 from hf_domino.training.meter import accepted_runs
@@ -97,8 +97,26 @@ def _accept_lengths(
     labels, weights = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
     scored = blocks.select(torch.ones_like(labels, dtype=torch.bool), labels, weights, config)
     _, corrected = draft_logits(drafter, target, scored)
+    positions = block_positions(anchors, config.block_size) + 1 - config.label_offset
+    corrected = _penalise(corrected, input_ids, positions.flatten(), target.model)
     is_correct = (corrected.argmax(dim=-1) == scored.labels).view_as(labels)
     return accepted_runs(is_correct, config.label_offset)[0] + 1
+
+
+def _penalise(
+    logits: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor, target: PreTrainedModel
+) -> torch.Tensor:
+    """Apply the repetition penalty of the target's generation configuration, which `generate` applies to drafts too.
+
+    Row m of `logits` `[M, V]` is for position `positions[m]` of the sequence `[1, S]` and sees the tokens before it.
+    """
+    penalty = target.generation_config.repetition_penalty
+    if penalty in (None, 1.0):
+        return logits
+    before = torch.arange(input_ids.shape[1], device=input_ids.device) < positions[:, None]  # [M, S]
+    # The penalty asks which tokens are there, not how often: the first one fills up.
+    prefixes = torch.where(before, input_ids, input_ids[:, :1])
+    return RepetitionPenaltyLogitsProcessor(penalty)(prefixes, logits)
 
 
 def _walk(lengths: Sequence[int]) -> list[int]:

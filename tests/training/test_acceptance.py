@@ -16,9 +16,10 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_walk_equals_generation(kind, target, make_drafter, make_trainer, greedy_rows):
+@pytest.mark.parametrize(("kind", "repetition_penalty"), [(kind, 1.0) for kind in KINDS] + [(KINDS[1], 1.2)])
+def test_walk_equals_generation(kind, repetition_penalty, target, make_drafter, make_trainer, greedy_rows, monkeypatch):
     install()
+    monkeypatch.setattr(target.generation_config, "repetition_penalty", repetition_penalty)
     drafter = make_drafter(target, **kind)
     make_trainer(drafter, greedy_rows, max_steps=60).train()  # a drafter that accepts something
     drafter.eval()

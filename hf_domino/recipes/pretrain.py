@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, SequentialSampler
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Trainer, TrainingArguments, set_seed
 
-from hf_domino.recipes.muon import MuonWithAdamW
+from hf_domino.training.muon import MuonWithAdamW
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,9 @@ class DominoTrainingArguments(TrainingArguments):
             way to the corrected loss. Too small a share is the known way to a Domino that is worse than DFlash.
         max_logits_per_chunk (`int`, *optional*, defaults to 67108864): Most logits held at once; 2**26 in fp32 are
             256 MB, of which the loss keeps a few copies.
+        muon_learning_rate (`float`, *optional*): Train the backbone's and the GRU's matrices with Muon at this rate, in
+            units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third of the steps. Needs
+            torch 2.9. Defaults to AdamW for all.
         walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
             walked; 0 for none.
 
@@ -49,6 +52,9 @@ class DominoTrainingArguments(TrainingArguments):
         default=1.0, metadata={"help": "Share of training that fades the base loss out."}
     )
     max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
+    muon_learning_rate: float | None = field(
+        default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
+    )
     walk_rows: int = field(default=16, metadata={"help": "Evaluation rows to walk in real rounds; 0 for none."})
 
     learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate of AdamW."})

@@ -26,6 +26,7 @@ from hf_domino.training.data import collate_rows
 from hf_domino.training.forward import draft_blocks, read_target
 from hf_domino.training.losses import DraftLosses, draft_losses, lambda_base_at
 from hf_domino.training.meter import TrainingMeter
+from hf_domino.training.muon import MuonWithAdamW
 
 Batch = dict[str, torch.Tensor]
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
@@ -51,6 +52,7 @@ class DominoTrainer(Trainer):
     """
 
     args: DominoTrainingArguments
+    optimizer: torch.optim.Optimizer | None
 
     def __init__(
         self,
@@ -73,6 +75,13 @@ class DominoTrainer(Trainer):
         self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
         self.loss_decay = args.loss_decay or default_loss_decay(model.config.block_size)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Create the optimizer: Muon beside AdamW if `muon_learning_rate` is set, else what the arguments say."""
+        rate = self.args.muon_learning_rate
+        if rate is not None and self.optimizer is None:
+            self.optimizer = MuonWithAdamW(self.drafter, rate, self.args.learning_rate, self.args.weight_decay)
+        return super().create_optimizer(*args, **kwargs)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hf_domino.recipes.muon import MuonWithAdamW
 from hf_domino.recipes.pretrain import PackedRows, TargetRecipe
 from hf_domino.recipes.unloop import RealAndOwn, UnloopRecipe, repeats, repetition_penalty
+from hf_domino.training.muon import MuonWithAdamW
 
 
 def test_packed_rows_are_the_stream_short_rows_first():

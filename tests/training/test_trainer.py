@@ -73,13 +73,13 @@ def test_logged_losses_are_averages_of_the_steps(target, make_drafter, make_trai
         assert loss == pytest.approx(share * base + (1 - share) * corrected, rel=1e-4)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(("accumulation", "muon_learning_rate"), [(1, None), (2, None), (1, 0.01)])
 def test_a_resumed_training_equals_an_uninterrupted_one(
-    accumulation, target, make_drafter, make_trainer, greedy_rows, tmp_path
+    accumulation, muon_learning_rate, target, make_drafter, make_trainer, greedy_rows, tmp_path
 ):
     fields = {
         "max_steps": 7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation,
-        "save_strategy": "steps", "save_steps": 3, "logging_steps": 1,
+        "save_strategy": "steps", "save_steps": 3, "logging_steps": 1, "muon_learning_rate": muon_learning_rate,
     }  # fmt: skip
     start = make_drafter(target)
     whole = make_trainer(copy.deepcopy(start), greedy_rows, **fields)

@@ -1,7 +1,7 @@
-"""Muon for the weight matrices, AdamW for embeddings and norms, as one optimizer.
+"""Muon for the weight matrices, AdamW for embeddings, output projections and norms, as one optimizer.
 
-Orthogonalised updates (Muon, K. Jordan, 2024) bring a deep, narrow model through its first plateau in about a third
-of AdamW's steps.
+Orthogonalised updates (Muon, K. Jordan, 2024) bring small models through their first plateau in about a third of
+AdamW's steps.
 """
 
 from __future__ import annotations

@@ -78,7 +78,9 @@ class TokenLaw:
             `torch.Tensor`: Scores `[B, N, V]` in fp32.
         """
         scores = logits.float()
-        if self._per_prefix and scores.shape[1] > 1 and all(type(p) in AT_ONCE for p in self._per_prefix):
+        if self._per_prefix and scores.shape[1] == 1:
+            scores = self._per_prefix(prefix_ids, scores[:, 0].clone())[:, None]
+        elif self._per_prefix and all(type(p) in AT_ONCE for p in self._per_prefix):
             prefixes = _filled_prefixes(prefix_ids, continuation)
             scores = self._per_prefix(prefixes.flatten(0, 1), scores.flatten(0, 1).clone()).view_as(scores)
         elif self._per_prefix:

@@ -36,12 +36,7 @@ class PrefixGRU(nn.GRU):
 
     def step(self, token_embeds: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Read one token: `[B, H]` and the prefix state `[B, G]` give the next prefix state `[B, G]`."""
-        input_r, input_z, input_n = F.linear(token_embeds, self.weight_ih_l0).chunk(3, dim=-1)
-        state_r, state_z, state_n = F.linear(state, self.weight_hh_l0).chunk(3, dim=-1)
-        reset = torch.sigmoid(input_r + state_r)
-        update = torch.sigmoid(input_z + state_z)
-        candidate = torch.tanh(input_n + reset * state_n)
-        return torch.lerp(candidate, state, update)
+        return torch.gru_cell(token_embeds, state, self.weight_ih_l0, self.weight_hh_l0)
 
 
 class ZeroLinear(nn.Linear):

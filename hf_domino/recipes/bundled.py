@@ -1,7 +1,8 @@
 """Make the bundled pair from nothing: corpus, tokenizer, target, on-policy text, drafter and its DFlash twin.
 
 Every stage leaves its result in the work folder and is skipped if that is there, so the command can be interrupted and
-called again. The seed is fixed; the committed pair was made with 3 processes for the target and 4 for the rest.
+called again. The seed is fixed; the committed pair was made with 3 processes for the target's first stage and 4 for all
+others.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ from hf_domino.modeling import DominoDraftModel
 from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
 from hf_domino.recipes.cards import write_cards
 from hf_domino.recipes.corpus import REQUIREMENTS, Module, collect_modules
-from hf_domino.recipes.pretrain import TargetRecipe
+from hf_domino.recipes.pretrain import TargetRecipe, stage_folder
 from hf_domino.recipes.prompts import held_out_prompts, training_prompts, write_prompts
 from hf_domino.recipes.tokenizer import train_tokenizer
 from hf_domino.training.on_policy import generate_on_policy
@@ -63,17 +65,20 @@ def run(options: argparse.Namespace) -> int:
 
     Returns:
         `int`: 0.
-
-    Raises:
-        ValueError: If `--processes` does not divide a step's micro-batches.
     """
     work, recipe = options.work, TargetRecipe()
     work.mkdir(parents=True, exist_ok=True)
-    processes = max(count for count in (1, 2, 3, 6) if count <= options.processes)
     stages: list[tuple[str, Path, Callable[[], None]]] = [
         ("corpus", work / "held_out.npy", lambda: prepare_corpus(work, options.packages, recipe)),
-        ("target", work / "target", lambda: _torchrun(processes, "hf_domino.recipes.pretrain", f"--work={work}")),
-        ("target, unlooped", work / "target-unlooped", lambda: _unloop(work, options.processes)),
+        *(
+            (
+                f"target, stage {i}",
+                stage_folder(work, recipe, i),
+                partial(_pretrain, work, recipe, i, options.processes),
+            )
+            for i in range(len(recipe.stages))
+        ),
+        ("target, post-trained", work / "target-posttrained", lambda: _posttrain(work, options.processes)),
         ("bf16 target", options.output / BUNDLED / "config.json", lambda: export_target(work, options.output)),
         ("on-policy text", work / "on_policy.jsonl", lambda: write_on_policy(work, options.output, options.processes)),
         ("Domino drafter", work / "domino/model.safetensors", lambda: _train_drafter(work, options, "domino")),
@@ -125,14 +130,20 @@ def _torchrun(processes: int, module: str, *arguments: str) -> None:
     subprocess.run([*command, "-m", module, *arguments], check=True, env=environment)
 
 
-def _unloop(work: Path, processes: int) -> None:
-    _torchrun(min(processes, 4), "hf_domino.recipes.unloop", f"--work={work}")
+def _pretrain(work: Path, recipe: TargetRecipe, stage: int, most_processes: int) -> None:
+    micro_batches = recipe.stages[stage].micro_batches_per_step
+    processes = max(count for count in range(1, most_processes + 1) if micro_batches % count == 0)
+    _torchrun(processes, "hf_domino.recipes.pretrain", f"--work={work}", f"--stage={stage}")
+
+
+def _posttrain(work: Path, processes: int) -> None:
+    _torchrun(min(processes, 4), "hf_domino.recipes.posttrain", f"--work={work}")
 
 
 def export_target(work: Path, output: Path) -> None:
     """Save the target as bf16 shards with its tokenizer and held-out prompts; all later stages read this copy."""
     folder = output / BUNDLED
-    target = AutoModelForCausalLM.from_pretrained(work / "target-unlooped", dtype=torch.bfloat16)
+    target = AutoModelForCausalLM.from_pretrained(work / "target-posttrained", dtype=torch.bfloat16)
     target.generation_config.repetition_penalty = REPETITION_PENALTY
     target.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
     AutoTokenizer.from_pretrained(work / "tokenizer").save_pretrained(folder)

@@ -1,12 +1,15 @@
 """Train the bundled target from nothing: a deep, narrow Qwen3 that writes Python.
 
-Depth, not width, makes speculation pay: checking nine positions of a narrow model costs little more than one.
+Depth, not width, makes speculation pay: checking nine positions of a narrow model costs little more than one. The
+model starts shallow, which trains faster, and grows: new layers begin as the identity (progressive stacking, Gong et
+al., 2019; zero-initialised blocks, LLaMA Pro, arXiv 2401.02415).
 Runs under `torchrun` with one process per core, which on CPUs is faster than threads inside one process.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +17,34 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch.utils.data import Dataset, SequentialSampler
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM, Trainer, TrainingArguments, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 from hf_domino.training.muon import MuonWithAdamW
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Depth and schedule of one stage of the training."""
+
+    num_hidden_layers: int
+    steps: int
+    micro_batches_per_step: int  # over all processes
+    muon_lr: float
+    adamw_lr: float
+    decay_share: float  # share of the steps over which the learning rate falls to zero, at the end
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of all steps."""
+        return self.steps * self.micro_batches_per_step
 
 
 @dataclass(frozen=True)
@@ -25,37 +53,38 @@ class TargetRecipe:
 
     hidden_size: int = 256
     intermediate_size: int = 640
-    num_hidden_layers: int = 12
     vocab_size: int = 4096
     max_length: int = 512
     short_length: int = 256
-    short_share: float = 0.75  # share of the steps spent on short rows, which train a third faster
+    short_share: float = 0.75  # share of a stage's steps spent on short rows, which train a third faster
     micro_batch_tokens: int = 2048
-    micro_batches_per_step: int = 6  # over all processes
-    steps: int = 1200
-    muon_lr: float = 0.01
-    adamw_lr: float = 3e-3
+    stages: tuple[Stage, ...] = (
+        Stage(12, steps=1200, micro_batches_per_step=6, muon_lr=0.01, adamw_lr=3e-3, decay_share=0.5),
+        Stage(18, steps=500, micro_batches_per_step=8, muon_lr=8e-3, adamw_lr=2e-3, decay_share=0.8),
+    )
     seed: int = 0
 
 
 class PackedRows(Dataset):
-    """Micro-batches cut from one stream of tokens: short rows first, full-length rows at the end.
+    """Micro-batches of one stage, cut from one stream of tokens: short rows first, full-length rows at the end.
 
-    Each item is a whole micro-batch of shape `(rows, length)`.
+    Each item is a whole micro-batch of shape `(rows, length)`. No stage sees the text of another.
     """
 
-    def __init__(self, stream: np.ndarray, recipe: TargetRecipe):
-        self.stream, self.recipe = stream, recipe
-        self.num_items = recipe.steps * recipe.micro_batches_per_step
-        self.num_short = int(recipe.steps * recipe.short_share) * recipe.micro_batches_per_step
-        if self.num_items * recipe.micro_batch_tokens > len(stream):
+    def __init__(self, stream: np.ndarray, recipe: TargetRecipe, stage: int):
+        before = sum(earlier.num_micro_batches for earlier in recipe.stages[:stage])
+        self.recipe, self.schedule = recipe, recipe.stages[stage]
+        self.stream = stream[before * recipe.micro_batch_tokens :]
+        self.num_short = int(self.schedule.steps * recipe.short_share) * self.schedule.micro_batches_per_step
+        needed = (before + len(self)) * recipe.micro_batch_tokens
+        if needed > len(stream):
             raise ValueError(
-                f"the corpus must hold at least {self.num_items * recipe.micro_batch_tokens} tokens for "
-                f"steps={recipe.steps}, got {len(stream)}: lower `steps` or add packages."
+                f"the corpus must hold at least {needed} tokens for stage {stage}, got {len(stream)}: "
+                "lower its `steps` or add packages."
             )
 
     def __len__(self) -> int:
-        return self.num_items
+        return self.schedule.num_micro_batches
 
     def __getitem__(self, index: int) -> torch.Tensor:
         size = self.recipe.micro_batch_tokens
@@ -75,7 +104,7 @@ def build_target(recipe: TargetRecipe, tokenizer) -> Qwen3ForCausalLM:
         vocab_size=recipe.vocab_size,
         hidden_size=recipe.hidden_size,
         intermediate_size=recipe.intermediate_size,
-        num_hidden_layers=recipe.num_hidden_layers,
+        num_hidden_layers=recipe.stages[0].num_hidden_layers,
         num_attention_heads=recipe.hidden_size // 64,
         num_key_value_heads=recipe.hidden_size // 128,
         head_dim=64,
@@ -88,28 +117,77 @@ def build_target(recipe: TargetRecipe, tokenizer) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(config)
 
 
-def pretrain(work: Path, recipe: TargetRecipe) -> None:
-    """Train on `work/train.npy` and save the model and tokenizer to `work/target`; resumes from a checkpoint.
+def grow(model: Qwen3ForCausalLM, num_hidden_layers: int) -> Qwen3ForCausalLM:
+    """A deeper copy that computes the same: evenly spread copies of layers whose outputs are zeroed.
 
     Args:
-        work (`Path`): Folder with `tokenizer/`, `train.npy` and `held_out.npy` (token streams, uint16).
+        model (`Qwen3ForCausalLM`): The shallow model.
+        num_hidden_layers (`int`): Layers wanted, from the model's own number to twice that.
+
+    Raises:
+        ValueError: If the number is outside that range.
+    """
+    old = model.config.num_hidden_layers
+    if not old <= num_hidden_layers <= 2 * old:
+        raise ValueError(f"num_hidden_layers must be from {old} to {2 * old}, got {num_hidden_layers}.")
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = num_hidden_layers
+    config.layer_types = None  # made anew for the new depth
+    deeper = Qwen3ForCausalLM(Qwen3Config(**config.to_dict()))
+    deeper.load_state_dict({n: t for n, t in model.state_dict().items() if ".layers." not in n}, strict=False)
+    for index, layer in enumerate(deeper.model.layers):
+        source = index * old // num_hidden_layers
+        layer.load_state_dict(model.model.layers[source].state_dict())
+        if index > 0 and (index - 1) * old // num_hidden_layers == source:
+            layer.self_attn.o_proj.weight.data.zero_()
+            layer.mlp.down_proj.weight.data.zero_()
+    return deeper
+
+
+def stage_folder(work: Path, recipe: TargetRecipe, stage: int) -> Path:
+    """Where the model of a stage is saved; the last one's folder is `target`."""
+    return work / ("target" if stage + 1 == len(recipe.stages) else f"target-stage-{stage}")
+
+
+def pretrain(work: Path, recipe: TargetRecipe, stage: int) -> None:
+    """Train one stage on `work/train.npy` and save the model and tokenizer; resumes from a checkpoint.
+
+    Args:
+        work (`Path`): Folder with `tokenizer/`, `train.npy` and `held_out.npy` (token streams, uint16), and the model
+            of the stage before.
         recipe (`TargetRecipe`): Sizes and schedule.
+        stage (`int`): Which of `recipe.stages`.
     """
     set_seed(recipe.seed)
     torch._dynamo.config.automatic_dynamic_shapes = False  # two fixed shapes: compile each once
     torch._dynamo.config.optimize_ddp = False
     tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
-    train = PackedRows(np.load(work / "train.npy", mmap_mode="r"), recipe)
+    if stage:
+        before = stage_folder(work, recipe, stage - 1)
+        model = AutoModelForCausalLM.from_pretrained(before, dtype=torch.float32)
+    else:
+        model = build_target(recipe, tokenizer)
+    trainer = _stage_trainer(work, recipe, stage, grow(model, recipe.stages[stage].num_hidden_layers))
+    has_checkpoint = any(Path(str(trainer.args.output_dir)).glob("checkpoint-*"))
+    trainer.train(resume_from_checkpoint=has_checkpoint)
+    if trainer.is_world_process_zero():
+        result = stage_folder(work, recipe, stage)
+        trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False).save_pretrained(result)
+        tokenizer.save_pretrained(result)
+
+
+def _stage_trainer(work: Path, recipe: TargetRecipe, stage: int, model: Qwen3ForCausalLM) -> Trainer:
+    schedule = recipe.stages[stage]
     held_out = np.load(work / "held_out.npy")[: 60 * recipe.max_length].astype(np.int64)
     arguments = TrainingArguments(
-        output_dir=str(work / "target-checkpoints"),
-        max_steps=recipe.steps,
+        output_dir=str(work / f"target-stage-{stage}-checkpoints"),
+        max_steps=schedule.steps,
         per_device_train_batch_size=1,
-        gradient_accumulation_steps=recipe.micro_batches_per_step // _num_processes(),
+        gradient_accumulation_steps=schedule.micro_batches_per_step // _num_processes(),
         per_device_eval_batch_size=1,
         lr_scheduler_type="warmup_stable_decay",
-        lr_scheduler_kwargs={"num_decay_steps": recipe.steps // 2, "decay_type": "linear"},
-        warmup_steps=recipe.steps // 50,
+        lr_scheduler_kwargs={"num_decay_steps": int(schedule.steps * schedule.decay_share), "decay_type": "linear"},
+        warmup_steps=schedule.steps // 50,
         max_grad_norm=1.0,
         bf16=True,
         use_cpu=True,
@@ -118,26 +196,20 @@ def pretrain(work: Path, recipe: TargetRecipe) -> None:
         torch_compile=True,
         logging_steps=20,
         eval_strategy="steps",
-        eval_steps=500,
-        save_steps=200,
+        eval_steps=250,
+        save_steps=100,
         save_total_limit=2,
         report_to="none",
         seed=recipe.seed,
     )
-    model = build_target(recipe, tokenizer)
-    trainer = _PretrainingTrainer(
+    return _PretrainingTrainer(
         model=model,
-        optimizers=(MuonWithAdamW(model, recipe.muon_lr, recipe.adamw_lr, weight_decay=0.05), None),
+        optimizers=(MuonWithAdamW(model, schedule.muon_lr, schedule.adamw_lr, weight_decay=0.05), None),
         args=arguments,
-        train_dataset=train,
+        train_dataset=PackedRows(np.load(work / "train.npy", mmap_mode="r"), recipe, stage),
         eval_dataset=list(torch.from_numpy(held_out).view(-1, 4, recipe.max_length)),
         data_collator=lambda items: {"input_ids": items[0], "labels": items[0]},
     )
-    has_checkpoint = any((work / "target-checkpoints").glob("checkpoint-*"))
-    trainer.train(resume_from_checkpoint=has_checkpoint)
-    if trainer.is_world_process_zero():
-        trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False).save_pretrained(work / "target")
-        tokenizer.save_pretrained(work / "target")
 
 
 def _num_processes() -> int:
@@ -147,6 +219,6 @@ def _num_processes() -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=TargetRecipe.steps)
+    parser.add_argument("--stage", type=int, required=True)
     options = parser.parse_args()
-    pretrain(options.work, TargetRecipe(steps=options.steps))
+    pretrain(options.work, TargetRecipe(), options.stage)

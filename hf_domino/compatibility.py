@@ -5,7 +5,7 @@ Four moments: a checkpoint is loaded, drafter and target meet, `generate` picks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -152,7 +152,6 @@ _NO_LAW = "It changes the target's output law, which assisted decoding preserves
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 GENERATION_RULES = (
     _Rule("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
-    _Rule("num_return_sequences", lambda n: n in (None, 1), "1", "Call generate once per sequence."),
     _Rule("use_cache", lambda on: on is not False, "True", _NEEDS_CACHE),
     _Rule("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _NO_LAW),
     _Rule("assistant_ensemble_weight", _unset, "None", _NO_LAW),
@@ -210,12 +209,9 @@ def check_inputs(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> No
         model_kwargs (`Mapping`): What `generate` passes on: `use_cache`, `past_key_values`, `synced_gpus`, ...
 
     Raises:
-        ValueError: For a batch above 1, a prompt of embeddings, a sharded target, or a cache that cannot be rewound.
+        ValueError: For a prompt of embeddings, a sharded target, or a cache that cannot be rewound.
     """
-    batch_size, length = input_ids.shape
-    if batch_size > 1:
-        remedy = "Call generate (or the pipeline without batch_size) once per prompt."
-        raise _refusal("the batch size with a Domino assistant_model", 1, batch_size, remedy)
+    length = input_ids.shape[1]
     if model_kwargs.get("inputs_embeds") is not None or length == 0:
         value = "inputs_embeds" if length == 0 else "input_ids and inputs_embeds"
         raise _refusal("the prompt", "input_ids of at least one token", value, "Pass the prompt as input_ids.")
@@ -232,17 +228,49 @@ def check_inputs(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> No
         raise _refusal("past_key_values", "a DynamicCache", type(cache).__name__, remedy)
 
 
-def check_native_loop(generation_config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> None:
+def check_batch(
+    input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], processors: Sequence[str], cache_part: str | None
+) -> None:
+    """Refuse what cannot be kept in step where rows of a batch advance by different lengths.
+
+    Args:
+        input_ids (`torch.Tensor` of shape `(batch, length)`): The prompts.
+        model_kwargs (`Mapping`): What `generate` passes on.
+        processors (`Sequence[str]`): Names of logits processors that may keep state.
+        cache_part (`str`, *optional*): Name of a part of the cache that rows cannot be realigned in.
+
+    Raises:
+        ValueError: For such processors and caches, a filled cache, and a mask that is not two-dimensional.
+    """
+    if len(input_ids) == 1:
+        return
+    alone = "Generate the prompts one at a time."
+    mask, cache = model_kwargs.get("attention_mask"), model_kwargs["past_key_values"]
+    if processors:
+        expected = "ones of transformers that keep no state, for a batch"
+        raise _refusal("logits_processor with a Domino assistant_model", expected, list(processors), alone)
+    if cache_part:
+        raise _refusal("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
+    if cache.get_seq_length():
+        raise _refusal("past_key_values", "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
+    if mask is not None and mask.dim() != 2:
+        raise _refusal("attention_mask", "of shape (batch, length), for a batch", tuple(mask.shape), alone)
+
+
+def check_native_loop(batch_size: int, generation_config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> None:
     """Refuse what our loop does and Transformers' own assisted loop would get wrong without a word.
 
     Args:
+        batch_size (`int`): Sequences to generate.
         generation_config (`GenerationConfig`): The merged configuration of the call.
         model_kwargs (`Mapping`): Keyword arguments of the target's forward.
 
     Raises:
-        ValueError: For stop strings, which it looks for at the end of a round only, and for a filled cache.
+        ValueError: For a batch, for stop strings (it looks for them at the end of a round), and for a filled cache.
     """
     remedy = "Call hf_domino.install() to generate with our loop, which can."
+    if batch_size > 1:
+        raise _refusal("the batch size in an attached target", 1, batch_size, remedy)
     if generation_config.stop_strings is not None:
         raise _refusal("stop_strings in an attached target", "None", generation_config.stop_strings, remedy)
     cache = model_kwargs.get("past_key_values")

@@ -5,6 +5,8 @@ Shapes: B batch, S cached context length, Q block positions, A key/value heads, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
@@ -48,37 +50,78 @@ def default_target_layer_ids(num_target_layers: int, num_captured: int = MAX_CAP
 class ContextCache:
     """Keys and values of the context, per drafter layer, kept between rounds; a block's own are never stored.
 
-    The buffers grow by doubling, so that a round appends in place instead of copying what is there.
+    Every row has its own length: new positions are written behind the row's last valid one, over what an earlier round
+    left there unused. The buffers grow by doubling, so that a round appends in place instead of copying what is there.
 
     Args:
         num_layers (`int`): Number of drafter layers.
     """
 
     def __init__(self, num_layers: int):
-        self.length = 0
         self._keys: list[torch.Tensor | None] = [None] * num_layers
         self._values: list[torch.Tensor | None] = [None] * num_layers
+        self._lengths: list[int] = []  # per row; empty before the first positions
+        self._added: list[int] = []  # per row, being stored in this forward
+
+    @property
+    def lengths(self) -> list[int]:
+        """Context positions of each row; empty before the first ones."""
+        return self._lengths
+
+    def begin(self, batch_size: int, num_positions: int, counts: Sequence[int] | None) -> torch.Tensor | None:
+        """Announce the positions that every layer is about to store.
+
+        Args:
+            batch_size (`int`): B.
+            num_positions (`int`): New positions (C).
+            counts (`Sequence[int]`, *optional*): How many of them are valid in each row, the first ones; None for all.
+
+        Returns:
+            `torch.Tensor`, *optional*: Which of the cached positions belong to each row then, `[B, S]` bool on the CPU;
+            None if all do.
+        """
+        self._lengths = self._lengths or [0] * batch_size
+        self._added = [num_positions] * batch_size if counts is None else list(counts)
+        ends = torch.tensor([length + count for length, count in zip(self._lengths, self._added, strict=True)])
+        if bool((ends == ends[0]).all()):
+            return None
+        return torch.arange(int(ends.max())) < ends[:, None]
 
     def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new context keys and values `[B, A, S_new, D]` of one layer, and return all `[B, A, S, D]`.
+        """Store new context keys and values `[B, A, C, D]` of one layer, and return all `[B, A, S, D]`.
 
-        `length` moves only with [`~ContextCache.advance`], once all layers have stored theirs.
+        Lengths move only with [`~ContextCache.advance`], once all layers have stored theirs.
         """
-        end = self.length + keys.shape[2]
-        all_keys = self._keys[layer_index] = _store(self._keys[layer_index], keys, self.length, end)
-        all_values = self._values[layer_index] = _store(self._values[layer_index], values, self.length, end)
+        end = max(length + count for length, count in zip(self._lengths, self._added, strict=True))
+        all_keys = self._keys[layer_index] = self._store(self._keys[layer_index], keys)
+        all_values = self._values[layer_index] = self._store(self._values[layer_index], values)
         return all_keys[:, :, :end], all_values[:, :, :end]
 
-    def advance(self, num_positions: int) -> None:
-        """Count `num_positions` newly stored context positions."""
-        self.length += num_positions
+    def advance(self) -> None:
+        """Count the positions announced last."""
+        self._lengths = [length + count for length, count in zip(self._lengths, self._added, strict=True)]
 
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self._lengths = [self._lengths[row] for row in rows]
+        for buffers in (self._keys, self._values):
+            buffers[:] = [None if buffer is None else buffer[list(rows)] for buffer in buffers]
 
-def _store(buffer: torch.Tensor | None, new: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    if buffer is None or buffer.shape[2] < end:
-        grown = new.new_empty(*new.shape[:2], max(2 * end, 64), new.shape[3])
-        if buffer is not None:
-            grown[:, :, :start] = buffer[:, :, :start]
-        buffer = grown
-    buffer[:, :, start:end] = new
-    return buffer
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` positions of every row."""
+        self._lengths = [min(length, current) for current in self._lengths]
+
+    def _store(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+        count, capacity = new.shape[2], max(self._lengths) + new.shape[2]
+        if buffer is None or buffer.shape[2] < capacity:
+            # Zeros, not garbage: a masked position must not bring a NaN into the weighted sum.
+            grown = new.new_zeros(*new.shape[:2], max(2 * capacity, 64), new.shape[3])
+            if buffer is not None:
+                grown[:, :, : buffer.shape[2]] = buffer
+            buffer = grown
+        if min(self._lengths) == max(self._lengths):
+            buffer[:, :, self._lengths[0] : self._lengths[0] + count] = new
+        else:
+            for row, start in enumerate(self._lengths):
+                buffer[row, :, start : start + count] = new[row]
+        return buffer

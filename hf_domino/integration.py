@@ -8,6 +8,7 @@ drafter; every other call reaches the original with the arguments it came with. 
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import warnings
@@ -19,10 +20,12 @@ import transformers
 from transformers import AutoConfig, AutoModel, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.pipelines import base as pipelines_base
 
-from hf_domino.compatibility import check_generation, check_inputs, check_native_loop, check_target
+from hf_domino.compatibility import check_batch, check_generation, check_inputs, check_native_loop, check_target
 from hf_domino.configuration import DominoConfig
+from hf_domino.decoding.alignment import unalignable
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
 from hf_domino.decoding.loop import assisted_decoding
+from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.modeling import DominoDraftModel
 
 _MARK = "_hf_domino"  # attribute of a wrapper: (the wrapper, the original)
@@ -59,6 +62,10 @@ def _wrap_validation(original: Callable) -> Callable:
             check_generation(self, drafter, generation_config, generation_mode)
             # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
             generation_mode_kwargs.pop("assistant_tokenizer", None)
+            if not _runs_native_loop(self):
+                # Nor does it decode several sequences at once, which our loop does
+                generation_config = copy.copy(generation_config)
+                generation_config.num_return_sequences = 1
         return original(self, generation_mode, generation_config, generation_mode_kwargs)
 
     return validate
@@ -71,6 +78,8 @@ def _wrap_decoding(original: Callable) -> Callable:
         if not isinstance(drafter, DominoDraftModel):
             return original(self, input_ids, *args, **kwargs)
         check_inputs(input_ids, kwargs)
+        stateful = stateful_processors(kwargs["logits_processor"])
+        check_batch(input_ids, kwargs, stateful, unalignable(kwargs["past_key_values"]))
         unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
         kept = {name: value for name, value in kwargs.items() if name not in unused}
         return assisted_decoding(self, input_ids, *args, drafter=drafter, **kept)
@@ -100,11 +109,16 @@ def _wrap_pipeline_loading(original: Callable) -> Callable:
     return load_assistant_model
 
 
+def _runs_native_loop(target: PreTrainedModel) -> bool:
+    """Whether Transformers' own assisted loop will decode: the target is attached and nothing is installed."""
+    return not hasattr(type(target)._assisted_decoding, _MARK)
+
+
 def _native_generator(
     target: PreTrainedModel, drafter: DominoDraftModel, *, input_ids, model_kwargs, **kwargs: Any
 ) -> DominoCandidateGenerator:
     check_inputs(input_ids, model_kwargs)
-    check_native_loop(kwargs["generation_config"], model_kwargs)
+    check_native_loop(len(input_ids), kwargs["generation_config"], model_kwargs)
     return DominoCandidateGenerator(drafter, target, kwargs["generation_config"], kwargs["logits_processor"])
 
 

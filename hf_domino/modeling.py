@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -101,6 +102,7 @@ class DominoDraftModel(PreTrainedModel):
         context_position_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         cache: ContextCache | None = None,
+        context_counts: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """Run the backbone over one block, or over several side by side under a mask.
 
@@ -111,19 +113,25 @@ class DominoDraftModel(PreTrainedModel):
             context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
             attention_mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look; None for
                 everywhere. Keys are ordered: cached context, new context, block.
-            cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
+            cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it. It makes
+                the mask.
+            context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
+                positions, where a cache is given; None for all.
 
         Returns:
             `torch.Tensor`: Draft hidden states `[B, Q, H]`.
         """
+        if cache is not None:
+            num_new = 0 if context_features is None else context_features.shape[1]
+            attention_mask = _block_mask(cache.begin(len(noise_embeds), num_new, context_counts), noise_embeds)
         if context_position_ids is not None:
             position_ids = torch.cat((context_position_ids, position_ids), dim=1)
         inputs = AttentionInputs(context_features, self._rotary(position_ids), attention_mask, cache)
         block = noise_embeds.to(self.norm.weight)
         for layer in self.layers:
             block = layer(block, inputs)
-        if cache is not None and context_features is not None:
-            cache.advance(context_features.shape[1])
+        if cache is not None:
+            cache.advance()
         return self.norm(block)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -145,3 +153,11 @@ class DominoDraftModel(PreTrainedModel):
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         check_loading_info(model.config, info)
         return (model, info) if wants_info else model  # type: ignore[return-value]
+
+
+def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:
+    """Mask `[B, 1, Q, S + Q]` of a block that sees the `visible` `[B, S]` context and all of itself."""
+    if visible is None:
+        return None
+    length = noise_embeds.shape[1]
+    return F.pad(visible, (0, length), value=True)[:, None, None].expand(-1, 1, length, -1).to(noise_embeds.device)

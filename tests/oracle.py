@@ -18,19 +18,20 @@ def oracle(target: PreTrainedModel, prompt: torch.Tensor, accuracy: float, **gen
 
     Args:
         target (`PreTrainedModel`): The target, whose plain greedy text is the truth.
-        prompt (`torch.Tensor`): Prompt of the calls inside the block, `[1, length]`.
+        prompt (`torch.Tensor`): Prompt of the calls inside the block, `[batch, length]`.
         accuracy (`float`): Probability that a drafted token is replaced, in `[0, 1]`.
         generate_kwargs: What the calls inside pass to `generate`; without an end-of-text token.
     """
-    truth = target.generate(prompt, **({"eos_token_id": -1} | generate_kwargs))[0].tolist()
+    plain = {"eos_token_id": -1} | generate_kwargs | {"return_dict_in_generate": False}
+    truth = target.generate(prompt, **plain).tolist()
     draws, propose = random.Random(0), drafting.DraftSession.propose
 
-    def propose_truth(self, prefix_ids, *args, **kwargs):
-        proposal = propose(self, prefix_ids, *args, **kwargs)
-        start = prefix_ids.shape[1]
-        for k in range(proposal.tokens.shape[1]):
-            if start + k < len(truth) and draws.random() < accuracy:
-                proposal.tokens[0, k] = truth[start + k]
+    def propose_truth(self, prefixes, *args, **kwargs):
+        proposal = propose(self, prefixes, *args, **kwargs)
+        for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
+            for k in range(proposal.tokens.shape[1]):
+                if start + k < len(truth[row]) and draws.random() < accuracy:
+                    proposal.tokens[index, k] = truth[row][start + k]
         return proposal
 
     drafting.DraftSession.propose = propose_truth

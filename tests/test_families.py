@@ -20,6 +20,7 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embed
 TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 SLIDING = {"sliding_window": WINDOW}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 FAMILIES = {
     "Mistral": SLIDING,
     "Qwen2": {},
@@ -27,6 +28,11 @@ FAMILIES = {
     "Gemma3": {**SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2},
     "Phi3": SLIDING,
     "Cohere2": SLIDING,
+    "GPTNeoX": {},
+    "GptOss": {**SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "rope_parameters": ROPE},
+    "Mixtral": {"num_local_experts": 4},
+    "Olmo2": {},
+    "SmolLM3": {"no_rope_layers": [1, 1, 1, 0]},
     "Olmo3": SLIDING,
     "Granite": {},
     "Qwen3Moe": {**EXPERTS, "head_dim": 8},
@@ -42,6 +48,13 @@ def build(family):
     torch.manual_seed(0)
     config = config_class(**({"vocab_size": VOCAB} | sizes | TOKENS | FAMILIES[family]))
     return model_class(config).eval()
+
+
+def left_padded(prompts):
+    longest = max(len(prompt) for prompt in prompts)
+    rows = [torch.nn.functional.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts]
+    masks = [torch.arange(longest) >= longest - len(prompt) for prompt in prompts]
+    return torch.stack(rows), torch.stack(masks).long()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -61,6 +74,24 @@ def test_greedy_is_lossless(family, entry, make_drafter):
             assert drafter.stats.acceptance_length > 1.5
     finally:
         hf_domino.install()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_row_of_a_batch_is_lossless(family, make_drafter):
+    """Left-padded rows that accept different numbers of tokens; a row is the same whatever stands beside it."""
+    target = build(family)
+    drafter = make_drafter(target)
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    ids, mask = left_padded([PROMPT[0, :5], PROMPT[0], PROMPT[0, 3:12]])
+    plain = target.generate(ids, attention_mask=mask, **options)
+    for accuracy in (0.0, 0.7):
+        with oracle(target, ids, accuracy, attention_mask=mask, **options):
+            batch = target.generate(ids, attention_mask=mask, assistant_model=drafter, **options)
+        assert torch.equal(batch, plain)
+    assert len({len(row) for row in drafter.stats.rows}) > 1  # rows advanced by themselves
+    for row in range(3):
+        alone = target.generate(ids[row, mask[row].bool()][None], assistant_model=drafter, **options)
+        assert torch.equal(alone[0, -NEW_TOKENS:], batch[row, -NEW_TOKENS:])
 
 
 def test_last_position_a_target_can_embed(make_drafter):

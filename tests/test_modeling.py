@@ -72,7 +72,7 @@ def test_cached_context_equals_context_at_once(tiny_drafter):
             noise, positions[:, end : end + 6], context[:, start:end], positions[:, start:end], cache=cache
         )
     torch.testing.assert_close(block, whole)
-    assert cache.length == 90
+    assert cache.lengths == [90]
 
 
 def test_the_whole_block_sees_itself(tiny_drafter):

@@ -74,8 +74,10 @@ def test_dtype_follows_the_target(saved_pair):
 def test_several_prompts(saved_pair, expected):
     generator, _ = ask(saved_pair[0], str(saved_pair[1]))
     assert generator([TEXT, TEXT], **OPTIONS) == [expected, expected]
-    with pytest.raises(ValueError, match=r"batch size .* must be 1, got 2.*without batch_size"):
-        generator([TEXT, TEXT], batch_size=2, **OPTIONS)
+    texts = [TEXT, TEXT[:3]]
+    generator.tokenizer.padding_side = "left"
+    plain = pipeline("text-generation", model=str(saved_pair[0]), tokenizer=generator.tokenizer)
+    assert generator(texts, batch_size=2, **OPTIONS) == plain(texts, batch_size=2, **OPTIONS)
 
 
 def test_sampling_by_default(saved_pair):

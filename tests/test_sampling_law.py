@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_domino
+from hf_domino.decoding import loop, sampling
 
 VOCAB, SAMPLES = 12, 1500
+BATCHED_SAMPLES = {4: 2000, 500: 100_000}
 PROMPT = torch.tensor([[5, 9, 3]])
 # One test in a thousand of a correct sampler falls below; the seed is fixed, so it does not flicker.
 P_VALUE = 1e-3
@@ -80,3 +84,22 @@ def test_samples_follow_the_targets_law(target, make_drafter, entry, top_k, temp
         hf_domino.install()
     assert 1.1 < sum(rates) / len(rates) < 2.5  # both accepted and rejected drafts were there
     assert p_value(counts, exact_law(target, top_k, temperature).double()) > P_VALUE
+
+
+@pytest.mark.parametrize("sampled_drafts", [True, False])
+@pytest.mark.parametrize("batch_size", [4, 500])
+def test_batches_follow_the_targets_law(target, make_drafter, monkeypatch, batch_size, sampled_drafts):
+    """Rows of a batch are independent draws; drafts are sampled, or the most likely ones."""
+    if not sampled_drafts:
+        monkeypatch.setattr(loop, "draft_law", functools.partial(sampling.draft_law, sampled=False))
+    drafter = make_drafter(target, block_size=4, num_hidden_layers=1)
+    options = {"do_sample": True, "top_k": 5, "temperature": 0.7, "max_new_tokens": 4}
+    counts, lengths = torch.zeros(VOCAB * VOCAB), set()
+    torch.manual_seed(7)
+    for _ in range(BATCHED_SAMPLES[batch_size] // batch_size):
+        rows = target.generate(PROMPT, assistant_model=drafter, num_return_sequences=batch_size, **options)
+        text = rows[:, PROMPT.shape[1] :]
+        counts += torch.bincount(text[:, 1] * VOCAB + text[:, 2], minlength=VOCAB * VOCAB)
+        lengths |= {rounds[0] for rounds in drafter.stats.rows}
+    assert len(lengths) > 1  # accepted and rejected drafts were there
+    assert p_value(counts, exact_law(target, 5, 0.7).double()) > P_VALUE

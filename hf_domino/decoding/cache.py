@@ -1,16 +1,18 @@
 """The target's side of a round: prefill, the verification forward, and rewinding its cache.
 
-Shapes: B batch, T tokens so far, P proposals, V vocabulary.
+Shapes: B rows still generated, T prompt tokens, P proposals, V vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
+from hf_domino.decoding.alignment import PER_POSITION, Alignment
 from hf_domino.target import TargetModel
 
 
@@ -26,8 +28,15 @@ class TargetRunner:
         self.target = target
         self.model: PreTrainedModel = target.model
         self.kwargs = model_kwargs
+        self._lengths: list[int] = []  # per row: cached positions, left padding not counted
+        self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
         # A sliding-window layer forgets what it would need to step back, unless told beforehand.
         model_kwargs["past_key_values"].activate_past_recording()
+
+    @property
+    def cache(self) -> Any:
+        """The target's cache."""
+        return self.kwargs["past_key_values"]
 
     def prefill(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Process the prompt `[B, T]`, less what the cache already holds.
@@ -36,35 +45,75 @@ class TargetRunner:
             `tuple`: Logits `[B, 1, V]` of the next token, and the captured hidden states `[B, C, H]` of the positions
             that were processed, which are the last C.
         """
-        cached = self.kwargs["past_key_values"].get_seq_length()
-        new_length = input_ids.shape[1] - cached if cached else None
-        return self._forward(input_ids, self.kwargs, new_length, logits_to_keep=1, is_first_iteration=True)
+        new_length = self._uncached_length(input_ids)
+        logits, captured = self._forward(input_ids, self.kwargs, new_length, logits_to_keep=1, is_first_iteration=True)
+        cached = self.cache.get_seq_length()
+        mask = self.mask(cached)
+        padding = [0] * len(logits) if mask is None else mask.bool().int().argmax(dim=1).tolist()
+        self._lengths = [cached - count for count in padding]
+        return logits, captured
+
+    def _uncached_length(self, input_ids: torch.Tensor) -> int | None:
+        """How many of the prompt's last positions to process; None for all it has."""
+        cached, mask = self.cache.get_seq_length(), self.kwargs.get("attention_mask")
+        if not cached:
+            return None
+        embeds = self.kwargs.get("inputs_embeds")
+        length = input_ids.shape[1] if embeds is None else embeds.shape[1]
+        # As generate's own prefill: ids shorter than the mask are the new ones only.
+        only_new = mask is not None and mask.shape[1] != length
+        return None if only_new else length - cached
+
+    def mask(self, length: int) -> torch.Tensor | None:
+        """The last columns `[B, length]` of the two-dimensional attention mask, where there is one."""
+        mask = self.kwargs.get("attention_mask")
+        return mask[:, -length:] if mask is not None and mask.dim() == 2 else None
 
     def check_block(
-        self, input_ids: torch.Tensor, proposed: torch.Tensor
+        self, anchors: torch.Tensor, proposed: torch.Tensor
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Verification forward over the anchor, which ends `input_ids`, and the proposals `[B, P]`.
+        """Verification forward over anchors `[B, 1]` and proposals `[B, P]`.
 
         Returns:
             `tuple`: Logits `[B, P + 1, V]` and captured hidden states `[B, P + 1, H]`.
         """
         width = proposed.shape[1] + 1
-        kwargs = self._advanced(copy.copy(self.kwargs), width - 1) if width > 1 else self.kwargs
-        return self._forward(
-            torch.cat((input_ids, proposed), dim=1), kwargs, width, logits_to_keep=width, is_first_iteration=False
-        )
+        self._checked = self._advanced(copy.copy(self.kwargs), width - 1) if width > 1 else self.kwargs
+        block = torch.cat((anchors, proposed), dim=1)
+        return self._forward(block, self._checked, width, logits_to_keep=width, is_first_iteration=False)
 
-    def commit(self, num_new: int, num_checked: int = 0) -> None:
-        """Extend masks and positions by the tokens just committed, and drop rejected positions from the cache.
+    def begin(self) -> None:
+        """Extend masks and positions by the first new token, after prefill."""
+        self.kwargs = self._advanced(self.kwargs, 1)
+
+    def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
+        """Keep each row's committed tokens in the cache and drop the rest.
 
         Args:
-            num_new (`int`): Committed tokens; the last of them has not been through the target.
-            num_checked (`int`, *optional*, defaults to 0): Positions of the last verification forward; 0 after prefill.
+            counts (`Sequence[int]`): Committed tokens per row; the last of them has not been through the target.
+            num_checked (`int`): Positions of the verification forward.
+            rows (`Sequence[int]`): The rows that go on, of those there are.
         """
-        if num_checked:
+        lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
+        rows = rows or ([0] if len(counts) == 1 else [])  # a single sequence leaves a cache to go on with
+        if len(rows) == len(counts) and min(counts) == max(counts):
             # Also when nothing is dropped: sliding-window layers shrink back to their window here.
-            self.kwargs["past_key_values"].crop(-(num_checked - num_new))
-        self.kwargs = self._advanced(self.kwargs, num_new)
+            self.cache.crop(-(num_checked - counts[0]))
+            self.kwargs = self._advanced(self.kwargs, counts[0])
+        elif rows:
+            self._align(Alignment(rows, [num_checked - counts[row] for row in rows], [lengths[row] for row in rows]))
+        self._lengths = [lengths[row] for row in rows]
+
+    def _align(self, alignment: Alignment) -> None:
+        kwargs = dict(self._checked)
+        for name in PER_POSITION:
+            if kwargs.get(name) is not None:
+                kwargs[name] = alignment.align_positions(kwargs[name])
+        mask = kwargs.get("attention_mask")
+        real = alignment.padding_mask(self.model.device if mask is None else mask.device)
+        kwargs["attention_mask"] = real if mask is None else real.to(mask.dtype) * mask
+        alignment.align_cache(self.cache)
+        self.kwargs = self._advanced(kwargs, 1)
 
     def _advanced(self, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
         return self.model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=num_tokens)

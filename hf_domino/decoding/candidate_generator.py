@@ -17,7 +17,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.sampling import TokenLaw, draft_law
+from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.stats import DecodingStats, record_stats
 from hf_domino.target import TargetModel
@@ -75,7 +75,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         if is_first_iteration:
             return input_ids, None
         self._observe(input_ids, (model_kwargs or {}).get("attention_mask"), model_outputs)
-        proposal = self._session.propose(input_ids, self._max_length - input_ids.shape[1] - 1)
+        proposal = self._session.propose(Prefixes.of(input_ids), self._max_length - input_ids.shape[1] - 1)
         tokens = proposal.tokens[:, : self._until_end_of_text(proposal.tokens)]
         if tokens.shape[1] == 0 or proposal.scores is None:
             return torch.cat((input_ids, tokens), dim=1), None
@@ -92,12 +92,11 @@ class DominoCandidateGenerator(CandidateGenerator):
         """Hand the hidden states of newly committed positions, the prompt's padding left out, to the drafter."""
         captured, num_new = self._target.captured(outputs), input_ids.shape[1] - 1 - self._num_observed
         if self._num_observed:
-            self._session.observe_block(captured, num_new)
+            self._session.observe_block(captured, [num_new])
         else:
             real = torch.ones_like(input_ids) if mask is None else mask
-            kept = real[0, :num_new].bool()
-            positions = real.cumsum(dim=1)[:, :num_new][:, kept] - 1  # [1, C]
-            self._session.observe(tuple(states[:, kept.to(states.device)] for states in captured), positions)
+            positions = (real.cumsum(dim=1) - 1).clamp_min(0)[:, :num_new]
+            self._session.observe(captured, positions, real[:, :num_new])
         self._num_observed += num_new
 
     def _until_end_of_text(self, tokens: torch.Tensor) -> int:

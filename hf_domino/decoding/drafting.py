@@ -1,15 +1,17 @@
 """One generation's drafting: context features in, draft proposals out. Both generation loops use it.
 
-Shapes: B batch, C new context positions, T tokens so far, K block size, P proposals, H hidden size.
+Shapes: B batch, C new context positions, K block size, P proposals, H hidden size.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from hf_domino.context import ContextCache
 from hf_domino.decoding.rollout import DraftProposal, rollout
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.stats import PhaseTimer
 from hf_domino.target import TargetModel
@@ -30,61 +32,98 @@ class DraftSession:
         self.timer = timer or PhaseTimer(enabled=False)
         self._cache = ContextCache(len(drafter.layers))
         self._new_context: torch.Tensor | None = None  # [B, C, H], not yet in the cache
-        self._positions = torch.empty(0)  # [B, C] of the new context; of the last one, once it is in the cache
+        self._new_positions = torch.empty(0)  # [B, C], absolute
+        self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
+        self._anchors = torch.empty(0)  # [B, 1], absolute position of each row's anchor
 
-    def observe(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor) -> None:
+    def observe(
+        self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> None:
         """Take the target's hidden states of newly committed positions, the one before the next anchor last.
 
         Args:
             captured (`tuple[torch.Tensor]`): L hidden states `[B, C, H]`.
             position_ids (`torch.Tensor`): Their absolute positions `[B, C]`.
+            mask (`torch.Tensor`, *optional*): Which are no padding, `[B, C]`; None for all.
         """
-        device = self.drafter.device
-        features = self.drafter.fuse_context([states.to(device) for states in captured])
-        position_ids = position_ids.to(device)
-        if self._new_context is not None:
-            features = torch.cat((self._new_context, features), dim=1)
-            position_ids = torch.cat((self._positions, position_ids), dim=1)
-        self._new_context, self._positions = features, position_ids
+        counts = [position_ids.shape[1]] * len(position_ids)
+        if mask is not None and not bool(mask.all()):
+            # Valid positions first, in order: the cache stores the first ones of each row.
+            mask = mask.bool()
+            counts = mask.sum(dim=1).tolist()
+            order = mask.int().argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
+            captured = tuple(
+                states.gather(1, order[..., None].expand(-1, -1, states.shape[2]).to(states.device))
+                for states in captured
+            )
+            position_ids = position_ids.gather(1, order)
+        self._take(captured, position_ids, counts)
 
-    def observe_block(self, captured: tuple[torch.Tensor, ...], num_committed: int) -> None:
+    def observe_block(self, captured: tuple[torch.Tensor, ...], counts: Sequence[int]) -> None:
         """Take the hidden states of a verified block's committed positions, the anchor first.
 
         Args:
             captured (`tuple[torch.Tensor]`): L hidden states `[B, P + 1, H]` of anchor and proposals.
-            num_committed (`int`): How many tokens the round committed; the last is the next anchor, not yet seen.
+            counts (`Sequence[int]`): How many tokens the round committed in each row; the last is the next anchor,
+                not yet seen.
         """
-        positions = self._positions[:, -1:] + torch.arange(1, num_committed + 1, device=self._positions.device)
-        self.observe(tuple(states[:, :num_committed] for states in captured), positions)
+        longest = max(counts)
+        positions = self._anchors + torch.arange(longest, device=self._anchors.device)
+        self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
 
-    def propose(self, prefix_ids: torch.Tensor, num_draft_tokens: int | None = None) -> DraftProposal:
-        """Draft the tokens after `prefix_ids`; all context before the anchor must have been observed.
+    def _take(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, counts: list[int]) -> None:
+        if self._new_context is not None:
+            self._run_backbone(self._new_positions.new_zeros(len(counts), 0))  # a round that had nothing to propose
+        device = self.drafter.device
+        self._new_context = self.drafter.fuse_context([states.to(device) for states in captured])
+        self._new_positions, self._new_counts = position_ids.to(device), counts
+        last = torch.tensor(counts, device=device)[:, None] - 1
+        self._anchors = self._new_positions.gather(1, last.clamp_min(0)) + 1
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        self._cache.select(rows)
+        kept = list(rows)
+        if self._new_context is not None:
+            self._new_context, self._new_positions = self._new_context[kept], self._new_positions[kept]
+            self._new_counts = [self._new_counts[row] for row in rows]
+        self._anchors = self._anchors[kept]
+
+    def propose(self, prefixes: Prefixes, num_draft_tokens: int | None = None) -> DraftProposal:
+        """Draft the tokens after `prefixes`; all context before the anchors must have been observed.
 
         Args:
-            prefix_ids (`torch.Tensor`): Tokens so far, the anchor last, `[B, T]`.
+            prefixes ([`Prefixes`]): Tokens so far, the anchor last.
             num_draft_tokens (`int`, *optional*): At most this many proposals; defaults to all the drafter makes.
 
         Returns:
-            [`DraftProposal`]: On the device of `prefix_ids`.
+            [`DraftProposal`]: On the device of the prefixes.
         """
-        config = self.drafter.config
+        config, anchors = self.drafter.config, prefixes.last()
         count = config.num_draft_tokens if num_draft_tokens is None else min(num_draft_tokens, config.num_draft_tokens)
         if count <= 0:
-            return DraftProposal(prefix_ids[:, :0], None)
+            return DraftProposal(anchors[:, :0], None)
         with self.timer.phase("draft"):
-            draft_hidden = self._run_backbone(prefix_ids[:, -1:])
+            masks = anchors.new_full((len(anchors), config.block_size - 1), config.mask_token_id)
+            draft_hidden = self._run_backbone(torch.cat((anchors, masks), dim=1))
         with self.timer.phase("rollout"):
             first = config.label_offset
-            return rollout(self.drafter, self.target, draft_hidden[:, first : first + count], prefix_ids, self.law)
+            return rollout(self.drafter, self.target, draft_hidden[:, first : first + count], prefixes, self.law)
 
-    def _run_backbone(self, anchor: torch.Tensor) -> torch.Tensor:
-        """Draft hidden states `[B, K, H]` of the block that starts with the anchor `[B, 1]`."""
-        config, device = self.drafter.config, self.drafter.device
-        masks = anchor.new_full((anchor.shape[0], config.block_size - 1), config.mask_token_id)
-        noise_embeds = self.target.embed(torch.cat((anchor, masks), dim=1)).to(device)
-        assert self._positions.numel(), "observe the context before proposing"
-        positions = self._positions[:, -1:] + torch.arange(1, config.block_size + 1, device=device)
-        seen = None if self._new_context is None else self._positions
-        draft_hidden = self.drafter(noise_embeds, positions, self._new_context, seen, cache=self._cache)
+    def _run_backbone(self, block: torch.Tensor) -> torch.Tensor:
+        """Draft hidden states `[B, Q, H]` of the block `[B, Q]` that starts at the anchors; stores the new context."""
+        device = self.drafter.device
+        noise_embeds = self.target.embed(block.long()).to(device)
+        assert self._anchors.numel(), "observe the context before proposing"
+        positions = self._anchors + torch.arange(block.shape[1], device=device)
+        is_new = self._new_context is not None
+        draft_hidden = self.drafter(
+            noise_embeds,
+            positions,
+            self._new_context,
+            self._new_positions if is_new else None,
+            cache=self._cache,
+            context_counts=self._new_counts if is_new else None,
+        )
         self._new_context = None
         return draft_hidden

@@ -1,11 +1,14 @@
-"""The decoding loop: draft, verify, commit, until done.
+"""The decoding loop: draft, verify, commit, until done. Batch 1 is a batch.
 
-Shapes: B batch, T tokens so far, P proposals, N tokens committed in a round.
+Every row advances by its own acceptance length and leaves when it is done.
+
+Shapes: B rows still generated, P proposals, N tokens committed in a round, V vocabulary.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +18,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino.decoding.cache import TargetRunner
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.output import CommittedSequence
+from hf_domino.decoding.output import CommittedSequences
+from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.sampling import TokenLaw, draft_law
 from hf_domino.decoding.verification import verify
 from hf_domino.modeling import DominoDraftModel
@@ -41,7 +45,7 @@ def assisted_decoding(
 
     Args:
         model (`PreTrainedModel`): The target.
-        input_ids (`torch.Tensor`): Prompt `[1, T]`.
+        input_ids (`torch.Tensor`): Prompts `[B, T]`, padded on the left.
         logits_processor (`LogitsProcessorList`): Processors and warpers that `generate` prepared.
         stopping_criteria (`StoppingCriteriaList`): Likewise.
         generation_config (`GenerationConfig`): Likewise.
@@ -50,68 +54,117 @@ def assisted_decoding(
         model_kwargs: Cache, attention mask, positions and model-specific inputs.
 
     Returns:
-        `torch.Tensor` or `GenerateDecoderOnlyOutput`: Prompt and new tokens, `[1, T + new]`.
+        `torch.Tensor` or `GenerateDecoderOnlyOutput`: Prompts and new tokens, `[B, T + new]`.
     """
     start, timer = time.perf_counter(), PhaseTimer()
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, bool(generation_config.do_sample))
-    session = DraftSession(drafter, target, draft_law(law, logits_processor), timer)
     stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[] for _ in input_ids])
-    committed = CommittedSequence(input_ids, stopping_criteria, generation_config, streamer)
-    runner = TargetRunner(target, model_kwargs)
-    _prefill(runner, session, committed, law)
-    while not committed.finished:
-        _round(runner, session, committed, law, stats, timer)
-    stats.num_new_tokens = committed.ids.shape[1] - input_ids.shape[1]
+    generation = _Generation(
+        runner=TargetRunner(target, model_kwargs),
+        session=DraftSession(drafter, target, draft_law(law, logits_processor), timer),
+        committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),
+        law=law,
+        stats=stats,
+        timer=timer,
+        rows=list(range(len(input_ids))),
+    )
+    generation.prefill(input_ids)
+    while generation.rows:
+        generation.run_round()
+    stats.num_new_tokens = generation.committed.num_new_tokens
     stats.seconds = time.perf_counter() - start
     stats.phases = dict(timer.seconds) if timer.enabled else None
     record_stats(drafter, stats)
-    return committed.result(runner.kwargs["past_key_values"])
+    return generation.committed.result(generation.runner.cache)
 
 
-def _prefill(runner: TargetRunner, session: DraftSession, committed: CommittedSequence, law: TokenLaw) -> None:
-    """Process the prompt and commit the first token, which is the target's own."""
-    prompt = committed.ids
-    mask = runner.kwargs.get("attention_mask")
-    logits, captured = runner.prefill(prompt)
-    num_new = captured[0].shape[1]
-    real, positions = _real_positions(prompt, mask)
-    session.observe(tuple(states[:, real[-num_new:]] for states in captured), positions[:, real][:, -num_new:])
-    scores = law.scores(prompt, logits, prompt[:, :0])
-    runner.commit(committed.commit(law.choose(scores), logits, scores))
+@dataclass
+class _Generation:
+    """The parts of one call, and the rows of the batch that are still generated."""
 
+    runner: TargetRunner
+    session: DraftSession
+    committed: CommittedSequences
+    law: TokenLaw
+    stats: DecodingStats
+    timer: PhaseTimer
+    rows: list[int]
 
-def _real_positions(input_ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which columns of a left-padded prompt are not padding `[T]`, and every column's position `[1, T]`."""
-    if mask is None or mask.dim() != 2:
-        mask = torch.ones_like(input_ids)
-    mask = mask[:, -input_ids.shape[1] :]
-    return mask[0].bool(), (mask.long().cumsum(dim=1) - 1).clamp_min(0)
+    def prefill(self, input_ids: torch.Tensor) -> None:
+        """Process the prompts and commit the first tokens, which are the target's own."""
+        logits, captured = self.runner.prefill(input_ids)
+        self.session.observe(captured, *self._prompt_positions(captured[0].shape[1], input_ids.device))
+        prefixes = self.committed.prefixes(self.rows)
+        scores = self.law.scores(prefixes, logits, input_ids[:, :0])
+        self.committed.commit(self.rows, self.law.choose(scores), [1] * len(self.rows), logits, scores)
+        self.runner.begin()
+        self._go_on_with(self.committed.unfinished)
 
+    def _prompt_positions(self, num_new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Absolute positions `[B, C]` of the prompt's last C columns, and which are no padding."""
+        length = self.runner.cache.get_seq_length()
+        mask = self.runner.mask(length)
+        if mask is None:
+            return torch.arange(length - num_new, length, device=device).expand(len(self.rows), -1), None
+        positions = (mask.long().cumsum(dim=1) - 1).clamp_min(0)
+        return positions[:, -num_new:], mask[:, -num_new:]
 
-def _round(
-    runner: TargetRunner,
-    session: DraftSession,
-    committed: CommittedSequence,
-    law: TokenLaw,
-    stats: DecodingStats,
-    timer: PhaseTimer,
-) -> None:
-    """Draft, verify and commit one block."""
-    prefix = committed.ids
-    proposal = session.propose(prefix, _room(prefix, session.target))
-    with timer.phase("verify"):
-        logits, captured = runner.check_block(prefix, proposal.tokens)
-        scores = law.scores(prefix, logits, proposal.tokens)
-        verification = verify(proposal, scores, law.do_sample)
-        accepted = int(verification.num_accepted)
-    stats.rows[0].append(accepted + 1)
-    tokens = torch.cat((proposal.tokens[:, :accepted], verification.bonus[:, None]), dim=1)  # [1, N]
-    num_kept = committed.commit(tokens, logits, scores)
-    session.observe_block(captured, num_kept)
-    runner.commit(num_kept, num_checked=proposal.tokens.shape[1] + 1)
+    def run_round(self) -> None:
+        """Draft, verify and commit one block per row."""
+        prefixes = self.committed.prefixes(self.rows)
+        proposal = self.session.propose(prefixes, self._room(max(prefixes.lengths)))
+        with self.timer.phase("verify"):
+            logits, captured = self.runner.check_block(prefixes.last(), proposal.tokens)
+            if self.law.may_keep_state:
+                kept = self._verify_one_by_one(proposal, logits)
+            else:
+                kept = self._verify_at_once(proposal, logits)
+        unfinished = self.committed.unfinished
+        if unfinished:
+            self.session.observe_block(captured, kept)
+        self.runner.commit(kept, proposal.tokens.shape[1] + 1, [self.rows.index(row) for row in unfinished])
+        self._go_on_with(unfinished)
 
+    def _verify_at_once(self, proposal: DraftProposal, logits: torch.Tensor) -> list[int]:
+        """Commit what the acceptance rule gives; returns how many tokens each row kept."""
+        scores = self.law.scores(self.committed.prefixes(self.rows), logits, proposal.tokens)
+        verification = verify(proposal, scores, self.law.do_sample)
+        # One transfer for the whole round: everything the host must know.
+        accepted = verification.num_accepted[:, None]
+        tokens = torch.cat((proposal.tokens, verification.bonus[:, None]), dim=1)  # [B, P + 1]
+        tokens = tokens.scatter(1, accepted, verification.bonus[:, None])
+        counts = [count + 1 for count in accepted[:, 0].tolist()]
+        for row, count in zip(self.rows, counts, strict=True):
+            self.stats.rows[row].append(count)
+        return self.committed.commit(self.rows, tokens, counts, logits, scores)
 
-def _room(prefix: torch.Tensor, target: TargetModel) -> int | None:
-    """Proposals for which the target still has positions; None for no limit."""
-    return None if target.position_limit is None else max(target.position_limit - prefix.shape[1], 0)
+    def _verify_one_by_one(self, proposal: DraftProposal, logits: torch.Tensor) -> list[int]:
+        """The same for one row, showing its processors each committed position once, in order, and no other."""
+        num_drafted, kept = proposal.tokens.shape[1], 0
+        for index in range(num_drafted + 1):
+            scores = self.law.scores(
+                self.committed.prefixes(self.rows), logits[:, index : index + 1], proposal.tokens[:, :0]
+            )
+            here = slice(index, index + 1)
+            drafted = DraftProposal(
+                proposal.tokens[:, here], None if proposal.scores is None else proposal.scores[:, here]
+            )
+            verification = verify(drafted, scores.expand(-1, drafted.tokens.shape[1] + 1, -1), self.law.do_sample)
+            is_accepted = index < num_drafted and bool(verification.num_accepted)
+            token = drafted.tokens if is_accepted else verification.bonus[:, None]
+            kept += self.committed.commit(self.rows, token, [1], logits[:, index : index + 1], scores)[0]
+            if not (is_accepted and self.committed.unfinished):
+                break
+        self.stats.rows[0].append(kept)
+        return [kept]
+
+    def _room(self, length: int) -> int | None:
+        """Proposals for which the target still has positions; None for no limit."""
+        limit = self.session.target.position_limit
+        return None if limit is None else max(limit - length, 0)
+
+    def _go_on_with(self, unfinished: list[int]) -> None:
+        if unfinished and len(unfinished) < len(self.rows):
+            self.session.select([self.rows.index(row) for row in unfinished])
+        self.rows = unfinished

@@ -1,10 +1,11 @@
-"""Committed tokens: where a generation must stop, what streams out, and what `generate` returns.
+"""Committed tokens: where each row must stop, what streams out, and what `generate` returns.
 
 Shapes: B batch, T tokens so far, N new tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +14,18 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from hf_domino.decoding.sampling import Prefixes
 
-class CommittedSequence:
-    """The tokens of one generation, grown a round at a time and cut exactly where plain `generate` would stop.
+
+class CommittedSequences:
+    """The tokens of a batch, grown a round at a time and cut exactly where plain `generate` would stop.
+
+    Rows grow on their own. Where an end-of-text token is known, a row that stops is done; otherwise plain generation
+    goes on with it until all rows have stopped, and so does this.
 
     Args:
-        input_ids (`torch.Tensor`): Prompt `[1, T]`.
-        stopping_criteria (`StoppingCriteriaList`): Asked about every new prefix, not only about a round's last.
+        input_ids (`torch.Tensor`): Prompts `[B, T]`.
+        stopping_criteria (`StoppingCriteriaList`): Asked about every new prefix of every row, one row at a time.
         generation_config (`GenerationConfig`): For end-of-text ids, the length limit and the outputs wanted.
         streamer (`BaseStreamer`, *optional*): Receives each token once it is final, never one that is withdrawn.
     """
@@ -31,69 +37,152 @@ class CommittedSequence:
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None,
     ):
-        self.ids = input_ids
-        self.finished = False
+        self._ids = input_ids
+        self._lengths = [input_ids.shape[1]] * len(input_ids)
+        self._stops: list[int | None] = [None] * len(input_ids)  # length at which each row stopped
+        self._prompt_length = self._streamed = input_ids.shape[1]
         self._config, self._streamer = generation_config, streamer
-        self._scores: list[torch.Tensor] = []
-        self._logits: list[torch.Tensor] = []
+        self._pad = getattr(generation_config, "_pad_token_tensor", None)
+        self._scores: list[list[torch.Tensor]] = [[] for _ in input_ids]
+        self._logits: list[list[torch.Tensor]] = [[] for _ in input_ids]
         fast = (EosTokenCriteria, MaxLengthCriteria)
         self._criteria = StoppingCriteriaList(c for c in stopping_criteria if type(c) not in fast)
         self._eos = [c.eos_token_id.flatten().tolist() for c in stopping_criteria if type(c) is EosTokenCriteria]
         self._limits = [c.max_length for c in stopping_criteria if type(c) is MaxLengthCriteria]
+        # As plain generation asks: without it, rows that stopped are not padded.
+        self._pads_finished = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
 
-    def commit(self, tokens: torch.Tensor, logits: torch.Tensor, scores: torch.Tensor) -> int:
-        """Append new tokens up to the first stop.
+    @property
+    def unfinished(self) -> list[int]:
+        """Rows that still grow."""
+        if self._pads_finished:
+            return [row for row, stop in enumerate(self._stops) if stop is None]
+        stops = [stop for stop in self._stops if stop is not None]
+        longest = max(stops) if len(stops) == len(self._stops) else min(self._limits, default=float("inf"))
+        return [row for row, length in enumerate(self._lengths) if length < longest]
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Tokens committed so far, over all rows."""
+        return sum(self._lengths) - len(self._lengths) * self._prompt_length
+
+    def prefixes(self, rows: Sequence[int]) -> Prefixes:
+        """Tokens so far of these rows."""
+        ids = self._ids if len(rows) == len(self._lengths) else self._ids[list(rows)]
+        return Prefixes(ids, [self._lengths[row] for row in rows], list(rows))
+
+    def commit(
+        self,
+        rows: Sequence[int],
+        tokens: torch.Tensor,
+        counts: Sequence[int],
+        logits: torch.Tensor,
+        scores: torch.Tensor,
+    ) -> list[int]:
+        """Append new tokens to these rows, each up to its first stop.
 
         Args:
-            tokens (`torch.Tensor`): `[1, N]`.
-            logits (`torch.Tensor`): The target's logits they were chosen from, `[1, N, V]` or more positions.
+            rows (`Sequence[int]`): R rows of the batch.
+            tokens (`torch.Tensor`): `[R, N]`.
+            counts (`Sequence[int]`): How many of them are meant, per row.
+            logits (`torch.Tensor`): The target's logits they were chosen from, `[R, N, V]` or more positions.
             scores (`torch.Tensor`): The same after processors.
 
         Returns:
-            `int`: How many were kept.
+            `list[int]`: How many were kept, per row.
         """
-        values = tokens[0].tolist()
-        kept = self._keep(values, tokens, scores)
-        self.ids = torch.cat((self.ids, tokens[:, :kept]), dim=1)
-        self._stream(values[:kept])
-        self._scores += _per_token(scores, kept) if self._wants("output_scores") else []
-        self._logits += _per_token(logits, kept) if self._wants("output_logits") else []
+        self._reserve(tokens.shape[1])
+        values, kept = tokens.tolist(), []
+        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            start, new = self._lengths[row], tokens[index, :count]
+            self._ids[row, start : start + count] = new
+            for outputs, source in ((self._scores, scores), (self._logits, logits)):
+                if self._wants("output_scores" if outputs is self._scores else "output_logits"):
+                    outputs[row] += list(source[index, :count])
+            kept.append(self._keep(row, values[index][:count]))
+            self._lengths[row] = start + kept[-1]
+            for outputs in (self._scores, self._logits):
+                del outputs[row][self._lengths[row] - self._prompt_length :]
+        self._stream()
         return kept
 
-    def _keep(self, values: list[int], tokens: torch.Tensor, scores: torch.Tensor) -> int:
-        length = self.ids.shape[1]
+    def _reserve(self, num_tokens: int) -> None:
+        """Room for `num_tokens` more in every row; the prompt tensor itself is never written to."""
+        needed = max(self._lengths) + num_tokens
+        if needed > self._ids.shape[1] or self._ids.shape[1] == self._prompt_length:
+            grown = self._ids.new_zeros(len(self._lengths), max(2 * needed, 64))
+            grown[:, : self._ids.shape[1]] = self._ids
+            self._ids = grown
+
+    def _keep(self, row: int, values: list[int]) -> int:
+        """How many of the tokens just written stay: up to the first stop, unless plain generation goes on behind it."""
+        length, had_stopped = self._lengths[row], self._stops[row] is not None
         for count, value in enumerate(values, start=1):
-            stop = any(value in ids for ids in self._eos) or any(length + count >= limit for limit in self._limits)
-            if self._criteria:
-                prefix = torch.cat((self.ids, tokens[:, :count]), dim=1)
-                so_far = tuple(self._scores + _per_token(scores, count)) if self._wants("output_scores") else None
-                stop = bool(self._criteria(prefix, so_far).all()) or stop
-            if stop:
-                self.finished = True
-                return count
+            if not had_stopped and self._stops_at(row, length + count, value):
+                self._stops[row], had_stopped = length + count, True
+                if self._pads_finished or len(self._stops) == 1:
+                    return count
         return len(values)
 
-    def _stream(self, values: list[int]) -> None:
-        if self._streamer is not None:
-            for value in values:
-                self._streamer.put(torch.tensor([value]))
+    def _stops_at(self, row: int, length: int, value: int) -> bool:
+        stop = any(value in ids for ids in self._eos) or any(length >= limit for limit in self._limits)
+        if self._criteria:
+            so_far = self._scores[row][: length - self._prompt_length]
+            given = tuple(scores[None] for scores in so_far) if self._wants("output_scores") else None
+            stop = bool(torch.as_tensor(self._criteria(self._ids[row : row + 1, :length], given)).all()) or stop
+        return stop
+
+    def _stream(self) -> None:
+        """Send what is final in all rows, one token of each at a time."""
+        if self._streamer is None:
+            return
+        # Of a row that may still be padded nothing more is to come before the others have caught up.
+        growing = [length for length, stop in zip(self._lengths, self._stops, strict=True) if stop is None]
+        final = min(growing) if growing else self._final_length()
+        ids = self._padded(final)
+        for position in range(self._streamed, final):
+            self._streamer.put(ids[:, position].cpu())
+        self._streamed = max(final, self._streamed)
+
+    def _final_length(self) -> int:
+        return max(self._lengths) if self._pads_finished else max(stop or 0 for stop in self._stops)
+
+    def _padded(self, length: int) -> torch.Tensor:
+        """Ids `[B, length]`, padding behind the rows that are shorter."""
+        ids = self._ids[:, :length]
+        lengths = torch.tensor(self._lengths)[:, None]
+        if bool((lengths >= length).all()):
+            return ids
+        behind = (torch.arange(length) >= lengths).to(ids.device)
+        assert self._pad is not None, "generate asks for a padding token where rows can end early"
+        return torch.where(behind, self._pad.to(ids.device), ids)
 
     def _wants(self, output: str) -> bool:
         return bool(self._config.return_dict_in_generate and getattr(self._config, output))
 
-    def result(self, cache: Any) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        """End the stream and return what `generate` returns."""
+    def result(self, cache: Any, **outputs: Any) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """End the stream and return what `generate` returns.
+
+        Args:
+            cache (`Cache`): The target's.
+            outputs: Further fields of the returned dictionary.
+        """
+        length = self._final_length()
         if self._streamer is not None:
             self._streamer.end()
+        sequences = self._padded(length).clone()
         if not self._config.return_dict_in_generate:
-            return self.ids
+            return sequences
+        count = length - self._prompt_length
         return GenerateDecoderOnlyOutput(
-            sequences=self.ids,
-            scores=tuple(self._scores) if self._wants("output_scores") else None,
-            logits=tuple(self._logits) if self._wants("output_logits") else None,
+            sequences=sequences,
+            scores=_per_token(self._scores, count) if self._wants("output_scores") else None,
+            logits=_per_token(self._logits, count) if self._wants("output_logits") else None,
             past_key_values=cache,
+            **outputs,
         )
 
 
-def _per_token(values: torch.Tensor, count: int) -> list[torch.Tensor]:
-    return [values[:, index] for index in range(count)]
+def _per_token(rows: list[list[torch.Tensor]], count: int) -> tuple[torch.Tensor, ...]:
+    """`count` tensors `[B, V]`; a row that stopped before repeats its last entry."""
+    return tuple(torch.stack([row[min(index, len(row) - 1)] for row in rows]) for index in range(count))

@@ -3,7 +3,7 @@
 Domino (arXiv 2605.29707): proposal i is chosen from base_i + W2 SiLU(W_z z + W_s state), where the prefix state has
 read the anchor and the i proposals before. The GRU takes one step per token; the block is never run again.
 
-Shapes: B batch, T tokens so far, P proposals, H hidden size, V vocabulary.
+Shapes: B batch, P proposals, R low rank, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 
@@ -35,7 +35,7 @@ def rollout(
     drafter: DominoDraftModel,
     target: TargetModel,
     draft_hidden: torch.Tensor,
-    prefix_ids: torch.Tensor,
+    prefixes: Prefixes,
     law: TokenLaw,
 ) -> DraftProposal:
     """Choose the proposals of one block.
@@ -44,18 +44,18 @@ def rollout(
         drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
         target ([`TargetModel`]): Gives embeddings and lm_head.
         draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
-        prefix_ids (`torch.Tensor`): Tokens so far, the anchor last, `[B, T]`.
+        prefixes ([`Prefixes`]): Tokens so far, the anchor last.
         law ([`TokenLaw`]): What drafts are chosen from.
 
     Returns:
         [`DraftProposal`]: P tokens per row.
     """
-    base_logits = target.logits(draft_hidden.to(prefix_ids.device))
+    base_logits = target.logits(draft_hidden.to(prefixes.ids.device))
     if drafter.has_correction_head:
-        return _choose_one_by_one(base_logits, prefix_ids, law, _Corrections(drafter, target, draft_hidden))
+        return _choose_one_by_one(base_logits, prefixes, law, _Corrections(drafter, target, draft_hidden))
     if law.needs_prefix:
-        return _choose_one_by_one(base_logits, prefix_ids, law, None)
-    scores = law.scores(prefix_ids, base_logits, prefix_ids[:, :0])
+        return _choose_one_by_one(base_logits, prefixes, law, None)
+    scores = law.scores(prefixes, base_logits, prefixes.ids[:, :0])
     return DraftProposal(law.choose(scores), scores if law.do_sample else None)
 
 
@@ -73,28 +73,27 @@ class _Corrections:
         embeds = self.target.embed(token_ids).to(self.state)
         self.state = self.gru.step(embeds, self.state)
 
-    def at(self, index: int) -> torch.Tensor | float:
-        """Corrections `[B, V]` of proposal `index`, or 0 before the first corrected one."""
+    def apply(self, index: int, base_logits: torch.Tensor) -> torch.Tensor:
+        """Corrected logits `[B, 1, V]` of proposal `index`; base logits before the first corrected one."""
         if index < self.first_corrected:
-            return 0.0
-        return self.projection.expand(self.low_rank[:, index] + self.projection.project_state(self.state))
+            return base_logits
+        low_rank = self.low_rank[:, index] + self.projection.project_state(self.state)
+        return base_logits + self.projection.expand(low_rank)[:, None].to(base_logits)
 
 
 def _choose_one_by_one(
-    base_logits: torch.Tensor, prefix_ids: torch.Tensor, law: TokenLaw, corrections: _Corrections | None
+    base_logits: torch.Tensor, prefixes: Prefixes, law: TokenLaw, corrections: _Corrections | None
 ) -> DraftProposal:
-    token, tokens, all_scores = prefix_ids[:, -1], [], []
+    token = prefixes.last()  # [B, 1]
+    tokens, all_scores = token[:, :0], []
     for index in range(base_logits.shape[1]):
-        logits = base_logits[:, index]
+        logits = base_logits[:, index : index + 1]
         if corrections is not None:
-            corrections.read(token)
-            correction = corrections.at(index)
-            logits = logits + (correction.to(logits) if isinstance(correction, torch.Tensor) else correction)
-        scores = law.scores(prefix_ids, logits[:, None], prefix_ids[:, :0])[:, 0]
+            corrections.read(token[:, 0])
+            logits = corrections.apply(index, logits)
+        scores = law.scores(prefixes, logits, tokens)
         token = law.choose(scores)
-        tokens.append(token)
+        tokens = torch.cat((tokens, token), dim=1)
         if law.do_sample:
             all_scores.append(scores)
-        if law.needs_prefix:
-            prefix_ids = torch.cat((prefix_ids, token[:, None]), dim=1)
-    return DraftProposal(torch.stack(tokens, dim=1), torch.stack(all_scores, dim=1) if all_scores else None)
+    return DraftProposal(tokens, torch.cat(all_scores, dim=1) if all_scores else None)

@@ -3,10 +3,13 @@
 Target and drafts go through the same class, so that both laws of the acceptance rule are processed alike, each position
 with its own prefix.
 
-Shapes: B batch, T tokens so far, N positions, V vocabulary.
+Shapes: B rows, T tokens so far, N positions, M tokens behind the prefix, V vocabulary.
 """
 
 from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
@@ -27,24 +30,77 @@ PREFIX_FREE = (
 # Depend on which tokens came before, not on their order: all positions of a block go through at once, each with its own
 # prefix filled up by tokens that are in it already.
 SET_OF_PREFIX = (hf.RepetitionPenaltyLogitsProcessor,)
-# Functions of prefix and scores alone: safe to run on drafted prefixes that may be rejected. Any other processor may
-# keep state, so it sees target logits only; drafts are then proposed without it, which costs acceptance, not exactness.
+# Functions of prefix and scores alone: safe to run on drafted prefixes that may be rejected.
 STATELESS = (
     *PREFIX_FREE,
     *SET_OF_PREFIX,
-    hf.NoRepeatNGramLogitsProcessor,
-    hf.NoBadWordsLogitsProcessor,
-    hf.SequenceBiasLogitsProcessor,
-    hf.MinLengthLogitsProcessor,
-    hf.MinNewTokensLengthLogitsProcessor,
+    hf.EncoderNoRepeatNGramLogitsProcessor,
+    hf.EncoderRepetitionPenaltyLogitsProcessor,
+    hf.ExponentialDecayLengthPenalty,
     hf.ForcedBOSTokenLogitsProcessor,
     hf.ForcedEOSTokenLogitsProcessor,
-    hf.SuppressTokensLogitsProcessor,
+    hf.MinLengthLogitsProcessor,
+    hf.MinNewTokensLengthLogitsProcessor,
+    hf.NoBadWordsLogitsProcessor,
+    hf.NoRepeatNGramLogitsProcessor,
+    hf.PrefixConstrainedLogitsProcessor,
+    hf.SequenceBiasLogitsProcessor,
     hf.SuppressTokensAtBeginLogitsProcessor,
-    hf.ExponentialDecayLengthPenalty,
+    hf.SuppressTokensLogitsProcessor,
+    hf.WatermarkLogitsProcessor,
 )
-
 AT_ONCE = (*PREFIX_FREE, *SET_OF_PREFIX)
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """The tokens so far of the rows that are still generated; rows differ in length.
+
+    Args:
+        ids (`torch.Tensor`): Ids `[B, T]`, each row from its first token on; what stands behind its length is anything.
+        lengths (`list[int]`): Tokens of each row.
+        rows (`list[int]`): Which row of the batch that `generate` was given each one is.
+    """
+
+    ids: torch.Tensor
+    lengths: list[int]
+    rows: list[int]
+
+    @classmethod
+    def of(cls, ids: torch.Tensor) -> Prefixes:
+        """All rows of a batch `[B, T]`, equally long."""
+        return cls(ids, [ids.shape[1]] * len(ids), list(range(len(ids))))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows are equally long."""
+        return min(self.lengths) == max(self.lengths)
+
+    def last(self) -> torch.Tensor:
+        """The last token of each row, `[B, 1]`."""
+        if self.is_even:
+            return self.ids[:, self.lengths[0] - 1 : self.lengths[0]]
+        return self.ids.gather(1, torch.tensor(self.lengths, device=self.ids.device)[:, None] - 1)
+
+    def filled(self, continuation: torch.Tensor, first: int) -> torch.Tensor:
+        """The prefixes of successive positions, where it only matters which tokens are in them.
+
+        Args:
+            continuation (`torch.Tensor`): Tokens behind the prefixes, `[B, M]`.
+            first (`int`): How many of them the first position sees; each next one sees one more, the last all.
+
+        Returns:
+            `torch.Tensor`: `[B, M - first + 1, T + M]`; a row's own last token stands in place of what is not there.
+        """
+        longest, count = max(self.lengths), continuation.shape[1]
+        ids, last = self.ids[:, :longest], self.last()
+        if not self.is_even:
+            there = torch.arange(longest) < torch.tensor(self.lengths)[:, None]
+            ids = torch.where(there.to(ids.device), ids, last)
+        num_positions = count - first + 1
+        seen = torch.ones(num_positions, count, dtype=torch.bool, device=ids.device).tril(first - 1)
+        tails = torch.where(seen, continuation[:, None], last[:, None])
+        return torch.cat((ids[:, None].expand(-1, num_positions, -1), tails), dim=2)
 
 
 class TokenLaw:
@@ -66,43 +122,75 @@ class TokenLaw:
         """Whether scores of a position depend on the tokens before it."""
         return len(self._per_prefix) > 0
 
-    def scores(self, prefix_ids: torch.Tensor, logits: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
+    @property
+    def may_keep_state(self) -> bool:
+        """Whether a processor may remember its calls, so that it must see each committed position once, in order."""
+        return bool(stateful_processors(self._per_prefix))
+
+    def scores(self, prefixes: Prefixes, logits: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
         """Process logits of successive positions, each with its own prefix.
 
         Args:
-            prefix_ids (`torch.Tensor`): Tokens before the first position, `[B, T]`.
+            prefixes ([`Prefixes`]): B rows.
             logits (`torch.Tensor`): `[B, N, V]`.
-            continuation (`torch.Tensor`): Tokens of the positions but the last, `[B, N - 1]`.
+            continuation (`torch.Tensor`): Tokens behind the prefixes, `[B, M]`; the last position sees all of them.
 
         Returns:
             `torch.Tensor`: Scores `[B, N, V]` in fp32.
         """
         scores = logits.float()
-        if self._per_prefix and scores.shape[1] == 1:
-            scores = self._per_prefix(prefix_ids, scores[:, 0].clone())[:, None]
-        elif self._per_prefix and all(type(p) in AT_ONCE for p in self._per_prefix):
-            prefixes = _filled_prefixes(prefix_ids, continuation)
-            scores = self._per_prefix(prefixes.flatten(0, 1), scores.flatten(0, 1).clone()).view_as(scores)
+        if self._per_prefix and all(type(p) in AT_ONCE for p in self._per_prefix):
+            filled = prefixes.filled(continuation, continuation.shape[1] - scores.shape[1] + 1)
+            rows = [row for row in prefixes.rows for _ in range(scores.shape[1])]
+            processors = self._for_rows(rows)
+            scores = processors(filled.flatten(0, 1), scores.flatten(0, 1).clone()).view_as(scores)
         elif self._per_prefix:
-            ids, start = torch.cat((prefix_ids, continuation), dim=1), prefix_ids.shape[1]
-            steps = range(scores.shape[1])
-            scores = torch.stack([self._per_prefix(ids[:, : start + i], scores[:, i].clone()) for i in steps], dim=1)
+            scores = self._one_by_one(prefixes, scores, continuation)
         if self._prefix_free:
-            scores = self._prefix_free(prefix_ids, scores.flatten(0, 1)).view_as(scores)
+            scores = self._prefix_free(prefixes.ids, scores.flatten(0, 1)).view_as(scores)
         return scores
+
+    def _one_by_one(self, prefixes: Prefixes, scores: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
+        """One call per position and length of prefix."""
+        result = torch.empty_like(scores)
+        first = continuation.shape[1] - scores.shape[1] + 1
+        for length in sorted(set(prefixes.lengths)):
+            members = [index for index, current in enumerate(prefixes.lengths) if current == length]
+            ids = torch.cat((prefixes.ids[members, :length], continuation[members]), dim=1)
+            processors = self._for_rows([prefixes.rows[index] for index in members])
+            for position in range(scores.shape[1]):
+                seen = ids[:, : length + first + position]
+                result[members, position] = processors(seen, scores[members, position])
+        return result
+
+    def _for_rows(self, rows: list[int]) -> LogitsProcessorList:
+        return LogitsProcessorList(_for_rows(processor, rows) for processor in self._per_prefix)
 
     def choose(self, scores: torch.Tensor) -> torch.Tensor:
         """Take one token id `[...]` from scores `[..., V]`."""
         return sample(scores.softmax(dim=-1)) if self.do_sample else scores.argmax(dim=-1)
 
 
-def _filled_prefixes(prefix_ids: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
-    """Prefixes of N positions, `[B, N, T + N - 1]`: in place of tokens not yet there the last of `prefix_ids`."""
-    count = continuation.shape[1] + 1
-    filler = prefix_ids[:, -1:, None].expand(-1, count, count - 1)
-    there = torch.ones(count, count - 1, dtype=torch.bool, device=prefix_ids.device).tril(-1)
-    tails = torch.where(there, continuation[:, None], filler)
-    return torch.cat((prefix_ids[:, None].expand(-1, count, -1), tails), dim=2)
+def stateful_processors(processors: LogitsProcessorList) -> list[str]:
+    """Class names of the processors that may remember their calls: all that are not known to be functions."""
+    return [type(processor).__name__ for processor in processors if type(processor) not in STATELESS]
+
+
+def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:
+    """A processor that treats the rows it is given as these rows of the batch; most treat all rows alike."""
+    if isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
+        allowed = processor._prefix_allowed_tokens_fn
+        return hf.PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(rows[index], ids), num_beams=1)
+    if isinstance(processor, hf.EncoderNoRepeatNGramLogitsProcessor):
+        own = copy.copy(processor)
+        own.generated_ngrams, own.batch_size = [processor.generated_ngrams[row] for row in rows], len(rows)
+        return own
+    for field in ("prompt_ignore_length", "encoder_input_ids"):
+        if isinstance(values := getattr(processor, field, None), torch.Tensor) and type(processor) in STATELESS:
+            own = copy.copy(processor)
+            setattr(own, field, values[rows])
+            return own
+    return processor
 
 
 def sample(probs: torch.Tensor) -> torch.Tensor:
@@ -115,6 +203,8 @@ def sample(probs: torch.Tensor) -> torch.Tensor:
 
 def draft_law(law: TokenLaw, processors: LogitsProcessorList, sampled: bool = True) -> TokenLaw:
     """The law drafts are chosen from: the target's, less the processors that may keep state.
+
+    Without those fewer drafts are accepted; the output is the target's own all the same.
 
     Args:
         law (`TokenLaw`): The target's law.

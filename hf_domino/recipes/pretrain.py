@@ -172,7 +172,9 @@ def pretrain(work: Path, recipe: TargetRecipe, stage: int) -> None:
     trainer.train(resume_from_checkpoint=has_checkpoint)
     if trainer.is_world_process_zero():
         result = stage_folder(work, recipe, stage)
-        trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False).save_pretrained(result)
+        model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+        model.config.use_cache = model.generation_config.use_cache = True  # the trainer switches it off
+        model.save_pretrained(result)
         tokenizer.save_pretrained(result)
 
 

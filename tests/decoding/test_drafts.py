@@ -8,7 +8,7 @@ from conftest import build_drafter
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.target import TargetModel
 
 TOLERANCE = 1e-5  # fp32 sums of a few dozen terms, in another order
@@ -117,12 +117,12 @@ def test_drafts_equal_an_independent_rederivation(request, target_name, shift_la
     ids = torch.randint(4, 64, (21,))
     with torch.no_grad():
         for stop in (9, 10, 14, 20):  # context arrives in pieces, as it does in rounds
-            seen = session._cache.length + (0 if session._new_context is None else session._new_context.shape[1])
+            seen = sum(session._cache.lengths) + sum(session._new_counts if session._new_context is not None else [])
             captured = view.captured(target(ids[None, :stop], **view.capture_kwargs()))
             session.observe(tuple(states[:, seen:] for states in captured), torch.arange(seen, stop)[None])
             law.seen.clear()
-            proposal = session.propose(ids[None, : stop + 1])
+            proposal = session.propose(Prefixes.of(ids[None, : stop + 1]))
             tokens, logits = rederived.draft(ids[: stop + 1])
-            torch.testing.assert_close(torch.stack(law.seen, 1)[0], logits, atol=TOLERANCE, rtol=TOLERANCE)
+            torch.testing.assert_close(torch.cat(law.seen, 1)[0], logits, atol=TOLERANCE, rtol=TOLERANCE)
             assert proposal.tokens[0].tolist() == tokens.tolist()
             assert proposal.tokens.shape[1] == drafter.config.num_draft_tokens

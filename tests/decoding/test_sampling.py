@@ -5,7 +5,7 @@ import torch
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
-from hf_domino.decoding.sampling import TokenLaw, draft_law
+from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
 
 VOCAB = 12
 LISTS = {
@@ -25,7 +25,7 @@ def test_a_block_equals_position_after_position(processors, batch):
     prefix, continuation = torch.randint(0, VOCAB, (batch, 6)), torch.randint(0, VOCAB, (batch, 4))
     logits = torch.randn(batch, 5, VOCAB)
     untouched = logits.clone()
-    scores = TokenLaw(processors, do_sample=True).scores(prefix, logits, continuation)
+    scores = TokenLaw(processors, do_sample=True).scores(Prefixes.of(prefix), logits, continuation)
     ids = torch.cat((prefix, continuation), dim=1)
     for index in range(5):
         wanted = processors(ids[:, : 6 + index], logits[:, index].clone())
@@ -41,7 +41,9 @@ def test_drafts_go_without_processors_that_may_keep_state():
     processors = LogitsProcessorList([Custom(), hf.TemperatureLogitsWarper(0.5)])
     law = draft_law(TokenLaw(processors, do_sample=True), processors)
     logits = torch.randn(1, 1, VOCAB)
-    torch.testing.assert_close(law.scores(torch.zeros(1, 2).long(), logits, torch.zeros(1, 0).long()), logits * 2)
+    torch.testing.assert_close(
+        law.scores(Prefixes.of(torch.zeros(1, 2).long()), logits, torch.zeros(1, 0).long()), logits * 2
+    )
     assert law.do_sample
 
 

@@ -1,0 +1,183 @@
+"""Batches: every row is the target's own whatever the others do, under every feature of `generate`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import oracle
+from transformers import LogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+
+LENGTHS = [5, 20, 9, 1]
+NEW_TOKENS = 32
+PAD = 2
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    torch.manual_seed(3)
+    rows, longest = [torch.randint(4, 64, (length,)) for length in LENGTHS], max(LENGTHS)
+    ids = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0), value=PAD) for row in rows])
+    mask = torch.stack([(torch.arange(longest) >= longest - length).long() for length in LENGTHS])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def both(target, drafter, prompts, accuracy=0.7, **options):
+    """Plain output and assisted output, with an oracle that lets rows accept different numbers of drafts."""
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS} | options
+    plain = target.generate(**prompts, **options)
+    needs_end_of_text = ("stop_strings", "tokenizer", "exponential_decay_length_penalty")
+    truth = {name: value for name, value in options.items() if name not in needs_end_of_text}
+    with oracle(target, prompts["input_ids"], accuracy, attention_mask=prompts["attention_mask"], **truth):
+        return plain, target.generate(**prompts, assistant_model=drafter, **options)
+
+
+def eos_that_ends_rows_apart(target, prompts, **options):
+    """A token that plain greedy text reaches at different places in at least two rows."""
+    text = target.generate(**prompts, do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=-1)
+    new = text[:, prompts["input_ids"].shape[1] :]
+    for token in new.unique().tolist():
+        firsts = {row.tolist().index(token) for row in new if token in row.tolist()}
+        if len(firsts) > 1:
+            return token
+    raise AssertionError("no such token")
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("projector_type", ["domino", "dflash"])
+def test_greedy(tiny_qwen3, make_drafter, prompts, accuracy, projector_type):
+    drafter = make_drafter(tiny_qwen3, projector_type=projector_type)
+    plain, assisted = both(tiny_qwen3, drafter, prompts, accuracy, eos_token_id=-1)
+    assert torch.equal(assisted, plain)
+    assert len(drafter.stats.acceptance_lengths) == len(LENGTHS)
+
+
+def test_rows_end_by_themselves(tiny_qwen3, tiny_drafter, prompts):
+    eos = eos_that_ends_rows_apart(tiny_qwen3, prompts)
+    plain, assisted = both(tiny_qwen3, tiny_drafter, prompts, eos_token_id=eos)
+    assert torch.equal(assisted, plain)
+    assert (plain[:, -1] == PAD).any()
+    rounds = [len(row) for row in tiny_drafter.stats.rows]
+    assert min(rounds) < max(rounds)  # a finished row is not decoded any further
+
+
+def test_rows_without_end_of_text_go_on(tiny_qwen3, tiny_drafter, prompts, tiny_tokenizer):
+    """Plain generation pads a stopped row only if an end-of-text token is known."""
+    text = tiny_qwen3.generate(**prompts, do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=None)
+    new = text[0, prompts["input_ids"].shape[1] :]
+    stop = {"stop_strings": [tiny_tokenizer.decode(new[4:5]), tiny_tokenizer.decode(text[1, -6:-4])]}
+    config = tiny_qwen3.generation_config.eos_token_id
+    tiny_qwen3.generation_config.eos_token_id = None
+    try:
+        plain, assisted = both(tiny_qwen3, tiny_drafter, prompts, tokenizer=tiny_tokenizer, **stop)
+    finally:
+        tiny_qwen3.generation_config.eos_token_id = config
+    assert torch.equal(assisted, plain)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[9], [11, 12]]},
+        {"min_new_tokens": 20},
+        {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_new_tokens": 9},
+        {"encoder_repetition_penalty": 1.3},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"suppress_tokens": [8, 9, 10], "begin_suppress_tokens": [12]},
+        {"forced_eos_token_id": 7},
+        {"exponential_decay_length_penalty": (4, 1.2)},
+        {"sequence_bias": {(9,): 4.0}},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_processors_see_each_rows_own_prefix(tiny_qwen3, tiny_drafter, prompts, options):
+    plain, assisted = both(tiny_qwen3, tiny_drafter, prompts, **options)
+    assert torch.equal(assisted, plain)
+
+
+def test_prefix_constraints_know_their_row(tiny_qwen3, tiny_drafter, prompts):
+    def allowed(batch_id, ids):
+        start = 4 + 10 * batch_id
+        return list(range(start, start + 10)) if int(ids[-1]) % 3 else list(range(4, 60))
+
+    plain, assisted = both(tiny_qwen3, tiny_drafter, prompts, prefix_allowed_tokens_fn=allowed)
+    assert torch.equal(assisted, plain)
+    assert tiny_drafter.stats.acceptance_length > 1.5
+
+
+class Record(BaseStreamer):
+    def __init__(self):
+        self.values, self.ended = [], False
+
+    def put(self, value):
+        self.values.append(value.tolist())
+
+    def end(self):
+        self.ended = True
+
+
+def test_streams_like_plain_generation(tiny_qwen3, tiny_drafter, prompts):
+    eos, streams = eos_that_ends_rows_apart(tiny_qwen3, prompts), []
+    for assistant in (None, tiny_drafter):
+        streams.append(Record())
+        options = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": eos, "streamer": streams[-1]}
+        tiny_qwen3.generate(**prompts, assistant_model=assistant, **options)
+    assert streams[1].values == streams[0].values
+    assert streams[1].ended
+
+
+def test_return_dict(tiny_qwen3, tiny_drafter, prompts):
+    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "eos_token_id": -1}
+    plain, assisted = both(tiny_qwen3, tiny_drafter, prompts, **options)
+    assert torch.equal(assisted.sequences, plain.sequences)
+    for name in ("scores", "logits"):
+        ours, theirs = getattr(assisted, name), getattr(plain, name)
+        assert len(ours) == len(theirs) == NEW_TOKENS
+        torch.testing.assert_close(torch.stack(ours), torch.stack(theirs), atol=1e-4, rtol=1e-4)
+
+
+def test_several_sequences_of_one_prompt(tiny_qwen3, tiny_drafter, prompts):
+    options = {"max_new_tokens": 8, "do_sample": True, "num_return_sequences": 5, "assistant_model": tiny_drafter}
+    sequences = tiny_qwen3.generate(**prompts, **options)
+    assert sequences.shape[0] == 5 * len(LENGTHS)
+    assert torch.equal(sequences[::5, : max(LENGTHS)], prompts["input_ids"])
+    assert len({tuple(row) for row in sequences[:5].tolist()}) > 1
+
+
+class Counting(LogitsProcessor):
+    """Keeps state: forbids a token after every seventh call."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, input_ids, scores):
+        self.seen.append(input_ids.tolist())
+        scores = scores.clone()
+        if len(self.seen) % 7 == 0:
+            scores[:, scores.argmax(dim=-1)] = -torch.inf
+        return scores
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.8])
+def test_a_processor_with_state_sees_committed_positions_only(tiny_qwen3, tiny_drafter, prompts, accuracy):
+    prompt = {name: value[1:2] for name, value in prompts.items()}
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1}
+    plain, assisted = Counting(), Counting()
+    expected = tiny_qwen3.generate(**prompt, logits_processor=[plain], **options)
+    with oracle(tiny_qwen3, prompt["input_ids"], accuracy, **options):
+        text = tiny_qwen3.generate(**prompt, logits_processor=[assisted], assistant_model=tiny_drafter, **options)
+    assert torch.equal(text, expected)
+    assert assisted.seen == plain.seen
+
+
+def test_a_processor_with_state_is_refused_in_a_batch(tiny_qwen3, tiny_drafter, prompts):
+    with pytest.raises(ValueError, match=r"logits_processor .* keep no state.*'Counting'.*one at a time"):
+        tiny_qwen3.generate(**prompts, logits_processor=[Counting()], assistant_model=tiny_drafter, max_new_tokens=3)
+
+
+def test_a_filled_cache_is_refused_in_a_batch(tiny_qwen3, tiny_drafter, prompts):
+    first = tiny_qwen3.generate(**prompts, max_new_tokens=2, do_sample=False, return_dict_in_generate=True)
+    with pytest.raises(ValueError, match=r"past_key_values must be empty, for a batch, got '21 positions'"):
+        tiny_qwen3.generate(first.sequences, past_key_values=first.past_key_values, assistant_model=tiny_drafter)

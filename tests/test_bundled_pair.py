@@ -11,9 +11,11 @@ import torch
 
 from hf_domino.benchmark import distinct_ngram_ratio
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
+from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
 
 FOLDER = Path(__file__).parents[1] / "model_cards" / BUNDLED
 MAX_FILE_BYTES, MAX_ALL_BYTES = 16 * 2**20, 40 * 2**20
+MAX_WALK_ERROR = 0.05  # rounds at the end of the text differ, and near-ties
 MIN_DISTINCT_4GRAM = 0.6  # below this the target loops, which flatters every method
 
 pytestmark = pytest.mark.skipif(not domino_folder(FOLDER).exists(), reason="the bundled pair is not in this checkout")
@@ -55,6 +57,29 @@ def test_greedy_is_lossless_on_all_prompts(pair):
     prompts = read_prompts(FOLDER / "prompts.jsonl")
     assert len(prompts) >= 50
     assert statistics.fmean(check_prompts(pair, prompts, max_new_tokens=128)) >= MIN_DISTINCT_4GRAM
+
+
+def test_a_batch_is_lossless(pair):
+    texts = [prompt["text"] for prompt in read_prompts(FOLDER / "prompts.jsonl")[:6]]
+    inputs = pair.tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    options = {"max_new_tokens": 48, "do_sample": False}
+    plain = pair.target.generate(**inputs, **options)
+    assert torch.equal(pair.target.generate(**inputs, assistant_model=pair.drafter, **options), plain)
+
+
+def test_walked_acceptance_is_what_generation_measures(pair):
+    """What training reports of its evaluation text is what a user gets on the same text."""
+    walked, measured = [], []
+    beyond = pair.drafter.config.num_draft_tokens  # the walk leaves out rounds that reach behind the text
+    for prompt in read_prompts(FOLDER / "prompts.jsonl")[:6]:
+        inputs = pair.tokenizer(prompt["text"], return_tensors="pt")
+        start, options = inputs["input_ids"].shape[1], {"do_sample": False, "assistant_model": pair.drafter}
+        text = pair.target.generate(**inputs, max_new_tokens=64 + beyond, **options)
+        walked += walk_acceptance(pair.drafter, pair.target, text.tolist(), [start])
+        pair.target.generate(**inputs, max_new_tokens=64, **options)
+        measured.append(pair.drafter.stats.acceptance_lengths)
+    ratio = mean_acceptance_length(walked) / mean_acceptance_length(measured)
+    assert ratio == pytest.approx(1.0, abs=MAX_WALK_ERROR)
 
 
 def test_prompts_are_what_their_hashes_say():

@@ -37,27 +37,37 @@ from hf_domino.training.muon import MuonWithAdamW
 
 
 @dataclass(frozen=True)
-class PosttrainRecipe:
-    """Sizes and schedule; lengths in tokens, numbers of rows per process."""
+class PosttrainRound:
+    """Amounts of one round; batches are written and rows used per process."""
 
-    rounds: int = 3
-    steps: int = 80  # of each round
+    steps: int
+    sampled_batches: int
+    greedy_batches: int
+    looping_rows: int  # of each micro-batch
+    loop_weight: float
+
+
+@dataclass(frozen=True)
+class PosttrainRecipe:
+    """Sizes and schedule; lengths in tokens."""
+
+    rounds: tuple[PosttrainRound, ...] = (
+        PosttrainRound(steps=80, sampled_batches=8, greedy_batches=1, looping_rows=4, loop_weight=0.2),
+        PosttrainRound(steps=70, sampled_batches=6, greedy_batches=2, looping_rows=8, loop_weight=0.6),
+        PosttrainRound(steps=70, sampled_batches=6, greedy_batches=2, looping_rows=8, loop_weight=0.6),
+    )
     muon_lr: float = 2e-3
     adamw_lr: float = 5e-4
     prompt_length: int = 64
     new_tokens: int = 128
     temperature: float = 0.6
-    sampled_batches: int = 8  # written in each round
-    greedy_batches: int = 1
     batch_size: int = 160
     min_distinct: float = 0.65  # distinct-4-gram ratio of a continuation worth learning
     best_share: float = 0.6  # of those, ranked by likelihood
     best_rows: int = 12  # of each micro-batch
     real_rows: int = 4
-    looping_rows: int = 4
     loop_ngram: int = 8
     loop_onset: int = 24  # repeated tokens of a row that are made less likely
-    loop_weight: float = 0.2
     seed: int = 1
 
     @property
@@ -117,13 +127,22 @@ def best_rows(rows: np.ndarray, likelihoods: np.ndarray, recipe: PosttrainRecipe
 class OwnAndReal(Dataset):
     """Items `best`, `real` and `looping` with `onset`, `[T]` each, drawn at random."""
 
-    def __init__(self, stream: np.ndarray, best: np.ndarray, looping: np.ndarray, recipe: PosttrainRecipe, seed: int):
-        self.stream, self.best, self.looping, self.recipe, self.seed = stream, best, looping, recipe, seed
+    def __init__(
+        self,
+        stream: np.ndarray,
+        best: np.ndarray,
+        looping: np.ndarray,
+        recipe: PosttrainRecipe,
+        steps: int,
+        seed: int,
+    ):
+        self.stream, self.best, self.looping = stream, best, looping
+        self.recipe, self.steps, self.seed = recipe, steps, seed
         self.onset = np.stack([loop_onset(row, recipe.loop_ngram, recipe.loop_onset) for row in looping])
         self.onset[:, : recipe.prompt_length] = False
 
     def __len__(self) -> int:
-        return self.recipe.steps * self.recipe.best_rows * int(os.environ.get("WORLD_SIZE", "1"))
+        return self.steps * self.recipe.best_rows * int(os.environ.get("WORLD_SIZE", "1"))
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         generator = np.random.default_rng((self.seed, index))
@@ -154,19 +173,20 @@ class PosttrainTrainer(Trainer):
     """Likelihood of the best and of real rows, and unlikelihood of the onset of loops.
 
     Args:
-        recipe (`PosttrainRecipe`): Rows of each kind and the weight of the unlikelihood.
+        real_rows (`int`): Real rows of a micro-batch.
+        schedule (`PosttrainRound`): Looping rows and the weight of the unlikelihood.
         kwargs: As for [`~transformers.Trainer`].
     """
 
-    def __init__(self, recipe: PosttrainRecipe, **kwargs):
+    def __init__(self, real_rows: int, schedule: PosttrainRound, **kwargs):
         super().__init__(**kwargs)
-        self.recipe = recipe
+        self.real_rows, self.schedule = real_rows, schedule
         self._last: dict[str, float] = {}
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Loss of one micro-batch."""
-        best, real = inputs["best"], inputs["real"][: self.recipe.real_rows]
-        looping, onset = (inputs[name][: self.recipe.looping_rows] for name in ("looping", "onset"))
+        best, real = inputs["best"], inputs["real"][: self.real_rows]
+        looping, onset = (inputs[name][: self.schedule.looping_rows] for name in ("looping", "onset"))
         rows = torch.cat((best, real, looping))
         logits = model(input_ids=rows).logits[:, :-1].float()
         tokens = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none").view(len(rows), -1)
@@ -175,7 +195,7 @@ class PosttrainTrainer(Trainer):
         named = {"best": tokens[: len(best)].mean(), "real": tokens[len(best) : -len(looping)].mean()}
         named["unlikelihood"] = unlikely
         self._last = {name: round(value.item(), 3) for name, value in named.items()}
-        return likely + self.recipe.loop_weight * unlikely
+        return likely + self.schedule.loop_weight * unlikely
 
     def log(self, logs, *args, **kwargs):
         """Log the terms of the last micro-batch beside the loss."""
@@ -216,22 +236,29 @@ def posttrain(work: Path, recipe: PosttrainRecipe) -> None:
     stream = np.load(work / "train.npy", mmap_mode="r")
     tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
     source = work / "target"
-    for number in range(1, recipe.rounds + 1):
-        result = work / ("target-posttrained" if number == recipe.rounds else f"posttrain/round-{number}")
+    for number, schedule in enumerate(recipe.rounds, start=1):
+        result = work / ("target-posttrained" if number == len(recipe.rounds) else f"posttrain/round-{number}")
         if not (result / "config.json").exists():
-            _run_round(source, result, stream, recipe, tokenizer.eos_token_id, seed=recipe.seed + number - 1)
+            seed = recipe.seed + number - 1
+            _run_round(source, result, stream, recipe, schedule, tokenizer.eos_token_id, seed)
             if _rank() == 0:
                 tokenizer.save_pretrained(result)
         source = result
 
 
 def _run_round(
-    source: Path, result: Path, stream: np.ndarray, recipe: PosttrainRecipe, end_of_text: int, seed: int
+    source: Path,
+    result: Path,
+    stream: np.ndarray,
+    recipe: PosttrainRecipe,
+    schedule: PosttrainRound,
+    end_of_text: int,
+    seed: int,
 ) -> None:
     set_seed(1000 * seed + _rank())
     target = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
-    num_sampled = recipe.sampled_batches * recipe.batch_size
-    num_prompts = num_sampled + recipe.greedy_batches * recipe.batch_size
+    num_sampled = schedule.sampled_batches * recipe.batch_size
+    num_prompts = num_sampled + schedule.greedy_batches * recipe.batch_size
     prompts = training_prompts(stream, num_prompts, (recipe.prompt_length,), end_of_text, 1000 * seed + _rank())
     sampled, likelihoods = write_rows(target, prompts[:num_sampled], recipe, do_sample=True)
     best = best_rows(sampled, likelihoods, recipe)
@@ -240,7 +267,7 @@ def _run_round(
     print(f"{result.name}: {len(best)} of {len(sampled)} rows kept, greedy distinct-4 {distinct:.3f}", flush=True)
     arguments = TrainingArguments(
         output_dir=str(result.parent / "posttrain"),
-        max_steps=recipe.steps,
+        max_steps=schedule.steps,
         per_device_train_batch_size=recipe.best_rows,
         lr_scheduler_type="linear",
         warmup_steps=4,
@@ -254,10 +281,11 @@ def _run_round(
         seed=seed,
     )
     trainer = PosttrainTrainer(
-        recipe,
+        recipe.real_rows,
+        schedule,
         model=target,
         args=arguments,
-        train_dataset=OwnAndReal(stream, best, looping, recipe, seed=1000 * seed + _rank()),
+        train_dataset=OwnAndReal(stream, best, looping, recipe, schedule.steps, seed=1000 * seed + _rank()),
         optimizers=(MuonWithAdamW(target, recipe.muon_lr, recipe.adamw_lr, weight_decay=0.0), None),
     )
     trainer.train()

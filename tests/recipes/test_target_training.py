@@ -98,8 +98,8 @@ def test_the_best_rows_are_likely_and_do_not_loop():
 
 
 def test_prompts_are_never_marked():
-    recipe = PosttrainRecipe(prompt_length=6, new_tokens=6, loop_ngram=2, steps=1)
+    recipe = PosttrainRecipe(prompt_length=6, new_tokens=6, loop_ngram=2)
     own = np.tile(np.array([1, 2, 3]), (3, 4))
-    data = OwnAndReal(np.arange(100, dtype=np.uint16), own, own, recipe, seed=0)
+    data = OwnAndReal(np.arange(100, dtype=np.uint16), own, own, recipe, steps=1, seed=0)
     assert data[1]["onset"].tolist() == [False] * 6 + [True] * 6
     assert data[1]["real"].shape == (12,)

@@ -86,7 +86,7 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         target (`PreTrainedModel`): The model whose output law is to be preserved.
 
     Raises:
-        ValueError: For encoder-decoder and recurrent targets, and where sizes, layers or model type differ.
+        ValueError: For encoder-decoder targets, and where sizes, layers or model type differ.
     """
     _check_target_kind(target)
     text = target.config.get_text_config(decoder=True)
@@ -111,9 +111,6 @@ def _check_target_kind(target: PreTrainedModel) -> None:
         raise _refusal(
             f"{name}.config.is_encoder_decoder", False, True, "A drafter reads a decoder-only causal language model."
         )
-    if getattr(target, "_is_stateful", False):
-        remedy = "Its recurrent state cannot be rewound after a rejection; use a target with attention layers only."
-        raise _refusal(f"{name}._is_stateful", False, True, remedy)
 
 
 def check_drafter(drafter: PreTrainedModel) -> None:
@@ -209,12 +206,10 @@ def check_inputs(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> No
         model_kwargs (`Mapping`): What `generate` passes on: `use_cache`, `past_key_values`, `synced_gpus`, ...
 
     Raises:
-        ValueError: For a prompt of embeddings, a sharded target, or a cache that cannot be rewound.
+        ValueError: For an empty prompt, a sharded target, or a cache that cannot be rewound.
     """
-    length = input_ids.shape[1]
-    if model_kwargs.get("inputs_embeds") is not None or length == 0:
-        value = "inputs_embeds" if length == 0 else "input_ids and inputs_embeds"
-        raise _refusal("the prompt", "input_ids of at least one token", value, "Pass the prompt as input_ids.")
+    if input_ids.shape[1] == 0 and model_kwargs.get("inputs_embeds") is None:
+        raise _refusal("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
     if model_kwargs.get("use_cache") is False:
         raise _refusal("use_cache", True, False, _NEEDS_CACHE)
     if model_kwargs.get("synced_gpus"):
@@ -223,7 +218,7 @@ def check_inputs(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> No
         )
         raise _refusal("synced_gpus", False, True, remedy)
     cache = model_kwargs.get("past_key_values")
-    if isinstance(cache, StaticCache) or (cache is not None and not hasattr(cache, "crop")):
+    if isinstance(cache, StaticCache) or (cache is not None and not hasattr(cache, "layers")):
         remedy = "It cannot be rewound after a rejection; leave it unset or pass a DynamicCache."
         raise _refusal("past_key_values", "a DynamicCache", type(cache).__name__, remedy)
 
@@ -257,10 +252,13 @@ def check_batch(
         raise _refusal("attention_mask", "of shape (batch, length), for a batch", tuple(mask.shape), alone)
 
 
-def check_native_loop(batch_size: int, generation_config: GenerationConfig, model_kwargs: Mapping[str, Any]) -> None:
+def check_native_loop(
+    target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig, model_kwargs: Mapping[str, Any]
+) -> None:
     """Refuse what our loop does and Transformers' own assisted loop would get wrong without a word.
 
     Args:
+        target (`PreTrainedModel`): The attached target.
         batch_size (`int`): Sequences to generate.
         generation_config (`GenerationConfig`): The merged configuration of the call.
         model_kwargs (`Mapping`): Keyword arguments of the target's forward.
@@ -269,6 +267,8 @@ def check_native_loop(batch_size: int, generation_config: GenerationConfig, mode
         ValueError: For a batch, for stop strings (it looks for them at the end of a round), and for a filled cache.
     """
     remedy = "Call hf_domino.install() to generate with our loop, which can."
+    if getattr(target, "_is_stateful", False):
+        raise _refusal(f"{type(target).__name__}._is_stateful in an attached target", False, True, remedy)
     if batch_size > 1:
         raise _refusal("the batch size in an attached target", 1, batch_size, remedy)
     if generation_config.stop_strings is not None:

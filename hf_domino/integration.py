@@ -8,7 +8,6 @@ drafter; every other call reaches the original with the arguments it came with. 
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 import warnings
@@ -18,6 +17,7 @@ from typing import Any
 
 import transformers
 from transformers import AutoConfig, AutoModel, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.generation import GenerationMode
 from transformers.pipelines import base as pipelines_base
 
 from hf_domino.compatibility import check_batch, check_generation, check_inputs, check_native_loop, check_target
@@ -63,9 +63,8 @@ def _wrap_validation(original: Callable) -> Callable:
             # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
             generation_mode_kwargs.pop("assistant_tokenizer", None)
             if not _runs_native_loop(self):
-                # Nor does it decode several sequences at once, which our loop does
-                generation_config = copy.copy(generation_config)
-                generation_config.num_return_sequences = 1
+                # Its own assisted loop takes neither several sequences at once nor recurrent states; ours does both
+                generation_mode = GenerationMode.SAMPLE
         return original(self, generation_mode, generation_config, generation_mode_kwargs)
 
     return validate
@@ -118,7 +117,7 @@ def _native_generator(
     target: PreTrainedModel, drafter: DominoDraftModel, *, input_ids, model_kwargs, **kwargs: Any
 ) -> DominoCandidateGenerator:
     check_inputs(input_ids, model_kwargs)
-    check_native_loop(len(input_ids), kwargs["generation_config"], model_kwargs)
+    check_native_loop(target, len(input_ids), kwargs["generation_config"], model_kwargs)
     return DominoCandidateGenerator(drafter, target, kwargs["generation_config"], kwargs["logits_processor"])
 
 

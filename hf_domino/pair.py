@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino.modeling import DominoDraftModel
 
-BUNDLED = "pycoder-9m"
+BUNDLED = "pycoder-13m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -23,7 +23,7 @@ from transformers.generation import GenerationMode
 
 import hf_domino
 from hf_domino import DominoDraftModel
-from hf_domino.compatibility import check_generation, check_inputs, check_target
+from hf_domino.compatibility import check_generation, check_inputs, check_native_loop, check_target
 
 PROMPT = torch.tensor([[5, 9, 33, 20]])
 
@@ -99,12 +99,6 @@ def test_batch_in_the_native_loop(target, tiny_drafter):
         hf_domino.install()
 
 
-def test_prompt_of_embeddings(target, tiny_drafter):
-    embeds = target.get_input_embeddings()(PROMPT)
-    with pytest.raises(ValueError, match=r"the prompt must be input_ids of at least one token, got 'inputs_embeds'"):
-        target.generate(inputs_embeds=embeds, assistant_model=tiny_drafter, max_new_tokens=4)
-
-
 def test_sharded_target():
     with pytest.raises(ValueError, match=r"synced_gpus must be False, got True. Sharded targets .* gather the target"):
         check_inputs(PROMPT, {"synced_gpus": True})
@@ -153,12 +147,12 @@ def test_encoder_decoder_target(tiny_drafter):
         T5ForConditionalGeneration(config).generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
 
 
-def test_recurrent_target(tiny_drafter):
+def test_recurrent_target_in_the_native_loop():
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 4, "mamba_d_head": 16}
     target = BambaForCausalLM(BambaConfig(**sizes, **heads, mamba_d_state=8, attn_layer_indices=[1, 3]))
-    with pytest.raises(ValueError, match=r"_is_stateful must be False, got True.*attention layers only"):
-        target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"_is_stateful in an attached target must be False.*hf_domino.install"):
+        check_native_loop(target, 1, GenerationConfig(), {})
 
 
 def test_fitting_targets_pass(tiny_qwen3, tiny_llama, make_drafter):

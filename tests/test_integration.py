@@ -121,6 +121,19 @@ def test_left_padding(entry, target, make_drafter):
     assert torch.equal(plain[:, 5:], greedy(target))  # the padding itself changes nothing
 
 
+@pytest.mark.parametrize("padding", [0, 6])
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3}], ids=["", "repetition_penalty"])
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_prompt_of_embeddings(target, make_drafter, with_ids, options, padding):
+    """Without ids `generate` returns the new tokens only, and its processors see those only."""
+    ids = torch.cat((torch.nn.functional.pad(PROMPT[:, padding:], (padding, 0)), PROMPT))
+    prompt = {"inputs_embeds": target.get_input_embeddings()(ids).detach()} | ({"input_ids": ids} if with_ids else {})
+    options = {"attention_mask": (torch.arange(ids.shape[1]) >= torch.tensor([[padding], [0]])).long()} | options
+    arguments = prompt | options | {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    plain = target.generate(**arguments)
+    assert torch.equal(target.generate(**arguments, assistant_model=make_drafter(target)), plain)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_drafter_of_another_dtype(entry, tiny_qwen3, tiny_drafter, dtype):
     drafter = tiny_drafter.to(dtype)

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino.decoding.alignment import PER_POSITION, Alignment
+from hf_domino.decoding.rewind import StateSnapshot, activate_past_recording, crop_attention, recurrent_layers
 from hf_domino.target import TargetModel
 
 
@@ -30,8 +31,10 @@ class TargetRunner:
         self.kwargs = model_kwargs
         self._lengths: list[int] = []  # per row: cached positions, left padding not counted
         self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
+        self._snapshot: StateSnapshot | None = None
+        self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
         # A sliding-window layer forgets what it would need to step back, unless told beforehand.
-        model_kwargs["past_key_values"].activate_past_recording()
+        activate_past_recording(self.cache)
 
     @property
     def cache(self) -> Any:
@@ -79,8 +82,9 @@ class TargetRunner:
         """
         width = proposed.shape[1] + 1
         self._checked = self._advanced(copy.copy(self.kwargs), width - 1) if width > 1 else self.kwargs
-        block = torch.cat((anchors, proposed), dim=1)
-        return self._forward(block, self._checked, width, logits_to_keep=width, is_first_iteration=False)
+        self._block = torch.cat((anchors, proposed), dim=1)
+        self._snapshot = StateSnapshot(self.cache) if recurrent_layers(self.cache) else None
+        return self._forward(self._block, self._checked, width, logits_to_keep=width, is_first_iteration=False)
 
     def begin(self) -> None:
         """Extend masks and positions by the first new token, after prefill."""
@@ -97,12 +101,25 @@ class TargetRunner:
         lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
         rows = rows or ([0] if len(counts) == 1 else [])  # a single sequence leaves a cache to go on with
         if len(rows) == len(counts) and min(counts) == max(counts):
-            # Also when nothing is dropped: sliding-window layers shrink back to their window here.
-            self.cache.crop(-(num_checked - counts[0]))
+            self._rewind(counts[0], num_checked)
             self.kwargs = self._advanced(self.kwargs, counts[0])
         elif rows:
             self._align(Alignment(rows, [num_checked - counts[row] for row in rows], [lengths[row] for row in rows]))
         self._lengths = [lengths[row] for row in rows]
+
+    def _rewind(self, num_kept: int, num_checked: int) -> None:
+        """Drop the last positions of all rows."""
+        if self._snapshot is None or num_kept == num_checked:
+            # Also when nothing is dropped: sliding-window layers shrink back to their window here.
+            crop_attention(self.cache, num_checked - num_kept)
+            return
+        self._snapshot.restore()
+        crop_attention(self.cache, num_checked)
+        assert self._block is not None
+        again = self._block[:, :num_kept]
+        kwargs = self._advanced(copy.copy(self.kwargs), num_kept - 1) if num_kept > 1 else self.kwargs
+        self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
+        crop_attention(self.cache, 0)
 
     def _align(self, alignment: Alignment) -> None:
         kwargs = dict(self._checked)

@@ -113,7 +113,7 @@ class _Generation:
     def run_round(self) -> None:
         """Draft, verify and commit one block per row."""
         prefixes = self.committed.prefixes(self.rows)
-        proposal = self.session.propose(prefixes, self._room(max(prefixes.lengths)))
+        proposal = self.session.propose(prefixes, self._room())
         with self.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposal.tokens)
             if self.law.may_keep_state:
@@ -159,10 +159,10 @@ class _Generation:
         self.stats.rows[0].append(kept)
         return [kept]
 
-    def _room(self, length: int) -> int | None:
+    def _room(self) -> int | None:
         """Proposals for which the target still has positions; None for no limit."""
         limit = self.session.target.position_limit
-        return None if limit is None else max(limit - length, 0)
+        return None if limit is None else max(limit - self.runner.cache.get_seq_length() - 1, 0)
 
     def _go_on_with(self, unfinished: list[int]) -> None:
         if unfinished and len(unfinished) < len(self.rows):

@@ -139,7 +139,7 @@ class TokenLaw:
             `torch.Tensor`: Scores `[B, N, V]` in fp32.
         """
         scores = logits.float()
-        if self._per_prefix and all(type(p) in AT_ONCE for p in self._per_prefix):
+        if self._per_prefix and all(type(p) in AT_ONCE and _counts_last(p, prefixes) for p in self._per_prefix):
             filled = prefixes.filled(continuation, continuation.shape[1] - scores.shape[1] + 1)
             rows = [row for row in prefixes.rows for _ in range(scores.shape[1])]
             processors = self._for_rows(rows)
@@ -174,6 +174,15 @@ class TokenLaw:
 def stateful_processors(processors: LogitsProcessorList) -> list[str]:
     """Class names of the processors that may remember their calls: all that are not known to be functions."""
     return [type(processor).__name__ for processor in processors if type(processor) not in STATELESS]
+
+
+def _counts_last(processor: LogitsProcessor, prefixes: Prefixes) -> bool:
+    """Whether the last token of every prefix counts, so that filling up with it changes nothing."""
+    ignored = getattr(processor, "prompt_ignore_length", None)
+    if ignored is None:
+        return True
+    lengths = torch.tensor(prefixes.lengths, device=ignored.device if isinstance(ignored, torch.Tensor) else None)
+    return bool((lengths > (ignored[prefixes.rows] if isinstance(ignored, torch.Tensor) else ignored)).all())
 
 
 def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:

@@ -1,0 +1,64 @@
+"""Rewinding recurrent states: what linear-attention and state-space layers keep cannot be cropped token by token.
+
+Their states are copied before a verification forward and put back where a proposal was rejected; the committed tokens
+are then run once more. Attention layers are cropped as ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+
+_STATES = ("conv_states", "recurrent_states", "has_previous_state")
+
+
+def recurrent_layers(cache: Any) -> list[Any]:
+    """Layers of a cache that keep recurrent or convolution states."""
+    return [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, LinearAttentionCacheLayerMixin)]
+
+
+def activate_past_recording(cache: Any) -> None:
+    """Let sliding-window layers remember what they need to step back; recurrent layers are rewound by a snapshot."""
+    cache.activate_past_recording()
+    for layer in recurrent_layers(cache):
+        if not isinstance(layer, DynamicSlidingWindowLayer):
+            layer.record_past = False
+
+
+def crop_attention(cache: Any, num_positions: int) -> None:
+    """Drop the last `num_positions` positions of the attention layers, and of the attention part of mixed ones."""
+    for layer in cache.layers:
+        if not isinstance(layer, LinearAttentionCacheLayerMixin):
+            layer.crop(-num_positions)
+        elif isinstance(layer, DynamicSlidingWindowLayer):
+            DynamicSlidingWindowLayer.crop(layer, -num_positions)
+        elif isinstance(layer, DynamicLayer):
+            DynamicLayer.crop(layer, -num_positions)
+
+
+class StateSnapshot:
+    """Copies of all recurrent states of a cache.
+
+    Args:
+        cache (`Cache`): The target's cache, just before a verification forward.
+    """
+
+    def __init__(self, cache: Any):
+        self._saved = [
+            (layer, {name: _clone(getattr(layer, name)) for name in _STATES if hasattr(layer, name)})
+            for layer in recurrent_layers(cache)
+        ]
+
+    def restore(self) -> None:
+        """Put the states back; may be called once."""
+        for layer, states in self._saved:
+            for name, value in states.items():
+                setattr(layer, name, value)
+
+
+def _clone(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _clone(item) for key, item in value.items()}
+    return value.clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,69 @@
+"""Targets with recurrent layers: their states are put back after a rejection, and the text is the target's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from oracle import oracle
+
+VOCAB = 96
+PROMPT = torch.arange(7, 27)[None]
+OPTIONS = {"do_sample": False, "max_new_tokens": 40}
+
+BASE = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2}
+TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_expand": 2}
+KINDS = {"layer_types": ["mamba", "attention", "mamba", "mamba"]}
+HYBRIDS = {
+    "Qwen3_5Text": LINEAR,
+    "Qwen3Next": LINEAR | EXPERTS | {"shared_expert_intermediate_size": 32},
+    "GraniteMoeHybrid": MAMBA | KINDS | {"num_local_experts": 0, "shared_intermediate_size": 64},
+    "FalconH1": {key: value for key, value in MAMBA.items() if key != "mamba_expand"} | {"mamba_d_ssm": 64},
+    "Lfm2": {"layer_types": ["conv", "full_attention", "conv", "conv"]},
+}
+
+
+def build(family):
+    config_class = getattr(transformers, f"{family}Config")
+    model_class = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")
+    torch.manual_seed(0)
+    return model_class(config_class(**(BASE | HEADS | TOKENS | HYBRIDS[family]))).eval()
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_greedy_is_lossless(family, make_drafter):
+    target = build(family)
+    drafter = make_drafter(target)
+    plain = target.generate(PROMPT, **OPTIONS)
+    for accuracy in (0.0, 0.6, 0.9, 1.0):
+        with oracle(target, PROMPT, accuracy, **OPTIONS):
+            assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **OPTIONS), plain)
+    assert drafter.stats.acceptance_length > 4
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_the_cache_can_be_gone_on_with(family, make_drafter):
+    target = build(family)
+    options = OPTIONS | {"max_new_tokens": 60}
+    whole = target.generate(PROMPT, **options)
+    with oracle(target, PROMPT, 0.6, **options):
+        first = target.generate(
+            PROMPT,
+            assistant_model=make_drafter(target),
+            return_dict_in_generate=True,
+            **(OPTIONS | {"max_new_tokens": 33}),
+        )
+    rest = target.generate(first.sequences, past_key_values=first.past_key_values, do_sample=False, max_new_tokens=27)
+    assert torch.equal(rest, whole)
+
+
+def test_batches_are_refused(make_drafter):
+    target = build("Qwen3_5Text")
+    with pytest.raises(
+        ValueError, match=r"cache must be made of dynamic attention layers.*LinearAttentionLayer.*one at"
+    ):
+        target.generate(PROMPT.repeat(2, 1), assistant_model=make_drafter(target), max_new_tokens=4)

@@ -12,6 +12,7 @@ FAILED_CHECK, USER_ERROR, INTERRUPTED = 1, 2, 130
 # name -> (module with `add_arguments(parser)` and `run(options) -> int | None`, one line of help)
 COMMANDS = {
     "demo": ("hf_domino.demo", "Generate with the bundled pair, plain and assisted, and show the rounds."),
+    "check": ("hf_domino.check.cli", "Say whether a drafter fits its target, and if not, why."),
     "train": ("hf_domino.training.cli", "Train a drafter for a target, from one YAML file or flags."),
     "bench": ("hf_domino.benchmark", "Measure plain, prompt lookup, DFlash and Domino in one process."),
     "recipe": ("hf_domino.recipes.bundled", "Make the bundled pair from nothing."),
@@ -25,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments (`Sequence[str]`, *optional*): Command line without the program's name, defaults to `sys.argv[1:]`.
 
     Returns:
-        `int`: 0, or 1 where a check failed (outputs differ), 2 where the input is wrong, 130 on an interrupt.
+        `int`: 0, or 1 where a check failed (outputs differ, a drafter does not fit), 2 where the input is wrong, 130 on
+        an interrupt.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = build_parser(arguments).parse_args(arguments)

@@ -7,8 +7,9 @@ Shapes: B batch, Q block positions, C new context positions, S all context posit
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,9 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.context import ContextCache
 from hf_domino.correction import CorrectionProjection, PrefixGRU, ZeroLinear
 from hf_domino.stats import DecodingStats, last_stats
+
+if TYPE_CHECKING:
+    from hf_domino.check import CheckResult
 
 
 class DominoDraftModel(PreTrainedModel):
@@ -82,6 +86,44 @@ class DominoDraftModel(PreTrainedModel):
             RuntimeError: If the calling thread has not generated with it yet.
         """
         return last_stats(self)
+
+    def check(
+        self, target: PreTrainedModel, tokenizer: Any = None, prompts: Sequence[Any] | None = None
+    ) -> CheckResult:
+        """Measure whether this drafter fits a target, and say why if it does not.
+
+        Generates a little text greedily and looks at what is accepted, as configured and with other layers, the other
+        `shift_label`, without correction head and without context. Neither model is changed.
+
+        Args:
+            target (`PreTrainedModel`): The target.
+            tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the one saved with the target.
+            prompts (`Sequence`, *optional*): Texts, lists of messages, or token ids; defaults to a few short ones, in
+                each chat mode that the chat template knows.
+
+        Returns:
+            [`~hf_domino.check.CheckResult`]: `fits`, `causes` and the measurements; print it for a table.
+
+        Raises:
+            ValueError: If sizes, layers or model type differ, or if there is nothing to measure.
+
+        Example:
+        ```python
+        >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+        >>> from hf_domino import DominoConfig, DominoDraftModel
+        >>> target = Qwen3ForCausalLM(Qwen3Config(
+        ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+        ...     num_key_value_heads=1, head_dim=16, eos_token_id=None,
+        ... ))
+        >>> drafter = DominoDraftModel(DominoConfig.for_target(target.config, block_size=8))
+        >>> result = drafter.check(target, prompts=[[1, 2, 3], [4, 5]])
+        >>> result.fits, result.causes[0].name
+        (False, 'untrained')
+
+        ```
+        """
+        # It runs whole rounds, some floors above: found by name, when called.
+        return importlib.import_module("hf_domino.check").check_fit(self, target, tokenizer, prompts)
 
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
         """Fuse target hidden states into context features.

@@ -1,0 +1,221 @@
+"""Measure how much of a drafter's proposals its target accepts, as configured and in variants.
+
+The text is generated greedily in real rounds. A variant then drafts a block at every position of that same text, with
+the code of a round, so that variants are compared on equal terms and the target does not run again.
+
+Shapes: S tokens of prompt and text, N anchors, K block size, P proposals, H hidden size, L layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from hf_domino.check.prompts import Prompt
+from hf_domino.configuration import DominoConfig
+from hf_domino.context import default_target_layer_ids
+from hf_domino.decoding.loop import assisted_decoding
+from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
+from hf_domino.modeling import DominoDraftModel
+from hf_domino.target import TargetModel
+
+# Names of the variants; the first two are followed by the value.
+LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
+AS_CONFIGURED, WITHOUT_HEAD, WITHOUT_CONTEXT = "as configured", "without the correction head", "without context"
+ANCHORS_PER_FORWARD = 16  # bounds the memory of the context's keys and of the logits
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the target wrote after one prompt, generated with the drafter.
+
+    Args:
+        mode (`str`): Mode of the prompt.
+        ids (`torch.Tensor`): Prompt and text, `[1, S]`.
+        prompt_length (`int`): Tokens of the prompt.
+        acceptance_lengths (`list[int]`): Of the rounds that made it.
+        processors (`LogitsProcessorList`): Processors of the target's generation configuration.
+    """
+
+    mode: str
+    ids: torch.Tensor
+    prompt_length: int
+    acceptance_lengths: list[int]
+    processors: LogitsProcessorList
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Acceptance in one setting.
+
+    Args:
+        name (`str`): The setting.
+        acceptance_lengths (`list[int]`): One per round: accepted proposals and the bonus token.
+    """
+
+    name: str
+    acceptance_lengths: list[int]
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds measured."""
+        return len(self.acceptance_lengths)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens per round, bonus included; NaN without a round."""
+        return sum(self.acceptance_lengths) / self.num_rounds if self.num_rounds else float("nan")
+
+    @property
+    def first_rate(self) -> float:
+        """Share of rounds whose first proposal was accepted; NaN without a round."""
+        return sum(n > 1 for n in self.acceptance_lengths) / self.num_rounds if self.num_rounds else float("nan")
+
+
+def view_of(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
+    """A second object over the same weights with a changed copy of the configuration; the drafter stays as it is.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter.
+        changes: Fields of its configuration.
+    """
+    view = copy.copy(drafter)
+    view.config = copy.deepcopy(drafter.config)
+    for field, value in changes.items():
+        setattr(view.config, field, value)
+    return view
+
+
+def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
+    """Generate greedily in real rounds.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter; its `stats` stay as they are.
+        target (`PreTrainedModel`): The target; its generation configuration gives the processors.
+        prompt (`Prompt`): Where to start.
+        max_new_tokens (`int`): Tokens to generate at most.
+    """
+    seen: list[LogitsProcessorList] = []
+    view = view_of(drafter)  # statistics are kept per object
+
+    def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+        seen.append(logits_processor)
+        return assisted_decoding(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, drafter=view, **model_kwargs
+        )
+
+    # `custom_generate` works whether or not the patch is installed, and past a target that is attached.
+    ids = target.generate(
+        prompt.input_ids.to(target.device),
+        attention_mask=torch.ones_like(prompt.input_ids, device=target.device),
+        custom_generate=decode,
+        do_sample=False,
+        num_beams=1,
+        num_return_sequences=1,
+        max_new_tokens=max_new_tokens,
+        return_dict_in_generate=False,
+    )
+    return Text(prompt.mode, ids, prompt.input_ids.shape[1], list(view.stats.rows[0]), seen[0])
+
+
+def variants_of(drafter: DominoDraftModel) -> Iterator[tuple[str, DominoDraftModel]]:
+    """Yield the drafter as configured and its variants: a name, and a view of the drafter."""
+    config = drafter.config
+    yield AS_CONFIGURED, view_of(drafter)
+    for layer_ids in _other_layer_ids(config):
+        yield f"{LAYERS}{layer_ids}", view_of(drafter, target_layer_ids=layer_ids)
+    flipped = view_of(drafter, shift_label=not config.shift_label)
+    if config.pure_draft_prefix_len < flipped.config.num_draft_tokens:
+        yield f"{SHIFT_LABEL}{flipped.config.shift_label}", flipped
+    if drafter.has_correction_head:
+        yield WITHOUT_HEAD, view_of(drafter, projector_type="dflash")
+    yield WITHOUT_CONTEXT, view_of(drafter)
+
+
+def _other_layer_ids(config: DominoConfig) -> list[list[int]]:
+    """Layers a drafter may have been trained with instead: one off, in order, and by the releases' rule."""
+    ids = list(config.target_layer_ids or ())
+    candidates = [[layer + 1 for layer in ids], [layer - 1 for layer in ids], sorted(ids)]
+    candidates.append(default_target_layer_ids(config.num_target_layers, len(ids)))
+    found: list[list[int]] = []
+    for other in candidates:
+        # The last layer's output is normed: no drafter reads it. `fc` fixes how many there are.
+        is_valid = len(other) == len(ids) and min(other) >= 0 and max(other) <= config.num_target_layers - 2
+        if is_valid and other != ids and other not in found:
+            found.append(other)
+    return found
+
+
+@torch.no_grad()
+def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, texts: Sequence[Text]) -> list[Measurement]:
+    """Draft a block at every position of the texts, once per variant.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter.
+        target (`PreTrainedModel`): The target.
+        texts (`Sequence[Text]`): What it wrote; texts shorter than a block say nothing and are left out.
+    """
+    variants = list(variants_of(drafter))
+    lengths: dict[str, list[int]] = {name: [] for name, _ in variants}
+    for text in texts:
+        all_layers = TargetModel(target, drafter.config).capture_kwargs(capture_all=True)
+        outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=1, **all_layers)
+        for name, view in variants:
+            target_view = TargetModel(target, view.config)
+            captured = None if name == WITHOUT_CONTEXT else target_view.captured(outputs)
+            lengths[name] += _draft_everywhere(view, target_view, text, captured)
+    return [Measurement(name, rounds) for name, rounds in lengths.items()]
+
+
+def _draft_everywhere(
+    drafter: DominoDraftModel, target: TargetModel, text: Text, captured: tuple[torch.Tensor, ...] | None
+) -> list[int]:
+    """Acceptance length of a round at every position of the text that has a whole block behind it."""
+    depth = drafter.config.block_size - 1  # what every variant proposes
+    law = draft_law(TokenLaw(text.processors, do_sample=False), text.processors)
+    anchors = torch.arange(text.prompt_length, max(text.ids.shape[1] - depth, text.prompt_length))
+    features = None
+    if captured is not None:
+        features = drafter.fuse_context([states.to(drafter.device) for states in captured])
+    lengths = []
+    for piece in anchors.split(ANCHORS_PER_FORWARD) if len(anchors) else ():
+        draft_hidden = _draft_hidden(drafter, target, text.ids, features, piece)
+        first = drafter.config.label_offset
+        prefixes = Prefixes(text.ids.expand(len(piece), -1), (piece + 1).tolist(), [0] * len(piece))
+        proposal = rollout(drafter, target, draft_hidden[:, first : first + depth], prefixes, law)
+        truth = text.ids[0, piece[:, None] + 1 + torch.arange(depth)]  # [N, P]
+        lengths += ((proposal.tokens == truth).long().cumprod(dim=1).sum(dim=1) + 1).tolist()
+    return lengths
+
+
+def _draft_hidden(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    ids: torch.Tensor,
+    features: torch.Tensor | None,
+    anchors: torch.Tensor,
+) -> torch.Tensor:
+    """Draft hidden states `[N, K, H]` of the blocks at `anchors`, each with the context before it, or without any."""
+    config, device, count = drafter.config, drafter.device, len(anchors)
+    block = ids.new_full((count, config.block_size), config.mask_token_id)
+    block[:, 0] = ids[0, anchors]
+    embeds = target.embed(block).to(device)
+    positions = (anchors[:, None] + torch.arange(config.block_size)).to(device)
+    if features is None:
+        return drafter(embeds, positions)
+    end = int(anchors.max())
+    visible = F.pad(torch.arange(end) < anchors[:, None], (0, config.block_size), value=True)  # [N, end + K]
+    return drafter(
+        embeds,
+        positions,
+        features[:, :end].expand(count, -1, -1),
+        torch.arange(end, device=device).expand(count, -1),
+        visible[:, None, None].expand(-1, 1, config.block_size, -1).to(device),
+    )

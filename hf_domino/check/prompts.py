@@ -1,0 +1,117 @@
+"""The prompts of a self-test: texts, chats in each mode that the chat template knows, or token ids as they are.
+
+Shapes: T prompt tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+TEXTS = (
+    'def read_lines(path):\n    """Return the lines of a text file."""\n',
+    "import argparse\nimport json\n\n\ndef main():\n",
+    "The river rises in the hills north of the town. In spring,",
+)
+QUESTIONS = (
+    "Write a Python function that returns the n-th Fibonacci number, with a short explanation.",
+    "Why is the sky blue? Answer in a few sentences.",
+    "List three differences between a list and a tuple in Python.",
+)
+# Variables by which chat templates switch reasoning on and off.
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+TEXT, CHAT, THINKING, NOT_THINKING = "text", "chat", "chat, thinking", "chat, not thinking"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Args:
+        mode (`str`): How it was written: `"text"`, `"chat"`, `"chat, thinking"` or `"chat, not thinking"`.
+        input_ids (`torch.Tensor`): Token ids `[1, T]`.
+    """
+
+    mode: str
+    input_ids: torch.Tensor
+
+
+def prepare_prompts(
+    target: PreTrainedModel, tokenizer: Any = None, prompts: Sequence[Any] | None = None
+) -> list[Prompt]:
+    """Turn what the caller gave into prompts of token ids.
+
+    Args:
+        target (`PreTrainedModel`): The target, to find its tokenizer.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the one saved with the target.
+        prompts (`Sequence`, *optional*): Texts, lists of messages, or token ids. A text is the user's message where the
+            tokenizer has a chat template. Defaults to a few short ones.
+
+    Raises:
+        ValueError: If there is no prompt, an empty one, or no tokenizer where one is needed.
+    """
+    if isinstance(prompts, str) or (prompts is not None and not len(prompts)):
+        raise ValueError(f"prompts must be a list of at least one prompt, got {prompts!r}. Leave it out for defaults.")
+    if prompts is None or not all(_is_ids(prompt) for prompt in prompts):
+        tokenizer = tokenizer or _load_tokenizer(target)
+    has_template = getattr(tokenizer, "chat_template", None) is not None
+    given = prompts if prompts is not None else QUESTIONS if has_template else TEXTS
+    prepared = [ready for prompt in given for ready in _prepare(prompt, tokenizer, has_template)]
+    for index, ready in enumerate(prepared):
+        if ready.input_ids.shape[1] == 0:
+            raise ValueError(f"prompts[{index}] must have at least one token, got none. Leave the empty prompt out.")
+    return prepared
+
+
+def _is_ids(prompt: Any) -> bool:
+    return isinstance(prompt, torch.Tensor) or (
+        isinstance(prompt, (list, tuple)) and all(isinstance(token, int) for token in prompt)
+    )
+
+
+def _load_tokenizer(target: PreTrainedModel) -> Any:
+    path = getattr(target, "name_or_path", "")
+    remedy = "Pass tokenizer=..., or prompts as lists of token ids."
+    if not path:
+        raise ValueError(f"tokenizer must be given for a target that was not loaded from a folder or the Hub. {remedy}")
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"tokenizer must be given: {path!r} has none that loads ({error}). {remedy}") from error
+
+
+def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> Iterator[Prompt]:
+    if _is_ids(prompt):
+        yield Prompt(TEXT, torch.as_tensor(prompt, dtype=torch.long).view(1, -1))
+    elif isinstance(prompt, str) and not has_template:
+        yield Prompt(TEXT, tokenizer(prompt, return_tensors="pt")["input_ids"])
+    elif has_template:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        for mode, text in _render(list(messages), tokenizer).items():
+            ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+            yield Prompt(mode, ids)
+    else:
+        raise ValueError(
+            "prompts with messages need a tokenizer with a chat template, and this one has none. "
+            "Set tokenizer.chat_template, or give texts."
+        )
+
+
+def _render(messages: list[dict[str, Any]], tokenizer: Any) -> dict[str, str]:
+    """The conversation up to the assistant's turn, in each mode."""
+
+    def render(**switches: bool) -> str:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **switches)
+
+    template = str(tokenizer.chat_template)
+    for switch in THINKING_SWITCHES:
+        if re.search(rf"\b{switch}\b", template):
+            on, off = render(**{switch: True}), render(**{switch: False})
+            if on != off:  # the word alone may mean something else
+                return {THINKING: on, NOT_THINKING: off}
+    return {CHAT: render()}

@@ -3,6 +3,7 @@
 import os
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.drift import ShadowReport, shadow
 from hf_domino.integration import attach, detach, install, is_installed, register_auto_classes, uninstall
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.stats import DecodingStats, timed_phases
@@ -12,10 +13,12 @@ __all__ = [
     "DecodingStats",
     "DominoConfig",
     "DominoDraftModel",
+    "ShadowReport",
     "attach",
     "detach",
     "install",
     "is_installed",
+    "shadow",
     "timed_phases",
     "uninstall",
 ]

@@ -26,6 +26,7 @@ from hf_domino.decoding.alignment import unalignable
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.sampling import stateful_processors
+from hf_domino.drift import watched
 from hf_domino.modeling import DominoDraftModel
 
 _MARK = "_hf_domino"  # attribute of a wrapper: (the wrapper, the original)
@@ -81,7 +82,7 @@ def _wrap_decoding(original: Callable) -> Callable:
         check_batch(input_ids, kwargs, stateful, unalignable(kwargs["past_key_values"]))
         unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
         kept = {name: value for name, value in kwargs.items() if name not in unused}
-        return assisted_decoding(self, input_ids, *args, drafter=drafter, **kept)
+        return watched(assisted_decoding)(self, input_ids, *args, drafter=drafter, **kept)
 
     return decode
 

@@ -102,7 +102,8 @@ def judge(modes: Sequence[Measurement], variants: Sequence[Measurement], is_fres
     Args:
         modes (`Sequence[Measurement]`): Real rounds, per mode.
         variants (`Sequence[Measurement]`): As configured first, then the variants.
-        is_fresh (`bool`, *optional*, defaults to `False`): Whether the weights look as initialised.
+        is_fresh (`bool`, *optional*, defaults to `False`): Whether the weights look as initialised. Such a drafter does
+            not fit even where it is accepted: it may copy a target that repeats itself.
 
     Raises:
         ValueError: If there are too few rounds to judge.
@@ -115,7 +116,8 @@ def judge(modes: Sequence[Measurement], variants: Sequence[Measurement], is_fres
         )
     usable = [variant for variant in variants if variant.num_rounds >= MIN_ROUNDS]
     low = [mode for mode in modes if mode.num_rounds and mode.first_rate < MIN_FIRST_RATE]
-    causes = list(_from_variants(usable))
+    causes = [Cause(UNTRAINED, "all norm weights are 1, as in a fresh model.")] if is_fresh else []
+    causes += _from_variants(usable)
     if low and len(low) < len([mode for mode in modes if mode.num_rounds]):
         rates = ", ".join(f"{mode.first_rate:.2f} in {mode.name!r}" for mode in modes if mode.num_rounds)
         causes.append(Cause(WRONG_MODE, f"the first proposal is accepted at a rate of {rates}."))
@@ -139,10 +141,8 @@ def _from_variants(variants: Sequence[Measurement]) -> Iterator[Cause]:
         yield Cause(kind, f"{variant.name} acceptance length is {variant.acceptance_length:.2f}, not {before:.2f}.")
 
 
-def _from_low_acceptance(variants: Sequence[Measurement], is_fresh: bool) -> Iterator[Cause]:
+def _from_low_acceptance(variants: Sequence[Measurement]) -> Iterator[Cause]:
     """Causes that no variant puts right, by whether the context is of any use."""
-    if is_fresh:
-        yield Cause(UNTRAINED, "all norm weights are 1, as in a fresh model.")
     named = {variant.name: variant for variant in variants}
     if AS_CONFIGURED not in named:
         yield Cause(UNTRAINED, "acceptance is low, and the texts are shorter than a block: no variant was measured.")
@@ -152,5 +152,4 @@ def _from_low_acceptance(variants: Sequence[Measurement], is_fresh: bool) -> Ite
     if with_context < (1 + MIN_GAIN) * without:
         yield Cause(WRONG_TARGET, f"the context features do not help: {figures}")
         yield Cause(WRONG_LAYERS, "no other layers that were tried do better, but not all were.")
-    if not is_fresh:
-        yield Cause(UNTRAINED, f"no variant does better: {figures}")
+    yield Cause(UNTRAINED, f"acceptance is low: {figures}")

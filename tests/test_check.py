@@ -277,6 +277,11 @@ def test_undertrained_drafter_that_reads_its_context():
     assert [cause.name for cause in result.causes] == [verdict.UNTRAINED]
 
 
+def test_fresh_drafter_does_not_fit_even_where_it_is_accepted():
+    result = verdict.judge([Measurement("text", GOOD)], variants(configured=GOOD, context=GOOD), is_fresh=True)
+    assert [cause.name for cause in result.causes] == [verdict.UNTRAINED]
+
+
 def test_too_few_rounds():
     with pytest.raises(ValueError, match="at least 8 rounds to judge, got 3"):
         verdict.judge([Measurement("text", [2, 2, 2])], [])

@@ -122,10 +122,9 @@ def judge(modes: Sequence[Measurement], variants: Sequence[Measurement], is_fres
         rates = ", ".join(f"{mode.first_rate:.2f} in {mode.name!r}" for mode in modes if mode.num_rounds)
         causes.append(Cause(WRONG_MODE, f"the first proposal is accepted at a rate of {rates}."))
     elif low:
-        causes += _from_low_acceptance(usable, is_fresh)
-    return CheckResult(
-        list(modes), list(variants), sorted(causes, key=lambda c: not (is_fresh and c.name == UNTRAINED))
-    )
+        known = {cause.name for cause in causes}
+        causes += [cause for cause in _from_low_acceptance(usable) if cause.name not in known]
+    return CheckResult(list(modes), list(variants), causes)
 
 
 def _from_variants(variants: Sequence[Measurement]) -> Iterator[Cause]:

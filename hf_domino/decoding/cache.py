@@ -6,7 +6,7 @@ Shapes: B rows still generated, T prompt tokens, P proposals, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from hf_domino.decoding.alignment import PER_POSITION, Alignment
 from hf_domino.decoding.rewind import StateSnapshot, activate_past_recording, crop_attention, recurrent_layers
 from hf_domino.target import TargetModel
 
+_NOTHING: Mapping[str, bool] = {}
+
 
 class TargetRunner:
     """Runs the target through `generate`'s own input preparation and keeps its cache at the committed tokens.
@@ -23,14 +25,21 @@ class TargetRunner:
     Args:
         target ([`TargetModel`]): View of the target.
         model_kwargs (`dict`): What `generate` prepared: cache, attention mask, positions and model-specific inputs.
+        forward_kwargs (`dict`, *optional*): What else to ask the forwards for; see [`StepOutputs`].
     """
 
-    def __init__(self, target: TargetModel, model_kwargs: dict[str, Any]):
+    def __init__(
+        self, target: TargetModel, model_kwargs: dict[str, Any], forward_kwargs: dict[str, bool] | None = None
+    ):
         self.target = target
         self.model: PreTrainedModel = target.model
         self.kwargs = model_kwargs
         self._lengths: list[int] = []  # per row: cached positions, left padding not counted
         self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
+        wants_states = forward_kwargs.get("output_hidden_states", False)
+        self._forward_kwargs = dict(forward_kwargs) | target.capture_kwargs(capture_all=wants_states)
+        self.outputs: Any = None  # of the last forward, if more than logits was asked for
+        self._keeps_outputs = bool(forward_kwargs)
         self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
         # A sliding-window layer forgets what it would need to step back, unless told beforehand.
@@ -41,20 +50,48 @@ class TargetRunner:
         """The target's cache."""
         return self.kwargs["past_key_values"]
 
-    def prefill(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def prefill(
+        self, input_ids: torch.Tensor, chunk_size: int | None = None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Process the prompt `[B, T]`, less what the cache already holds.
+
+        Args:
+            input_ids (`torch.Tensor`): The prompt.
+            chunk_size (`int`, *optional*): Positions per forward, which bounds the memory; None for all in one.
 
         Returns:
             `tuple`: Logits `[B, 1, V]` of the next token, and the captured hidden states `[B, C, H]` of the positions
             that were processed, which are the last C.
         """
         new_length = self._uncached_length(input_ids)
-        logits, captured = self._forward(input_ids, self.kwargs, new_length, logits_to_keep=1, is_first_iteration=True)
+        if chunk_size is None or self.kwargs.get("inputs_embeds") is not None:
+            logits, captured = self._forward(input_ids, self.kwargs, new_length, 1, is_first_iteration=True)
+        else:
+            logits, captured = self._prefill_in_chunks(input_ids[:, -(new_length or 0) :], chunk_size)
         cached = self.cache.get_seq_length()
         mask = self.mask(cached)
         padding = [0] * len(logits) if mask is None else mask.bool().int().argmax(dim=1).tolist()
         self._lengths = [cached - count for count in padding]
         return logits, captured
+
+    def _prefill_in_chunks(
+        self, new_ids: torch.Tensor, chunk_size: int
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        total = self.cache.get_seq_length() + new_ids.shape[1]
+        pieces = []
+        for chunk in new_ids.split(chunk_size, dim=1):
+            end = self.cache.get_seq_length() + chunk.shape[1]
+            # Cut from the right: masks and positions may or may not cover what was cached before.
+            behind = total - end
+            kwargs = self.kwargs | {
+                name: self.kwargs[name][..., : self.kwargs[name].shape[-1] - behind]
+                for name in PER_POSITION
+                if self.kwargs.get(name) is not None
+            }
+            logits, captured = self._forward(chunk, kwargs, chunk.shape[1], 1, is_first_iteration=True)
+            crop_attention(self.cache, 0)  # sliding-window layers shrink back to their window
+            pieces.append(captured)
+        return logits, tuple(torch.cat(layers, dim=1) for layers in zip(*pieces, strict=True))
 
     def _uncached_length(self, input_ids: torch.Tensor) -> int | None:
         """How many of the prompt's last positions to process; None for all it has."""
@@ -66,6 +103,11 @@ class TargetRunner:
         # As generate's own prefill: ids shorter than the mask are the new ones only.
         only_new = mask is not None and mask.shape[1] != length
         return None if only_new else length - cached
+
+    @property
+    def sliding_windows(self) -> list[int | None]:
+        """Window of each layer of the cache; None where all positions are seen."""
+        return [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in self.cache.layers]
 
     def mask(self, length: int) -> torch.Tensor | None:
         """The last columns `[B, length]` of the two-dimensional attention mask, where there is one."""
@@ -148,6 +190,7 @@ class TargetRunner:
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
-        outputs = self.model(**(inputs | self.target.capture_kwargs()))
+        outputs = self.model(**(inputs | self._forward_kwargs))
+        self.outputs = outputs if self._keeps_outputs else None
         logits = outputs.logits[:, -logits_to_keep:].to(input_ids.device)
         return logits, self.target.captured(outputs)

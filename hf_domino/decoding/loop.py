@@ -21,6 +21,7 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.sampling import TokenLaw, draft_law
+from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.verification import verify
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
@@ -60,23 +61,25 @@ def assisted_decoding(
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, bool(generation_config.do_sample))
     stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[] for _ in input_ids])
+    step_outputs = StepOutputs(generation_config)
     generation = _Generation(
-        runner=TargetRunner(target, model_kwargs),
+        runner=TargetRunner(target, model_kwargs, step_outputs.forward_kwargs),
         session=DraftSession(drafter, target, draft_law(law, logits_processor), timer),
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),
         law=law,
         stats=stats,
         timer=timer,
+        step_outputs=step_outputs,
         rows=list(range(len(input_ids))),
     )
-    generation.prefill(input_ids)
+    generation.prefill(input_ids, generation_config.prefill_chunk_size)
     while generation.rows:
         generation.run_round()
     stats.num_new_tokens = generation.committed.num_new_tokens
     stats.seconds = time.perf_counter() - start
     stats.phases = dict(timer.seconds) if timer.enabled else None
     record_stats(drafter, stats)
-    return generation.committed.result(generation.runner.cache)
+    return generation.committed.result(generation.runner.cache, **step_outputs.results())
 
 
 @dataclass
@@ -89,16 +92,19 @@ class _Generation:
     law: TokenLaw
     stats: DecodingStats
     timer: PhaseTimer
+    step_outputs: StepOutputs
     rows: list[int]
 
-    def prefill(self, input_ids: torch.Tensor) -> None:
+    def prefill(self, input_ids: torch.Tensor, chunk_size: int | None) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
-        logits, captured = self.runner.prefill(input_ids)
+        logits, captured = self.runner.prefill(input_ids, chunk_size)
         self.session.observe(captured, *self._prompt_positions(captured[0].shape[1], input_ids.device))
         prefixes = self.committed.prefixes(self.rows)
         scores = self.law.scores(prefixes, logits, input_ids[:, :0])
         self.committed.commit(self.rows, self.law.choose(scores), [1] * len(self.rows), logits, scores)
         self.runner.begin()
+        if self.step_outputs.forward_kwargs:
+            self.step_outputs.add_prompt(self.runner.outputs)
         self._go_on_with(self.committed.unfinished)
 
     def _prompt_positions(self, num_new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -120,6 +126,8 @@ class _Generation:
                 kept = self._verify_one_by_one(proposal, logits)
             else:
                 kept = self._verify_at_once(proposal, logits)
+        if self.step_outputs.forward_kwargs:
+            self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows)
         unfinished = self.committed.unfinished
         if unfinished:
             self.session.observe_block(captured, kept)

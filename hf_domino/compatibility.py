@@ -282,13 +282,16 @@ def check_native_loop(
         model_kwargs (`Mapping`): Keyword arguments of the target's forward.
 
     Raises:
-        ValueError: For a batch, for stop strings (it looks for them at the end of a round), and for a filled cache.
+        ValueError: For what only our loop does, and for stop strings, which it looks for at the end of a round.
     """
     remedy = "Call hf_domino.install() to generate with our loop, which can."
     if getattr(target, "_is_stateful", False):
         raise _refusal(f"{type(target).__name__}._is_stateful in an attached target", False, True, remedy)
     if batch_size > 1:
         raise _refusal("the batch size in an attached target", 1, batch_size, remedy)
+    for field in ("output_hidden_states", "output_attentions"):
+        if generation_config.return_dict_in_generate and getattr(generation_config, field):
+            raise _refusal(f"{field} in an attached target", "False with return_dict_in_generate", True, remedy)
     if generation_config.stop_strings is not None:
         raise _refusal("stop_strings in an attached target", "None", generation_config.stop_strings, remedy)
     cache = model_kwargs.get("past_key_values")

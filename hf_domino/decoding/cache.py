@@ -16,8 +16,6 @@ from hf_domino.decoding.alignment import PER_POSITION, Alignment
 from hf_domino.decoding.rewind import StateSnapshot, activate_past_recording, crop_attention, recurrent_layers
 from hf_domino.target import TargetModel
 
-_NOTHING: Mapping[str, bool] = {}
-
 
 class TargetRunner:
     """Runs the target through `generate`'s own input preparation and keeps its cache at the committed tokens.
@@ -29,17 +27,17 @@ class TargetRunner:
     """
 
     def __init__(
-        self, target: TargetModel, model_kwargs: dict[str, Any], forward_kwargs: dict[str, bool] | None = None
+        self, target: TargetModel, model_kwargs: dict[str, Any], forward_kwargs: Mapping[str, bool] | None = None
     ):
         self.target = target
         self.model: PreTrainedModel = target.model
         self.kwargs = model_kwargs
         self._lengths: list[int] = []  # per row: cached positions, left padding not counted
         self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
-        wants_states = forward_kwargs.get("output_hidden_states", False)
-        self._forward_kwargs = dict(forward_kwargs) | target.capture_kwargs(capture_all=wants_states)
+        wanted = dict(forward_kwargs or {})
+        self._keeps_outputs = bool(wanted)
+        self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
         self.outputs: Any = None  # of the last forward, if more than logits was asked for
-        self._keeps_outputs = bool(forward_kwargs)
         self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
         # A sliding-window layer forgets what it would need to step back, unless told beforehand.

@@ -17,6 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino.decoding.cache import TargetRunner
+from hf_domino.decoding.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.rollout import DraftProposal
@@ -62,9 +63,10 @@ def assisted_decoding(
     law = TokenLaw(logits_processor, bool(generation_config.do_sample))
     stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[] for _ in input_ids])
     step_outputs = StepOutputs(generation_config)
+    context, has_gap = kept_context(model_kwargs["past_key_values"], drafter)
     generation = _Generation(
         runner=TargetRunner(target, model_kwargs, step_outputs.forward_kwargs),
-        session=DraftSession(drafter, target, draft_law(law, logits_processor), timer),
+        session=DraftSession(drafter, target, draft_law(law, logits_processor), timer, context),
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),
         law=law,
         stats=stats,
@@ -79,7 +81,11 @@ def assisted_decoding(
     stats.seconds = time.perf_counter() - start
     stats.phases = dict(timer.seconds) if timer.enabled else None
     record_stats(drafter, stats)
-    return generation.committed.result(generation.runner.cache, **step_outputs.results())
+    cache = generation.runner.cache
+    is_seen_again = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
+    if len(input_ids) == 1 and is_seen_again:
+        keep_context(cache, drafter, generation.session.context(), has_gap)
+    return generation.committed.result(cache, **step_outputs.results())
 
 
 @dataclass
@@ -129,7 +135,7 @@ class _Generation:
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows)
         unfinished = self.committed.unfinished
-        if unfinished:
+        if unfinished or len(self.rows) == 1:
             self.session.observe_block(captured, kept)
         self.runner.commit(kept, proposal.tokens.shape[1] + 1, [self.rows.index(row) for row in unfinished])
         self._go_on_with(unfinished)

@@ -126,9 +126,13 @@ class TargetRunner:
         self._snapshot = StateSnapshot(self.cache) if recurrent_layers(self.cache) else None
         return self._forward(self._block, self._checked, width, logits_to_keep=width, is_first_iteration=False)
 
-    def begin(self) -> None:
-        """Extend masks and positions by the first new token, after prefill."""
-        self.kwargs = self._advanced(self.kwargs, 1)
+    def begin(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, after prefill and the first new token of each."""
+        if not rows or len(rows) == len(self._lengths):
+            self.kwargs = self._advanced(self.kwargs, 1)
+        else:
+            self._lengths = [self._lengths[row] for row in rows]
+            self._align(Alignment(rows, [0] * len(rows), self._lengths), self.kwargs)
 
     def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
         """Keep each row's committed tokens in the cache and drop the rest.
@@ -144,7 +148,8 @@ class TargetRunner:
             self._rewind(counts[0], num_checked)
             self.kwargs = self._advanced(self.kwargs, counts[0])
         elif rows:
-            self._align(Alignment(rows, [num_checked - counts[row] for row in rows], [lengths[row] for row in rows]))
+            dropped = [num_checked - counts[row] for row in rows]
+            self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
         self._lengths = [lengths[row] for row in rows]
 
     def _rewind(self, num_kept: int, num_checked: int) -> None:
@@ -161,8 +166,8 @@ class TargetRunner:
         self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
         crop_attention(self.cache, 0)
 
-    def _align(self, alignment: Alignment) -> None:
-        kwargs = dict(self._checked)
+    def _align(self, alignment: Alignment, kwargs: Mapping[str, Any]) -> None:
+        kwargs = dict(kwargs)
         for name in PER_POSITION:
             if kwargs.get(name) is not None:
                 kwargs[name] = alignment.align_positions(kwargs[name])

@@ -108,10 +108,11 @@ class _Generation:
         prefixes = self.committed.prefixes(self.rows)
         scores = self.law.scores(prefixes, logits, input_ids[:, :0])
         self.committed.commit(self.rows, self.law.choose(scores), [1] * len(self.rows), logits, scores)
-        self.runner.begin()
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_prompt(self.runner.outputs)
-        self._go_on_with(self.committed.unfinished)
+        unfinished = self.committed.unfinished
+        self.runner.begin(unfinished)
+        self._go_on_with(unfinished)
 
     def _prompt_positions(self, num_new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Absolute positions `[B, C]` of the prompt's last C columns, and which are no padding."""

@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from oracle import oracle
 from transformers import MistralConfig, MistralForCausalLM
@@ -14,6 +14,8 @@ from transformers import MistralConfig, MistralForCausalLM
 CASES, CASES_BY_HAND = 60, 2000
 VOCAB, PAD, LONGEST = 64, 2, 96  # LONGEST: positions of the target
 
+# Shrinking would take minutes: a failing call is printed whole and is short enough.
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
 CALLS = st.fixed_dictionaries(
     {
         "target": st.sampled_from(["qwen3", "llama", "mistral"]),
@@ -63,7 +65,11 @@ def check(call, targets, make_drafter):
 
 
 @settings(
-    max_examples=CASES, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=CASES,
+    deadline=None,
+    derandomize=True,
+    phases=PHASES,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(call=CALLS)
 def test_random_calls(call, targets, make_drafter):
@@ -74,6 +80,7 @@ def test_random_calls(call, targets, make_drafter):
 @settings(
     max_examples=int(os.environ.get("HF_DOMINO_FUZZ_CASES", CASES_BY_HAND)),
     deadline=None,
+    phases=PHASES,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(call=CALLS)

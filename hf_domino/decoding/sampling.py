@@ -93,6 +93,8 @@ class Prefixes:
             `torch.Tensor`: `[B, M - first + 1, T + M]`; a row's own last token stands in place of what is not there.
         """
         longest, count = max(self.lengths), continuation.shape[1]
+        if first == count and self.is_even:
+            return torch.cat((self.ids[:, :longest], continuation), dim=1)[:, None]
         ids, last = self.ids[:, :longest], self.last()
         if not self.is_even:
             there = torch.arange(longest) < torch.tensor(self.lengths)[:, None]

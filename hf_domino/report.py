@@ -116,9 +116,9 @@ def caption(rows: Sequence[Row]) -> str:
     return (
         f"{first['pair']}, {prompts} held-out prompts x {first['max_new_tokens']} new tokens, batch "
         f"{first['batch_size']}, {first['dtype']}, {first['threads']} threads of {first['hardware']}; all methods "
-        f"interleaved in one process, median of {first['repeats']} repeats a prompt, then over prompts; speed-up over plain. Greedy "
-        f"outputs equal to plain `generate`: {num_equal} of {len(greedy)}. torch {first['torch']}, transformers "
-        f"{first['transformers']}, commit {first['commit'][:7]}, seed {first['seed']}, {first['date']}."
+        f"interleaved in one process, median of {first['repeats']} repeats a prompt, then over prompts; speed-up over "
+        f"plain. Greedy outputs equal to plain `generate`: {num_equal} of {len(greedy)}. torch {first['torch']}, "
+        f"transformers {first['transformers']}, commit {first['commit'][:7]}, seed {first['seed']}, {first['date']}."
     )
 
 

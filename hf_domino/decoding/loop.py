@@ -66,7 +66,9 @@ def assisted_decoding(
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter)
     generation = _Generation(
         runner=TargetRunner(target, model_kwargs, step_outputs.forward_kwargs),
-        session=DraftSession(drafter, target, draft_law(law, logits_processor), timer, context),
+        session=DraftSession(
+            drafter, target, draft_law(law, logits_processor, drafter.config.draft_law), timer, context
+        ),
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),
         law=law,
         stats=stats,

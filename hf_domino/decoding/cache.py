@@ -38,6 +38,7 @@ class TargetRunner:
         self._keeps_outputs = bool(wanted)
         self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
         self.outputs: Any = None  # of the last forward, if more than logits was asked for
+        self._device = torch.device("cpu")
         self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
         # A sliding-window layer forgets what it would need to step back, unless told beforehand.
@@ -61,6 +62,7 @@ class TargetRunner:
             `tuple`: Logits `[B, 1, V]` of the next token, and the captured hidden states `[B, C, H]` of the positions
             that were processed, which are the last C.
         """
+        self._device = input_ids.device  # the target's own may be meta, where parts of it are offloaded
         new_length = self._uncached_length(input_ids)
         if chunk_size is None or self.kwargs.get("inputs_embeds") is not None:
             logits, captured = self._forward(input_ids, self.kwargs, new_length, 1, is_first_iteration=True)
@@ -172,7 +174,7 @@ class TargetRunner:
             if kwargs.get(name) is not None:
                 kwargs[name] = alignment.align_positions(kwargs[name])
         mask = kwargs.get("attention_mask")
-        real = alignment.padding_mask(self.model.device if mask is None else mask.device)
+        real = alignment.padding_mask(self._device if mask is None else mask.device)
         kwargs["attention_mask"] = real if mask is None else real.to(mask.dtype) * mask
         alignment.align_cache(self.cache)
         self.kwargs = self._advanced(kwargs, 1)

@@ -102,7 +102,8 @@ class ContextAttention(nn.Module):
         keys = self.k_norm(self._split_heads(self.k_proj(both)))
         values = self._split_heads(self.v_proj(both)).transpose(1, 2)  # [B, A, C + Q, D]
         cosines, sines = inputs.rotary
-        queries = _rotate(queries.transpose(1, 2), cosines[:, -length:], sines[:, -length:])
+        start = both.shape[1] - length
+        queries = _rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:])
         keys = _rotate(keys.transpose(1, 2), cosines, sines)
         if inputs.cache is not None:
             keys, values = self._with_cached(keys, values, length, inputs.cache)

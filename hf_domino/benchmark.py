@@ -1,6 +1,7 @@
 """`hf-domino bench`: measure every method in one process and write rows that say where they come from.
 
-For each prompt and repeat the methods run in turn, so that a slow minute of the machine hits all of them alike.
+For each prompt (or batch of prompts) and repeat the methods run in turn, so that a slow minute of the machine hits all
+of them alike.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pair_arguments(parser)
     parser.add_argument("--prompts", type=Path, help="JSONL of held-out prompts (default: prompts.jsonl of the pair)")
     parser.add_argument("--num-prompts", type=positive_int, default=50, help="use the first N prompts")
+    parser.add_argument("--batch-size", type=positive_int, default=1, help="prompts per call, padded on the left")
     parser.add_argument("--max-new-tokens", type=positive_int, default=128, help="tokens to generate per prompt")
     parser.add_argument(
         "--repeats", type=positive_int, default=3, help="timed runs per prompt and method; the median counts"
@@ -85,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     rows = measure(pair, prompts, options)
     options.rows.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     print(results_table(rows))
-    greedy = [summarize(rows, method, "greedy") for method in _methods(pair)]
+    greedy = [summarize(rows, method, "greedy") for method in _methods(pair, options)]
     equal = all(summary.num_equal == summary.num_prompts for summary in greedy)
     return 0 if equal or options.dtype != "float32" else 1
 
@@ -102,31 +104,38 @@ def measure(pair: Pair, prompts: Sequence[dict[str, Any]], options: argparse.Nam
         `list[Row]`: One row per prompt, method and mode, with where and how it was measured.
     """
     origin = provenance(options) | {"pair": pair.name}
-    _warm_up(pair, prompts[0], options)
+    size = options.batch_size
+    batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
+    _warm_up(pair, batches[0], options)
     rows = []
     for mode in ["greedy"] + ["sample"] * (options.temperature > 0):
-        for index, prompt in enumerate(prompts):
-            print(f"\r{mode} {index + 1}/{len(prompts)} ", end="", file=sys.stderr, flush=True)
-            rows += [row | origin for row in _measure_prompt(pair, index, prompt, mode, options)]
+        for index, batch in enumerate(batches):
+            print(f"\r{mode} {index + 1}/{len(batches)} ", end="", file=sys.stderr, flush=True)
+            rows += [row | origin for row in _measure_batch(pair, index, batch, mode, options)]
     print(file=sys.stderr)
     return rows
 
 
-def _warm_up(pair: Pair, prompt: dict[str, Any], options: argparse.Namespace) -> None:
-    inputs = pair.tokenizer(prompt["text"], return_tensors="pt").to(pair.target.device)
-    for arguments in _methods(pair, options.lookup_tokens).values():
+def _tokenize(pair: Pair, batch: Sequence[dict[str, Any]]) -> Any:
+    texts = [prompt["text"] for prompt in batch]
+    return pair.tokenizer(texts, return_tensors="pt", padding=True, padding_side="left").to(pair.target.device)
+
+
+def _warm_up(pair: Pair, batch: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
+    inputs = _tokenize(pair, batch)
+    for arguments in _methods(pair, options).values():
         for _ in range(2):
             generate_timed(pair.target, inputs, max_new_tokens=16, do_sample=False, **arguments)
 
 
-def _measure_prompt(
-    pair: Pair, index: int, prompt: dict[str, Any], mode: str, options: argparse.Namespace
+def _measure_batch(
+    pair: Pair, index: int, batch: Sequence[dict[str, Any]], mode: str, options: argparse.Namespace
 ) -> Iterator[Row]:
-    inputs = pair.tokenizer(prompt["text"], return_tensors="pt").to(pair.target.device)
+    inputs = _tokenize(pair, batch)
     law: dict[str, Any] = {"do_sample": False}
     if mode == "sample":
         law = {"do_sample": True, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
-    methods = _methods(pair, options.lookup_tokens)
+    methods = _methods(pair, options)
     seconds: dict[str, list[float]] = {method: [] for method in methods}
     tokens: dict[str, torch.Tensor] = {}
     for _ in range(options.repeats):
@@ -137,34 +146,44 @@ def _measure_prompt(
             )
             seconds[method].append(elapsed)
     for method, arguments in methods.items():
-        lengths = arguments["assistant_model"].stats.rows[0] if "assistant_model" in arguments else []
+        rounds = arguments["assistant_model"].stats.rows if "assistant_model" in arguments else []
+        lengths = [length for row in rounds for length in row]
+        texts = [_until_end(row, pair.target.generation_config.eos_token_id) for row in tokens[method].tolist()]
+        count = sum(map(len, texts))
         yield {
             "method": method,
             "mode": mode,
             "temperature": law.get("temperature", 0.0),
             "prompt": index,
-            "module": prompt.get("module"),
-            "offset": prompt.get("offset"),
-            "sha256": prompt.get("sha256"),
-            "new_tokens": len(tokens[method]),
+            "sources": [[prompt.get(field) for field in ("module", "offset", "sha256")] for prompt in batch],
+            "new_tokens": count,
             "seconds": statistics.median(seconds[method]),
-            "tokens_per_second": len(tokens[method]) / statistics.median(seconds[method]),
+            "tokens_per_second": count / statistics.median(seconds[method]),
             "num_rounds": len(lengths),
             "acceptance_length": statistics.fmean(lengths) if lengths else None,
-            "distinct_4gram": distinct_ngram_ratio(tokens[method].tolist()),
+            "distinct_4gram": statistics.fmean(map(distinct_ngram_ratio, texts)),
             "equals_plain": torch.equal(tokens[method], tokens["plain"]) if mode == "greedy" else None,
         }
 
 
-def _methods(pair: Pair, lookup_tokens: int = 10) -> dict[str, dict[str, Any]]:
+def _until_end(tokens: list[int], end_of_text: int | list[int] | None) -> list[int]:
+    """A row up to its first end-of-text token, without the padding behind it."""
+    ends = end_of_text if isinstance(end_of_text, list) else [end_of_text]
+    return tokens[: next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))]
+
+
+def _methods(pair: Pair, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """What each method adds to a plain `generate` call."""
     methods: dict[str, dict[str, Any]] = {
         "plain": {},
-        "prompt_lookup": {"prompt_lookup_num_tokens": lookup_tokens},
+        "prompt_lookup": {"prompt_lookup_num_tokens": options.lookup_tokens},
         "dflash": {"assistant_model": pair.twin},
         "domino": {"assistant_model": pair.drafter},
     }
-    return {method: methods[method] for method in METHODS if method != "dflash" or pair.twin is not None}
+    missing = {"dflash"} if pair.twin is None else set()
+    if options.batch_size > 1:
+        missing.add("prompt_lookup")  # Transformers decodes it one sequence at a time
+    return {method: methods[method] for method in METHODS if method not in missing}
 
 
 def generate_timed(target: Any, inputs: Any, **arguments: Any) -> tuple[torch.Tensor, float]:
@@ -172,17 +191,17 @@ def generate_timed(target: Any, inputs: Any, **arguments: Any) -> tuple[torch.Te
 
     Args:
         target (`PreTrainedModel`): The target.
-        inputs (`BatchEncoding`): One tokenized prompt.
+        inputs (`BatchEncoding`): Tokenized prompts, padded on the left.
         arguments: Passed on to `generate`.
 
     Returns:
-        `tuple[torch.Tensor, float]`: New token ids `[num_new_tokens]`, and seconds from call to return.
+        `tuple[torch.Tensor, float]`: New token ids `[batch, num_new_tokens]`, and seconds from call to return.
     """
     _synchronize(target.device)
     start = time.perf_counter()
     output = target.generate(**inputs, **arguments)
     _synchronize(target.device)
-    return output[0, inputs["input_ids"].shape[1] :], time.perf_counter() - start
+    return output[:, inputs["input_ids"].shape[1] :], time.perf_counter() - start
 
 
 def _synchronize(device: torch.device) -> None:
@@ -216,6 +235,7 @@ def provenance(options: argparse.Namespace) -> dict[str, Any]:
         options (`argparse.Namespace`): Flags of [`add_arguments`].
     """
     return {
+        "batch_size": options.batch_size,
         "max_new_tokens": options.max_new_tokens,
         "repeats": options.repeats,
         "dtype": options.dtype,

@@ -162,10 +162,6 @@ GENERATION_RULES = (
         "Static, quantized and offloaded caches cannot be rewound after a rejection; leave it unset.",
     ),
 )
-RETURN_DICT_RULES = tuple(
-    _Rule(field, _unset, "False with return_dict_in_generate", "Call the target on the generated sequence to get them.")
-    for field in ("output_attentions", "output_hidden_states")
-)
 
 
 def check_generation(
@@ -184,8 +180,7 @@ def check_generation(
     """
     check_drafter(drafter)
     check_target(drafter.config, target)
-    rules = GENERATION_RULES + (RETURN_DICT_RULES if generation_config.return_dict_in_generate else ())
-    for rule in rules:
+    for rule in GENERATION_RULES:
         value = getattr(generation_config, rule.field, None)
         if not rule.allows(value):
             raise _refusal(f"{rule.field} with a Domino assistant_model", rule.expected, value, rule.remedy)
@@ -221,6 +216,29 @@ def check_inputs(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> No
     if isinstance(cache, StaticCache) or (cache is not None and not hasattr(cache, "layers")):
         remedy = "It cannot be rewound after a rejection; leave it unset or pass a DynamicCache."
         raise _refusal("past_key_values", "a DynamicCache", type(cache).__name__, remedy)
+
+
+def check_step_outputs(target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig) -> None:
+    """Refuse hidden states and attentions where they cannot be returned token by token.
+
+    Args:
+        target (`PreTrainedModel`): The model that generates.
+        batch_size (`int`): Sequences to generate.
+        generation_config (`GenerationConfig`): The merged configuration of the call.
+
+    Raises:
+        ValueError: For a batch, and for attentions where the target computes them in a fused kernel.
+    """
+    if not generation_config.return_dict_in_generate:
+        return
+    for field in ("output_hidden_states", "output_attentions"):
+        if getattr(generation_config, field) and batch_size > 1:
+            remedy = "Generate the prompts one at a time, or call the target on the generated sequences."
+            raise _refusal(f"{field} with a Domino assistant_model", "False, for a batch", True, remedy)
+    attention = getattr(target.config.get_text_config(decoder=True), "_attn_implementation", "eager")
+    if generation_config.output_attentions and attention != "eager":
+        remedy = 'Load the target with attn_implementation="eager".'
+        raise _refusal("the target's attn_implementation with output_attentions", "'eager'", attention, remedy)
 
 
 def check_batch(
@@ -264,13 +282,16 @@ def check_native_loop(
         model_kwargs (`Mapping`): Keyword arguments of the target's forward.
 
     Raises:
-        ValueError: For a batch, for stop strings (it looks for them at the end of a round), and for a filled cache.
+        ValueError: For what only our loop does, and for stop strings, which it looks for at the end of a round.
     """
     remedy = "Call hf_domino.install() to generate with our loop, which can."
     if getattr(target, "_is_stateful", False):
         raise _refusal(f"{type(target).__name__}._is_stateful in an attached target", False, True, remedy)
     if batch_size > 1:
         raise _refusal("the batch size in an attached target", 1, batch_size, remedy)
+    for field in ("output_hidden_states", "output_attentions"):
+        if generation_config.return_dict_in_generate and getattr(generation_config, field):
+            raise _refusal(f"{field} in an attached target", "False with return_dict_in_generate", True, remedy)
     if generation_config.stop_strings is not None:
         raise _refusal("stop_strings in an attached target", "None", generation_config.stop_strings, remedy)
     cache = model_kwargs.get("past_key_values")

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from hf_domino.context import MAX_CAPTURED_LAYERS, default_target_layer_ids
 
 PROJECTOR_TYPES = ("domino", "dflash")
+DRAFT_LAWS = ("sampled", "greedy")
 # RoPE variants whose frequencies do not change with the length of the input.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 DEFAULT_ROPE_THETA = 10_000.0
@@ -48,6 +49,8 @@ class DominoConfig(PreTrainedConfig):
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
             (`block_size` proposals) or its own (`block_size - 1` proposals).
+        draft_law (`str`, *optional*, defaults to `"sampled"`): How drafts are chosen where the target samples: drawn
+            from the draft's own law, or `"greedy"`, the likeliest. The output's law is the target's in both cases.
         bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): The target's.
 
     Raises:
@@ -88,6 +91,7 @@ class DominoConfig(PreTrainedConfig):
     gru_hidden_dim: int = 1024
     pure_draft_prefix_len: int = 0
     shift_label: bool = True
+    draft_law: str = "sampled"
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
@@ -237,6 +241,8 @@ def _check_sizes(config: DominoConfig) -> None:
 def _check_choices(config: DominoConfig) -> None:
     if config.projector_type not in PROJECTOR_TYPES:
         raise ValueError(f"projector_type must be one of {PROJECTOR_TYPES}, got {config.projector_type!r}.")
+    if config.draft_law not in DRAFT_LAWS:
+        raise ValueError(f"draft_law must be one of {DRAFT_LAWS}, got {config.draft_law!r}.")
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope_parameters['rope_type'] must be one of {ROPE_TYPES}, got {rope_type!r}.")

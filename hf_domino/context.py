@@ -103,7 +103,7 @@ class ContextCache:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        self._lengths = [self._lengths[row] for row in rows]
+        self._lengths = [self._lengths[row] for row in rows] if self._lengths else []
         for buffers in (self._keys, self._values):
             buffers[:] = [None if buffer is None else buffer[list(rows)] for buffer in buffers]
 

@@ -86,8 +86,8 @@ def compare(pair: Pair, prompt: str, max_new_tokens: int, repeats: int) -> Compa
         assisted, elapsed = generate_timed(pair.target, inputs, assistant_model=pair.drafter, **arguments)
         assisted_seconds.append(elapsed)
     return Comparison(
-        plain=plain,
-        assisted=assisted,
+        plain=plain[0],
+        assisted=assisted[0],
         plain_seconds=statistics.median(plain_seconds[1:]),
         assisted_seconds=statistics.median(assisted_seconds[1:]),
         acceptance_lengths=pair.drafter.stats.rows[0],

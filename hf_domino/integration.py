@@ -20,7 +20,14 @@ from transformers import AutoConfig, AutoModel, GenerationMixin, PreTrainedConfi
 from transformers.generation import GenerationMode
 from transformers.pipelines import base as pipelines_base
 
-from hf_domino.compatibility import check_batch, check_generation, check_inputs, check_native_loop, check_target
+from hf_domino.compatibility import (
+    check_batch,
+    check_generation,
+    check_inputs,
+    check_native_loop,
+    check_step_outputs,
+    check_target,
+)
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.alignment import unalignable
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
@@ -78,6 +85,7 @@ def _wrap_decoding(original: Callable) -> Callable:
         if not isinstance(drafter, DominoDraftModel):
             return original(self, input_ids, *args, **kwargs)
         check_inputs(input_ids, kwargs)
+        check_step_outputs(self, len(input_ids), kwargs["generation_config"])
         stateful = stateful_processors(kwargs["logits_processor"])
         check_batch(input_ids, kwargs, stateful, unalignable(kwargs["past_key_values"]))
         unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")

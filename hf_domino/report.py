@@ -1,6 +1,7 @@
 """From measured rows to the table that is published: no figure is typed by hand.
 
-A row is one prompt under one method and one mode; [`hf_domino.benchmark`] writes them, a README shows their summary.
+A row is one prompt, or one batch of them, under one method and one mode; [`hf_domino.benchmark`] writes them, a README
+shows their summary.
 """
 
 from __future__ import annotations
@@ -111,13 +112,13 @@ def caption(rows: Sequence[Row]) -> str:
     first = rows[0]
     greedy = [row for row in rows if row["mode"] == "greedy" and row["method"] != "plain"]
     num_equal = sum(bool(row["equals_plain"]) for row in greedy)
-    prompts = len({row["prompt"] for row in rows})
+    prompts = sum(len(row["sources"]) for row in rows if (row["method"], row["mode"]) == ("plain", "greedy"))
     return (
-        f"{first['pair']}, {prompts} held-out prompts x {first['max_new_tokens']} new tokens, batch 1, "
-        f"{first['dtype']}, {first['threads']} threads of {first['hardware']}; all methods interleaved in one "
-        f"process, median of {first['repeats']} repeats a prompt, then over prompts; speed-up over plain. Greedy "
-        f"outputs equal to plain `generate`: {num_equal} of {len(greedy)}. torch {first['torch']}, transformers "
-        f"{first['transformers']}, commit {first['commit'][:7]}, seed {first['seed']}, {first['date']}."
+        f"{first['pair']}, {prompts} held-out prompts x {first['max_new_tokens']} new tokens, batch "
+        f"{first['batch_size']}, {first['dtype']}, {first['threads']} threads of {first['hardware']}; all methods "
+        f"interleaved in one process, median of {first['repeats']} repeats a prompt, then over prompts; speed-up over "
+        f"plain. Greedy outputs equal to plain `generate`: {num_equal} of {len(greedy)}. torch {first['torch']}, "
+        f"transformers {first['transformers']}, commit {first['commit'][:7]}, seed {first['seed']}, {first['date']}."
     )
 
 

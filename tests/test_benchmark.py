@@ -30,7 +30,7 @@ def test_rows_carry_their_origin(rows_file):
     for row in read_rows(rows_file):
         assert row["pair"] == "tiny"
         assert row["threads"] == 1
-        for field in ("hardware", "cores", "torch", "transformers", "commit", "seed", "date", "sha256"):
+        for field in ("hardware", "cores", "torch", "transformers", "commit", "seed", "date", "sources"):
             assert row[field] is not None, field
 
 
@@ -43,6 +43,15 @@ def test_greedy_outputs_are_equal_and_drafters_are_counted(rows_file):
             assert row["acceptance_length"] >= 1
         else:
             assert row["num_rounds"] == 0
+
+
+def test_batches(tiny_pair_folder, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    flags = ["--pair", str(tiny_pair_folder), "--rows", str(path), "--temperature", "0", "--batch-size", "2"]
+    assert cli.main(["bench", *flags, *FLAGS]) == 0
+    rows = read_rows(path)
+    assert [row["method"] for row in rows] == ["plain", "dflash", "domino"]
+    assert all(len(row["sources"]) == 2 and row["new_tokens"] <= 24 for row in rows)
 
 
 def test_readme_flag_only_writes_the_table(rows_file, tmp_path):

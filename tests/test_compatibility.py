@@ -55,8 +55,6 @@ def _same_signature(original, replacement):
         ("assistant_early_exit", 2, ["assistant_early_exit", "got 2", "not both"]),
         ("cache_implementation", "static", ["cache_implementation", "'dynamic'", "'static'", "leave it unset"]),
         ("cache_implementation", "quantized", ["cache_implementation", "'quantized'", "leave it unset"]),
-        ("output_hidden_states", True, ["output_hidden_states", "return_dict_in_generate", "got True"]),
-        ("output_attentions", True, ["output_attentions", "return_dict_in_generate", "got True"]),
     ],
 )
 @pytest.mark.parametrize("entry", ["install", "attach"])
@@ -65,8 +63,6 @@ def test_generation_options(target, tiny_drafter, field, value, words, entry):
         hf_domino.uninstall()
         hf_domino.attach(target)
     options = {field: value}
-    if field.startswith("output_"):
-        options["return_dict_in_generate"] = True
     try:
         with pytest.raises(ValueError) as error:
             target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, **options)
@@ -86,6 +82,24 @@ def test_hidden_states_without_return_dict_are_harmless(tiny_qwen3, tiny_drafter
     plain = tiny_qwen3.generate(PROMPT, **options)
     assisted = tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, output_hidden_states=True, **options)
     assert torch.equal(assisted, plain)
+
+
+@pytest.mark.parametrize("field", ["output_hidden_states", "output_attentions"])
+def test_step_outputs(target, tiny_drafter, field):
+    options = {field: True, "return_dict_in_generate": True, "max_new_tokens": 4}
+    with pytest.raises(ValueError, match=rf"{field} .* must be False, for a batch, got True.*one at a time"):
+        target.generate(PROMPT.repeat(2, 1), assistant_model=tiny_drafter, **options)
+    if field == "output_attentions":
+        with pytest.raises(ValueError, match=r"attn_implementation .* must be 'eager', got 'sdpa'"):
+            target.generate(PROMPT, assistant_model=tiny_drafter, **options)
+    hf_domino.uninstall()
+    hf_domino.attach(target)
+    try:
+        with pytest.raises(ValueError, match=rf"{field} in an attached target must be False.*hf_domino.install"):
+            target.generate(PROMPT, assistant_model=tiny_drafter, **options)
+    finally:
+        hf_domino.detach(target)
+        hf_domino.install()
 
 
 def test_batch_in_the_native_loop(target, tiny_drafter):

@@ -94,6 +94,41 @@ def test_every_row_of_a_batch_is_lossless(family, make_drafter):
         assert torch.equal(alone[0, -NEW_TOKENS:], batch[row, -NEW_TOKENS:])
 
 
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3"])
+@pytest.mark.parametrize("chunk_size", [1, 7, 20, 64])
+def test_prefill_in_chunks(family, chunk_size, make_drafter):
+    target = build(family)
+    drafter = make_drafter(target)
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    ids, mask = left_padded([PROMPT[0, :5], PROMPT[0]])
+    for prompt in ({"input_ids": PROMPT}, {"input_ids": ids, "attention_mask": mask}):
+        plain = target.generate(**prompt, **options)
+        whole = target.generate(**prompt, assistant_model=drafter, **options)
+        rounds = drafter.stats.acceptance_lengths
+        chunked = target.generate(**prompt, assistant_model=drafter, prefill_chunk_size=chunk_size, **options)
+        assert torch.equal(whole, plain)
+        assert torch.equal(chunked, plain)
+        assert drafter.stats.acceptance_lengths == rounds  # the drafter saw all of the prompt
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3", "GPT2"])
+@pytest.mark.parametrize("accuracy", [0.0, 0.7])
+def test_hidden_states_and_attentions(family, accuracy, make_drafter):
+    target = build(family)
+    target.set_attn_implementation("eager")
+    wanted = {"return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": True}
+    options = {"do_sample": False, "max_new_tokens": 14}
+    plain = target.generate(PROMPT, **options, **wanted)
+    with oracle(target, PROMPT, accuracy, **options):
+        assisted = target.generate(PROMPT, assistant_model=make_drafter(target), **options, **wanted)
+    for name in ("hidden_states", "attentions"):
+        ours, theirs = getattr(assisted, name), getattr(plain, name)
+        assert len(ours) == len(theirs) == 14
+        for mine, other in zip(ours, theirs, strict=True):
+            for layer, expected in zip(mine, other, strict=True):
+                torch.testing.assert_close(layer, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_last_position_a_target_can_embed(make_drafter):
     """Learned positions end: near the end fewer tokens are drafted, and the last one is still reached."""
     target = build("GPT2")

@@ -12,6 +12,7 @@ PUBLISHED = ROOT / "model_cards" / f"{BUNDLED}-domino" / "results.jsonl"
 
 ORIGIN = {
     "pair": "tiny",
+    "batch_size": 1,
     "max_new_tokens": 8,
     "repeats": 3,
     "dtype": "float32",
@@ -30,6 +31,7 @@ def row(method, prompt, speed, lengths=(), mode="greedy", equal=True):
         "method": method,
         "mode": mode,
         "prompt": prompt,
+        "sources": [["module", 0, "hash"]],
         "temperature": 0.0 if mode == "greedy" else 0.7,
         "tokens_per_second": speed,
         "num_rounds": len(lengths),

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hf_domino
-from hf_domino.decoding import loop, sampling
 
 VOCAB, SAMPLES = 12, 1500
 BATCHED_SAMPLES = {4: 2000, 500: 100_000}
@@ -86,13 +83,11 @@ def test_samples_follow_the_targets_law(target, make_drafter, entry, top_k, temp
     assert p_value(counts, exact_law(target, top_k, temperature).double()) > P_VALUE
 
 
-@pytest.mark.parametrize("sampled_drafts", [True, False])
+@pytest.mark.parametrize("draft_law", ["sampled", "greedy"])
 @pytest.mark.parametrize("batch_size", [4, 500])
-def test_batches_follow_the_targets_law(target, make_drafter, monkeypatch, batch_size, sampled_drafts):
+def test_batches_follow_the_targets_law(target, make_drafter, batch_size, draft_law):
     """Rows of a batch are independent draws; drafts are sampled, or the most likely ones."""
-    if not sampled_drafts:
-        monkeypatch.setattr(loop, "draft_law", functools.partial(sampling.draft_law, sampled=False))
-    drafter = make_drafter(target, block_size=4, num_hidden_layers=1)
+    drafter = make_drafter(target, block_size=4, num_hidden_layers=1, draft_law=draft_law)
     options = {"do_sample": True, "top_k": 5, "temperature": 0.7, "max_new_tokens": 4}
     counts, lengths = torch.zeros(VOCAB * VOCAB), set()
     torch.manual_seed(7)

@@ -6,7 +6,7 @@ Shapes: B rows still generated, T prompt tokens, P proposals, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,14 +23,22 @@ class TargetRunner:
     Args:
         target ([`TargetModel`]): View of the target.
         model_kwargs (`dict`): What `generate` prepared: cache, attention mask, positions and model-specific inputs.
+        forward_kwargs (`dict`, *optional*): What else to ask the forwards for; see [`StepOutputs`].
     """
 
-    def __init__(self, target: TargetModel, model_kwargs: dict[str, Any]):
+    def __init__(
+        self, target: TargetModel, model_kwargs: dict[str, Any], forward_kwargs: Mapping[str, bool] | None = None
+    ):
         self.target = target
         self.model: PreTrainedModel = target.model
         self.kwargs = model_kwargs
         self._lengths: list[int] = []  # per row: cached positions, left padding not counted
         self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
+        wanted = dict(forward_kwargs or {})
+        self._keeps_outputs = bool(wanted)
+        self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
+        self.outputs: Any = None  # of the last forward, if more than logits was asked for
+        self._device = torch.device("cpu")
         self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
         # A sliding-window layer forgets what it would need to step back, unless told beforehand.
@@ -41,20 +49,49 @@ class TargetRunner:
         """The target's cache."""
         return self.kwargs["past_key_values"]
 
-    def prefill(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def prefill(
+        self, input_ids: torch.Tensor, chunk_size: int | None = None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Process the prompt `[B, T]`, less what the cache already holds.
+
+        Args:
+            input_ids (`torch.Tensor`): The prompt.
+            chunk_size (`int`, *optional*): Positions per forward, which bounds the memory; None for all in one.
 
         Returns:
             `tuple`: Logits `[B, 1, V]` of the next token, and the captured hidden states `[B, C, H]` of the positions
             that were processed, which are the last C.
         """
+        self._device = input_ids.device  # the target's own may be meta, where parts of it are offloaded
         new_length = self._uncached_length(input_ids)
-        logits, captured = self._forward(input_ids, self.kwargs, new_length, logits_to_keep=1, is_first_iteration=True)
+        if chunk_size is None or self.kwargs.get("inputs_embeds") is not None:
+            logits, captured = self._forward(input_ids, self.kwargs, new_length, 1, is_first_iteration=True)
+        else:
+            logits, captured = self._prefill_in_chunks(input_ids[:, -(new_length or 0) :], chunk_size)
         cached = self.cache.get_seq_length()
         mask = self.mask(cached)
         padding = [0] * len(logits) if mask is None else mask.bool().int().argmax(dim=1).tolist()
         self._lengths = [cached - count for count in padding]
         return logits, captured
+
+    def _prefill_in_chunks(
+        self, new_ids: torch.Tensor, chunk_size: int
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        total = self.cache.get_seq_length() + new_ids.shape[1]
+        pieces = []
+        for chunk in new_ids.split(chunk_size, dim=1):
+            end = self.cache.get_seq_length() + chunk.shape[1]
+            # Cut from the right: masks and positions may or may not cover what was cached before.
+            behind = total - end
+            kwargs = self.kwargs | {
+                name: self.kwargs[name][..., : self.kwargs[name].shape[-1] - behind]
+                for name in PER_POSITION
+                if self.kwargs.get(name) is not None
+            }
+            logits, captured = self._forward(chunk, kwargs, chunk.shape[1], 1, is_first_iteration=True)
+            crop_attention(self.cache, 0)  # sliding-window layers shrink back to their window
+            pieces.append(captured)
+        return logits, tuple(torch.cat(layers, dim=1) for layers in zip(*pieces, strict=True))
 
     def _uncached_length(self, input_ids: torch.Tensor) -> int | None:
         """How many of the prompt's last positions to process; None for all it has."""
@@ -66,6 +103,11 @@ class TargetRunner:
         # As generate's own prefill: ids shorter than the mask are the new ones only.
         only_new = mask is not None and mask.shape[1] != length
         return None if only_new else length - cached
+
+    @property
+    def sliding_windows(self) -> list[int | None]:
+        """Window of each layer of the cache; None where all positions are seen."""
+        return [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in self.cache.layers]
 
     def mask(self, length: int) -> torch.Tensor | None:
         """The last columns `[B, length]` of the two-dimensional attention mask, where there is one."""
@@ -86,9 +128,13 @@ class TargetRunner:
         self._snapshot = StateSnapshot(self.cache) if recurrent_layers(self.cache) else None
         return self._forward(self._block, self._checked, width, logits_to_keep=width, is_first_iteration=False)
 
-    def begin(self) -> None:
-        """Extend masks and positions by the first new token, after prefill."""
-        self.kwargs = self._advanced(self.kwargs, 1)
+    def begin(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, after prefill and the first new token of each."""
+        if not rows or len(rows) == len(self._lengths):
+            self.kwargs = self._advanced(self.kwargs, 1)
+        else:
+            self._lengths = [self._lengths[row] for row in rows]
+            self._align(Alignment(rows, [0] * len(rows), self._lengths), self.kwargs)
 
     def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
         """Keep each row's committed tokens in the cache and drop the rest.
@@ -104,7 +150,8 @@ class TargetRunner:
             self._rewind(counts[0], num_checked)
             self.kwargs = self._advanced(self.kwargs, counts[0])
         elif rows:
-            self._align(Alignment(rows, [num_checked - counts[row] for row in rows], [lengths[row] for row in rows]))
+            dropped = [num_checked - counts[row] for row in rows]
+            self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
         self._lengths = [lengths[row] for row in rows]
 
     def _rewind(self, num_kept: int, num_checked: int) -> None:
@@ -121,13 +168,13 @@ class TargetRunner:
         self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
         crop_attention(self.cache, 0)
 
-    def _align(self, alignment: Alignment) -> None:
-        kwargs = dict(self._checked)
+    def _align(self, alignment: Alignment, kwargs: Mapping[str, Any]) -> None:
+        kwargs = dict(kwargs)
         for name in PER_POSITION:
             if kwargs.get(name) is not None:
                 kwargs[name] = alignment.align_positions(kwargs[name])
         mask = kwargs.get("attention_mask")
-        real = alignment.padding_mask(self.model.device if mask is None else mask.device)
+        real = alignment.padding_mask(self._device if mask is None else mask.device)
         kwargs["attention_mask"] = real if mask is None else real.to(mask.dtype) * mask
         alignment.align_cache(self.cache)
         self.kwargs = self._advanced(kwargs, 1)
@@ -148,6 +195,7 @@ class TargetRunner:
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
-        outputs = self.model(**(inputs | self.target.capture_kwargs()))
+        outputs = self.model(**(inputs | self._forward_kwargs))
+        self.outputs = outputs if self._keeps_outputs else None
         logits = outputs.logits[:, -logits_to_keep:].to(input_ids.device)
         return logits, self.target.captured(outputs)

@@ -25,12 +25,20 @@ class DraftSession:
         target ([`TargetModel`]): View of the target.
         law ([`TokenLaw`]): What drafts are chosen from.
         timer ([`PhaseTimer`], *optional*): Times the backbone as `draft` and the rest as `rollout`.
+        context ([`ContextCache`], *optional*): Context of an earlier generation to go on from.
     """
 
-    def __init__(self, drafter: DominoDraftModel, target: TargetModel, law: TokenLaw, timer: PhaseTimer | None = None):
+    def __init__(
+        self,
+        drafter: DominoDraftModel,
+        target: TargetModel,
+        law: TokenLaw,
+        timer: PhaseTimer | None = None,
+        context: ContextCache | None = None,
+    ):
         self.drafter, self.target, self.law = drafter, target, law
         self.timer = timer or PhaseTimer(enabled=False)
-        self._cache = ContextCache(len(drafter.layers))
+        self._cache = context or ContextCache(len(drafter.layers))
         self._new_context: torch.Tensor | None = None  # [B, C, H], not yet in the cache
         self._new_positions = torch.empty(0)  # [B, C], absolute
         self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
@@ -72,13 +80,18 @@ class DraftSession:
         self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
 
     def _take(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, counts: list[int]) -> None:
-        if self._new_context is not None:
-            self._run_backbone(self._new_positions.new_zeros(len(counts), 0))  # a round that had nothing to propose
+        self.context()  # stores what a round that had nothing to propose has left
         device = self.drafter.device
         self._new_context = self.drafter.fuse_context([states.to(device) for states in captured])
         self._new_positions, self._new_counts = position_ids.to(device), counts
         last = torch.tensor(counts, device=device)[:, None] - 1
         self._anchors = self._new_positions.gather(1, last.clamp_min(0)) + 1
+
+    def context(self) -> ContextCache:
+        """All context observed so far, stored."""
+        if self._new_context is not None:
+            self._run_backbone(self._new_positions.new_zeros(len(self._new_counts), 0))
+        return self._cache
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, in this order."""

@@ -17,10 +17,12 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino.decoding.cache import TargetRunner
+from hf_domino.decoding.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.sampling import TokenLaw, draft_law
+from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.verification import verify
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
@@ -60,23 +62,32 @@ def assisted_decoding(
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, bool(generation_config.do_sample))
     stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[] for _ in input_ids])
+    step_outputs = StepOutputs(generation_config)
+    context, has_gap = kept_context(model_kwargs["past_key_values"], drafter)
     generation = _Generation(
-        runner=TargetRunner(target, model_kwargs),
-        session=DraftSession(drafter, target, draft_law(law, logits_processor), timer),
+        runner=TargetRunner(target, model_kwargs, step_outputs.forward_kwargs),
+        session=DraftSession(
+            drafter, target, draft_law(law, logits_processor, drafter.config.draft_law), timer, context
+        ),
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),
         law=law,
         stats=stats,
         timer=timer,
+        step_outputs=step_outputs,
         rows=list(range(len(input_ids))),
     )
-    generation.prefill(input_ids)
+    generation.prefill(input_ids, generation_config.prefill_chunk_size)
     while generation.rows:
         generation.run_round()
     stats.num_new_tokens = generation.committed.num_new_tokens
     stats.seconds = time.perf_counter() - start
     stats.phases = dict(timer.seconds) if timer.enabled else None
     record_stats(drafter, stats)
-    return generation.committed.result(generation.runner.cache)
+    cache = generation.runner.cache
+    is_seen_again = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
+    if len(input_ids) == 1 and is_seen_again:
+        keep_context(cache, drafter, generation.session.context(), has_gap)
+    return generation.committed.result(cache, **step_outputs.results())
 
 
 @dataclass
@@ -89,17 +100,21 @@ class _Generation:
     law: TokenLaw
     stats: DecodingStats
     timer: PhaseTimer
+    step_outputs: StepOutputs
     rows: list[int]
 
-    def prefill(self, input_ids: torch.Tensor) -> None:
+    def prefill(self, input_ids: torch.Tensor, chunk_size: int | None) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
-        logits, captured = self.runner.prefill(input_ids)
+        logits, captured = self.runner.prefill(input_ids, chunk_size)
         self.session.observe(captured, *self._prompt_positions(captured[0].shape[1], input_ids.device))
         prefixes = self.committed.prefixes(self.rows)
         scores = self.law.scores(prefixes, logits, input_ids[:, :0])
         self.committed.commit(self.rows, self.law.choose(scores), [1] * len(self.rows), logits, scores)
-        self.runner.begin()
-        self._go_on_with(self.committed.unfinished)
+        if self.step_outputs.forward_kwargs:
+            self.step_outputs.add_prompt(self.runner.outputs)
+        unfinished = self.committed.unfinished
+        self.runner.begin(unfinished)
+        self._go_on_with(unfinished)
 
     def _prompt_positions(self, num_new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Absolute positions `[B, C]` of the prompt's last C columns, and which are no padding."""
@@ -120,8 +135,10 @@ class _Generation:
                 kept = self._verify_one_by_one(proposal, logits)
             else:
                 kept = self._verify_at_once(proposal, logits)
+        if self.step_outputs.forward_kwargs:
+            self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows)
         unfinished = self.committed.unfinished
-        if unfinished:
+        if unfinished or len(self.rows) == 1:
             self.session.observe_block(captured, kept)
         self.runner.commit(kept, proposal.tokens.shape[1] + 1, [self.rows.index(row) for row in unfinished])
         self._go_on_with(unfinished)

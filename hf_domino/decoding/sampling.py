@@ -93,6 +93,8 @@ class Prefixes:
             `torch.Tensor`: `[B, M - first + 1, T + M]`; a row's own last token stands in place of what is not there.
         """
         longest, count = max(self.lengths), continuation.shape[1]
+        if first == count and self.is_even:
+            return torch.cat((self.ids[:, :longest], continuation), dim=1)[:, None]
         ids, last = self.ids[:, :longest], self.last()
         if not self.is_even:
             there = torch.arange(longest) < torch.tensor(self.lengths)[:, None]
@@ -210,7 +212,7 @@ def sample(probs: torch.Tensor) -> torch.Tensor:
     return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
 
 
-def draft_law(law: TokenLaw, processors: LogitsProcessorList, sampled: bool = True) -> TokenLaw:
+def draft_law(law: TokenLaw, processors: LogitsProcessorList, choice: str = "sampled") -> TokenLaw:
     """The law drafts are chosen from: the target's, less the processors that may keep state.
 
     Without those fewer drafts are accepted; the output is the target's own all the same.
@@ -218,8 +220,8 @@ def draft_law(law: TokenLaw, processors: LogitsProcessorList, sampled: bool = Tr
     Args:
         law (`TokenLaw`): The target's law.
         processors (`LogitsProcessorList`): The processors it was made from.
-        sampled (`bool`, *optional*, defaults to `True`): Draw drafts where the target samples; False takes the most
-            likely draft always. Verification is exact for both.
+        choice (`str`, *optional*, defaults to `"sampled"`): Draw drafts where the target samples; `"greedy"` takes the
+            most likely draft always. Verification is exact for both.
     """
     stateless: list[LogitsProcessor] = [processor for processor in processors if type(processor) in STATELESS]
-    return TokenLaw(LogitsProcessorList(stateless), do_sample=law.do_sample and sampled)
+    return TokenLaw(LogitsProcessorList(stateless), do_sample=law.do_sample and choice == "sampled")

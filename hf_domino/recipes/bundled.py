@@ -33,7 +33,7 @@ from hf_domino.training.on_policy import generate_on_policy
 
 MAX_SHARD_SIZE = "12MB"
 TOKENIZER_MODULES = 2500
-REPETITION_PENALTY = 1.07  # part of the target: a small model that writes greedily would loop without it
+REPETITION_PENALTY = 1.04  # part of the target: a small model that writes greedily would loop without it
 NUM_EVALUATION_ROWS = 64
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from hf_domino.pair import dflash_folder, domino_folder
@@ -18,7 +19,8 @@ def write_cards(target_folder: Path) -> None:
         target_folder (`Path`): The target's folder.
     """
     name = target_folder.name
-    _write("card_target.md", target_folder, name=name, sources=_sources())
+    penalty = json.loads((target_folder / "generation_config.json").read_text(encoding="utf-8"))["repetition_penalty"]
+    _write("card_target.md", target_folder, name=name, sources=_sources(), penalty=str(penalty))
     for kind, folder in (("domino", domino_folder(target_folder)), ("dflash", dflash_folder(target_folder))):
         _write("card_drafter.md", folder, name=folder.name, target=name, kind=kind, what=WHAT[kind])
 

@@ -41,7 +41,9 @@ class PosttrainRound:
     """Amounts of one round; batches are written and rows used per process."""
 
     steps: int
+    temperature: float
     sampled_batches: int
+    best_share: float  # of the continuations that do not loop, ranked by likelihood
     greedy_batches: int
     looping_rows: int  # of each micro-batch
     loop_weight: float
@@ -52,18 +54,16 @@ class PosttrainRecipe:
     """Sizes and schedule; lengths in tokens."""
 
     rounds: tuple[PosttrainRound, ...] = (
-        PosttrainRound(steps=80, sampled_batches=8, greedy_batches=1, looping_rows=4, loop_weight=0.2),
-        PosttrainRound(steps=70, sampled_batches=6, greedy_batches=2, looping_rows=8, loop_weight=0.6),
-        PosttrainRound(steps=70, sampled_batches=6, greedy_batches=2, looping_rows=8, loop_weight=0.6),
+        PosttrainRound(80, 0.6, sampled_batches=8, best_share=0.6, greedy_batches=1, looping_rows=4, loop_weight=0.2),
+        PosttrainRound(70, 0.6, sampled_batches=6, best_share=0.6, greedy_batches=2, looping_rows=8, loop_weight=0.6),
+        PosttrainRound(70, 0.45, sampled_batches=6, best_share=0.4, greedy_batches=1, looping_rows=6, loop_weight=0.3),
     )
     muon_lr: float = 2e-3
     adamw_lr: float = 5e-4
     prompt_length: int = 64
     new_tokens: int = 128
-    temperature: float = 0.6
     batch_size: int = 160
     min_distinct: float = 0.65  # distinct-4-gram ratio of a continuation worth learning
-    best_share: float = 0.6  # of those, ranked by likelihood
     best_rows: int = 12  # of each micro-batch
     real_rows: int = 4
     loop_ngram: int = 8
@@ -102,13 +102,14 @@ def loop_onset(tokens: np.ndarray, n: int, most: int) -> np.ndarray:
     return result
 
 
-def best_rows(rows: np.ndarray, likelihoods: np.ndarray, recipe: PosttrainRecipe) -> np.ndarray:
+def best_rows(rows: np.ndarray, likelihoods: np.ndarray, recipe: PosttrainRecipe, share: float) -> np.ndarray:
     """The likeliest rows whose continuation does not repeat itself.
 
     Args:
         rows (`np.ndarray`): Prompts and continuations `[rows, T]`.
         likelihoods (`np.ndarray`): Mean log-probability of each continuation's tokens.
-        recipe (`PosttrainRecipe`): For `prompt_length`, `min_distinct` and `best_share`.
+        recipe (`PosttrainRecipe`): For `prompt_length` and `min_distinct`.
+        share (`float`): How many of the rows that do not repeat themselves to keep.
 
     Raises:
         ValueError: If no row is left.
@@ -118,10 +119,10 @@ def best_rows(rows: np.ndarray, likelihoods: np.ndarray, recipe: PosttrainRecipe
     if not len(kept):
         raise ValueError(
             f"all {len(rows)} continuations repeat themselves more than min_distinct={recipe.min_distinct} allows: "
-            "lower it or raise `temperature`."
+            "lower it or raise the temperature."
         )
     ranked = kept[np.argsort(-likelihoods[kept], kind="stable")]
-    return rows[ranked[: max(1, int(len(ranked) * recipe.best_share))]]
+    return rows[ranked[: max(1, int(len(ranked) * share))]]
 
 
 class OwnAndReal(Dataset):
@@ -204,16 +205,22 @@ class PosttrainTrainer(Trainer):
 
 @torch.no_grad()
 def write_rows(
-    target: PreTrainedModel, prompts: list[list[int]], recipe: PosttrainRecipe, do_sample: bool
+    target: PreTrainedModel, prompts: list[list[int]], recipe: PosttrainRecipe, temperature: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Let the target continue prompts of equal length.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        prompts (`list[list[int]]`): Token ids.
+        recipe (`PosttrainRecipe`): For lengths and the batch size.
+        temperature (`float`): Of the sampling; 0 is greedy.
 
     Returns:
         `tuple`: Rows `[rows, T]` and the mean log-probability of each continuation's tokens under the target.
     """
     rows, likelihoods = [], []
     writer = copy.deepcopy(target).bfloat16()  # as it is released, and half as slow
-    sampling = {"do_sample": True, "temperature": recipe.temperature, "top_k": 0} if do_sample else {"do_sample": False}
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     for start in tqdm(range(0, len(prompts), recipe.batch_size), "own text", disable=_rank() > 0):
         ids = torch.tensor(prompts[start : start + recipe.batch_size])
         new_tokens = {"min_new_tokens": recipe.new_tokens, "max_new_tokens": recipe.new_tokens}
@@ -260,9 +267,9 @@ def _run_round(
     num_sampled = schedule.sampled_batches * recipe.batch_size
     num_prompts = num_sampled + schedule.greedy_batches * recipe.batch_size
     prompts = training_prompts(stream, num_prompts, (recipe.prompt_length,), end_of_text, 1000 * seed + _rank())
-    sampled, likelihoods = write_rows(target, prompts[:num_sampled], recipe, do_sample=True)
-    best = best_rows(sampled, likelihoods, recipe)
-    looping, _ = write_rows(target, prompts[num_sampled:], recipe, do_sample=False)
+    sampled, likelihoods = write_rows(target, prompts[:num_sampled], recipe, schedule.temperature)
+    best = best_rows(sampled, likelihoods, recipe, schedule.best_share)
+    looping, _ = write_rows(target, prompts[num_sampled:], recipe, temperature=0.0)
     distinct = np.mean([distinct_ngram_ratio(row[recipe.prompt_length :].tolist()) for row in looping])
     print(f"{result.name}: {len(best)} of {len(sampled)} rows kept, greedy distinct-4 {distinct:.3f}", flush=True)
     arguments = TrainingArguments(

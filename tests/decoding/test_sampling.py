@@ -48,8 +48,9 @@ def test_drafts_go_without_processors_that_may_keep_state():
 
 
 @pytest.mark.parametrize(
-    ("target_samples", "sampled", "expected"), [(True, True, True), (True, False, False), (False, True, False)]
+    ("target_samples", "choice", "expected"),
+    [(True, "sampled", True), (True, "greedy", False), (False, "sampled", False)],
 )
-def test_the_draft_law(target_samples, sampled, expected):
+def test_the_draft_law(target_samples, choice, expected):
     law = TokenLaw(LogitsProcessorList(), do_sample=target_samples)
-    assert draft_law(law, LogitsProcessorList(), sampled).do_sample is expected
+    assert draft_law(law, LogitsProcessorList(), choice).do_sample is expected

@@ -88,13 +88,13 @@ def test_unlikelihood_has_a_gradient_where_the_model_is_certain():
 
 
 def test_the_best_rows_are_likely_and_do_not_loop():
-    recipe = PosttrainRecipe(prompt_length=2, new_tokens=8, min_distinct=0.9, best_share=0.5)
+    recipe = PosttrainRecipe(prompt_length=2, new_tokens=8, min_distinct=0.9)
     rows = np.arange(50).reshape(5, 10)
     rows[1, 2:] = 3  # loops, and is the likeliest
-    best = best_rows(rows, np.array([-3.0, -0.1, -1.0, -2.0, -4.0]), recipe)
+    best = best_rows(rows, np.array([-3.0, -0.1, -1.0, -2.0, -4.0]), recipe, share=0.5)
     assert best.tolist() == rows[[2, 3]].tolist()
     with pytest.raises(ValueError, match="all 1 continuations repeat themselves"):
-        best_rows(rows[1:2], np.zeros(1), recipe)
+        best_rows(rows[1:2], np.zeros(1), recipe, share=0.5)
 
 
 def test_prompts_are_never_marked():

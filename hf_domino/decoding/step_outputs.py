@@ -1,0 +1,61 @@
+"""Hidden states and attentions of one sequence, token by token, as plain `generate` returns them.
+
+Shapes: W positions of a verification forward, K key positions, H hidden size, A heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import GenerationConfig
+from transformers.utils import ModelOutput
+
+
+class StepOutputs:
+    """Collects what the target's forwards return beside logits, if the caller asked for it.
+
+    Args:
+        generation_config (`GenerationConfig`): For `return_dict_in_generate`, `output_hidden_states` and
+            `output_attentions`.
+    """
+
+    def __init__(self, generation_config: GenerationConfig):
+        names = ("hidden_states", "attentions") if generation_config.return_dict_in_generate else ()
+        self._steps: dict[str, list[Any]] = {name: [] for name in names if getattr(generation_config, f"output_{name}")}
+
+    @property
+    def forward_kwargs(self) -> dict[str, bool]:
+        """Keyword arguments for the target's forward; empty if nothing was asked for."""
+        return {f"output_{name}": True for name in self._steps}
+
+    def add_prompt(self, outputs: ModelOutput) -> None:
+        """Keep what the prefill returned, which belongs to the first token."""
+        for name, steps in self._steps.items():
+            steps.append(getattr(outputs, name))
+
+    def add_block(self, outputs: ModelOutput, num_kept: int, sliding_windows: list[int | None]) -> None:
+        """Keep what belongs to the committed tokens of a round.
+
+        Args:
+            outputs (`ModelOutput`): Of the verification forward: hidden states `[1, W, H]`, attentions `[1, A, W, K]`.
+            num_kept (`int`): Committed tokens.
+            sliding_windows (`list[int | None]`): Window of each layer of the cache, None for all positions.
+        """
+        for index in range(num_kept):
+            if "hidden_states" in self._steps:
+                states = tuple(layer[:, index : index + 1] for layer in outputs.hidden_states)
+                self._steps["hidden_states"].append(states)
+            if "attentions" in self._steps:
+                pairs = zip(outputs.attentions, sliding_windows, strict=True)
+                self._steps["attentions"].append(tuple(_attention_of(layer, index, window) for layer, window in pairs))
+
+    def results(self) -> dict[str, tuple]:
+        """Fields for what `generate` returns: for each token a tuple over layers."""
+        return {name: tuple(steps) for name, steps in self._steps.items()}
+
+
+def _attention_of(attention: Any, index: int, window: int | None) -> Any:
+    """One position's weights `[1, A, 1, keys]` of `[1, A, W, K]`, over the keys it can see."""
+    end = attention.shape[3] - (attention.shape[2] - 1 - index)
+    start = max(0, end - window) if window else 0
+    return attention[:, :, index : index + 1, start:end]

@@ -1,0 +1,88 @@
+"""Random calls of `generate`: prompts, padding, budgets, end-of-text tokens, processors, drafters. Never a mismatch."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from oracle import oracle
+from transformers import MistralConfig, MistralForCausalLM
+
+CASES, CASES_BY_HAND = 60, 2000
+VOCAB, PAD, LONGEST = 64, 2, 96  # LONGEST: positions of the target
+
+# Shrinking would take minutes: a failing call is printed whole and is short enough.
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+CALLS = st.fixed_dictionaries(
+    {
+        "target": st.sampled_from(["qwen3", "llama", "mistral"]),
+        "lengths": st.lists(st.integers(1, 40), min_size=1, max_size=4),
+        "budget": st.one_of(st.integers(1, 10), st.integers(1, 50)),
+        "end_of_text": st.one_of(st.none(), st.integers(4, VOCAB - 1)),
+        "accuracy": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+        "drafter": st.sampled_from([{}, {"block_size": 2}, {"block_size": 9}, {"projector_type": "dflash"}]),
+        "processors": st.sampled_from([{}, {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}]),
+        "to_the_limit": st.booleans(),
+        "seed": st.integers(0, 10_000),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def mistral():
+    """A sliding-window target."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "sliding_window": 7}
+    tokens = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": PAD}
+    return MistralForCausalLM(MistralConfig(**sizes, **heads, **tokens, max_position_embeddings=LONGEST)).eval()
+
+
+@pytest.fixture(scope="module")
+def targets(tiny_qwen3, tiny_llama, mistral):
+    return {"qwen3": tiny_qwen3, "llama": tiny_llama, "mistral": mistral}
+
+
+def check(call, targets, make_drafter):
+    target, longest = targets[call["target"]], max(call["lengths"])
+    generator = torch.Generator().manual_seed(call["seed"])
+    rows = [torch.randint(4, VOCAB, (length,), generator=generator) for length in call["lengths"]]
+    prompt = {
+        "input_ids": torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0), value=PAD) for row in rows]),
+        "attention_mask": torch.stack([(torch.arange(longest) >= longest - len(row)).long() for row in rows]),
+    }
+    budget = LONGEST - longest if call["to_the_limit"] else call["budget"]
+    options = {"do_sample": False, "max_new_tokens": budget, "pad_token_id": PAD} | call["processors"]
+    ends = {"eos_token_id": -1 if call["end_of_text"] is None else call["end_of_text"]}
+    plain = target.generate(**prompt, **options, **ends)
+    drafter = make_drafter(target, **call["drafter"])
+    with oracle(target, prompt["input_ids"], call["accuracy"], attention_mask=prompt["attention_mask"], **options):
+        assisted = target.generate(**prompt, assistant_model=drafter, **options, **ends)
+    assert torch.equal(assisted, plain)
+
+
+@settings(
+    max_examples=CASES,
+    deadline=None,
+    derandomize=True,
+    phases=PHASES,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(call=CALLS)
+def test_random_calls(call, targets, make_drafter):
+    check(call, targets, make_drafter)
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=int(os.environ.get("HF_DOMINO_FUZZ_CASES", CASES_BY_HAND)),
+    deadline=None,
+    phases=PHASES,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(call=CALLS)
+def test_many_random_calls(call, targets, make_drafter):
+    check(call, targets, make_drafter)

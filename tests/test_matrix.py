@@ -1,0 +1,111 @@
+"""Every family of targets under every feature of `generate`: assisted output equals plain output, in fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import oracle
+from test_families import FAMILIES, build, left_padded
+from transformers.generation.streamers import BaseStreamer
+
+NEW_TOKENS = 28
+IN_CI = ("Gemma3", "GptOss", "Mistral")  # sliding windows, experts, soft caps; the others are run by hand
+PROMPTS = [torch.arange(7, 27), torch.arange(40, 45), torch.tensor([9]), torch.arange(60, 90)]
+
+
+class Stream(BaseStreamer):
+    def __init__(self):
+        self.tokens = []
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.tokens.append("end")
+
+
+def prompt_of(batch_size):
+    ids, mask = left_padded([PROMPTS[index % len(PROMPTS)] for index in range(batch_size)])
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def compare(target, drafter, prompt, **options):
+    """Plain and assisted output must be equal, where few and where most drafts are accepted."""
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS} | options
+    plain = target.generate(**prompt, **options)
+    truth = {
+        name: value for name, value in options.items() if name not in ("stop_strings", "tokenizer", "eos_token_id")
+    }
+    for accuracy in (0.2, 0.8):
+        with oracle(target, prompt["input_ids"], accuracy, attention_mask=prompt["attention_mask"], **truth):
+            assert torch.equal(target.generate(**prompt, assistant_model=drafter, **options), plain)
+    return plain
+
+
+def greedy(target, drafter, batch_size, tokenizer):
+    compare(target, drafter, prompt_of(batch_size))
+
+
+def end_of_text(target, drafter, batch_size, tokenizer):
+    prompt = prompt_of(batch_size)
+    text = target.generate(**prompt, do_sample=False, max_new_tokens=NEW_TOKENS)
+    eos = int(text[0, prompt["input_ids"].shape[1] + 11])
+    compare(target, drafter, prompt, eos_token_id=eos)
+
+
+def processors(target, drafter, batch_size, tokenizer):
+    compare(target, drafter, prompt_of(batch_size), repetition_penalty=1.2, no_repeat_ngram_size=3, min_new_tokens=9)
+
+
+def stop_strings(target, drafter, batch_size, tokenizer):
+    prompt = prompt_of(batch_size)
+    text = target.generate(**prompt, do_sample=False, max_new_tokens=NEW_TOKENS)
+    stop = tokenizer.decode(text[0, -9:-7] % len(tokenizer))
+    compare(target, drafter, prompt, stop_strings=[stop], tokenizer=tokenizer, eos_token_id=5)
+
+
+def streaming(target, drafter, batch_size, tokenizer):
+    prompt, streams = prompt_of(batch_size), []
+    for assistant in (None, drafter):
+        streams.append(Stream())
+        options = {"streamer": streams[-1], "do_sample": False, "max_new_tokens": NEW_TOKENS}
+        target.generate(**prompt, assistant_model=assistant, **options)
+    assert streams[0].tokens == streams[1].tokens
+
+
+def conversation(target, drafter, batch_size, tokenizer):
+    if batch_size > 1:
+        pytest.skip("a cache is gone on with one sequence at a time")
+    prompt, options = {"input_ids": PROMPTS[0][None]}, {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    first = target.generate(**prompt, assistant_model=drafter, return_dict_in_generate=True, **options)
+    ids = torch.cat((first.sequences, PROMPTS[1][None]), dim=1)
+    plain = target.generate(ids, **options)
+    with oracle(target, ids, 0.6, **options):
+        second = target.generate(ids, past_key_values=first.past_key_values, assistant_model=drafter, **options)
+    assert torch.equal(second, plain)
+
+
+def one_token_law(target, drafter, batch_size, tokenizer):
+    """With one token allowed everywhere, sampling is as certain as greedy decoding."""
+    compare(target, drafter, prompt_of(batch_size), do_sample=True, top_k=1)
+
+
+FEATURES = [greedy, end_of_text, processors, stop_strings, streaming, conversation, one_token_law]
+SELECTED = [
+    pytest.param(family, marks=() if family in IN_CI else pytest.mark.slow) for family in FAMILIES if family != "GPT2"
+]
+
+
+@pytest.fixture(scope="module")
+def built():
+    """Targets that were built already."""
+    return {}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.__name__)
+@pytest.mark.parametrize("family", SELECTED)
+def test_lossless(built, family, feature, batch_size, make_drafter, tiny_tokenizer):
+    if family not in built:
+        built[family] = build(family)
+    feature(built[family], make_drafter(built[family]), batch_size, tiny_tokenizer)

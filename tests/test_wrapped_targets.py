@@ -1,0 +1,94 @@
+"""Targets as users have them: wrapped, compiled, offloaded, in half precision, the text part of a larger model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from accelerate import cpu_offload, disk_offload
+from oracle import oracle
+from peft import LoraConfig, get_peft_model
+from test_families import build, left_padded
+
+PROMPTS = [torch.arange(7, 20), torch.arange(30, 38)]
+OPTIONS = {"do_sample": False, "max_new_tokens": 24}
+
+
+def check(target, drafter, generate=None, truth_of=None):
+    """One prompt and a batch, plain and assisted."""
+    generate = generate or target.generate
+    for prompts in (PROMPTS[:1], PROMPTS):
+        ids, mask = left_padded(prompts)
+        plain = generate(input_ids=ids, attention_mask=mask, **OPTIONS)
+        with oracle(truth_of or target, ids, 0.7, attention_mask=mask, **OPTIONS):
+            assisted = generate(input_ids=ids, attention_mask=mask, assistant_model=drafter, **OPTIONS)
+        assert torch.equal(assisted, plain)
+    assert drafter.stats.acceptance_length > 1.5
+
+
+def test_peft(make_drafter):
+    target = build("Qwen2")
+    drafter = make_drafter(target)
+    adapted = get_peft_model(target, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    check(adapted.eval(), drafter)
+
+
+def test_compiled(make_drafter):
+    target = build("Qwen2")
+    drafter = make_drafter(target)
+    target.forward = torch.compile(target.forward, backend="eager")
+    check(target, drafter)
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_offloaded(make_drafter, tmp_path, where):
+    """Embeddings and lm_head have no weights at rest: only calling them loads these."""
+    target = build("Qwen2")
+    drafter = make_drafter(target)
+    if where == "cpu":
+        cpu_offload(target, torch.device("cpu"))
+    else:
+        disk_offload(target, str(tmp_path), torch.device("cpu"))
+    assert target.device.type == "meta"
+    check(target, drafter)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_drafter_of_another_dtype(make_drafter, dtype):
+    target = build("Qwen2").to(torch.float64)
+    check(target, make_drafter(target).to(dtype))
+
+
+def test_half_precision_runs(make_drafter):
+    """No comparison: in half precision near-ties may part."""
+    for dtype in (torch.bfloat16, torch.float16):
+        target = build("Gemma3").to(dtype)
+        ids, mask = left_padded(PROMPTS)
+        output = target.generate(ids, attention_mask=mask, assistant_model=make_drafter(target).to(dtype), **OPTIONS)
+        assert output.shape == (2, ids.shape[1] + OPTIONS["max_new_tokens"])
+
+
+TEXT = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+TEXT |= {"num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2, "pad_token_id": 0, "eos_token_id": None}
+TEXT |= {"bos_token_id": None}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}}
+EYES = {"hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "depth": 1, "out_hidden_size": 32}
+SIGLIP = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1}
+MULTIMODAL = {
+    "Gemma3": {
+        "text_config": TEXT | {"sliding_window": 8},
+        "vision_config": SIGLIP | {"image_size": 28, "patch_size": 14},
+    },
+    "Qwen2_5_VL": {"text_config": TEXT | MROPE, "vision_config": EYES},
+    "Qwen3VL": {"text_config": TEXT | MROPE, "vision_config": EYES | {"deepstack_visual_indexes": []}},
+}
+
+
+@pytest.mark.parametrize("family", MULTIMODAL)
+def test_text_of_a_multimodal_target(make_drafter, family):
+    fields = MULTIMODAL[family] | {"image_token_id": 90, "video_token_id": 91, "image_token_index": 90}
+    fields |= {"vision_start_token_id": 92, "vision_end_token_id": 93}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**fields)
+    target = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+    check(target, make_drafter(target))

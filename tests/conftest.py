@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from builders import EOS, MASK, PAD, SEED, TINY, build_drafter
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
@@ -24,25 +25,6 @@ from transformers import (
 )
 
 torch.set_num_threads(1)  # tiny models run faster on one thread, and tests run in two processes
-
-SEED = 0
-VOCAB_SIZE = 64
-EOS, PAD, MASK = 1, 2, 3
-
-TINY = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,  # wide enough that greedy text of a random model varies
-    "bos_token_id": None,
-    "eos_token_id": EOS,
-    "pad_token_id": PAD,
-}
 
 
 def pytest_report_header() -> str:
@@ -74,30 +56,6 @@ def tiny_llama() -> PreTrainedModel:
 def tiny_drafter(tiny_qwen3: PreTrainedModel) -> PreTrainedModel:
     """A random Domino drafter of two layers and block size 6 for `tiny_qwen3`; see `make_drafter`."""
     return build_drafter(tiny_qwen3)
-
-
-def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
-    """Build a random fp32 drafter for a tiny target.
-
-    Args:
-        target (`PreTrainedModel`): The target the drafter must fit.
-        overrides: Fields of `DominoConfig` to set in place of the tiny defaults.
-    """
-    from hf_domino import DominoConfig, DominoDraftModel
-
-    fields = {
-        "num_hidden_layers": 2,
-        "block_size": 6,
-        "mask_token_id": MASK,
-        "emb_dim": 16,
-        "gru_hidden_dim": 16,
-        "initializer_range": 0.2,
-    }
-    torch.manual_seed(SEED + 1)
-    drafter = DominoDraftModel(DominoConfig.for_target(target.config, **(fields | overrides))).eval()
-    if drafter.has_correction_head:
-        torch.nn.init.normal_(drafter.embed_proj[2].weight, std=0.2)  # fresh corrections are zero: nothing to test
-    return drafter
 
 
 @pytest.fixture

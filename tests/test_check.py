@@ -150,8 +150,6 @@ LAYER = 1
 @pytest.fixture(scope="module")
 def learned_by_heart(tiny_qwen3):
     """A drafter of one captured layer that knows a few greedy texts of the tiny target, and their prompts."""
-    from conftest import build_drafter
-
     drafter = build_drafter(tiny_qwen3, target_layer_ids=[LAYER], projector_type="dflash")
     view = TargetModel(tiny_qwen3, drafter.config)
     asked = torch.randint(4, 64, (6, 8)).tolist()
@@ -217,7 +215,8 @@ def test_prompts_of_token_ids_need_no_tokenizer(tiny_qwen3):
 
 
 def test_tokenizer_saved_with_the_target(saved_pair):
-    from transformers import AutoModelForCausalLM
+    from builders import build_drafter
+from transformers import AutoModelForCausalLM
 
     target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
     assert len(prompts.prepare_prompts(target)) == len(prompts.TEXTS)

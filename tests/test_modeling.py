@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import build_drafter
+from builders import build_drafter
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel
 

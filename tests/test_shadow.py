@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from conftest import PAD
+from builders import PAD
 from oracle import oracle
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer

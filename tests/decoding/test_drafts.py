@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import build_drafter
+from builders import build_drafter
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding.drafting import DraftSession

@@ -14,7 +14,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
 SCRIPT = """
 import os, sys, torch
 sys.path[:0] = sys.argv[1:3]
-from conftest import TINY, build_drafter
+from builders import TINY, build_drafter
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.trainer import DominoTrainer

@@ -1,0 +1,49 @@
+"""What tests build tiny models from. A module of its own: every folder of tests may have a conftest."""
+
+from __future__ import annotations
+
+import torch
+from transformers import PreTrainedModel
+
+SEED = 0
+VOCAB_SIZE = 64
+EOS, PAD, MASK = 1, 2, 3
+
+TINY = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,  # wide enough that greedy text of a random model varies
+    "bos_token_id": None,
+    "eos_token_id": EOS,
+    "pad_token_id": PAD,
+}
+
+
+def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
+    """Build a random fp32 drafter for a tiny target.
+
+    Args:
+        target (`PreTrainedModel`): The target the drafter must fit.
+        overrides: Fields of `DominoConfig` to set in place of the tiny defaults.
+    """
+    from hf_domino import DominoConfig, DominoDraftModel
+
+    fields = {
+        "num_hidden_layers": 2,
+        "block_size": 6,
+        "mask_token_id": MASK,
+        "emb_dim": 16,
+        "gru_hidden_dim": 16,
+        "initializer_range": 0.2,
+    }
+    torch.manual_seed(SEED + 1)
+    drafter = DominoDraftModel(DominoConfig.for_target(target.config, **(fields | overrides))).eval()
+    if drafter.has_correction_head:
+        torch.nn.init.normal_(drafter.embed_proj[2].weight, std=0.2)  # fresh corrections are zero: nothing to test
+    return drafter

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import build_drafter
 from torch.nn import functional as F
 
 import hf_domino
@@ -215,8 +216,7 @@ def test_prompts_of_token_ids_need_no_tokenizer(tiny_qwen3):
 
 
 def test_tokenizer_saved_with_the_target(saved_pair):
-    from builders import build_drafter
-from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
     target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
     assert len(prompts.prepare_prompts(target)) == len(prompts.TEXTS)

@@ -216,7 +216,7 @@ def test_prompts_of_token_ids_need_no_tokenizer(tiny_qwen3):
 
 
 def test_tokenizer_saved_with_the_target(saved_pair):
-        from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
     assert len(prompts.prepare_prompts(target)) == len(prompts.TEXTS)

@@ -51,6 +51,8 @@ class DominoConfig(PreTrainedConfig):
             (`block_size` proposals) or its own (`block_size - 1` proposals).
         draft_law (`str`, *optional*, defaults to `"sampled"`): How drafts are chosen where the target samples: drawn
             from the draft's own law, or `"greedy"`, the likeliest. The output's law is the target's in both cases.
+        draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among this many likeliest tokens of a
+            position, which is faster and hardly changes them; None for the whole vocabulary.
         bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): The target's.
 
     Raises:
@@ -92,6 +94,7 @@ class DominoConfig(PreTrainedConfig):
     pure_draft_prefix_len: int = 0
     shift_label: bool = True
     draft_law: str = "sampled"
+    draft_pool_size: int | None = 128
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
@@ -225,6 +228,8 @@ def _check_sizes(config: DominoConfig) -> None:
     for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
         _check_range(config, field, 1)
     _check_range(config, "block_size", 2)
+    if config.draft_pool_size is not None:
+        _check_range(config, "draft_pool_size", 1)
     _check_range(config, "mask_token_id", 0, config.vocab_size - 1, f"vocab_size={config.vocab_size}")
     _check_range(
         config, "pure_draft_prefix_len", 0, config.num_draft_tokens - 1, f"num_draft_tokens={config.num_draft_tokens}"

@@ -4,7 +4,7 @@ Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W1 [z_k ; state_k]). W
 the draft hidden state, computed once for the block, and a part for the prefix state, computed once per token.
 Both classes keep the tensor names of the released checkpoints (`prefix_gru.*`, `embed_proj.0`, `embed_proj.2`).
 
-Shapes: B batch, T tokens, H hidden size, G width of the prefix state, R low rank, V vocabulary.
+Shapes: B batch, T tokens, H hidden size, G width of the prefix state, R low rank, M candidates, V vocabulary.
 """
 
 from __future__ import annotations
@@ -71,6 +71,12 @@ class CorrectionProjection(nn.Sequential):
         """The prefix state's part of W1: `[..., G]` to `[..., R]`."""
         return F.linear(state, self._w1[:, self.hidden_size :])
 
-    def expand(self, low_rank: torch.Tensor) -> torch.Tensor:
-        """SiLU and W2: the sum of both parts `[..., R]` to corrections `[..., V]`."""
-        return self[2](self[1](low_rank))
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The rows of W2 of some tokens: `[...]` ids to `[..., R]`."""
+        weight = cast(nn.Linear, self[2]).weight
+        return F.embedding(token_ids.to(weight.device), weight)
+
+    def expand(self, low_rank: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """SiLU and W2: the sum of both parts `[B, R]` to corrections `[B, V]`, or `[B, M]` of rows `[B, M, R]`."""
+        activated = self[1](low_rank)
+        return self[2](activated) if rows is None else (rows @ activated[..., None])[..., 0]

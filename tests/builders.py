@@ -40,6 +40,7 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
         "mask_token_id": MASK,
         "emb_dim": 16,
         "gru_hidden_dim": 16,
+        "draft_pool_size": 16,
         "initializer_range": 0.2,
     }
     torch.manual_seed(SEED + 1)

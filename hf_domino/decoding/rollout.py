@@ -1,9 +1,10 @@
 """Rollout: the sequential corrections that turn draft hidden states into a draft proposal.
 
 Domino (arXiv 2605.29707): proposal i is chosen from base_i + W2 SiLU(W_z z + W_s state), where the prefix state has
-read the anchor and the i proposals before. The GRU takes one step per token; the block is never run again.
+read the anchor and the i proposals before. The GRU takes one step per token; the block is never run again. Proposals
+are chosen among the `draft_pool_size` likeliest tokens of each position where the draft law allows it, else among all.
 
-Shapes: B batch, P proposals, R low rank, H hidden size, V vocabulary.
+Shapes: B batch, P proposals, R low rank, H hidden size, M candidates per position, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_domino.decoding.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
@@ -51,12 +53,14 @@ def rollout(
         [`DraftProposal`]: P tokens per row.
     """
     base_logits = target.logits(draft_hidden.to(prefixes.ids.device))
-    if drafter.has_correction_head:
-        return _choose_one_by_one(base_logits, prefixes, law, _Corrections(drafter, target, draft_hidden))
-    if law.needs_prefix:
-        return _choose_one_by_one(base_logits, prefixes, law, None)
-    scores = law.scores(prefixes, base_logits, prefixes.ids[:, :0])
-    return DraftProposal(law.choose(scores), scores if law.do_sample else None)
+    if not (drafter.has_correction_head or law.needs_prefix):
+        scores = law.scores(prefixes, base_logits, prefixes.ids[:, :0])
+        return DraftProposal(law.choose(scores), scores if law.do_sample else None)
+    corrections = _Corrections(drafter, target, draft_hidden) if drafter.has_correction_head else None
+    size = drafter.config.draft_pool_size or base_logits.shape[2]
+    if size < base_logits.shape[2] and all(fits_pool(processor) for processor in law.processors):
+        return _choose_from_pool(CandidatePool(base_logits, size, law.processors, prefixes), prefixes, law, corrections)
+    return _choose_from_vocabulary(base_logits, prefixes, law, corrections)
 
 
 class _Corrections:
@@ -65,7 +69,7 @@ class _Corrections:
     def __init__(self, drafter: DominoDraftModel, target: TargetModel, draft_hidden: torch.Tensor):
         self.target, self.gru, self.projection = target, drafter.prefix_gru, drafter.embed_proj
         self.first_corrected = drafter.config.pure_draft_prefix_len
-        self.low_rank = self.projection.project_hidden(draft_hidden)  # [B, P, R], the block's part, once
+        self.block_part = self.projection.project_hidden(draft_hidden)  # [B, P, R], once
         self.state = self.gru.initial_state(draft_hidden.shape[0])
 
     def read(self, token_ids: torch.Tensor) -> None:
@@ -73,25 +77,51 @@ class _Corrections:
         embeds = self.target.embed(token_ids).to(self.state)
         self.state = self.gru.step(embeds, self.state)
 
-    def apply(self, index: int, base_logits: torch.Tensor) -> torch.Tensor:
-        """Corrected logits `[B, 1, V]` of proposal `index`; base logits before the first corrected one."""
+    def apply(self, index: int, base_logits: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """Corrected logits of proposal `index`; base logits before the first corrected one.
+
+        Args:
+            index (`int`): Which proposal.
+            base_logits (`torch.Tensor`): Its base logits, `[B, V]` or those of M candidates `[B, M]`.
+            rows (`torch.Tensor`, *optional*): The candidates' rows of W2, `[B, M, R]`; None for all.
+        """
         if index < self.first_corrected:
             return base_logits
-        low_rank = self.low_rank[:, index] + self.projection.project_state(self.state)
-        return base_logits + self.projection.expand(low_rank)[:, None].to(base_logits)
+        low_rank = self.block_part[:, index] + self.projection.project_state(self.state)
+        return base_logits + self.projection.expand(low_rank, rows).to(base_logits)
 
 
-def _choose_one_by_one(
+def _choose_from_pool(
+    pool: CandidatePool, prefixes: Prefixes, law: TokenLaw, corrections: _Corrections | None
+) -> DraftProposal:
+    token = prefixes.last()[:, 0]
+    tokens, all_scores = [], []
+    rows = None if corrections is None else corrections.projection.rows(pool.token_ids)  # [B, P, M, R]
+    for index in range(pool.token_ids.shape[1]):
+        logits = pool.logits[:, index]
+        if corrections is not None and rows is not None:
+            corrections.read(token)
+            logits = corrections.apply(index, logits, rows[:, index])
+        scores = pool.scores(index, logits)
+        token = pool.take(index, law.choose(scores))
+        tokens.append(token)
+        all_scores.append(scores)
+    return DraftProposal(
+        torch.stack(tokens, dim=1), pool.spread(torch.stack(all_scores, dim=1)) if law.do_sample else None
+    )
+
+
+def _choose_from_vocabulary(
     base_logits: torch.Tensor, prefixes: Prefixes, law: TokenLaw, corrections: _Corrections | None
 ) -> DraftProposal:
     token = prefixes.last()  # [B, 1]
     tokens, all_scores = token[:, :0], []
     for index in range(base_logits.shape[1]):
-        logits = base_logits[:, index : index + 1]
+        logits = base_logits[:, index]
         if corrections is not None:
             corrections.read(token[:, 0])
             logits = corrections.apply(index, logits)
-        scores = law.scores(prefixes, logits, tokens)
+        scores = law.scores(prefixes, logits[:, None], tokens)
         token = law.choose(scores)
         tokens = torch.cat((tokens, token), dim=1)
         if law.do_sample:

@@ -114,7 +114,7 @@ class TokenLaw:
     """
 
     def __init__(self, processors: LogitsProcessorList, do_sample: bool):
-        self.do_sample = do_sample
+        self.do_sample, self.processors = do_sample, processors
         split = next((i for i in range(len(processors), 0, -1) if type(processors[i - 1]) not in PREFIX_FREE), 0)
         self._per_prefix = LogitsProcessorList(processors[:split])
         self._prefix_free = LogitsProcessorList(processors[split:])

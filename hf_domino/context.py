@@ -107,6 +107,13 @@ class ContextCache:
         for buffers in (self._keys, self._values):
             buffers[:] = [None if buffer is None else buffer[list(rows)] for buffer in buffers]
 
+    def can_grow(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether keys of this dtype and device can be stored behind what is there, in the present autograd mode."""
+        stored = [buffer for buffer in (*self._keys, *self._values) if buffer is not None]
+        if any(buffer.is_inference() for buffer in stored) and not torch.is_inference_mode_enabled():
+            return False
+        return all(buffer.dtype == dtype and buffer.device == device for buffer in stored)
+
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` positions of every row."""
         self._lengths = [min(length, current) for current in self._lengths]

@@ -20,14 +20,15 @@ from transformers import AutoConfig, AutoModel, GenerationMixin, PreTrainedConfi
 from transformers.generation import GenerationMode
 from transformers.pipelines import base as pipelines_base
 
-from hf_domino.compatibility import (
+from hf_domino.call_checks import (
     check_batch,
     check_generation,
     check_inputs,
     check_native_loop,
+    check_rope,
     check_step_outputs,
-    check_target,
 )
+from hf_domino.compatibility import check_target
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.alignment import unalignable
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
@@ -84,10 +85,11 @@ def _wrap_decoding(original: Callable) -> Callable:
         drafter = kwargs.get("assistant_model")
         if not isinstance(drafter, DominoDraftModel):
             return original(self, input_ids, *args, **kwargs)
-        check_inputs(input_ids, kwargs)
+        check_inputs(self, input_ids, kwargs)
+        check_rope(self, input_ids.shape[1], kwargs["generation_config"].max_length)
         check_step_outputs(self, len(input_ids), kwargs["generation_config"])
         stateful = stateful_processors(kwargs["logits_processor"])
-        check_batch(input_ids, kwargs, stateful, unalignable(kwargs["past_key_values"]))
+        check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs["past_key_values"]))
         unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
         kept = {name: value for name, value in kwargs.items() if name not in unused}
         return watched(assisted_decoding)(self, input_ids, *args, drafter=drafter, **kept)
@@ -125,9 +127,11 @@ def _runs_native_loop(target: PreTrainedModel) -> bool:
 def _native_generator(
     target: PreTrainedModel, drafter: DominoDraftModel, *, input_ids, model_kwargs, **kwargs: Any
 ) -> DominoCandidateGenerator:
-    check_inputs(input_ids, model_kwargs)
-    check_native_loop(target, len(input_ids), kwargs["generation_config"], model_kwargs)
-    return DominoCandidateGenerator(drafter, target, kwargs["generation_config"], kwargs["logits_processor"])
+    config, processors = kwargs["generation_config"], kwargs["logits_processor"]
+    check_native_loop(target, len(input_ids), config, model_kwargs, stateful_processors(processors))
+    check_inputs(target, input_ids, model_kwargs)
+    check_rope(target, input_ids.shape[1], config.max_length)
+    return DominoCandidateGenerator(drafter, target, config, processors)
 
 
 def _pipeline_drafter(target: PreTrainedModel, assistant: Any) -> DominoDraftModel | None:

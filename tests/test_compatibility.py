@@ -23,7 +23,8 @@ from transformers.generation import GenerationMode
 
 import hf_domino
 from hf_domino import DominoDraftModel
-from hf_domino.compatibility import check_generation, check_inputs, check_native_loop, check_target
+from hf_domino.call_checks import check_generation, check_inputs, check_native_loop, check_rope
+from hf_domino.compatibility import check_target
 
 PROMPT = torch.tensor([[5, 9, 33, 20]])
 
@@ -113,9 +114,9 @@ def test_batch_in_the_native_loop(target, tiny_drafter):
         hf_domino.install()
 
 
-def test_sharded_target():
+def test_sharded_target(tiny_qwen3):
     with pytest.raises(ValueError, match=r"synced_gpus must be False, got True. Sharded targets .* gather the target"):
-        check_inputs(PROMPT, {"synced_gpus": True})
+        check_inputs(tiny_qwen3, PROMPT, {"synced_gpus": True})
 
 
 def test_cache_that_cannot_be_rewound(target, tiny_drafter):
@@ -155,6 +156,47 @@ def test_drafter_without_its_weights(target, tiny_drafter):
         target.generate(PROMPT, assistant_model=tiny_drafter.to("meta"), max_new_tokens=4)
 
 
+@pytest.mark.parametrize(
+    ("rope_type", "prompt_length", "words"),
+    [
+        ("dynamic", 20, "at most 32 tokens together, got 60. .* pass max_new_tokens=12"),
+        ("dynamic", 40, "at most 32 tokens together, got 80. .* drop assistant_model"),
+        ("longrope", 32, "at most 32 tokens together, got 72. .* drop assistant_model"),
+        ("longrope", 20, "at most 32 tokens together, got 60. .* pass max_new_tokens=12"),
+    ],
+)
+def test_rotary_frequencies_that_change_on_the_way(tiny_qwen3, rope_type, prompt_length, words):
+    target = copy.copy(tiny_qwen3)
+    target.config = copy.deepcopy(target.config)
+    target.config.rope_parameters = {"rope_type": rope_type, "original_max_position_embeddings": 32}
+    with pytest.raises(ValueError, match=words):
+        check_rope(target, prompt_length, prompt_length + 40)
+    check_rope(target, 8, 32)
+
+
+def test_targets_whose_forward_depends_on_its_width(tiny_qwen3, make_drafter):
+    target = copy.copy(tiny_qwen3)
+    target.config = copy.deepcopy(target.config)
+    target.config.model_type = "jamba"
+    with pytest.raises(
+        ValueError, match=r"model_type must be one whose forward .* got 'jamba'. .* drop assistant_model"
+    ):
+        check_target(make_drafter(tiny_qwen3).config, target)
+
+
+def test_embeddings_of_another_width(tiny_qwen3, tiny_drafter, monkeypatch):
+    monkeypatch.setattr(tiny_qwen3, "get_input_embeddings", lambda: torch.nn.Embedding(64, 16))
+    with pytest.raises(ValueError, match=r"token embeddings must be hidden_size=32, got 16"):
+        check_target(tiny_drafter.config, tiny_qwen3)
+
+
+def test_target_without_a_cache_of_ours(tiny_qwen3):
+    with pytest.raises(
+        ValueError, match=r"the target's cache must be a DynamicCache, got None. .* drop assistant_model"
+    ):
+        check_inputs(tiny_qwen3, PROMPT, {})
+
+
 def test_encoder_decoder_target(tiny_drafter):
     config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=4, num_heads=4, decoder_start_token_id=2)
     with pytest.raises(ValueError, match=r"is_encoder_decoder must be False, got True.*decoder-only"):
@@ -166,7 +208,7 @@ def test_recurrent_target_in_the_native_loop():
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 4, "mamba_d_head": 16}
     target = BambaForCausalLM(BambaConfig(**sizes, **heads, mamba_d_state=8, attn_layer_indices=[1, 3]))
     with pytest.raises(ValueError, match=r"_is_stateful in an attached target must be False.*hf_domino.install"):
-        check_native_loop(target, 1, GenerationConfig(), {})
+        check_native_loop(target, 1, GenerationConfig(), {}, [])
 
 
 def test_fitting_targets_pass(tiny_qwen3, tiny_llama, make_drafter):

@@ -38,15 +38,16 @@ FAMILIES = {
     "Qwen3Moe": {**EXPERTS, "head_dim": 8},
     "GPT2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 128},
 }
+LONGROPE = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 16}
 
 
-def build(family):
+def build(family, **overrides):
     config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
     names = (f"{family}ForCausalLM", f"{family}LMHeadModel")
     model_class = next(getattr(transformers, name) for name in names if hasattr(transformers, name))
     sizes = {} if family == "GPT2" else BASE | HEADS
     torch.manual_seed(0)
-    config = config_class(**({"vocab_size": VOCAB} | sizes | TOKENS | FAMILIES[family]))
+    config = config_class(**({"vocab_size": VOCAB} | sizes | TOKENS | FAMILIES[family] | overrides))
     return model_class(config).eval()
 
 
@@ -139,6 +140,36 @@ def test_last_position_a_target_can_embed(make_drafter):
 
 
 @torch.no_grad()
+def test_prompt_beyond_the_length_where_rotary_frequencies_change(make_drafter):
+    """Phi-3 starts a cache of its own for such a prompt."""
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0} | LONGROPE
+    target = build("Phi3", original_max_position_embeddings=16, rope_parameters=rope, sliding_window=None)
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    with oracle(target, PROMPT, 0.7, **options):
+        assisted = target.generate(PROMPT, assistant_model=make_drafter(target), **options)
+    assert torch.equal(assisted, target.generate(PROMPT, **options))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_token_types_repeat_the_last_one(make_drafter, batch_size):
+    target = build("GPT2")
+    prompts = torch.cat([PROMPT + row for row in range(batch_size)])
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "token_type_ids": prompts + 1}
+    with oracle(target, prompts, 0.7, **options):
+        assisted = target.generate(prompts, assistant_model=make_drafter(target), **options)
+    assert torch.equal(assisted, target.generate(prompts, **options))
+
+
+def test_positions_that_start_late(make_drafter):
+    target = build("GPT2")
+    length = PROMPT.shape[1]
+    positions = torch.arange(128 - NEW_TOKENS - length, 128 - NEW_TOKENS)[None]
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "position_ids": positions}
+    with oracle(target, PROMPT, 0.9, **options):
+        assisted = target.generate(PROMPT, assistant_model=make_drafter(target), **options)
+    assert torch.equal(assisted, target.generate(PROMPT, **options))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_wanted_layers_are_those_of_the_full_tuple(family, make_drafter):
     target = build(family)

@@ -105,6 +105,22 @@ def test_prompt_that_ends_with_end_of_text(entry, tiny_qwen3, tiny_drafter):
     assert torch.equal(greedy(tiny_qwen3, assistant_model=tiny_drafter, eos_token_id=eos), plain)
 
 
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_prompt_of_padding_alone(entry, tiny_qwen3, tiny_drafter, batch_size):
+    """As where the pad token is also the first token of every text."""
+    if entry == "attach" and batch_size > 1:
+        pytest.skip("the native loop takes one sequence at a time")
+    prompt = torch.full((batch_size, 1), tiny_qwen3.config.pad_token_id)
+    assert torch.equal(greedy(tiny_qwen3, prompt, assistant_model=tiny_drafter), greedy(tiny_qwen3, prompt))
+
+
+def test_prompt_of_32_bit_integers(tiny_qwen3, tiny_drafter):
+    plain = greedy(tiny_qwen3, PROMPT.int())
+    assisted = greedy(tiny_qwen3, PROMPT.int(), assistant_model=tiny_drafter)
+    assert torch.equal(assisted, plain)
+    assert assisted.dtype == plain.dtype
+
+
 def test_prompt_of_one_token(entry, tiny_qwen3, tiny_drafter):
     prompt = PROMPT[:, :1]
     assert torch.equal(greedy(tiny_qwen3, prompt, assistant_model=tiny_drafter), greedy(tiny_qwen3, prompt))

@@ -91,6 +91,15 @@ def _select(states: torch.Tensor, index: torch.Tensor, num_rows: int, kept: int)
     return flat.view(num_rows, states.shape[1], kept, states.shape[-1])
 
 
+def empty(cache: Cache) -> None:
+    """Drop all positions of a cache of `ALIGNABLE_LAYERS`."""
+    for layer in cache.layers:
+        layer.keys = layer.values = None
+        layer.is_initialized = False
+        if layer.is_sliding:
+            layer.cumulative_length = 0
+
+
 def unalignable(cache: Any) -> str | None:
     """Name of a part of the cache that rows cannot be realigned in, or None."""
     layers = getattr(cache, "layers", None)

@@ -12,8 +12,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino.decoding.alignment import PER_POSITION, Alignment
-from hf_domino.decoding.rewind import StateSnapshot, activate_past_recording, crop_attention, recurrent_layers
+from hf_domino.decoding.alignment import PER_POSITION, Alignment, empty
+from hf_domino.decoding.rewind import (
+    StateSnapshot,
+    activate_past_recording,
+    crop_attention,
+    end_past_recording,
+    recurrent_layers,
+)
 from hf_domino.target import TargetModel
 
 
@@ -41,6 +47,7 @@ class TargetRunner:
         self._device = torch.device("cpu")
         self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
+        self._settled = 0  # positions of the cache that are certain to stay
         # A sliding-window layer forgets what it would need to step back, unless told beforehand.
         activate_past_recording(self.cache)
 
@@ -50,20 +57,21 @@ class TargetRunner:
         return self.kwargs["past_key_values"]
 
     def prefill(
-        self, input_ids: torch.Tensor, chunk_size: int | None = None
+        self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Process the prompt `[B, T]`, less what the cache already holds.
 
         Args:
             input_ids (`torch.Tensor`): The prompt.
             chunk_size (`int`, *optional*): Positions per forward, which bounds the memory; None for all in one.
+            mask_length (`int`, *optional*): Length of the attention mask where there is none because it was all ones.
 
         Returns:
             `tuple`: Logits `[B, 1, V]` of the next token, and the captured hidden states `[B, C, H]` of the positions
             that were processed, which are the last C.
         """
         self._device = input_ids.device  # the target's own may be meta, where parts of it are offloaded
-        new_length = self._uncached_length(input_ids)
+        new_length = self._uncached_length(input_ids, mask_length)
         if chunk_size is None or self.kwargs.get("inputs_embeds") is not None:
             logits, captured = self._forward(input_ids, self.kwargs, new_length, 1, is_first_iteration=True)
         else:
@@ -72,6 +80,7 @@ class TargetRunner:
         mask = self.mask(cached)
         padding = [0] * len(logits) if mask is None else mask.bool().int().argmax(dim=1).tolist()
         self._lengths = [cached - count for count in padding]
+        self._settled = cached
         return logits, captured
 
     def _prefill_in_chunks(
@@ -93,7 +102,7 @@ class TargetRunner:
             pieces.append(captured)
         return logits, tuple(torch.cat(layers, dim=1) for layers in zip(*pieces, strict=True))
 
-    def _uncached_length(self, input_ids: torch.Tensor) -> int | None:
+    def _uncached_length(self, input_ids: torch.Tensor, mask_length: int | None) -> int | None:
         """How many of the prompt's last positions to process; None for all it has."""
         cached, mask = self.cache.get_seq_length(), self.kwargs.get("attention_mask")
         if not cached:
@@ -101,7 +110,8 @@ class TargetRunner:
         embeds = self.kwargs.get("inputs_embeds")
         length = input_ids.shape[1] if embeds is None else embeds.shape[1]
         # As generate's own prefill: ids shorter than the mask are the new ones only.
-        only_new = mask is not None and mask.shape[1] != length
+        mask_length = mask_length if mask is None else mask.shape[1]
+        only_new = mask_length is not None and mask_length != length
         return None if only_new else length - cached
 
     @property
@@ -113,6 +123,11 @@ class TargetRunner:
         """The last columns `[B, length]` of the two-dimensional attention mask, where there is one."""
         mask = self.kwargs.get("attention_mask")
         return mask[:, -length:] if mask is not None and mask.dim() == 2 else None
+
+    def next_position(self) -> int:
+        """The largest position that any row is about to take."""
+        positions = self.kwargs.get("position_ids")
+        return self.cache.get_seq_length() if positions is None else int(positions.max())
 
     def check_block(
         self, anchors: torch.Tensor, proposed: torch.Tensor
@@ -153,6 +168,20 @@ class TargetRunner:
             dropped = [num_checked - counts[row] for row in rows]
             self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
         self._lengths = [lengths[row] for row in rows]
+        self._settled = self.cache.get_seq_length()
+
+    def end(self, batch_size: int) -> None:
+        """Leave a cache that `generate` can go on from: of a single sequence, less what a broken-off round has left.
+
+        Rows of a batch left at different times, and are aligned to a width of their own: an empty cache is left.
+        """
+        if batch_size > 1:
+            empty(self.cache)
+        elif (surplus := self.cache.get_seq_length() - self._settled) > 0 and self._settled:
+            if self._snapshot is not None:
+                self._snapshot.restore()
+            crop_attention(self.cache, surplus)
+        end_past_recording(self.cache)
 
     def _rewind(self, num_kept: int, num_checked: int) -> None:
         """Drop the last positions of all rows."""
@@ -180,7 +209,11 @@ class TargetRunner:
         self.kwargs = self._advanced(kwargs, 1)
 
     def _advanced(self, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-        return self.model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=num_tokens)
+        advanced = self.model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=num_tokens)
+        types = advanced.get("token_type_ids")
+        if types is not None and num_tokens > 1:  # token by token the last one is repeated, not the last few
+            types[:, -num_tokens:] = types[:, -num_tokens - 1, None]
+        return advanced
 
     def _forward(
         self,
@@ -196,6 +229,9 @@ class TargetRunner:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
         outputs = self.model(**(inputs | self._forward_kwargs))
+        if is_first_iteration and not self.cache.get_seq_length():  # Phi-3 starts a new one for long prompts
+            self.kwargs["past_key_values"] = outputs.past_key_values
+            activate_past_recording(self.cache)
         self.outputs = outputs if self._keeps_outputs else None
         logits = outputs.logits[:, -logits_to_keep:].to(input_ids.device)
         return logits, self.target.captured(outputs)

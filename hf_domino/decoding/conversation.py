@@ -54,12 +54,13 @@ def keep_context(cache: Any, drafter: DominoDraftModel, context: ContextCache, h
     setattr(cache, _ATTRIBUTE, kept)
 
 
-def kept_context(cache: Any, drafter: DominoDraftModel) -> tuple[ContextCache | None, bool]:
+def kept_context(cache: Any, drafter: DominoDraftModel, batch_size: int = 1) -> tuple[ContextCache | None, bool]:
     """Take the drafter's context back from the target's cache.
 
     Args:
         cache (`Cache`): The target's, as it was left or cropped since.
         drafter ([`DominoDraftModel`]): Who asks.
+        batch_size (`int`, *optional*, defaults to 1): Sequences to go on with; contexts are kept of single ones.
 
     Returns:
         `tuple`: The context, or None if there is none that fits; and whether the drafter has missed part of the prefix.
@@ -67,10 +68,12 @@ def kept_context(cache: Any, drafter: DominoDraftModel) -> tuple[ContextCache | 
     kept, length = getattr(cache, _ATTRIBUTE, None), cache.get_seq_length()
     if kept is not None:
         delattr(cache, _ATTRIBUTE)
-    if kept is None or kept.drafter() is not drafter:
+    if kept is None or batch_size > 1 or kept.drafter() is not drafter:
+        return None, length > 0
+    if not kept.context.can_grow(drafter.dtype, drafter.device):  # the drafter has been moved or cast since
         return None, length > 0
     cropped = max(kept.length - length, 0)
-    if cropped and kept.has_gap:
+    if cropped and (kept.has_gap or cropped > kept.context.lengths[0]):
         return None, length > 0
     mark = None if cropped else _last_key(cache, kept.length)
     if mark is not None and kept.mark is not None and not torch.equal(mark, kept.mark):

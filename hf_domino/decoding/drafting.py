@@ -59,7 +59,7 @@ class DraftSession:
             # Valid positions first, in order: the cache stores the first ones of each row.
             mask = mask.bool()
             counts = mask.sum(dim=1).tolist()
-            order = mask.int().argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
+            order = mask.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, *counts)]
             captured = tuple(
                 states.gather(1, order[..., None].expand(-1, -1, states.shape[2]).to(states.device))
                 for states in captured

@@ -59,11 +59,14 @@ def assisted_decoding(
         `torch.Tensor` or `GenerateDecoderOnlyOutput`: Prompts and new tokens, `[B, T + new]`.
     """
     start, timer = time.perf_counter(), PhaseTimer()
+    input_ids, batch_size = input_ids.long(), len(input_ids)
+    if (positions := model_kwargs.get("position_ids")) is not None:
+        model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, bool(generation_config.do_sample))
-    stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[] for _ in input_ids])
+    stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[] for _ in range(batch_size)])
     step_outputs = StepOutputs(generation_config)
-    context, has_gap = kept_context(model_kwargs["past_key_values"], drafter)
+    context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     generation = _Generation(
         runner=TargetRunner(target, model_kwargs, step_outputs.forward_kwargs),
         session=DraftSession(
@@ -74,18 +77,16 @@ def assisted_decoding(
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
-        rows=list(range(len(input_ids))),
+        rows=list(range(batch_size)),
     )
-    generation.prefill(input_ids, generation_config.prefill_chunk_size)
-    while generation.rows:
-        generation.run_round()
+    generation.run(input_ids, generation_config)
     stats.num_new_tokens = generation.committed.num_new_tokens
     stats.seconds = time.perf_counter() - start
     stats.phases = dict(timer.seconds) if timer.enabled else None
     record_stats(drafter, stats)
     cache = generation.runner.cache
     is_seen_again = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
-    if len(input_ids) == 1 and is_seen_again:
+    if batch_size == 1 and is_seen_again:
         keep_context(cache, drafter, generation.session.context(), has_gap)
     return generation.committed.result(cache, **step_outputs.results())
 
@@ -103,9 +104,20 @@ class _Generation:
     step_outputs: StepOutputs
     rows: list[int]
 
-    def prefill(self, input_ids: torch.Tensor, chunk_size: int | None) -> None:
+    def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
+        """Prefill and all rounds; whatever happens, the cache is left such that it can be gone on from."""
+        # `generate` drops a mask of ones, and notes how long it was.
+        mask_length = getattr(generation_config, "_mask_length", None)
+        try:
+            self.prefill(input_ids, generation_config.prefill_chunk_size, mask_length)
+            while self.rows:
+                self.run_round()
+        finally:
+            self.runner.end(len(input_ids))
+
+    def prefill(self, input_ids: torch.Tensor, chunk_size: int | None, mask_length: int | None) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
-        logits, captured = self.runner.prefill(input_ids, chunk_size)
+        logits, captured = self.runner.prefill(input_ids, chunk_size, mask_length)
         self.session.observe(captured, *self._prompt_positions(captured[0].shape[1], input_ids.device))
         prefixes = self.committed.prefixes(self.rows)
         scores = self.law.scores(prefixes, logits, input_ids[:, :0])
@@ -179,7 +191,7 @@ class _Generation:
     def _room(self) -> int | None:
         """Proposals for which the target still has positions; None for no limit."""
         limit = self.session.target.position_limit
-        return None if limit is None else max(limit - self.runner.cache.get_seq_length() - 1, 0)
+        return None if limit is None else max(limit - self.runner.next_position() - 1, 0)
 
     def _go_on_with(self, unfinished: list[int]) -> None:
         if unfinished and len(unfinished) < len(self.rows):

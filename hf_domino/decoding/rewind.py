@@ -27,6 +27,13 @@ def activate_past_recording(cache: Any) -> None:
             layer.record_past = False
 
 
+def end_past_recording(cache: Any) -> None:
+    """Let sliding-window layers keep their window only, as plain generation does."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            layer.record_past = False
+
+
 def crop_attention(cache: Any, num_positions: int) -> None:
     """Drop the last `num_positions` positions of the attention layers, and of the attention part of mixed ones."""
     for layer in cache.layers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from oracle import oracle
-from transformers import LogitsProcessor
+from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 LENGTHS = [5, 20, 9, 1]
@@ -181,3 +181,40 @@ def test_a_filled_cache_is_refused_in_a_batch(tiny_qwen3, tiny_drafter, prompts)
     first = tiny_qwen3.generate(**prompts, max_new_tokens=2, do_sample=False, return_dict_in_generate=True)
     with pytest.raises(ValueError, match=r"past_key_values must be empty, for a batch, got '21 positions'"):
         tiny_qwen3.generate(first.sequences, past_key_values=first.past_key_values, assistant_model=tiny_drafter)
+
+
+def test_an_empty_cache_is_left(tiny_qwen3, tiny_drafter, prompts):
+    """Rows left it at different times: going on from it must not be wrong."""
+    cache, options = DynamicCache(config=tiny_qwen3.config), {"do_sample": False, "max_new_tokens": 8}
+    first = tiny_qwen3.generate(**prompts, past_key_values=cache, assistant_model=tiny_drafter, **options)
+    mask = torch.nn.functional.pad(
+        prompts["attention_mask"], (0, first.shape[1] - prompts["input_ids"].shape[1]), value=1
+    )
+    assert cache.get_seq_length() == 0
+    again = tiny_qwen3.generate(first, attention_mask=mask, past_key_values=cache, **options)
+    assert torch.equal(again, tiny_qwen3.generate(first, attention_mask=mask, **options))
+
+
+def test_positions_of_one_row_serve_all(tiny_qwen3, tiny_drafter):
+    ids = torch.randint(4, 64, (3, 9))
+    options = {"do_sample": False, "max_new_tokens": 20, "position_ids": torch.arange(5, 14)[None]}
+    with oracle(tiny_qwen3, ids, 0.6, **options):
+        assisted = tiny_qwen3.generate(ids, assistant_model=tiny_drafter, **options)
+    assert torch.equal(assisted, tiny_qwen3.generate(ids, **options))
+
+
+class Comparing(StoppingCriteria):
+    """Stops all rows when any is done."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return (input_ids[:, -1] < 20).any().expand(len(input_ids))
+
+
+def test_refusals(tiny_qwen3, tiny_drafter, prompts):
+    call = {**prompts, "assistant_model": tiny_drafter, "max_new_tokens": 4}
+    with pytest.raises(ValueError, match=r"stopping_criteria .* must be ones of transformers, for a batch .*Comparing"):
+        tiny_qwen3.generate(**call, stopping_criteria=StoppingCriteriaList([Comparing()]))
+    with pytest.raises(
+        ValueError, match=r"EncoderRepetitionPenaltyLogitsProcessor must be 8, got 4. Repeat the prompts"
+    ):
+        tiny_qwen3.generate(**call, do_sample=True, num_return_sequences=2, encoder_repetition_penalty=1.3)

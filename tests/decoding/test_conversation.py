@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 from oracle import oracle
+from transformers import DynamicCache
+from transformers.generation.streamers import BaseStreamer
 
 from hf_domino.decoding import drafting
 
@@ -96,6 +98,75 @@ def test_an_unseen_prefix_costs_no_exactness(tiny_qwen3, tiny_drafter, make_draf
     resumed, fresh = second_turn(tiny_qwen3, drafter, proposals, ids, cache)
     assert resumed[0] == fresh[0]
     assert resumed[1] != fresh[1]
+
+
+@pytest.mark.parametrize("how", ["inference mode", "cast", "cropped into padding"])
+def test_context_that_cannot_go_on_is_left(tiny_qwen3, make_drafter, how):
+    drafter, prompt, mask = make_drafter(tiny_qwen3), PROMPT, torch.ones_like(PROMPT)
+    if how == "cropped into padding":
+        prompt = torch.nn.functional.pad(PROMPT, (8, 0), value=2)
+        mask = torch.nn.functional.pad(mask, (8, 0))
+    options = OPTIONS | {"attention_mask": mask, "assistant_model": drafter, "return_dict_in_generate": True}
+    with torch.inference_mode(how == "inference mode"):
+        first = tiny_qwen3.generate(prompt, **options)
+    cache, sequences = first.past_key_values, first.sequences.clone()
+    if how == "cast":
+        drafter.to(torch.bfloat16)
+    if how == "cropped into padding":
+        cache.crop(-(cache.get_seq_length() - 6))
+    mask = torch.nn.functional.pad(mask, (0, sequences.shape[1] - prompt.shape[1] + MORE.shape[1]), value=1)
+    ids, again = torch.cat((sequences, MORE), dim=1), OPTIONS | {"attention_mask": mask}
+    resumed = tiny_qwen3.generate(ids, past_key_values=cache, assistant_model=drafter, **again)
+    assert torch.equal(resumed, tiny_qwen3.generate(ids, **again))
+
+
+def test_a_reset_cache_serves_a_batch(tiny_qwen3, tiny_drafter):
+    cache = first_turn(tiny_qwen3, tiny_drafter).past_key_values
+    cache.reset()
+    prompts = torch.cat((PROMPT, PROMPT + 20))
+    batch = tiny_qwen3.generate(prompts, past_key_values=cache, assistant_model=tiny_drafter, **OPTIONS)
+    assert torch.equal(batch, tiny_qwen3.generate(prompts, **OPTIONS))
+
+
+def test_only_the_new_tokens_may_be_passed(tiny_qwen3, tiny_drafter):
+    """As `generate` takes them: with a mask over all."""
+    first = first_turn(tiny_qwen3, tiny_drafter)
+    ids, cached = torch.cat((first.sequences, MORE), dim=1), first.past_key_values.get_seq_length()
+    resumed = tiny_qwen3.generate(
+        ids[:, cached:],
+        attention_mask=torch.ones_like(ids),
+        past_key_values=first.past_key_values,
+        assistant_model=tiny_drafter,
+        **OPTIONS,
+    )
+    fresh = tiny_qwen3.generate(ids, **OPTIONS)
+    assert torch.equal(resumed[:, -OPTIONS["max_new_tokens"] :], fresh[:, -OPTIONS["max_new_tokens"] :])
+
+
+class Breaking(BaseStreamer):
+    """Fails in the middle of a call."""
+
+    def __init__(self):
+        self.count = 0
+
+    def put(self, value):
+        self.count += 1
+        if self.count > 9:
+            raise KeyboardInterrupt
+
+    def end(self):
+        pass
+
+
+def test_a_call_that_breaks_off_leaves_a_good_cache(tiny_qwen3, tiny_drafter):
+    plain = tiny_qwen3.generate(PROMPT, **OPTIONS)
+    cache = DynamicCache(config=tiny_qwen3.config)
+    with oracle(tiny_qwen3, PROMPT, 0.5, **OPTIONS), pytest.raises(KeyboardInterrupt):
+        tiny_qwen3.generate(PROMPT, past_key_values=cache, streamer=Breaking(), assistant_model=tiny_drafter, **OPTIONS)
+    ids = plain[:, : PROMPT.shape[1] + 9]  # what was streamed
+    assert PROMPT.shape[1] <= cache.get_seq_length() < ids.shape[1]
+    rest = OPTIONS | {"max_new_tokens": OPTIONS["max_new_tokens"] - 9}
+    assert torch.equal(tiny_qwen3.generate(ids, past_key_values=cache, **rest), plain)
 
 
 def test_saved_caches_do_not_hold_the_drafter(tiny_qwen3, tiny_drafter, tmp_path):

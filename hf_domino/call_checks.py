@@ -1,0 +1,244 @@
+"""Checks of a call of `generate`, made before any forward: one error with field, expected, value and remedy.
+
+Two moments: `generate` picks its mode, a loop gets its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, StaticCache
+
+from hf_domino.compatibility import check_drafter, check_target, refusal
+
+# RoPE whose frequencies change with the length of the input, for a block at another point than for single tokens.
+GROWING_ROPE_TYPES = ("dynamic", "longrope")
+
+# --- generate picks its mode ------------------------------------------------------------------------------------
+
+
+class _Rule(NamedTuple):
+    """What one field of the `GenerationConfig` may hold beside a drafter."""
+
+    field: str
+    allows: Callable[[Any], bool]
+    expected: str
+    remedy: str
+
+
+def _unset(value: object) -> bool:
+    return value is None or value is False
+
+
+_ONE_SPEEDUP = "Pass either assistant_model or this option, not both."
+_NO_LAW = "It changes the target's output law, which assisted decoding preserves; leave it unset."
+_NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
+GENERATION_RULES = (
+    _Rule("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
+    _Rule("use_cache", lambda on: on is not False, "True", _NEEDS_CACHE),
+    _Rule("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _NO_LAW),
+    _Rule("assistant_ensemble_weight", _unset, "None", _NO_LAW),
+    _Rule("prompt_lookup_num_tokens", _unset, "None", _ONE_SPEEDUP),
+    _Rule("assistant_early_exit", _unset, "None", _ONE_SPEEDUP),
+    _Rule("use_mtp", _unset, "False", _ONE_SPEEDUP),
+    _Rule(
+        "cache_implementation",
+        lambda name: name in (None, "dynamic", "dynamic_full"),
+        "None or 'dynamic'",
+        "Static, quantized and offloaded caches cannot be rewound after a rejection; leave it unset.",
+    ),
+)
+
+
+def check_generation(
+    target: PreTrainedModel, drafter: PreTrainedModel, generation_config: GenerationConfig, generation_mode: str
+) -> None:
+    """Refuse what assisted decoding cannot do, once `generate` knows its configuration and mode.
+
+    Args:
+        target (`PreTrainedModel`): The model that generates.
+        drafter (`DominoDraftModel`): Its `assistant_model`.
+        generation_config (`GenerationConfig`): The merged configuration of the call.
+        generation_mode (`str`): The mode Transformers chose from it.
+
+    Raises:
+        ValueError: Naming the first field that does not fit.
+    """
+    check_drafter(drafter)
+    check_target(drafter.config, target)
+    for rule in GENERATION_RULES:
+        value = getattr(generation_config, rule.field, None)
+        if not rule.allows(value):
+            raise refusal(f"{rule.field} with a Domino assistant_model", rule.expected, value, rule.remedy)
+    if generation_mode != "assisted_generation":
+        remedy = "Only greedy decoding and sampling can be drafted; drop assistant_model or the option behind the mode."
+        value = getattr(generation_mode, "value", generation_mode)
+        raise refusal("the generation mode", "'assisted_generation'", value, remedy)
+
+
+# --- the loop gets its inputs -----------------------------------------------------------------------------------
+
+
+def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> None:
+    """Refuse prompts and caches that assisted decoding cannot start from.
+
+    Args:
+        target (`PreTrainedModel`): The model that generates.
+        input_ids (`torch.Tensor` of shape `(batch, length)`): The prompt.
+        model_kwargs (`Mapping`): What `generate` passes on: `use_cache`, `past_key_values`, `synced_gpus`, ...
+
+    Raises:
+        ValueError: For an empty prompt, a sharded target, or a cache that cannot be rewound.
+    """
+    if input_ids.shape[1] == 0 and model_kwargs.get("inputs_embeds") is None:
+        raise refusal("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
+    if model_kwargs.get("use_cache") is False:
+        raise refusal("use_cache", True, False, _NEEDS_CACHE)
+    if model_kwargs.get("synced_gpus"):
+        remedy = (
+            "Sharded targets (DeepSpeed ZeRO-3, FSDP) need rounds in step on all processes; gather the target first."
+        )
+        raise refusal("synced_gpus", False, True, remedy)
+    cache = model_kwargs.get("past_key_values")
+    if cache is None:
+        remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
+        raise refusal("the target's cache", "a DynamicCache", None, remedy)
+    if isinstance(cache, StaticCache) or not hasattr(cache, "layers"):
+        remedy = "It cannot be rewound after a rejection; leave it unset or pass a DynamicCache."
+        raise refusal("past_key_values", "a DynamicCache", type(cache).__name__, remedy)
+
+
+def check_rope(target: PreTrainedModel, prompt_length: int, max_length: int | None) -> None:
+    """Refuse to cross the length at which a target changes its rotary frequencies: a block crosses it at once.
+
+    Args:
+        target (`PreTrainedModel`): The model that generates.
+        prompt_length (`int`): Tokens of the prompt.
+        max_length (`int`, *optional*): Longest sequence of the call, prompt included.
+
+    Raises:
+        ValueError: If the call may reach that length; naming how many tokens may be generated.
+    """
+    text = target.config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        kind = parameters.get("rope_type")
+        if kind not in GROWING_ROPE_TYPES:
+            continue
+        limit = parameters.get("original_max_position_embeddings") or text.max_position_embeddings
+        if (max_length or limit + 1) <= limit or (kind == "longrope" and prompt_length > limit):
+            continue
+        remedy = f"The target's {kind} rotary frequencies change there; pass max_new_tokens={limit - prompt_length}."
+        if prompt_length >= limit:
+            remedy = (
+                f"The target's {kind} rotary frequencies change with every token from there on; drop assistant_model."
+            )
+        raise refusal("the prompt and max_new_tokens", f"at most {limit} tokens together", max_length, remedy)
+
+
+def check_step_outputs(target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig) -> None:
+    """Refuse hidden states and attentions where they cannot be returned token by token.
+
+    Args:
+        target (`PreTrainedModel`): The model that generates.
+        batch_size (`int`): Sequences to generate.
+        generation_config (`GenerationConfig`): The merged configuration of the call.
+
+    Raises:
+        ValueError: For a batch, and for attentions where the target computes them in a fused kernel.
+    """
+    if not generation_config.return_dict_in_generate:
+        return
+    for field in ("output_hidden_states", "output_attentions"):
+        if getattr(generation_config, field) and batch_size > 1:
+            remedy = "Generate the prompts one at a time, or call the target on the generated sequences."
+            raise refusal(f"{field} with a Domino assistant_model", "False, for a batch", True, remedy)
+    attention = getattr(target.config.get_text_config(decoder=True), "_attn_implementation", "eager")
+    if generation_config.output_attentions and attention != "eager":
+        remedy = 'Load the target with attn_implementation="eager".'
+        raise refusal("the target's attn_implementation with output_attentions", "'eager'", attention, remedy)
+
+
+def check_batch(batch_size: int, kwargs: Mapping[str, Any], processors: Sequence[str], cache_part: str | None) -> None:
+    """Refuse what cannot be kept in step where rows of a batch advance by different lengths.
+
+    Args:
+        batch_size (`int`): Sequences to generate.
+        kwargs (`Mapping`): What `generate` passes on: cache, mask, `logits_processor`, `stopping_criteria`, ...
+        processors (`Sequence[str]`): Names of logits processors that may keep state.
+        cache_part (`str`, *optional*): Name of a part of the cache that rows cannot be realigned in.
+
+    Raises:
+        ValueError: For such processors and caches, stopping criteria of one's own, a filled cache, inputs of another
+            modality that every forward reads, and a mask that is not two-dimensional.
+    """
+    if batch_size == 1:
+        return
+    alone = "Generate the prompts one at a time."
+    if processors:
+        expected = "ones of transformers that keep no state, for a batch"
+        raise refusal("logits_processor with a Domino assistant_model", expected, list(processors), alone)
+    criteria = [
+        type(c).__name__ for c in kwargs["stopping_criteria"] if not type(c).__module__.startswith("transformers.")
+    ]
+    if criteria:
+        expected = "ones of transformers, for a batch (others may compare rows, which advance by different lengths)"
+        raise refusal("stopping_criteria with a Domino assistant_model", expected, criteria, alone)
+    for processor in kwargs["logits_processor"]:
+        encoder_ids = getattr(processor, "encoder_input_ids", None)
+        count = getattr(processor, "batch_size", batch_size) if encoder_ids is None else len(encoder_ids)
+        if count != batch_size:
+            remedy = "Repeat the prompts instead of asking for several num_return_sequences."
+            raise refusal(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
+    mask, cache = kwargs.get("attention_mask"), kwargs["past_key_values"]
+    if cache_part:
+        raise refusal("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
+    if cache.get_seq_length():
+        raise refusal("past_key_values", "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
+    if mask is not None and mask.dim() != 2:
+        raise refusal("attention_mask", "of shape (batch, length), for a batch", tuple(mask.shape), alone)
+    if kwargs.get("encoder_hidden_states") is not None:
+        shape = tuple(kwargs["encoder_hidden_states"].shape)
+        raise refusal("encoder_hidden_states", "None, for a batch", f"a tensor of shape {shape}", alone)
+
+
+def check_native_loop(
+    target: PreTrainedModel,
+    batch_size: int,
+    generation_config: GenerationConfig,
+    model_kwargs: Mapping[str, Any],
+    processors: Sequence[str],
+) -> None:
+    """Refuse what our loop does and Transformers' own assisted loop would get wrong without a word.
+
+    Args:
+        target (`PreTrainedModel`): The attached target.
+        batch_size (`int`): Sequences to generate.
+        generation_config (`GenerationConfig`): The merged configuration of the call.
+        model_kwargs (`Mapping`): Keyword arguments of the target's forward.
+        processors (`Sequence[str]`): Names of logits processors that may keep state.
+
+    Raises:
+        ValueError: For what only our loop does, and for stop strings, which it looks for at the end of a round.
+    """
+    remedy = "Call hf_domino.install() to generate with our loop, which can."
+    if getattr(target, "_is_stateful", False):
+        raise refusal(f"{type(target).__name__}._is_stateful in an attached target", False, True, remedy)
+    if batch_size > 1:
+        raise refusal("the batch size in an attached target", 1, batch_size, remedy)
+    for field in ("output_hidden_states", "output_attentions"):
+        if generation_config.return_dict_in_generate and getattr(generation_config, field):
+            raise refusal(f"{field} in an attached target", "False with return_dict_in_generate", True, remedy)
+    if processors:
+        expected = "ones of transformers that keep no state, in an attached target"
+        raise refusal("logits_processor", expected, list(processors), remedy)
+    if model_kwargs.get("inputs_embeds") is not None:
+        raise refusal("inputs_embeds in an attached target", "None", "a tensor", remedy)
+    if generation_config.stop_strings is not None:
+        raise refusal("stop_strings in an attached target", "None", generation_config.stop_strings, remedy)
+    cache = model_kwargs.get("past_key_values")
+    filled = cache.get_seq_length() if cache is not None else 0
+    if filled:
+        raise refusal("past_key_values", "empty in an attached target", f"{filled} positions", remedy)

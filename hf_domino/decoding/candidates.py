@@ -23,7 +23,7 @@ class CandidatePool:
     Args:
         base_logits (`torch.Tensor`): `[B, P, V]`.
         size (`int`): Candidates per position (M), the likeliest.
-        processors (`Sequence[LogitsProcessor]`): The draft law's, each one that [`fits_pool`].
+        processors (`Sequence[LogitsProcessor]`): The draft law's, which must pass [`fits_pool`].
         prefixes ([`Prefixes`]): Tokens so far of the B rows.
     """
 
@@ -31,10 +31,11 @@ class CandidatePool:
         self._processors, self._vocab_size = processors, base_logits.shape[2]
         self.logits, self.token_ids = base_logits.topk(size, dim=2)  # [B, P, M]
         self._seen: torch.Tensor | None = None  # [B, P, M], whether a candidate is in the prefix
-        if any(type(processor) not in PREFIX_FREE for processor in processors):
-            ids = prefixes.filled(prefixes.ids[:, :0], 0)[:, 0]
-            in_prefix = torch.zeros_like(base_logits[:, 0], dtype=torch.bool).scatter(1, ids, True)
-            self._seen = in_prefix.gather(1, self.token_ids.flatten(1)).view_as(self.token_ids)
+        for processor in processors:
+            if type(processor) not in PREFIX_FREE:
+                ids = _counted_ids(prefixes, getattr(processor, "prompt_ignore_length", None))
+                in_prefix = torch.zeros_like(base_logits[:, 0], dtype=torch.bool).scatter(1, ids, True)
+                self._seen = in_prefix.gather(1, self.token_ids.flatten(1)).view_as(self.token_ids)
 
     def scores(self, index: int, logits: torch.Tensor) -> torch.Tensor:
         """Process the logits `[B, M]` of position `index`."""
@@ -60,8 +61,16 @@ class CandidatePool:
         return scores.new_full((*scores.shape[:2], self._vocab_size), -torch.inf).scatter(2, self.token_ids, scores)
 
 
-def fits_pool(processor: LogitsProcessor) -> bool:
-    """Whether a processor can be applied to a few tokens of the vocabulary alone, or nearly so."""
-    is_penalty = type(processor) is RepetitionPenaltyLogitsProcessor
-    ignores_part = getattr(processor, "prompt_ignore_length", None) is not None
-    return type(processor) in PREFIX_FREE or (is_penalty and not ignores_part)
+def _counted_ids(prefixes: Prefixes, ignored: torch.Tensor | int | None) -> torch.Tensor:
+    """Ids `[B, T]` of the prefixes without the first `ignored` ones, of all rows or per row: the last one instead."""
+    ids = prefixes.filled(prefixes.ids[:, :0], 0)[:, 0]
+    if ignored is None:
+        return ids
+    start = ignored[prefixes.rows, None] if isinstance(ignored, torch.Tensor) and ignored.dim() else ignored
+    return torch.where(torch.arange(ids.shape[1], device=ids.device) < start, prefixes.last(), ids)
+
+
+def fits_pool(processors: Sequence[LogitsProcessor]) -> bool:
+    """Whether processors can be applied to a few tokens of the vocabulary alone, or nearly so."""
+    others = [type(processor) for processor in processors if type(processor) not in PREFIX_FREE]
+    return others in ([], [RepetitionPenaltyLogitsProcessor])

@@ -58,7 +58,7 @@ def rollout(
         return DraftProposal(law.choose(scores), scores if law.do_sample else None)
     corrections = _Corrections(drafter, target, draft_hidden) if drafter.has_correction_head else None
     size = drafter.config.draft_pool_size or base_logits.shape[2]
-    if size < base_logits.shape[2] and all(fits_pool(processor) for processor in law.processors):
+    if size < base_logits.shape[2] and fits_pool(law.processors):
         return _choose_from_pool(CandidatePool(base_logits, size, law.processors, prefixes), prefixes, law, corrections)
     return _choose_from_vocabulary(base_logits, prefixes, law, corrections)
 

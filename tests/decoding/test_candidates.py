@@ -26,9 +26,11 @@ def prefixes():
     [
         [],
         [RepetitionPenaltyLogitsProcessor(1.7)],
+        [RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=3)],
+        [RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=torch.tensor([4, 1]))],
         [TemperatureLogitsWarper(0.6), RepetitionPenaltyLogitsProcessor(0.8), TemperatureLogitsWarper(1.4)],
     ],
-    ids=["nothing", "penalty", "mixed"],
+    ids=["nothing", "penalty", "less a start", "less padding", "mixed"],
 )
 def test_scores_are_the_whole_vocabularys(prefixes, processors):
     law = TokenLaw(LogitsProcessorList(processors), do_sample=False)
@@ -53,8 +55,8 @@ def test_other_tokens_are_never_drawn(prefixes):
 
 
 def test_processors_that_name_tokens_need_the_vocabulary():
-    assert fits_pool(TemperatureLogitsWarper(0.5))
-    assert fits_pool(RepetitionPenaltyLogitsProcessor(1.1))
-    assert not fits_pool(RepetitionPenaltyLogitsProcessor(1.1, prompt_ignore_length=3))
-    assert not fits_pool(NoRepeatNGramLogitsProcessor(2))
-    assert not fits_pool(MinLengthLogitsProcessor(5, 0))
+    penalty = RepetitionPenaltyLogitsProcessor(1.1)
+    assert fits_pool([TemperatureLogitsWarper(0.5), penalty])
+    assert not fits_pool([penalty, penalty])
+    assert not fits_pool([NoRepeatNGramLogitsProcessor(2)])
+    assert not fits_pool([TemperatureLogitsWarper(0.5), MinLengthLogitsProcessor(5, 0)])

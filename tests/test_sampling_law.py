@@ -86,8 +86,8 @@ def test_samples_follow_the_targets_law(target, make_drafter, entry, top_k, temp
 @pytest.mark.parametrize("draft_law", ["sampled", "greedy"])
 @pytest.mark.parametrize("batch_size", [4, 500])
 def test_batches_follow_the_targets_law(target, make_drafter, batch_size, draft_law):
-    """Rows of a batch are independent draws; drafts are sampled, or the most likely ones."""
-    drafter = make_drafter(target, block_size=4, num_hidden_layers=1, draft_law=draft_law)
+    """Rows of a batch are independent draws; drafts are sampled from their candidate pool, or the most likely ones."""
+    drafter = make_drafter(target, block_size=4, num_hidden_layers=1, draft_law=draft_law, draft_pool_size=VOCAB // 2)
     options = {"do_sample": True, "top_k": 5, "temperature": 0.7, "max_new_tokens": 4}
     counts, lengths = torch.zeros(VOCAB * VOCAB), set()
     torch.manual_seed(7)

@@ -11,7 +11,7 @@ from hf_domino.decoding.sampling import sample
 from hf_domino.decoding.verification import verify
 
 VOCAB = 5
-DRAWS = 40_000
+DRAWS, MANY_DRAWS = 40_000, 1_000_000
 SIGNIFICANCE = 1e-4  # seeds are fixed, so this is a bound on unlucky seeds, not on flakiness
 
 
@@ -89,3 +89,32 @@ def test_rows_are_independent():
 def test_sample_has_the_law_of_its_weights():
     weights = torch.tensor([0.0, 1.0, 3.0, 0.0, 6.0])
     assert fits(torch.bincount(sample(weights.expand(DRAWS, -1)), minlength=VOCAB), weights)
+
+
+@pytest.mark.parametrize("greedy_draft", [False, True])
+def test_a_million_pairs_have_the_targets_joint_law(greedy_draft):
+    """Two tokens against full enumeration; where the first is a rejection, a step of the target gives the second."""
+    torch.manual_seed(1)
+    (p_first, q_first), (p_second, q_second) = torch.rand(2, VOCAB), torch.rand(2, VOCAB, VOCAB)
+    p_first[3], p_second[0, 2], q_second[1] = 0.0, 0.0, p_second[1]  # an impossible token, equal laws
+    p_first, q_first = p_first / p_first.sum(), q_first / q_first.sum()
+    p_second, q_second = p_second / p_second.sum(1, keepdim=True), q_second / q_second.sum(1, keepdim=True)
+
+    def draw(probs):
+        return probs.argmax(-1) if greedy_draft else sample(probs)
+
+    drafted_first = draw(q_first.expand(MANY_DRAWS, -1))
+    drafted_second = draw(q_second[drafted_first])
+    target_probs = torch.stack((p_first.expand(MANY_DRAWS, -1), p_second[drafted_first], p_second[drafted_second]), 1)
+    draft_probs = torch.stack((q_first.expand(MANY_DRAWS, -1), q_second[drafted_first]), 1)
+    proposal = DraftProposal(
+        torch.stack((drafted_first, drafted_second), 1), None if greedy_draft else draft_probs.log()
+    )
+    outcome = verify(proposal, target_probs.log(), do_sample=True)
+    count, bonus = outcome.num_accepted, outcome.bonus
+    first = torch.where(count > 0, drafted_first, bonus)
+    next_step = sample(p_second[first])
+    second = torch.where(count > 1, drafted_second, torch.where(count == 1, bonus, next_step))
+    assert {0, 1, 2} == set(count.unique().tolist())
+    joint = (p_first[:, None] * p_second).flatten()
+    assert fits(torch.bincount(first * VOCAB + second, minlength=VOCAB**2), joint)

@@ -33,6 +33,16 @@ def test_peft(make_drafter):
     check(adapted.eval(), drafter)
 
 
+def test_int8_weights(make_drafter, tmp_path):
+    """Weights alone are quantised: a forward does not depend on how many positions it has."""
+    quantization = pytest.importorskip("torchao.quantization")
+    build("Qwen2").save_pretrained(tmp_path)
+    config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    target = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config).eval()
+    assert "Int8" in type(target.model.layers[0].mlp.up_proj.weight).__name__
+    check(target, make_drafter(target))
+
+
 def test_compiled(make_drafter):
     target = build("Qwen2")
     drafter = make_drafter(target)

@@ -110,16 +110,24 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
         raise refusal("past_key_values", "a DynamicCache", type(cache).__name__, remedy)
 
 
-def check_rope(target: PreTrainedModel, prompt_length: int, max_length: int | None) -> None:
-    """Refuse to cross the length at which a target changes its rotary frequencies: a block crosses it at once.
+def check_rope(
+    target: PreTrainedModel,
+    num_draft_tokens: int,
+    input_ids: torch.Tensor,
+    model_kwargs: Mapping[str, Any],
+    config: Any,
+) -> None:
+    """Refuse to come near the length at which a target changes its rotary frequencies: a block crosses it at once.
 
     Args:
         target (`PreTrainedModel`): The model that generates.
-        prompt_length (`int`): Tokens of the prompt.
-        max_length (`int`, *optional*): Longest sequence of the call, prompt included.
+        num_draft_tokens (`int`): Proposals per round, which may reach behind the last token that is wanted.
+        input_ids (`torch.Tensor` of shape `(batch, length)`): The prompt.
+        model_kwargs (`Mapping`): What `generate` passes on: cache, mask, positions, `inputs_embeds`.
+        config (`GenerationConfig`): The merged configuration of the call.
 
     Raises:
-        ValueError: If the call may reach that length; naming how many tokens may be generated.
+        ValueError: If any row may have positions on both sides; naming how many tokens may be generated.
     """
     text = target.config.get_text_config(decoder=True)
     rope = getattr(text, "rope_parameters", None) or {}
@@ -128,14 +136,34 @@ def check_rope(target: PreTrainedModel, prompt_length: int, max_length: int | No
         if kind not in GROWING_ROPE_TYPES:
             continue
         limit = parameters.get("original_max_position_embeddings") or text.max_position_embeddings
-        if (max_length or limit + 1) <= limit or (kind == "longrope" and prompt_length > limit):
+        shortest, longest = _prompt_lengths(input_ids, model_kwargs, config)
+        cache = model_kwargs.get("past_key_values")
+        cached = 0 if cache is None else cache.get_seq_length()
+        if kind == "longrope" and shortest > limit and not 0 < cached <= limit:
             continue
-        remedy = f"The target's {kind} rotary frequencies change there; pass max_new_tokens={limit - prompt_length}."
-        if prompt_length >= limit:
-            remedy = (
-                f"The target's {kind} rotary frequencies change with every token from there on; drop assistant_model."
-            )
-        raise refusal("the prompt and max_new_tokens", f"at most {limit} tokens together", max_length, remedy)
+        room = limit - longest - num_draft_tokens
+        wanted = room + 1 if config.max_length is None else config.max_length - input_ids.shape[1]
+        if wanted <= room:
+            continue
+        remedy = f"The target's {kind} rotary frequencies change at {limit} positions, and a block may reach past the "
+        remedy += f"last token by {num_draft_tokens}; " + (
+            f"pass max_new_tokens={room}." if room > 0 else "drop assistant_model."
+        )
+        raise refusal("max_new_tokens behind this prompt", f"at most {max(room, 0)}", wanted, remedy)
+
+
+def _prompt_lengths(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], config: Any) -> tuple[int, int]:
+    """Positions of the shortest and of the longest prompt of a batch, cached ones included and padding not."""
+    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+    if positions is not None:
+        ends = positions.reshape(-1, positions.shape[-1]).amax(dim=1) + 1
+    elif mask is not None and mask.dim() == 2:
+        ends = (mask != 0).sum(dim=1)
+    else:
+        embeds = model_kwargs.get("inputs_embeds")
+        length = input_ids.shape[1] if embeds is None else embeds.shape[1]
+        return (max(length, getattr(config, "_mask_length", 0) or 0),) * 2
+    return int(ends.min()), int(ends.max())
 
 
 def check_step_outputs(target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig) -> None:

@@ -86,7 +86,7 @@ def _wrap_decoding(original: Callable) -> Callable:
         if not isinstance(drafter, DominoDraftModel):
             return original(self, input_ids, *args, **kwargs)
         check_inputs(self, input_ids, kwargs)
-        check_rope(self, input_ids.shape[1], kwargs["generation_config"].max_length)
+        check_rope(self, drafter.config.num_draft_tokens, input_ids, kwargs, kwargs["generation_config"])
         check_step_outputs(self, len(input_ids), kwargs["generation_config"])
         stateful = stateful_processors(kwargs["logits_processor"])
         check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs["past_key_values"]))
@@ -130,7 +130,7 @@ def _native_generator(
     config, processors = kwargs["generation_config"], kwargs["logits_processor"]
     check_native_loop(target, len(input_ids), config, model_kwargs, stateful_processors(processors))
     check_inputs(target, input_ids, model_kwargs)
-    check_rope(target, input_ids.shape[1], config.max_length)
+    check_rope(target, drafter.config.num_draft_tokens, input_ids, model_kwargs, config)
     return DominoCandidateGenerator(drafter, target, config, processors)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
+from builders import TINY
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -156,22 +158,50 @@ def test_drafter_without_its_weights(target, tiny_drafter):
         target.generate(PROMPT, assistant_model=tiny_drafter.to("meta"), max_new_tokens=4)
 
 
+def rope_call(rope_type, lengths, new_tokens, cached=0, **kwargs):
+    """Check a call on a target whose frequencies change at 32 positions, with 6 proposals a round."""
+    target = LlamaForCausalLM(LlamaConfig(**TINY))
+    target.config.rope_parameters = {"rope_type": rope_type, "original_max_position_embeddings": 32}
+    longest = max(lengths)
+    mask = torch.stack([(torch.arange(longest) >= longest - length).long() for length in lengths])
+    ids = kwargs.pop("input_ids", torch.ones_like(mask))
+    cache = SimpleNamespace(get_seq_length=lambda: cached)
+    config = GenerationConfig(max_length=ids.shape[1] + new_tokens)
+    check_rope(target, 6, ids, {"attention_mask": mask, "past_key_values": cache} | kwargs, config)
+
+
 @pytest.mark.parametrize(
-    ("rope_type", "prompt_length", "words"),
+    ("rope_type", "lengths", "new_tokens", "kwargs"),
     [
-        ("dynamic", 20, "at most 32 tokens together, got 60. .* pass max_new_tokens=12"),
-        ("dynamic", 40, "at most 32 tokens together, got 80. .* drop assistant_model"),
-        ("longrope", 32, "at most 32 tokens together, got 72. .* drop assistant_model"),
-        ("longrope", 20, "at most 32 tokens together, got 60. .* pass max_new_tokens=12"),
+        ("dynamic", [16], 10, {}),
+        ("longrope", [16], 10, {}),
+        ("longrope", [33], 40, {}),
+        ("longrope", [40, 33], 40, {}),
+        ("longrope", [40], 40, {"cached": 36}),
+        ("yarn", [20], 100, {}),
     ],
 )
-def test_rotary_frequencies_that_change_on_the_way(tiny_qwen3, rope_type, prompt_length, words):
-    target = copy.copy(tiny_qwen3)
-    target.config = copy.deepcopy(target.config)
-    target.config.rope_parameters = {"rope_type": rope_type, "original_max_position_embeddings": 32}
+def test_calls_on_one_side_of_a_change_of_rotary_frequencies(rope_type, lengths, new_tokens, kwargs):
+    rope_call(rope_type, lengths, new_tokens, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "lengths", "new_tokens", "kwargs", "words"),
+    [
+        ("dynamic", [16], 11, {}, "at most 10, got 11. .* change at 32 positions, .* pass max_new_tokens=10"),
+        ("dynamic", [40], 4, {}, "at most 0, got 4. .* drop assistant_model"),
+        ("longrope", [16], 11, {}, "at most 10, got 11. .* pass max_new_tokens=10"),
+        ("longrope", [32], 40, {}, "drop assistant_model"),
+        ("longrope", [40, 8], 40, {}, "drop assistant_model"),
+        ("longrope", [40], 40, {"cached": 20}, "drop assistant_model"),
+        ("longrope", [16], 20, {"input_ids": torch.ones(1, 0)}, "pass max_new_tokens=10"),
+        ("longrope", [16], 20, {"input_ids": torch.ones(1, 3), "cached": 13}, "pass max_new_tokens=10"),
+        ("dynamic", [4], 20, {"position_ids": torch.arange(12, 16)[None]}, "pass max_new_tokens=10"),
+    ],
+)
+def test_calls_across_a_change_of_rotary_frequencies(rope_type, lengths, new_tokens, kwargs, words):
     with pytest.raises(ValueError, match=words):
-        check_rope(target, prompt_length, prompt_length + 40)
-    check_rope(target, 8, 32)
+        rope_call(rope_type, lengths, new_tokens, **kwargs)
 
 
 def test_targets_whose_forward_depends_on_its_width(tiny_qwen3, make_drafter):

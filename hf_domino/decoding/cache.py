@@ -17,6 +17,7 @@ from hf_domino.decoding.rewind import (
     StateSnapshot,
     activate_past_recording,
     crop_attention,
+    crop_attention_to,
     end_past_recording,
     recurrent_layers,
 )
@@ -48,6 +49,7 @@ class TargetRunner:
         self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
         self._settled = 0  # positions of the cache that are certain to stay
+        self._is_checking = False  # positions behind them may be in the cache
         # A sliding-window layer forgets what it would need to step back, unless told beforehand.
         activate_past_recording(self.cache)
 
@@ -141,6 +143,7 @@ class TargetRunner:
         self._checked = self._advanced(copy.copy(self.kwargs), width - 1) if width > 1 else self.kwargs
         self._block = torch.cat((anchors, proposed), dim=1)
         self._snapshot = StateSnapshot(self.cache) if recurrent_layers(self.cache) else None
+        self._is_checking = True
         return self._forward(self._block, self._checked, width, logits_to_keep=width, is_first_iteration=False)
 
     def begin(self, rows: Sequence[int]) -> None:
@@ -168,7 +171,7 @@ class TargetRunner:
             dropped = [num_checked - counts[row] for row in rows]
             self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
         self._lengths = [lengths[row] for row in rows]
-        self._settled = self.cache.get_seq_length()
+        self._settled, self._is_checking = self.cache.get_seq_length(), False
 
     def end(self, batch_size: int) -> None:
         """Leave a cache that `generate` can go on from: of a single sequence, less what a broken-off round has left.
@@ -177,10 +180,11 @@ class TargetRunner:
         """
         if batch_size > 1:
             empty(self.cache)
-        elif (surplus := self.cache.get_seq_length() - self._settled) > 0 and self._settled:
-            if self._snapshot is not None:
+        else:
+            if self._is_checking and self._snapshot is not None:
                 self._snapshot.restore()
-            crop_attention(self.cache, surplus)
+            # Also when nothing is dropped: sliding-window layers shrink back to their window here.
+            crop_attention_to(self.cache, self._settled or self.cache.get_seq_length())
         end_past_recording(self.cache)
 
     def _rewind(self, num_kept: int, num_checked: int) -> None:

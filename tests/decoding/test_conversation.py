@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from oracle import oracle
+from test_families import build
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
@@ -167,6 +168,41 @@ def test_a_call_that_breaks_off_leaves_a_good_cache(tiny_qwen3, tiny_drafter):
     assert PROMPT.shape[1] <= cache.get_seq_length() < ids.shape[1]
     rest = OPTIONS | {"max_new_tokens": OPTIONS["max_new_tokens"] - 9}
     assert torch.equal(tiny_qwen3.generate(ids, past_key_values=cache, **rest), plain)
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Gemma3"])
+def test_a_call_without_rounds_leaves_sliding_windows_as_plain_does(make_drafter, family):
+    target = build(family)
+    options = {"do_sample": False, "return_dict_in_generate": True}
+    first = target.generate(PROMPT.repeat(1, 3), assistant_model=make_drafter(target), max_new_tokens=1, **options)
+    alone = target.generate(PROMPT.repeat(1, 3), max_new_tokens=1, **options)
+    for ours, plain in zip(first.past_key_values.layers, alone.past_key_values.layers, strict=True):
+        assert ours.keys.shape == plain.keys.shape
+    ids = torch.cat((first.sequences, MORE), dim=1)
+    text = target.generate(ids, past_key_values=first.past_key_values, max_new_tokens=9, do_sample=False)
+    assert torch.equal(text, target.generate(ids, max_new_tokens=9, do_sample=False))
+
+
+@pytest.mark.parametrize("layer", [1, 3])
+def test_an_interrupt_inside_a_forward(tiny_qwen3, tiny_drafter, layer):
+    plain, cache, calls = tiny_qwen3.generate(PROMPT, **OPTIONS), DynamicCache(config=tiny_qwen3.config), []
+
+    def break_off(*args):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    handle = tiny_qwen3.model.layers[layer].register_forward_pre_hook(break_off)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tiny_qwen3.generate(PROMPT, past_key_values=cache, assistant_model=tiny_drafter, **OPTIONS)
+    finally:
+        handle.remove()
+    assert len({keys.keys.shape for keys in cache.layers}) == 1
+    length = cache.get_seq_length()
+    assert length >= PROMPT.shape[1]
+    rest = OPTIONS | {"max_new_tokens": plain.shape[1] - length - 1}
+    assert torch.equal(tiny_qwen3.generate(plain[:, : length + 1], past_key_values=cache, **rest), plain)
 
 
 def test_saved_caches_do_not_hold_the_drafter(tiny_qwen3, tiny_drafter, tmp_path):

@@ -109,6 +109,21 @@ class DominoConfig(PreTrainedConfig):
         _check_choices(self)
         _check_target_layer_ids(self)
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build a configuration from a dictionary, as `from_pretrained` reads it.
+
+        Raises:
+            ValueError: If it is the configuration of another kind of model.
+        """
+        model_type = config_dict.get("model_type", cls.model_type)
+        if model_type != cls.model_type:
+            raise ValueError(
+                f"model_type must be {cls.model_type!r}, got {model_type!r}: this is no drafter of hf_domino. "
+                "Load a target with AutoModelForCausalLM; drafters are made by `hf-domino train`."
+            )
+        return super().from_dict(config_dict, **kwargs)
+
     @property
     def label_offset(self) -> int:
         """Block position of the first proposal: 0 with `shift_label`, else 1."""

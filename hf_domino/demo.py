@@ -57,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
     """Run `hf-domino demo`; returns 1 if the outputs differ."""
     set_up(options)
     pair = load_pair(options.pair)
+    if options.prompt == "":
+        raise ValueError("--prompt must be a text, got an empty one.")
     prompt = options.prompt or _held_out_prompt(pair, options.index)
     comparison = compare(pair, prompt, options.max_new_tokens, options.repeats)
     show(Console(highlight=False, soft_wrap=True), pair, prompt, comparison)

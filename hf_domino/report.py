@@ -47,7 +47,13 @@ class Summary:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read measured rows from a JSONL file."""
+    """Read measured rows from a JSONL file.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if not path.is_file():
+        raise ValueError(f"rows must be a JSONL file, got {str(path)!r}: measure with `hf-domino bench --rows {path}`.")
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
@@ -113,13 +119,18 @@ def caption(rows: Sequence[Row]) -> str:
     greedy = [row for row in rows if row["mode"] == "greedy" and row["method"] != "plain"]
     num_equal = sum(bool(row["equals_plain"]) for row in greedy)
     prompts = sum(len(row["sources"]) for row in rows if (row["method"], row["mode"]) == ("plain", "greedy"))
+    threads, repeats = _count(first["threads"], "thread"), _count(first["repeats"], "repeat")
     return (
         f"{first['pair']}, {prompts} held-out prompts x {first['max_new_tokens']} new tokens, batch "
-        f"{first['batch_size']}, {first['dtype']}, {first['threads']} threads of {first['hardware']}; all methods "
-        f"interleaved in one process, median of {first['repeats']} repeats a prompt, then over prompts; speed-up over "
+        f"{first['batch_size']}, {first['dtype']}, {threads} of {first['hardware']}; all methods "
+        f"interleaved in one process, median of {repeats} a prompt, then over prompts; speed-up over "
         f"plain. Greedy outputs equal to plain `generate`: {num_equal} of {len(greedy)}. torch {first['torch']}, "
         f"transformers {first['transformers']}, commit {first['commit'][:7]}, seed {first['seed']}, {first['date']}."
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def fill_readme(readme: Path, rows: Sequence[Row]) -> None:

@@ -118,8 +118,8 @@ class DecodingStats:
         lines = [
             ("rounds", f"{self.num_rounds}"),
             ("new tokens", f"{self.num_new_tokens}"),
-            ("acceptance length", f"{self.acceptance_length:.2f}"),
-            ("acceptance rate at", rates),
+            ("acceptance length", f"{self.acceptance_length:.2f}" if self.num_rounds else "-"),
+            ("acceptance rate at", rates or "-"),
             ("tokens/s", f"{self.tokens_per_second:.1f}"),
         ]
         lines += [(f"{name}, s", f"{seconds:.3f}") for name, seconds in (self.phases or {}).items()]

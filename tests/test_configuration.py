@@ -88,3 +88,8 @@ def test_the_mask_token(tiny_tokenizer):
 def test_encoder_decoder_targets_are_refused():
     with pytest.raises(ValueError, match=r"is_encoder_decoder must be False, got True \(t5\)"):
         DominoConfig.for_target(T5Config())
+
+
+def test_a_target_is_no_drafter(saved_pair):
+    with pytest.raises(ValueError, match=r"model_type must be 'domino', got 'qwen3': this is no drafter"):
+        DominoConfig.from_pretrained(saved_pair[0])

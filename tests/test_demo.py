@@ -52,3 +52,8 @@ def test_counts_must_be_positive(tiny_pair_folder, count, capsys):
         cli.main(["demo", "--pair", str(tiny_pair_folder), "--repeats", count])
     assert exit_.value.code == cli.USER_ERROR
     assert f"--repeats: must be at least 1, got {count}" in capsys.readouterr().err
+
+
+def test_empty_prompt_is_refused(tiny_pair_folder, capsys):
+    assert cli.main(["demo", "--pair", str(tiny_pair_folder), "--prompt", ""]) == cli.USER_ERROR
+    assert "--prompt must be a text" in capsys.readouterr().err

@@ -101,3 +101,10 @@ def test_published_rows_say_where_they_come_from():
     for published in read_rows(PUBLISHED):
         assert set(ORIGIN) <= set(published)
         assert all(published[field] is not None for field in ORIGIN)
+
+
+def test_rows_that_are_not_there_are_named(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"rows must be a JSONL file, got '.*none.jsonl': measure with `hf-domino bench"
+    ):
+        read_rows(tmp_path / "none.jsonl")

@@ -82,7 +82,9 @@ class CheckResult:
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
-        lines = [f"The drafter {verdict} (least first-position acceptance rate: {MIN_FIRST_RATE})."]
+        lines = [
+            f"The drafter {verdict}: first proposal accepted at a rate of {self.first_rate:.2f}, needed {MIN_FIRST_RATE}."
+        ]
         lines += [f"- {cause.name}: {cause.evidence} {cause.remedy}" for cause in self.causes]
         return "\n".join([*lines, "", *_table(self.modes, self.variants)])
 
@@ -94,6 +96,7 @@ def _table(modes: Sequence[Measurement], variants: Sequence[Measurement]) -> Ite
         yield title
         for row in rows:
             yield f"  {row.name:<{width}}{row.num_rounds:>6}{row.acceptance_length:>19.2f}{row.first_rate:>16.2f}"
+    yield f"A variant must do {MIN_GAIN:.0%} better than the drafter as configured to mean anything."
 
 
 def judge(modes: Sequence[Measurement], variants: Sequence[Measurement], is_fresh: bool = False) -> CheckResult:
@@ -150,5 +153,5 @@ def _from_low_acceptance(variants: Sequence[Measurement]) -> Iterator[Cause]:
     figures = f"acceptance length is {with_context:.2f} with context and {without:.2f} without."
     if with_context < (1 + MIN_GAIN) * without:
         yield Cause(WRONG_TARGET, f"the context features do not help: {figures}")
-        yield Cause(WRONG_LAYERS, "no other layers that were tried do better, but not all were.")
+        yield Cause(WRONG_LAYERS, "those that were tried instead do not do better, but not all were.")
     yield Cause(UNTRAINED, f"acceptance is low: {figures}")

@@ -40,5 +40,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, model_max_length: int
         pad_token=END_OF_TEXT,
         mask_token=MASK,
         model_max_length=model_max_length,
+        padding_side="left",  # as generation needs it
         clean_up_tokenization_spaces=False,
     )

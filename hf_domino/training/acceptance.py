@@ -69,7 +69,8 @@ def accept_lengths(
         `torch.Tensor`: `[N]` int64, N = max(0, S - num_draft_tokens - first_anchor).
     """
     input_ids = sequence[None]
-    anchors = torch.arange(first_anchor, len(sequence) - drafter.config.num_draft_tokens, device=sequence.device)
+    end = max(len(sequence) - drafter.config.num_draft_tokens, first_anchor)
+    anchors = torch.arange(first_anchor, end, device=sequence.device)
     if not len(anchors):
         return anchors
     context_features = drafter.fuse_context(read_target(target, input_ids))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from transformers import TrainingArguments
 
 # Positions after which a loss weight has fallen to 1/e, by block size (arXiv 2605.29707, 2602.06036).
@@ -61,6 +62,9 @@ class DominoTrainingArguments(TrainingArguments):
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
     warmup_steps: float = field(default=0.04, metadata={"help": "Warm-up steps, or a share of all steps below 1."})
     num_train_epochs: float = field(default=6.0, metadata={"help": "Passes over the training rows."})
+    dataloader_pin_memory: bool = field(
+        default_factory=torch.accelerator.is_available, metadata={"help": "Pin batches; on where there is a GPU."}
+    )
     remove_unused_columns: bool = field(default=False, metadata={"help": "Drafter batches carry columns of their own."})
     # The correction head runs outside the wrapped forward: a search for unused parameters would miss it.
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Must stay False."})

@@ -96,6 +96,10 @@ def run(options: argparse.Namespace) -> int:
     for name, value in (("target", names.target), ("train_file", data.train_file)):
         if value is None:
             raise ValueError(f"{name} must be set, as --{name} or in the YAML file.")
+    for name in ("train_file", "eval_file"):  # before anything is loaded or generated
+        path = getattr(data, name)
+        if path is not None and not Path(path).is_file():
+            raise ValueError(f"{name} must be a .jsonl or text file, got {path!r}: there is none of that name.")
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
     drafter = _build_drafter(names, shape, target, tokenizer)
@@ -133,6 +137,8 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
 
 def _yaml_flags(path: Path, known: set[str]) -> list[str]:
     """Fields of a YAML file as command-line flags, so that both are converted alike."""
+    if not path.is_file():
+        raise ValueError(f"config must be a YAML file, got {str(path)!r}: there is none of that name.")
     fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold a mapping of fields to values, got {type(fields).__name__}.")

@@ -176,6 +176,10 @@ class DominoTrainer(Trainer):
             losses = draft_losses(self.drafter, self.target, scored, self.args.max_logits_per_chunk)
         return losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights
 
+    def _save(self, *args: Any, **kwargs: Any) -> None:
+        self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it; a drafter has no such choice
+        super()._save(*args, **kwargs)
+
     def _walk(self, dataset: Any) -> dict[str, float]:
         rows = [dataset[index] for index in range(min(self.args.walk_rows, len(dataset)))]
         starts = [max(1, row["loss_mask"].index(1)) for row in rows]

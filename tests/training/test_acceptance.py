@@ -55,3 +55,8 @@ def test_training_mode_is_kept(target, make_drafter):
     drafter = make_drafter(target).train()
     walk_acceptance(drafter, target, [list(range(4, 20))], [4])
     assert drafter.training
+
+
+def test_a_row_shorter_than_a_block_has_no_rounds(target, make_drafter):
+    drafter = make_drafter(target).eval()
+    assert walk_acceptance(drafter, target, [[5, 6, 7], [5, 6]], [1, 1]) == [[], []]

@@ -54,6 +54,7 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     assert (drafter.config.num_hidden_layers, drafter.config.block_size, drafter.config.shift_label) == (1, 4, False)
     assert (tmp_path / "run" / "tokenizer.json").exists()
     assert "eval_walked_acceptance_length" in capsys.readouterr().out
+    assert "use_cache" not in json.loads((tmp_path / "run" / "config.json").read_text())
 
 
 def test_flags_win_and_training_resumes(recipe, train, tmp_path):
@@ -98,7 +99,8 @@ def test_the_example_is_valid(tmp_path):
         ({"blocksize": 4}, "field `blocksize` is not known"),
         ({"target": None}, "target must be set"),
         ({"train_file": None}, "train_file must be set"),
-        ({"train_file": "none.jsonl"}, "no training file at none.jsonl"),
+        ({"train_file": "none.jsonl"}, "train_file must be a .jsonl or text file, got 'none.jsonl'"),
+        ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl or text file, got 'none.jsonl'"),
         ({"block_size": 1}, "block_size must be at least 2, got 1"),
         ({"drafter": "folder"}, "must not be set with drafter='folder'"),
     ],

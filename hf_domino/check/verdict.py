@@ -82,9 +82,7 @@ class CheckResult:
 
     def __str__(self) -> str:
         verdict = "fits" if self.fits else "does not fit"
-        lines = [
-            f"The drafter {verdict}: first proposal accepted at a rate of {self.first_rate:.2f}, needed {MIN_FIRST_RATE}."
-        ]
+        lines = [f"The drafter {verdict}: first proposals accepted: {self.first_rate:.2f}, needed {MIN_FIRST_RATE}"]
         lines += [f"- {cause.name}: {cause.evidence} {cause.remedy}" for cause in self.causes]
         return "\n".join([*lines, "", *_table(self.modes, self.variants)])
 

@@ -48,3 +48,16 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
     if drafter.has_correction_head:
         torch.nn.init.normal_(drafter.embed_proj[2].weight, std=0.2)  # fresh corrections are zero: nothing to test
     return drafter
+
+
+def left_padded(prompts: list[torch.Tensor], pad: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of prompts as Transformers users write it: ids and attention mask, `[batch, longest]`.
+
+    Args:
+        prompts (`list[torch.Tensor]`): Token ids `[length]` of each row.
+        pad (`int`, *optional*, defaults to 0): Token in front of the shorter ones.
+    """
+    longest = max(len(prompt) for prompt in prompts)
+    rows = [torch.nn.functional.pad(prompt, (longest - len(prompt), 0), value=pad) for prompt in prompts]
+    masks = [torch.arange(longest) >= longest - len(prompt) for prompt in prompts]
+    return torch.stack(rows), torch.stack(masks).long()

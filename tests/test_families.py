@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from builders import left_padded
 from oracle import oracle
 
 import hf_domino
@@ -49,13 +50,6 @@ def build(family, **overrides):
     torch.manual_seed(0)
     config = config_class(**({"vocab_size": VOCAB} | sizes | TOKENS | FAMILIES[family] | overrides))
     return model_class(config).eval()
-
-
-def left_padded(prompts):
-    longest = max(len(prompt) for prompt in prompts)
-    rows = [torch.nn.functional.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts]
-    masks = [torch.arange(longest) >= longest - len(prompt) for prompt in prompts]
-    return torch.stack(rows), torch.stack(masks).long()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import left_padded
 from oracle import oracle
-from test_families import FAMILIES, build, left_padded
+from test_families import FAMILIES, build
 from transformers.generation.streamers import BaseStreamer
 
 NEW_TOKENS = 28

@@ -6,9 +6,10 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload, disk_offload
+from builders import left_padded
 from oracle import oracle
 from peft import LoraConfig, get_peft_model
-from test_families import build, left_padded
+from test_families import build
 
 PROMPTS = [torch.arange(7, 20), torch.arange(30, 38)]
 OPTIONS = {"do_sample": False, "max_new_tokens": 24}

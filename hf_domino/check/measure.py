@@ -179,7 +179,7 @@ def _draft_everywhere(
 ) -> list[int]:
     """Acceptance length of a round at every position of the text that has a whole block behind it."""
     depth = drafter.config.block_size - 1  # what every variant proposes
-    law = draft_law(TokenLaw(text.processors, do_sample=False), text.processors)
+    law = draft_law(TokenLaw(text.processors, do_sample=False))
     anchors = torch.arange(text.prompt_length, max(text.ids.shape[1] - depth, text.prompt_length))
     features = None
     if captured is not None:

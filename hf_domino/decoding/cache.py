@@ -49,7 +49,6 @@ class TargetRunner:
         self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
         self._settled = 0  # positions of the cache that are certain to stay
-        self._is_checking = False  # positions behind them may be in the cache
         # A sliding-window layer forgets what it would need to step back, unless told beforehand.
         activate_past_recording(self.cache)
 
@@ -143,7 +142,6 @@ class TargetRunner:
         self._checked = self._advanced(copy.copy(self.kwargs), width - 1) if width > 1 else self.kwargs
         self._block = torch.cat((anchors, proposed), dim=1)
         self._snapshot = StateSnapshot(self.cache) if recurrent_layers(self.cache) else None
-        self._is_checking = True
         return self._forward(self._block, self._checked, width, logits_to_keep=width, is_first_iteration=False)
 
     def begin(self, rows: Sequence[int]) -> None:
@@ -171,7 +169,7 @@ class TargetRunner:
             dropped = [num_checked - counts[row] for row in rows]
             self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
         self._lengths = [lengths[row] for row in rows]
-        self._settled, self._is_checking = self.cache.get_seq_length(), False
+        self._settled, self._snapshot = self.cache.get_seq_length(), None
 
     def end(self, batch_size: int) -> None:
         """Leave a cache that `generate` can go on from: of a single sequence, less what a broken-off round has left.
@@ -181,7 +179,7 @@ class TargetRunner:
         if batch_size > 1:
             empty(self.cache)
         else:
-            if self._is_checking and self._snapshot is not None:
+            if self._snapshot is not None:  # a round was broken off
                 self._snapshot.restore()
             # Also when nothing is dropped: sliding-window layers shrink back to their window here.
             crop_attention_to(self.cache, self._settled or self.cache.get_seq_length())

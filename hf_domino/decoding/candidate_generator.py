@@ -44,7 +44,7 @@ class DominoCandidateGenerator(CandidateGenerator):
     ):
         target, law = TargetModel(model, drafter.config), TokenLaw(logits_processor, bool(generation_config.do_sample))
         self.model_kwargs_overrides = target.capture_kwargs()
-        drafting = draft_law(law, logits_processor, drafter.config.draft_law)
+        drafting = draft_law(law, drafter.config.draft_law)
         self._target, self._session = target, DraftSession(drafter, target, drafting)
         self._max_length = generation_config.max_length
         self._eos_token_ids = getattr(generation_config, "_eos_token_tensor", None)

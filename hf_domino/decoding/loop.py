@@ -21,7 +21,7 @@ from hf_domino.decoding.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.rollout import DraftProposal
-from hf_domino.decoding.sampling import TokenLaw, draft_law
+from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.verification import verify
 from hf_domino.modeling import DominoDraftModel
@@ -69,9 +69,7 @@ def assisted_decoding(
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     generation = _Generation(
         runner=TargetRunner(target, model_kwargs, step_outputs.forward_kwargs),
-        session=DraftSession(
-            drafter, target, draft_law(law, logits_processor, drafter.config.draft_law), timer, context
-        ),
+        session=DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context),
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),
         law=law,
         stats=stats,
@@ -146,18 +144,19 @@ class _Generation:
             if self.law.may_keep_state:
                 kept = self._verify_one_by_one(proposal, logits)
             else:
-                kept = self._verify_at_once(proposal, logits)
+                kept = self._verify_at_once(prefixes, proposal, logits)
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows)
         unfinished = self.committed.unfinished
         if unfinished or len(self.rows) == 1:
             self.session.observe_block(captured, kept)
-        self.runner.commit(kept, proposal.tokens.shape[1] + 1, [self.rows.index(row) for row in unfinished])
-        self._go_on_with(unfinished)
+        staying = [self.rows.index(row) for row in unfinished]
+        self.runner.commit(kept, proposal.tokens.shape[1] + 1, staying)
+        self._go_on_with(staying)
 
-    def _verify_at_once(self, proposal: DraftProposal, logits: torch.Tensor) -> list[int]:
+    def _verify_at_once(self, prefixes: Prefixes, proposal: DraftProposal, logits: torch.Tensor) -> list[int]:
         """Commit what the acceptance rule gives; returns how many tokens each row kept."""
-        scores = self.law.scores(self.committed.prefixes(self.rows), logits, proposal.tokens)
+        scores = self.law.scores(prefixes, logits, proposal.tokens)
         verification = verify(proposal, scores, self.law.do_sample)
         # One transfer for the whole round: everything the host must know.
         accepted = verification.num_accepted[:, None]
@@ -193,7 +192,8 @@ class _Generation:
         limit = self.session.target.position_limit
         return None if limit is None else max(limit - self.runner.next_position() - 1, 0)
 
-    def _go_on_with(self, unfinished: list[int]) -> None:
-        if unfinished and len(unfinished) < len(self.rows):
-            self.session.select([self.rows.index(row) for row in unfinished])
-        self.rows = unfinished
+    def _go_on_with(self, staying: list[int]) -> None:
+        """Drop all rows but these, of those there are."""
+        if staying and len(staying) < len(self.rows):
+            self.session.select(staying)
+        self.rows = [self.rows[index] for index in staying]

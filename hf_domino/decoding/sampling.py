@@ -212,16 +212,15 @@ def sample(probs: torch.Tensor) -> torch.Tensor:
     return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
 
 
-def draft_law(law: TokenLaw, processors: LogitsProcessorList, choice: str = "sampled") -> TokenLaw:
+def draft_law(law: TokenLaw, choice: str = "sampled") -> TokenLaw:
     """The law drafts are chosen from: the target's, less the processors that may keep state.
 
     Without those fewer drafts are accepted; the output is the target's own all the same.
 
     Args:
         law (`TokenLaw`): The target's law.
-        processors (`LogitsProcessorList`): The processors it was made from.
         choice (`str`, *optional*, defaults to `"sampled"`): Draw drafts where the target samples; `"greedy"` takes the
             most likely draft always. Verification is exact for both.
     """
-    stateless: list[LogitsProcessor] = [processor for processor in processors if type(processor) in STATELESS]
+    stateless: list[LogitsProcessor] = [processor for processor in law.processors if type(processor) in STATELESS]
     return TokenLaw(LogitsProcessorList(stateless), do_sample=law.do_sample and choice == "sampled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import left_padded
 from oracle import oracle
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -16,9 +17,7 @@ PAD = 2
 @pytest.fixture(scope="module")
 def prompts():
     torch.manual_seed(3)
-    rows, longest = [torch.randint(4, 64, (length,)) for length in LENGTHS], max(LENGTHS)
-    ids = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0), value=PAD) for row in rows])
-    mask = torch.stack([(torch.arange(longest) >= longest - length).long() for length in LENGTHS])
+    ids, mask = left_padded([torch.randint(4, 64, (length,)) for length in LENGTHS], PAD)
     return {"input_ids": ids, "attention_mask": mask}
 
 

@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from builders import left_padded
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from oracle import oracle
@@ -15,7 +16,11 @@ CASES, CASES_BY_HAND = 60, 2000
 VOCAB, PAD, LONGEST = 64, 2, 96  # LONGEST: positions of the target
 
 # Shrinking would take minutes: a failing call is printed whole and is short enough.
-PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+MANNER = {
+    "deadline": None,
+    "phases": (Phase.explicit, Phase.reuse, Phase.generate),
+    "suppress_health_check": [HealthCheck.function_scoped_fixture],
+}
 CALLS = st.fixed_dictionaries(
     {
         "target": st.sampled_from(["qwen3", "llama", "mistral"]),
@@ -50,10 +55,7 @@ def check(call, targets, make_drafter):
     target, longest = targets[call["target"]], max(call["lengths"])
     generator = torch.Generator().manual_seed(call["seed"])
     rows = [torch.randint(4, VOCAB, (length,), generator=generator) for length in call["lengths"]]
-    prompt = {
-        "input_ids": torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0), value=PAD) for row in rows]),
-        "attention_mask": torch.stack([(torch.arange(longest) >= longest - len(row)).long() for row in rows]),
-    }
+    prompt = dict(zip(("input_ids", "attention_mask"), left_padded(rows, PAD), strict=True))
     budget = LONGEST - longest if call["to_the_limit"] else call["budget"]
     options = {"do_sample": False, "max_new_tokens": budget, "pad_token_id": PAD} | call["processors"]
     ends = {"eos_token_id": -1 if call["end_of_text"] is None else call["end_of_text"]}
@@ -64,25 +66,14 @@ def check(call, targets, make_drafter):
     assert torch.equal(assisted, plain)
 
 
-@settings(
-    max_examples=CASES,
-    deadline=None,
-    derandomize=True,
-    phases=PHASES,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=CASES, derandomize=True, **MANNER)
 @given(call=CALLS)
 def test_random_calls(call, targets, make_drafter):
     check(call, targets, make_drafter)
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=int(os.environ.get("HF_DOMINO_FUZZ_CASES", CASES_BY_HAND)),
-    deadline=None,
-    phases=PHASES,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=int(os.environ.get("HF_DOMINO_FUZZ_CASES", CASES_BY_HAND)), **MANNER)
 @given(call=CALLS)
 def test_many_random_calls(call, targets, make_drafter):
     check(call, targets, make_drafter)

@@ -39,7 +39,7 @@ def test_drafts_go_without_processors_that_may_keep_state():
             raise AssertionError("called on a draft")
 
     processors = LogitsProcessorList([Custom(), hf.TemperatureLogitsWarper(0.5)])
-    law = draft_law(TokenLaw(processors, do_sample=True), processors)
+    law = draft_law(TokenLaw(processors, do_sample=True))
     logits = torch.randn(1, 1, VOCAB)
     torch.testing.assert_close(
         law.scores(Prefixes.of(torch.zeros(1, 2).long()), logits, torch.zeros(1, 0).long()), logits * 2
@@ -53,4 +53,4 @@ def test_drafts_go_without_processors_that_may_keep_state():
 )
 def test_the_draft_law(target_samples, choice, expected):
     law = TokenLaw(LogitsProcessorList(), do_sample=target_samples)
-    assert draft_law(law, LogitsProcessorList(), choice).do_sample is expected
+    assert draft_law(law, choice).do_sample is expected

@@ -111,7 +111,7 @@ def speed_ups(survival: Sequence[float], costs: Sequence[float]) -> list[float]:
             f"costs must have {len(survival) + 1} entries, for 0 to {len(survival)} proposals, got {len(costs)}: put "
             "math.inf where a length is not offered."
         )
-    return [tokens / cost * costs[0] for tokens, cost in zip(accumulate(survival, initial=1.0), costs, strict=True)]
+    return [tokens * (costs[0] / cost) for tokens, cost in zip(accumulate(survival, initial=1.0), costs, strict=True)]
 
 
 def best_length(survival: Sequence[float], costs: Sequence[float]) -> int:
@@ -137,8 +137,8 @@ def best_length(survival: Sequence[float], costs: Sequence[float]) -> int:
 class Costs:
     """What a round costs, in seconds.
 
-    A DFlash drafter has `draft` alone, ours also `rollout`. A sequential one that takes the share c of a plain token has
-    a `rollout` of c * `plain`, and with `verify` = `plain` the textbook's speed-up E / (1 + k c). With drafter and
+    A DFlash drafter has `draft` alone, ours also `rollout`. A sequential one that takes the share c of a plain token
+    has a `rollout` of c * `plain`, and with `verify` = `plain` the textbook's speed-up E / (1 + k c). With drafter and
     target in separate pools a round also takes one network round trip, and carries context features to the drafter and
     proposals to the target; the features of the prompt, once per call, are not counted.
 
@@ -215,7 +215,7 @@ def break_even(length: int, costs: Costs) -> float | None:
     ```python
     >>> from hf_domino.planner import Costs, break_even
     >>> round(break_even(4, Costs(plain=10, draft=4, verify=12)), 4)
-    0.3806
+    0.3799
 
     ```
     """

@@ -75,7 +75,7 @@ def make_plan(survival: Sequence[float], costs: Costs) -> Plan:
     >>> from hf_domino.planner import Costs, survival_from
     >>> plan = make_plan(survival_from([0.8] * 8), Costs(plain=0.010, draft=0.002, rollout=0.001, verify=0.013))
     >>> plan.best_length, round(plan.best.speed_up, 2)
-    (6, 1.88)
+    (7, 1.89)
 
     ```
     """
@@ -152,8 +152,8 @@ def _break_even_sentence(plan: Plan) -> str:
     entry = plan.best if plan.best_length else min(reachable, key=lambda entry: entry.break_even or 0.0)
     if not entry.break_even:
         return (
-            f"Break-even: with {_proposals(entry.length)} it pays whatever is accepted, as a round takes no longer than a "
-            "plain token. Are both times of one target, machine and way to generate?"
+            f"Break-even: with {_proposals(entry.length)} it pays whatever is accepted, as a round takes no longer "
+            "than a plain token. Are both times of one target, machine and way to generate?"
         )
     return (
         f"Break-even: with {_proposals(entry.length)} it pays from acceptance probability {entry.break_even:.2f} on; "

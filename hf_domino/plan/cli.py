@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> None:
     sentences = conclusions(plan)
     if measured:
         sentences.append(
-            f"Measured: {measured.speed_up:.2f} x with {len(measured.survival)} proposals, over whole calls with prefill."
+            f"Measured: {measured.speed_up:.2f} x with {len(measured.survival)} proposals, whole calls with prefill."
         )
     if options.json:
         more = {"conclusions": sentences, "measured_speed_up": measured.speed_up if measured else None}

@@ -85,8 +85,8 @@ def _check_rounds(rows: Sequence[Row], method: str, plain: float) -> None:
         length = sum(row["acceptance_length"] * row["num_rounds"] for row in rows) / _sum(rows, "num_rounds")
         raise ValueError(
             f"rows of method {method!r} must have {' and '.join(lacking)}, got none: measure again with `hf-domino "
-            f"bench`, or plan from numbers. These rows give --t-plain {plain * 1e3:.3g} --acceptance-length {length:.3g}; "
-            "the other times are in drafter.stats.phases after a call inside hf_domino.timed_phases()."
+            f"bench`, or plan from numbers. These rows give --t-plain {plain * 1e3:.3g} --acceptance-length "
+            f"{length:.3g}; the other times are in drafter.stats.phases after a call inside hf_domino.timed_phases()."
         )
     for name in DRAFTING:
         if absent := [row["phases"] for row in rows if name not in row["phases"]]:

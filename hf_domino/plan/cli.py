@@ -63,9 +63,7 @@ def run(options: argparse.Namespace) -> None:
     plan = make_plan(survival, _costs(options, measured, len(survival)))
     sentences = conclusions(plan)
     if measured:
-        sentences.append(
-            f"Measured: {measured.speed_up:.2f} x with {len(measured.survival)} proposals, whole calls with prefill."
-        )
+        sentences.append(f"Measured: {measured.speed_up:.2f} x with {len(measured.survival)} proposals, prefill aside.")
     if options.json:
         more = {"conclusions": sentences, "measured_speed_up": measured.speed_up if measured else None}
         print(json.dumps(asdict(plan) | more, allow_nan=False))

@@ -10,9 +10,11 @@ from hf_domino.planner import Costs
 from hf_domino.report import Row
 
 DRAFTING = ("draft", "rollout")  # the phases of a round that are not verification
-REQUIRED = {
-    "acceptance_rate_at": "a list, one share per proposal",
-    "phases": "the seconds of draft, rollout, target_forward and what else a round has",
+BASELINE = "plain"
+TIME = {"tpot_seconds": "seconds per token after the first"}
+ROUNDS = {
+    "acceptance_rate_at": "share of rounds that accepted each proposal",
+    "ms_per_round": "milliseconds of draft, rollout, target_forward and what else a round has",
 }
 
 
@@ -23,7 +25,7 @@ class Measured:
     Args:
         survival (`list[float]`): Share of rounds that accepted each proposal.
         costs (`Costs`): Means per round, proposal and token.
-        speed_up (`float`): Over plain `generate`, of whole calls.
+        speed_up (`float`): Over plain `generate`, prefill aside.
     """
 
     survival: list[float]
@@ -45,20 +47,22 @@ def read_measured(rows: Sequence[Row], method: str, mode: str) -> Measured:
     Raises:
         ValueError: If rows or fields are missing, or rows differ in their number of proposals.
     """
-    plain, drafted = (_rows_of(rows, name, mode) for name in ("plain", method))
-    seconds = [_sum(chosen, "seconds") / _sum(chosen, "new_tokens") for chosen in (plain, drafted)]
+    plain, drafted = (_rows_of(rows, name, mode) for name in (BASELINE, method))
     rounds = [row for row in drafted if row.get("num_rounds")]
-    _check_rounds(rounds, method, seconds[0])
-    (length,) = {len(row["acceptance_rate_at"]) for row in rounds}
-    num_rounds = _sum(rounds, "num_rounds")
-    survival = [
-        sum(row["num_rounds"] * row["acceptance_rate_at"][k] for row in rounds) / num_rounds for k in range(length)
-    ]
-    draft, rollout = (sum(row["phases"][name] for row in rounds) / num_rounds for name in DRAFTING)
-    verify = sum(time for row in rounds for name, time in row["phases"].items() if name not in DRAFTING) / num_rounds
-    verify_one = min(seconds[0], verify)
-    costs = Costs(seconds[0], verify_one, (verify - verify_one) / length, draft, rollout / length)
-    return Measured(survival, costs, seconds[0] / seconds[1])
+    if not rounds:
+        raise ValueError(f"method {method!r} has no rounds to plan from: choose a drafter's rows with --method.")
+    _check_fields(plain, rounds, method)
+    length = _common_length(rounds)
+    survival = [_mean([row["acceptance_rate_at"][k] for row in rounds], rounds, "num_rounds") for k in range(length)]
+    draft, rollout = (
+        _mean([row["ms_per_round"][name] for row in rounds], rounds, "num_rounds") / 1000 for name in DRAFTING
+    )
+    whole = _mean([sum(row["ms_per_round"].values()) for row in rounds], rounds, "num_rounds") / 1000
+    t_plain, t_drafted = (_mean([row["tpot_seconds"] for row in of], of, "new_tokens") for of in (plain, rounds))
+    verify = whole - draft - rollout
+    verify_one = min(t_plain, verify)
+    costs = Costs(t_plain, verify_one, (verify - verify_one) / length, draft, rollout / length)
+    return Measured(survival, costs, t_plain / t_drafted)
 
 
 def _rows_of(rows: Sequence[Row], method: str, mode: str) -> list[Row]:
@@ -72,27 +76,38 @@ def _rows_of(rows: Sequence[Row], method: str, mode: str) -> list[Row]:
     return chosen
 
 
-def _sum(rows: Sequence[Row], field: str) -> Any:
-    return sum(row[field] for row in rows)
-
-
-def _check_rounds(rows: Sequence[Row], method: str, plain: float) -> None:
+def _check_fields(plain: Sequence[Row], rounds: Sequence[Row], method: str) -> None:
     """Refuse rows without what a plan needs; what they do have goes into the way out."""
-    if not rows:
-        raise ValueError(f"method {method!r} has no rounds: choose a drafter's rows with --method.")
-    lacking = [f"{field} ({what})" for field, what in REQUIRED.items() if any(not row.get(field) for row in rows)]
+    lacking = _lacking(plain, BASELINE, TIME) + _lacking(rounds, method, ROUNDS | TIME)
     if lacking:
-        length = sum(row["acceptance_length"] * row["num_rounds"] for row in rows) / _sum(rows, "num_rounds")
+        t_plain = sum(row["seconds"] for row in plain) / sum(row["new_tokens"] for row in plain)
+        tokens = _mean([row["acceptance_length"] for row in rounds], rounds, "num_rounds")
         raise ValueError(
-            f"rows of method {method!r} must have {' and '.join(lacking)}, got none: measure again with `hf-domino "
-            f"bench`, or plan from numbers. These rows give --t-plain {plain * 1e3:.3g} --acceptance-length "
-            f"{length:.3g}; the other times are in drafter.stats.phases after a call inside hf_domino.timed_phases()."
+            f"rows must have {', '.join(lacking)}, got none: measure again with `hf-domino bench`, or plan from "
+            f"numbers. These rows give --t-plain {t_plain * 1000:.3g} --acceptance-length {tokens:.3g}; --t-draft, "
+            "--t-rollout and --t-verify follow from drafter.stats.phases after a call inside hf_domino.timed_phases()."
         )
     for name in DRAFTING:
-        if absent := [row["phases"] for row in rows if name not in row["phases"]]:
-            raise ValueError(f"phases must have {' and '.join(DRAFTING)}, got {', '.join(absent[0])}: measure again.")
+        if absent := [row["ms_per_round"] for row in rounds if name not in row["ms_per_round"]]:
+            raise ValueError(
+                f"ms_per_round must have {' and '.join(DRAFTING)}, got {', '.join(absent[0])}: measure again."
+            )
+
+
+def _lacking(rows: Sequence[Row], method: str, fields: dict[str, str]) -> list[str]:
+    return [f"{field} ({what}; {method})" for field, what in fields.items() if any(not row.get(field) for row in rows)]
+
+
+def _common_length(rows: Sequence[Row]) -> int:
     lengths = sorted({len(row["acceptance_rate_at"]) for row in rows})
     if len(lengths) > 1:
         raise ValueError(
             f"acceptance_rate_at must have one length in all rows, got {lengths}: plan from one run's rows."
         )
+    return lengths[0]
+
+
+def _mean(values: Sequence[float], rows: Sequence[Row], weight: str) -> Any:
+    """Mean of one value per row, weighted by a field of the rows."""
+    weights = [row[weight] for row in rows]
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)

@@ -167,9 +167,9 @@ class Costs:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, must_last = getattr(self, field.name), field.name in ("plain", "verify")
-            if not math.isfinite(value) or value < 0 or (must_last and value == 0):
-                allowed = "above 0" if must_last else "0 or more"
+            value, may_be_zero = getattr(self, field.name), field.name not in ("plain", "verify")
+            if not (0 < value < math.inf or (value == 0 and may_be_zero)):
+                allowed = "0 or more" if may_be_zero else "above 0"
                 raise ValueError(f"{field.name} must be a finite time {allowed}, got {value}: give seconds.")
 
     def of_round(self, length: int, tokens: float) -> float:
@@ -243,5 +243,6 @@ def max_round_trip(survival: Sequence[float], costs: Costs) -> float | None:
     """
     tokens = list(accumulate(survival, initial=1.0))
     seconds = replace(costs, round_trip=0.0).by_length(survival)
-    longest = max(tokens[length] * costs.plain - seconds[length] for length in range(1, len(tokens)))
+    spare = (tokens[length] * costs.plain - seconds[length] for length in range(1, len(tokens)))
+    longest = max(spare, default=-1.0)
     return longest if longest >= 0 else None

@@ -33,12 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--method", default="domino", help="method whose rows are read")
     add("--mode", choices=("greedy", "sample"), default="greedy", help="mode whose rows are read")
     add = parser.add_argument_group("acceptance, one of").add_argument
-    add(
-        "--alpha",
-        type=float,
-        nargs="+",
-        help="probability that a proposal is accepted if all before it were; by position",
-    )
+    add("--alpha", type=float, nargs="+", help="chance of a proposal if all before are accepted; one, or by position")
     add("--acceptance-rate-at", type=float, nargs="+", help="share of rounds that accept each proposal: drafter.stats'")
     add("--acceptance-length", type=float, help="mean tokens per round, bonus included, with --num-draft-tokens")
     add = parser.add_argument_group("times, in ms").add_argument
@@ -77,7 +72,7 @@ def _check_numbers(options: argparse.Namespace) -> None:
     for name in (*TIMES, *SIZES, "t_verify", "bandwidth"):
         for number in _as_list(getattr(options, name)):
             allowed = "above 0" if name in ABOVE_ZERO else "0 or more"
-            if not 0 <= number < float("inf") or (number == 0 and name in ABOVE_ZERO):
+            if not (0 < number < float("inf") or (number == 0 and name not in ABOVE_ZERO)):
                 raise ValueError(f"{_flag(name)} must be a finite number, {allowed}, got {number}.")
     length = options.num_draft_tokens
     if length is not None and not 1 <= length <= MAX_LENGTH:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from hf_domino.plan import make_plan
 from hf_domino.plan.measured import read_measured
 from hf_domino.report import read_rows
 
-PUBLISHED = Path(__file__).parents[2] / "model_cards" / f"{BUNDLED}-domino" / "results.jsonl"
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "model_cards" / f"{BUNDLED}-domino" / "results.jsonl"
 BETWEEN_RUNS = 0.2  # the phases of a round are timed in another run than whole calls
 
 NUMBERS = "--alpha 0.8 --t-draft 1.6 --t-rollout 2.3 --t-verify 12.9 --t-plain 10 --num-draft-tokens 8"
@@ -75,6 +77,11 @@ def test_table_and_sentences(capsys, monkeypatch):
         "Break-even: with 5 proposals it pays from acceptance probability 0.64 on; here it is 0.80.",
         "Network: none; with drafter and target in separate pools it pays for round trips of up to 11.2 ms.",
     ]
+
+
+def test_command_of_the_readme(capsys):
+    command = re.search(r"^hf-domino plan (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)[1]
+    assert "Network: it leaves" in plan(command, capsys)["conclusions"][2]
 
 
 def test_json_has_seconds(capsys):

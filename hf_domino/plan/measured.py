@@ -67,6 +67,8 @@ def read_measured(rows: Sequence[Row], method: str, mode: str) -> Measured:
 
 def _rows_of(rows: Sequence[Row], method: str, mode: str) -> list[Row]:
     chosen = [row for row in rows if (row.get("method"), row.get("mode")) == (method, mode)]
+    # A text of one token has no time per further token.
+    chosen = [row for row in chosen if row.get("tpot_seconds", 0) is not None]
     if not chosen:
         found = sorted({f"{row.get('method')} ({row.get('mode')})" for row in rows})
         raise ValueError(

@@ -135,6 +135,11 @@ def test_prompts_without_a_round_do_not_count():
     assert read_measured([*rows, idle], "domino", "greedy").survival == read_measured(rows, "domino", "greedy").survival
 
 
+def test_texts_of_one_token_do_not_count():
+    rows, short = bench_rows(), {"method": "plain", "mode": "greedy", "new_tokens": 1, "tpot_seconds": None}
+    assert read_measured([*rows, short], "domino", "greedy") == read_measured(rows, "domino", "greedy")
+
+
 def test_plan_from_rows(rows_file, capsys):
     found = plan(f"--rows {rows_file(bench_rows())}", capsys)
     assert len(found["rounds"]) == 3
@@ -165,7 +170,7 @@ def test_numbers_win_over_rows(rows_file, capsys):
         ({"acceptance_rate_at": None}, ["acceptance_rate_at (share"]),
         ({"ms_per_round": None}, ["ms_per_round (milliseconds of draft"]),
         ({"ms_per_round": None, "acceptance_rate_at": None}, ["acceptance_rate_at (", "ms_per_round ("]),
-        ({"tpot_seconds": None}, ["tpot_seconds (seconds per token after the first; domino)"]),
+        ({"tpot_seconds": 0}, ["tpot_seconds (seconds per token after the first; domino)"]),
     ],
 )
 def test_rows_that_lack_fields_say_which_and_what_to_do(changes, missing, rows_file, capsys):

@@ -15,6 +15,10 @@ COMMANDS = {
     "check": ("hf_domino.check.cli", "Say whether a drafter fits its target, and if not, why."),
     "train": ("hf_domino.training.cli", "Train a drafter for a target, from one YAML file or flags."),
     "bench": ("hf_domino.benchmark", "Measure plain, prompt lookup, DFlash and Domino in one process."),
+    "plan": (
+        "hf_domino.plan.cli",
+        "Say whether speculation pays, how many proposals are best, and over which network.",
+    ),
     "recipe": ("hf_domino.recipes.bundled", "Make the bundled pair from nothing."),
 }
 

@@ -31,6 +31,7 @@ if not torch.cuda.is_available():
 Outputs = tuple[torch.Tensor, ...]
 MAX_TIE_ULPS = 2  # another order of summation tips a rounding over, in the worst case for both tokens compared
 STATE_ULPS = 4  # PyTorch rounds the gates as well as the state, the kernel the state alone
+MIN_STATE_TOLERANCE = 1e-5  # fp32: thousands of terms in another order
 DTYPES = ("bfloat16", "float16", "float32")
 ORIGIN = ("dtype", "threads", "seed", "hardware", "cores", "python", "torch", "commit", "date")
 
@@ -122,7 +123,8 @@ def check_choice(ids: torch.Tensor, base_logits: torch.Tensor, low_rank: torch.T
 
 def check_state(state: torch.Tensor, expected: torch.Tensor) -> None:
     """Check a prefix state `[B, G]` against that of the twin."""
-    torch.testing.assert_close(state, expected, atol=STATE_ULPS * torch.finfo(state.dtype).eps, rtol=0)
+    tolerance = max(MIN_STATE_TOLERANCE, STATE_ULPS * torch.finfo(state.dtype).eps)
+    torch.testing.assert_close(state, expected, atol=tolerance, rtol=0)
 
 
 def parse(description: str | None) -> argparse.Namespace:

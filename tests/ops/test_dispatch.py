@@ -24,9 +24,9 @@ def fresh_process(monkeypatch):
     dispatch._process_backend.cache_clear()
 
 
-def on_gpu(num_rows):
+def on_gpu(num_rows, dtype=torch.float32):
     """Stands for a tensor of a CUDA device; the decision looks at no more than this."""
-    return type("Rows", (), {"is_cuda": True, "shape": (num_rows, 4), "device": torch.device("cuda")})()
+    return type("Rows", (), {"is_cuda": True, "shape": (num_rows, 4), "dtype": dtype})()
 
 
 def test_automatic_choice(fresh_process):
@@ -37,6 +37,10 @@ def test_automatic_choice(fresh_process):
         (domino_kernels.MAX_AUTO_ROWS + 1, False),
     ]:
         assert domino_kernels.runs_triton(on_gpu(num_rows)) is (expected and dispatch.has_triton())
+
+
+def test_double_precision_is_not_for_the_kernels(fresh_process):
+    assert not domino_kernels.runs_triton(on_gpu(1, torch.float64))
 
 
 def test_without_triton_pytorch_runs(fresh_process):
@@ -102,6 +106,16 @@ def test_gradients_flow_through_pytorch(device):
     with domino_kernels.use_backend("auto"):
         gru_step(torch.ones(1, 3, device=device), state, weight_ih, weight_hh).sum().backward()
     assert weight_ih.grad.abs().sum() > 0
+
+
+class QuantizedTensor(torch.Tensor):
+    """Stands for weights whose memory is not what their dtype says."""
+
+
+def test_other_kinds_of_tensors_go_to_pytorch(fresh_process, monkeypatch):
+    weights = torch.zeros(12, 3).as_subclass(QuantizedTensor), torch.zeros(12, 4)
+    monkeypatch.setattr(domino_kernels.ops, "runs_triton", lambda rows: pytest.fail("asked for a kernel"))
+    assert gru_step(torch.ones(1, 3), torch.zeros(1, 4), *weights).shape == (1, 4)
 
 
 def test_import_does_not_import_triton():

@@ -9,7 +9,7 @@ import math
 
 import torch
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+from .dispatch import FLOATS
 
 
 def check_choice(

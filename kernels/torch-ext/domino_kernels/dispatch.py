@@ -16,6 +16,7 @@ from contextvars import ContextVar
 
 import torch
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # the kernels add up in fp32
 BACKENDS = ("auto", "reference", "triton")
 MAX_AUTO_ROWS = 8  # Triton's programs take rows one by one; for more, tensor cores do better
 ENVIRONMENT_VARIABLE = "DOMINO_KERNELS_BACKEND"
@@ -30,7 +31,7 @@ def use_backend(backend: str) -> Iterator[None]:
 
     Args:
         backend (`str`): `"reference"` is PyTorch; `"triton"` the kernels or an error; `"auto"` the kernels for up to
-            `MAX_AUTO_ROWS` rows on a CUDA device if Triton can be imported, else PyTorch.
+            `MAX_AUTO_ROWS` rows of fp32, bf16 or fp16 on a CUDA device if Triton can be imported, else PyTorch.
 
     Raises:
         ValueError: If there is no such backend, or it is `"triton"` and Triton cannot be imported.
@@ -68,7 +69,8 @@ def runs_triton(rows: torch.Tensor) -> bool:
                 '"reference", or set TRITON_INTERPRET=1 before Triton is imported to run the kernels on a CPU, slowly.'
             )
         return True
-    return backend == "auto" and rows.is_cuda and rows.shape[0] <= MAX_AUTO_ROWS and has_triton()
+    fits = rows.is_cuda and rows.dtype in FLOATS and rows.shape[0] <= MAX_AUTO_ROWS
+    return backend == "auto" and fits and has_triton()
 
 
 @functools.cache

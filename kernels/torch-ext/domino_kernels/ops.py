@@ -110,9 +110,11 @@ def gru_step(
 
 
 def _implementation(kernel: str, rows: torch.Tensor, *others: torch.Tensor) -> ModuleType:
-    """The kernel's module, or the twins': the kernels have no backward."""
-    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (rows, *others))
-    if needs_gradient or not runs_triton(rows):
+    """The kernel's module, or the twins': the kernels have no backward, and read plain memory alone."""
+    tensors = rows, *others
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    is_plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
+    if needs_gradient or not is_plain or not runs_triton(rows):
         return reference
     if kernel == "triton_choose":
         from . import triton_choose

@@ -33,7 +33,6 @@ MAX_TIE_ULPS = 2  # another order of summation tips a rounding over, in the wors
 STATE_ULPS = 4  # PyTorch rounds the gates as well as the state, the kernel the state alone
 MIN_STATE_TOLERANCE = 1e-5  # fp32: thousands of terms in another order
 DTYPES = ("bfloat16", "float16", "float32")
-ORIGIN = ("dtype", "threads", "seed", "hardware", "cores", "python", "torch", "commit", "date")
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,6 @@ def parse(description: str | None) -> argparse.Namespace:
     if not (torch.cuda.is_available() or options.dry_run):
         parser.error("no CUDA device found; --dry-run shows on a CPU that everything runs")
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
-    options.threads = torch.get_num_threads()
     if options.dry_run:
         options.repeats = 1
     return options
@@ -209,14 +207,15 @@ def _timed(function: Callable[[], Outputs], options: argparse.Namespace) -> tupl
 
 def _origin(options: argparse.Namespace) -> dict[str, Any]:
     """Sizes, machine, versions, commit, seed and date of all rows."""
-    from hf_domino.benchmark import provenance
+    from hf_domino.provenance import provenance  # imports Triton
 
-    fields = provenance(argparse.Namespace(**vars(options), max_new_tokens=None))
     return {
         "batch_size": options.batch_size,
         **asdict(TINY if options.dry_run else Sizes()),
+        "dtype": options.dtype,
         "repeats": options.repeats,
-        **{field: fields[field] for field in ORIGIN},
-        "triton": importlib.metadata.version("triton") if has_triton() else None,
+        "seed": options.seed,
         "dry_run": options.dry_run,
+        **provenance(options.device),
+        "triton": importlib.metadata.version("triton") if has_triton() else None,
     }

@@ -6,6 +6,8 @@ import pytest
 import torch
 from parity import assert_equal_up_to_ties, choose_both, make_choice, make_pool
 
+from domino_kernels import noise, triton_noise
+
 SHAPES = [(1, 1000, 48), (2, 333, 17), (3, 64, 5), (2, 1, 1), (1, 129, 256)]  # B, V, R: few of them fit the tiles
 
 
@@ -101,6 +103,14 @@ def test_sampled_ids_are_equal(temperature, device):
         options = {"temperature": temperature, "random_state": torch.tensor([2**35 + 11, offset], device=device)}
         assert torch.equal(*choose_both(base, low_rank, up_weight, **options))
         assert torch.equal(*choose_both(logits, low_rank, up_weight, ids, **options))
+
+
+@pytest.mark.parametrize("random_state", [[0, 0], [2**35 + 11, 2**40 + 5], [-3, -7]], ids=str)
+def test_noise_is_equal(random_state, device):
+    random_state = torch.tensor(random_state, device=device)
+    ours, theirs = triton_noise.gumbel(random_state, 2, 5000), noise.gumbel(random_state, 2, 5000)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)  # two logarithms in fp32, of numbers up to 17
+    assert torch.equal(ours, triton_noise.gumbel(random_state, 2, 6000)[:, :5000])
 
 
 def test_many_sampled_rows_are_equal(device):

@@ -1,9 +1,9 @@
 """Correct the logits and choose a token, without ever writing the corrections `[B, V]` to memory.
 
 Stage one: every program corrects one tile of columns and keeps the tile's best score. Stage two: one program per row
-takes the best tile. Sums are fp32. SiLU and each correction are rounded once to the dtype of W2 and each corrected
-logit once to that of the base logits, as the PyTorch modules do; the two can still differ where the order of the fp32
-sum tips a rounding over.
+takes the best tile. Where a token is drawn, Gumbel noise comes before both. Sums are fp32. SiLU and each correction are
+rounded once to the dtype of W2 and each corrected logit once to that of the base logits, as the PyTorch modules do; the
+two can still differ where the order of the fp32 sum tips a rounding over.
 
 Shapes: B rows, N columns (V, or M of a candidate pool), R low rank, T tiles.
 """
@@ -14,29 +14,16 @@ import torch
 import triton
 import triton.language as tl
 
+from .triton_noise import gumbel
+
 TILE_ELEMENTS = 16384  # of W2 in the registers of one program: 64 rows at rank 256
 MAX_TILE = 128  # columns; a pool of that many is one tile and needs no second stage
 NUM_WARPS = 8  # half of a tile each would spill registers at fp32
 
 
 @triton.jit
-def _gumbel(random_state, row, columns):
-    # The arithmetic of noise.gumbel. tl has no log1p: log(y) * u / (1 - y) with y = 1 - u is one, also for tiny u.
-    seed = tl.load(random_state)
-    offset = tl.load(random_state + 1)
-    low = columns * 0 + (offset & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
-    high = columns * 0 + (offset >> 32).to(tl.int32)
-    word, _, _, _ = tl.philox(seed, columns, columns * 0 + row, low, high)
-    uniform = ((word >> 1).to(tl.float32) + 0.5) * 4.656612873077393e-10
-    uniform = tl.minimum(uniform, 0.9999999403953552)
-    rest = 1.0 - uniform
-    exponential = tl.where(rest == 1.0, uniform, -tl.log(rest) * (uniform / tl.where(rest == 1.0, 1.0, 1.0 - rest)))
-    return -tl.log(exponential)
-
-
-@triton.jit
 def _choose_in_tile(
-    base, low_rank, weight, candidates, random_state, best_score, best_id,
+    base, low_rank, weight, candidates, noise, best_score, best_id,
     num_rows, num_columns, rank, temperature,
     base_stride, low_rank_stride, weight_stride, candidate_stride,
     POOL: tl.constexpr, SAMPLE: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr,
@@ -60,7 +47,7 @@ def _choose_in_tile(
         logits = tl.load(base + row * base_stride + columns, mask=inside, other=float("-inf")).to(tl.float32)
         scores = (logits + correction).to(base.dtype.element_ty).to(tl.float32)
         if SAMPLE:
-            scores = scores / temperature + _gumbel(random_state, row, columns)
+            scores = scores / temperature + tl.load(noise + row * num_columns + columns, mask=inside, other=0.0)
         scores = tl.where(scores != scores, float("inf"), scores)  # NaN is the largest, as for torch.argmax
         scores = tl.where(inside, scores, float("-inf"))
         top = tl.max(scores, axis=0)
@@ -103,7 +90,7 @@ def correct_and_choose(
     best_score = base_logits.new_empty((num_rows, num_tiles), dtype=torch.float32)
     best_id = base_logits.new_empty((num_rows, num_tiles), dtype=torch.int64)
     candidates = best_id if candidate_ids is None else candidate_ids  # a pointer is needed, though never read
-    noise = best_id if random_state is None else random_state.contiguous()
+    noise = best_score if random_state is None else gumbel(random_state, num_rows, num_columns)
     _choose_in_tile[(num_tiles, num_rows if pool else 1)](
         base_logits, low_rank, up_weight, candidates, noise, best_score, best_id,
         num_rows, num_columns, rank, temperature or 1.0,

@@ -70,7 +70,7 @@ def rollout(
         scores = scores[:, : _length(scores, goes_on)]
         return DraftProposal(law.choose(scores), scores if law.do_sample else None)
     size, anchors = drafter.config.draft_pool_size, prefixes.last()[:, 0]
-    if fits_kernels(drafter, law, base_logits):
+    if goes_on is None and fits_kernels(drafter, law, base_logits):
         return DraftProposal(choose_fused(drafter, target, draft_hidden, base_logits, anchors), None)
     pool = None
     if fits_pool(law.processors) and (size or EXACT_POOL_SIZE) < base_logits.shape[2]:

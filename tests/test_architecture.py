@@ -25,7 +25,7 @@ FLOORS = (
     {"backbone", "correction", "target", "compatibility"},
     {"modeling"},
     {"decoding", "training"},
-    {"integration", "call_checks", "drift", "check", "pair", "benchmark", "report", "recipes"},
+    {"integration", "call_checks", "drift", "check", "pair", "benchmark", "recipes"},
     {"demo", "rounds", "cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -7,7 +7,8 @@ import pytest
 
 from hf_domino import cli
 from hf_domino.benchmark import distinct_ngram_ratio
-from hf_domino.report import METHODS, read_rows
+from hf_domino.benchmark.methods import METHODS
+from hf_domino.benchmark.rows import read_rows
 
 FLAGS = ["--num-prompts", "2", "--max-new-tokens", "12", "--repeats", "1", "--threads", "1"]
 

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from hf_domino.benchmark.report import MARKERS, fill_readme, results_table
+from hf_domino.benchmark.rows import read_rows
+from hf_domino.benchmark.summary import summarize
 from hf_domino.pair import BUNDLED
-from hf_domino.report import MARKERS, fill_readme, read_rows, results_table, summarize
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "model_cards" / f"{BUNDLED}-domino" / "results.jsonl"

@@ -24,7 +24,7 @@ class DraftSession:
         drafter ([`DominoDraftModel`]): The drafter; not changed.
         target ([`TargetModel`]): View of the target.
         law ([`TokenLaw`]): What drafts are chosen from.
-        timer ([`PhaseTimer`], *optional*): Times the backbone as `draft` and the rest as `rollout`.
+        timer ([`PhaseTimer`], *optional*): Times the drafter's forward as `draft` and the rest as `rollout`.
         context ([`ContextCache`], *optional*): Context of an earlier generation to go on from.
     """
 
@@ -82,7 +82,8 @@ class DraftSession:
     def _take(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, counts: list[int]) -> None:
         self.context()  # stores what a round that had nothing to propose has left
         device = self.drafter.device
-        self._new_context = self.drafter.fuse_context([states.to(device) for states in captured])
+        with self.timer.phase("draft"):
+            self._new_context = self.drafter.fuse_context([states.to(device) for states in captured])
         self._new_positions, self._new_counts = position_ids.to(device), counts
         last = torch.tensor(counts, device=device)[:, None] - 1
         self._anchors = self._new_positions.gather(1, last.clamp_min(0)) + 1

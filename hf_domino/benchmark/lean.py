@@ -15,8 +15,6 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-EOS_CHECK_ON_DEVICE = 8  # tokens between two looks at what is finished, which make the host wait for a device
-
 
 def lean_decoding(
     model: PreTrainedModel,
@@ -47,7 +45,7 @@ def lean_decoding(
     pad = getattr(generation_config, "_pad_token_tensor", None)
     ids = torch.cat((input_ids, input_ids.new_zeros(len(input_ids), end - start)), dim=1)  # [B, T + N]
     is_running = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    every = 1 if ids.device.type == "cpu" else EOS_CHECK_ON_DEVICE
+    every = checks_every(ids.device)
     new_ids = input_ids
     for position in range(start, end):
         scores = logits_processor(ids[:, :position], forward(new_ids, position).float())  # [B, V]
@@ -65,6 +63,11 @@ def lean_decoding(
         if eos is not None and (position - start) % every == every - 1 and not bool(is_running.any()):
             break
     return ids[:, : start + _length(ids[:, start : position + 1], eos)]
+
+
+def checks_every(device: torch.device) -> int:
+    """Tokens between two looks at which rows are finished: a look makes the host wait for its device."""
+    return 1 if device.type == "cpu" else 8
 
 
 def _length(new_ids: torch.Tensor, eos: torch.Tensor | None) -> int:

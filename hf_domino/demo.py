@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.table import Table
 
 from hf_domino.benchmark import generate_timed
-from hf_domino.benchmark.cli import add_pair_arguments, positive_int, set_up
+from hf_domino.benchmark.flags import add_pair_arguments, positive_int, set_up
 from hf_domino.cli import FAILED_CHECK
 from hf_domino.pair import Pair, load_pair, read_prompts
 from hf_domino.rounds import COLOUR_LEGEND, PLAIN_LEGEND, origins, picture, shows_colour, token_texts

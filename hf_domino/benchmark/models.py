@@ -32,7 +32,8 @@ def load_models(options: argparse.Namespace) -> Pair:
     twin_name = options.twin or _beside(dflash_folder(Path(target_name)))
 
     def load(model_class: Any, name: str) -> Any:
-        return model_class.from_pretrained(name, dtype=DTYPES[options.dtype]).to(torch.device(options.device)).eval()
+        model = model_class.from_pretrained(name, dtype=DTYPES[options.dtype], local_files_only=Path(name).is_dir())
+        return model.to(torch.device(options.device)).eval()
 
     tokenizer = AutoTokenizer.from_pretrained(target_name)
     if tokenizer.pad_token is None:

@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ import hf_domino
 DATED = ("date",)  # may differ between rows of one run that was taken up again
 
 
-def provenance(options: argparse.Namespace, pair_name: str) -> dict[str, Any]:
+def provenance(options: argparse.Namespace, pair_name: str, methods: Iterable[str]) -> dict[str, Any]:
     """Fields that every row of a run carries.
 
     Args:
         options (`argparse.Namespace`): Flags of `hf-domino bench`.
         pair_name (`str`): Name of the target.
+        methods (`Iterable[str]`): What is measured, in turn.
     """
     return {
+        "methods": list(methods),
         "batch_size": options.batch_size,
         "max_new_tokens": options.max_new_tokens,
         "repeats": options.repeats,

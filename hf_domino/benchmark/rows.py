@@ -12,22 +12,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_domino.benchmark.prompts import source
 from hf_domino.benchmark.provenance import DATED
 
 Row = dict[str, Any]
 Batch = tuple[str, int]  # mode, number
+Prompts = Sequence[dict[str, Any]]
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path, mend: bool = False) -> list[Row]:
     """Read measured rows from a JSONL file.
+
+    Args:
+        path (`Path`): The file.
+        mend (`bool`, *optional*, defaults to `False`): Leave out a last line that was broken off while it was written.
 
     Raises:
         ValueError: If there is none, or a line is not a JSON object.
     """
     if not path.is_file():
         raise ValueError(f"rows must be a JSONL file, got {str(path)!r}: measure with `hf-domino bench --rows {path}`.")
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    rows = [_row(line) for line in lines]
+    rows = [_row(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if mend and rows and rows[-1] is None:
+        rows.pop()
     if None in rows:
         raise ValueError(
             f"{path}, line {rows.index(None) + 1}: expected a JSON object. A run that was broken off goes on with "
@@ -53,8 +60,8 @@ class RowsFile:
     """Rows of one run on disk.
 
     Args:
-        path (`Path`): The file.
-        origin (`Mapping`): Fields of every row: where and how the run measures.
+        path (`Path`): Where they are.
+        origin (`Mapping`): Fields of every row: where and how the run measures, `methods` among them.
     """
 
     def __init__(self, path: Path, origin: Mapping[str, Any]):
@@ -77,44 +84,28 @@ class RowsFile:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_lines(row | self.origin for row in rows))
 
-    def resumable(
-        self, methods: Iterable[str], batches: Mapping[Batch, Sequence[Any]], temperature: float
-    ) -> list[Row]:
-        """The rows of batches that an earlier run has finished.
+    def finished(self, batches: Mapping[Batch, Prompts], temperature: float) -> list[Row]:
+        """The rows of the batches that an earlier run has finished; none if there was no such run.
 
         Args:
-            methods (`Iterable[str]`): What this run measures.
-            batches (`Mapping`): Mode and number of every batch of this run, with its `sources`.
+            batches (`Mapping`): The prompts of every batch of this run, by mode and number.
             temperature (`float`): Of the sampled half.
 
         Raises:
-            ValueError: If the earlier run was measured elsewhere or otherwise.
+            ValueError: If the earlier run measured something else, or elsewhere, or otherwise.
         """
-        if not self.path.is_file():
-            return []
-        lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        rows = [_row(line) for line in lines]
-        if rows and rows[-1] is None:  # broken off while writing
-            rows.pop()
         found: dict[Batch, list[Row]] = {}
-        for row in rows if None not in rows else read_rows(self.path):
-            if row is not None and "skipped" not in row:
-                found.setdefault((row["mode"], row["prompt"]), []).append(row)
-        names = set(methods)
-        kept = []
-        for number, (batch, group) in enumerate(found.items(), start=1):
-            for row in group:
-                self._check(row, batches.get(batch), temperature)
-            if {row["method"] for row in group} == names:
-                kept += group
-            elif number < len(found) or {row["method"] for row in group} - names:
-                self._refuse("methods", sorted(row["method"] for row in group), sorted(names))
-        return kept
+        for row in measured(read_rows(self.path, mend=True)) if self.path.is_file() else ():
+            batch = row["mode"], row["prompt"]
+            self._check(row, batches.get(batch), temperature)
+            found.setdefault(batch, []).append(row)
+        return [row for rows in found.values() if len(rows) == len(self.origin["methods"]) for row in rows]
 
-    def _check(self, row: Row, sources: Sequence[Any] | None, temperature: float) -> None:
+    def _check(self, row: Row, prompts: Prompts | None, temperature: float) -> None:
         for name, value in self.origin.items():
             if name not in DATED and row.get(name) != value:
                 self._refuse(name, row.get(name), value)
+        sources = None if prompts is None else [source(prompt) for prompt in prompts]
         if row["sources"] != sources:
             self._refuse(f"prompts of {row['mode']} batch {row['prompt']}", row["sources"], sources)
         if row["mode"] == "sample" and row["temperature"] != temperature:

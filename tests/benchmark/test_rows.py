@@ -4,17 +4,17 @@ import json
 
 import pytest
 
+from hf_domino.benchmark.prompts import source
 from hf_domino.benchmark.rows import RowsFile, read_rows
 
-ORIGIN = {"commit": "abc", "repeats": 3, "date": "2026-01-01"}
-SOURCES = {(mode, index): [[None, None, f"hash {index}"]] for mode in ("greedy", "sample") for index in range(3)}
-METHODS = ("plain", "domino")
+ORIGIN = {"methods": ["plain", "domino"], "commit": "abc", "repeats": 3, "date": "2026-01-01"}
+BATCHES = {(mode, index): [{"text": f"text {index}"}] for mode in ("greedy", "sample") for index in range(3)}
 
 
-def batch(mode, index, methods=METHODS):
-    temperature = 0.0 if mode == "greedy" else 0.7
-    about = {"mode": mode, "prompt": index, "sources": SOURCES[mode, index], "temperature": temperature}
-    return [{"method": method} | about for method in methods]
+def batch(mode, index):
+    sources = [source(prompt) for prompt in BATCHES[mode, index]]
+    about = {"mode": mode, "prompt": index, "sources": sources, "temperature": 0.0 if mode == "greedy" else 0.7}
+    return [{"method": method} | about for method in ORIGIN["methods"]]
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def file(tmp_path):
     return file
 
 
-def resume(file, origin=(), methods=METHODS, sources=SOURCES, temperature=0.7):
-    return RowsFile(file.path, ORIGIN | dict(origin)).resumable(methods, sources, temperature)
+def finished(file, origin=(), batches=BATCHES, temperature=0.7):
+    return RowsFile(file.path, ORIGIN | dict(origin)).finished(batches, temperature)
 
 
 def test_rows_carry_the_origin(file):
@@ -39,7 +39,7 @@ def test_rows_carry_the_origin(file):
 
 
 def test_finished_batches_are_kept(file):
-    kept = resume(file, {"date": "2026-01-02"})
+    kept = finished(file, {"date": "2026-01-02"})
     assert [(row["mode"], row["prompt"]) for row in kept[::2]] == [("greedy", 0), ("greedy", 1), ("sample", 0)]
     file.start({}, kept)
     assert read_rows(file.path) == kept
@@ -47,7 +47,7 @@ def test_finished_batches_are_kept(file):
 
 def test_a_batch_broken_off_while_writing_is_measured_again(file):
     file.path.write_text(file.path.read_text()[:-20])
-    assert [(row["mode"], row["prompt"]) for row in resume(file)[::2]] == [("greedy", 0), ("greedy", 1)]
+    assert [(row["mode"], row["prompt"]) for row in finished(file)[::2]] == [("greedy", 0), ("greedy", 1)]
     with pytest.raises(ValueError, match=r"line 7: expected a JSON object.*--resume"):
         read_rows(file.path)
 
@@ -56,11 +56,11 @@ def test_a_line_broken_elsewhere_is_an_error(file):
     lines = file.path.read_text().splitlines()
     file.path.write_text("\n".join([lines[0], lines[1][:-9], *lines[2:]]))
     with pytest.raises(ValueError, match="line 2"):
-        resume(file)
+        finished(file)
 
 
 def test_no_file_is_a_run_not_begun(tmp_path):
-    assert RowsFile(tmp_path / "none.jsonl", ORIGIN).resumable(METHODS, SOURCES, 0.7) == []
+    assert RowsFile(tmp_path / "none.jsonl", ORIGIN).finished(BATCHES, 0.7) == []
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,15 @@ def test_no_file_is_a_run_not_begun(tmp_path):
     [
         ({"origin": {"commit": "def"}}, "the commit that .* was measured with, 'abc', got 'def'"),
         ({"origin": {"repeats": 1}}, "the repeats that .* 3, got 1: write to another --rows, or .* --overwrite"),
-        ({"methods": ("plain", "lean", "domino")}, "the methods that"),
-        ({"methods": ("plain",)}, "the methods that"),
+        ({"origin": {"methods": ["plain", "lean"]}}, "the methods that"),
         ({"temperature": 1.0}, "the temperature that .* 0.7, got 1.0"),
-        ({"sources": SOURCES | {("greedy", 1): [["other"]]}}, "the prompts of greedy batch 1 that"),
-        ({"sources": {key: value for key, value in SOURCES.items() if key[0] == "greedy"}}, "sample batch 0"),
+        ({"batches": BATCHES | {("greedy", 1): [{"text": "other"}]}}, "the prompts of greedy batch 1 that"),
+        ({"batches": {key: value for key, value in BATCHES.items() if key[0] == "greedy"}}, "sample batch 0"),
     ],
 )
 def test_a_run_measured_otherwise_is_refused(file, changes, message):
     with pytest.raises(ValueError, match=message):
-        resume(file, **changes)
+        finished(file, **changes)
 
 
 def test_rows_that_are_not_there_are_named(tmp_path):

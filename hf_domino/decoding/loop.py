@@ -59,7 +59,7 @@ def assisted_decoding(
     Returns:
         `torch.Tensor` or `GenerateDecoderOnlyOutput`: Prompts and new tokens, `[B, T + new]`.
     """
-    start, timer = time.perf_counter(), PhaseTimer()
+    start, timer = time.perf_counter(), PhaseTimer(device=input_ids.device)
     input_ids, batch_size = input_ids.long(), len(input_ids)
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
@@ -69,7 +69,7 @@ def assisted_decoding(
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     generation = _Generation(
-        runner=TargetRunner(target, model_kwargs, step_outputs.forward_kwargs),
+        runner=TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer),
         session=DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context),
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),
         law=law,
@@ -82,7 +82,7 @@ def assisted_decoding(
     generation.run(input_ids, generation_config)
     stats.num_new_tokens = generation.committed.num_new_tokens
     stats.seconds = time.perf_counter() - start
-    stats.phases = dict(timer.seconds) if timer.enabled else None
+    stats.phases = timer.seconds() if timer.enabled else None
     record_stats(drafter, stats)
     cache = generation.runner.cache
     is_seen_again = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
@@ -111,8 +111,10 @@ class _Generation:
         mask_length = getattr(generation_config, "_mask_length", None)
         try:
             self.prefill(input_ids, generation_config.prefill_chunk_size, mask_length)
+            self.timer.reset()  # phases are those of the rounds
             while self.rows:
-                self.run_round()
+                with self.timer.phase("rest"):  # what no phase inside it covers
+                    self.run_round()
         finally:
             self.runner.end(len(input_ids))
 

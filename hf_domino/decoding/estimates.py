@@ -61,14 +61,23 @@ class Costs:
     def __init__(self) -> None:
         self.num_rounds = 0
         self._recent: deque[tuple[int, float, float | None]] = deque(maxlen=RECENT_ROUNDS)
+        self._tokens: deque[float] = deque(maxlen=RECENT_ROUNDS)  # of this call
+
+    def begin_call(self) -> None:
+        """Another text may be harder or easier; the machine is the same."""
+        self._tokens.clear()
+
+    @property
+    def num_rounds_of_call(self) -> int:
+        """Rounds of this call, of the recent ones."""
+        return len(self._tokens)
 
     @property
     def best_rate(self) -> float:
-        """Tokens per second that rounds may well bring: their mean and a standard error."""
-        seconds = typical_seconds(self._seconds())
-        if not seconds:
+        """Tokens per second that rounds of this call may well bring: their mean and a standard error."""
+        seconds, tokens = typical_seconds(self._seconds()), self._tokens
+        if not seconds or not tokens:
             return float("inf")
-        tokens = [tokens for _, tokens, _ in self._recent]
         error = ((statistics.pvariance(tokens) + PRIOR_VARIANCE) / len(tokens)) ** 0.5
         return (statistics.fmean(tokens) + SURE_BY * error) / seconds
 
@@ -95,6 +104,7 @@ class Costs:
         """Count a round: proposals per row, tokens per row it committed on average, wall time if it is typical."""
         self.num_rounds += 1
         self._recent.append((num_proposed, num_tokens, seconds))
+        self._tokens.append(num_tokens)
 
 
 def typical_seconds(seconds: Collection[float]) -> float:

@@ -114,8 +114,13 @@ class Pace:
         self.costs = Costs()
         self._step_seconds: deque[float] = deque([] if is_timed else [1.0], maxlen=9)
         self._rounds_since_step = self._num_steps = 0
+        self.begin_call()
+
+    def begin_call(self) -> None:
+        """A call of `generate` begins: its text is judged by itself."""
         self._left, self._pause = 0, PAUSE  # single steps until drafting is tried again, and after it has lost again
-        self.is_first = True  # the first round of a call, which stores the prompt's context too
+        self._is_first = True  # the first round of a call, which stores the prompt's context too
+        self.costs.begin_call()
 
     def begin_round(self, num_rows: int) -> Block:
         """Choose what the next round drafts."""
@@ -139,10 +144,10 @@ class Pace:
                 self.acceptance.observe(kinds, count - 1)
             if not self.is_timed:
                 seconds = NOMINAL_ROUND + NOMINAL_PROPOSAL * block.length
-            is_typical = not (self.is_first and self.is_timed)
+            is_typical = not (self._is_first and self.is_timed)
             self.costs.observe(block.length, sum(num_committed) / len(num_committed), seconds if is_typical else None)
-            self.is_first = False
-            if self._step_seconds and self.costs.num_rounds >= ROUNDS_PER_STEP[0]:
+            self._is_first = False
+            if self._step_seconds and self.costs.num_rounds_of_call >= ROUNDS_PER_STEP[0]:
                 self._judge()
         else:
             self._num_steps, self._rounds_since_step = self._num_steps + 1, 0
@@ -173,7 +178,7 @@ class Pacer:
     def begin_call(self) -> None:
         """A call of `generate` begins."""
         for pace in self._paces.values():
-            pace.is_first = True
+            pace.begin_call()
 
     def _pace(self, num_rows: int) -> Pace:
         key = num_rows if self._is_timed else 0

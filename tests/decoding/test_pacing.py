@@ -193,3 +193,12 @@ def test_drafts_after_single_steps_know_the_whole_prefix(tiny_qwen3, make_drafte
                 session.observe_block(tuple(states[:, step : step + 1] for states in captured), [1])
             drafts[steps] = session.propose(Prefixes.of(ids)).tokens.tolist()
     assert drafts[0] == drafts[5]
+
+
+def test_a_text_is_judged_by_itself(num_positions):
+    pacer = Pacer(num_positions, is_timed=True)
+    for _ in range(100):
+        simulate(pacer, [0.3] * 8, 0)
+    pacer.begin_call()
+    lengths = [simulate(pacer, [0.98] * 8, 8)[0] for _ in range(50)]
+    assert lengths.count(0) <= 1

@@ -106,7 +106,7 @@ class ContextAttention(nn.Module):
         queries = _rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:])
         keys = _rotate(keys.transpose(1, 2), cosines, sines)
         if inputs.cache is not None:
-            keys, values = self._with_cached(keys, values, length, inputs.cache)
+            keys, values = inputs.cache.join(self.layer_index, keys, values, length)
         attended = F.scaled_dot_product_attention(
             queries,
             keys,
@@ -119,17 +119,6 @@ class ContextAttention(nn.Module):
 
     def _split_heads(self, projected: torch.Tensor) -> torch.Tensor:
         return projected.unflatten(-1, (-1, self.head_dim))  # [B, T, A, D]
-
-    def _with_cached(
-        self, keys: torch.Tensor, values: torch.Tensor, length: int, cache: ContextCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the new context to the cache and put the block, which is never stored, behind all of it."""
-        split = keys.shape[2] - length
-        context_keys, context_values = cache.append(self.layer_index, keys[:, :, :split], values[:, :, :split])
-        return (
-            torch.cat((context_keys, keys[:, :, split:]), dim=2),
-            torch.cat((context_values, values[:, :, split:]), dim=2),
-        )
 
 
 class BackboneLayer(nn.Module):

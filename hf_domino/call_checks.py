@@ -45,9 +45,9 @@ GENERATION_RULES = (
     _Rule("use_mtp", _unset, "False", _ONE_SPEEDUP),
     _Rule(
         "cache_implementation",
-        lambda name: name in (None, "dynamic", "dynamic_full"),
-        "None or 'dynamic'",
-        "Static, quantized and offloaded caches cannot be rewound after a rejection; leave it unset.",
+        lambda name: name in (None, "dynamic", "dynamic_full", "static"),
+        "None, 'dynamic' or 'static'",
+        "Quantized and offloaded caches cannot be rewound after a rejection; leave it unset.",
     ),
 )
 
@@ -105,7 +105,8 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     if cache is None:
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
         raise refusal("the target's cache", "a DynamicCache", None, remedy)
-    if isinstance(cache, StaticCache) or not hasattr(cache, "layers"):
+    is_prepared = isinstance(cache, StaticCache) and getattr(cache, "_is_user_defined", False) is False
+    if isinstance(cache, StaticCache) and not is_prepared or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; leave it unset or pass a DynamicCache."
         raise refusal("past_key_values", "a DynamicCache", type(cache).__name__, remedy)
 

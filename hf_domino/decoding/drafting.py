@@ -121,7 +121,10 @@ class DraftSession:
             draft_hidden = self._run_backbone(torch.cat((anchors, masks), dim=1))
         with self.timer.phase("rollout"):
             first = config.label_offset
-            return rollout(self.drafter, self.target, draft_hidden[:, first : first + count], prefixes, self.law)
+            return self._choose(draft_hidden[:, first : first + count], prefixes)
+
+    def _choose(self, draft_hidden: torch.Tensor, prefixes: Prefixes) -> DraftProposal:
+        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law)
 
     def _run_backbone(self, block: torch.Tensor) -> torch.Tensor:
         """Draft hidden states `[B, Q, H]` of the block `[B, Q]` that starts at the anchors; stores the new context."""

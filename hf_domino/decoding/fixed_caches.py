@@ -20,6 +20,11 @@ from hf_domino.context import ContextCache
 FIXABLE_LAYERS = (StaticLayer, StaticSlidingWindowLayer, DummyLayer)
 
 
+def unfixable(cache: Any) -> str | None:
+    """Name of a kind of layer that has no fixed-shape counterpart here, of those of a static cache; None without."""
+    return next((type(layer).__name__ for layer in cache.layers if type(layer) not in FIXABLE_LAYERS), None)
+
+
 class FixedLayer(StaticLayer):
     """A layer that writes behind a length it shares with the others, and leaves the length alone.
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 WARM_UPS = 2  # runs before a capture: libraries pick their kernels and allocate their workspaces
 MAX_GRAPHS = 64  # of one workspace; calls that vary a sampling parameter would add some each
@@ -31,7 +34,7 @@ class StageGraphs:
     def __init__(self, device: torch.device, enabled: bool | None = None):
         self.device = device
         self.enabled = device.type == "cuda" if enabled is None else enabled
-        self._graphs: dict[Hashable, Any] = {}
+        self._graphs: dict[Hashable, StageGraph | None] = {}
         self._pool: Any = None
 
     def __call__(
@@ -51,12 +54,26 @@ class StageGraphs:
         if not self.enabled:
             return stage(*inputs)
         signature = (key, *((tensor.shape, tensor.dtype) for tensor in inputs))
-        graph = self._graphs.get(signature)
-        if graph is None:
+        if signature not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS:
                 self.clear()
-            graph = self._graphs[signature] = self.capture(stage, inputs)
-        return graph.replay(inputs)
+            self._graphs[signature] = self._try_capture(key, stage, inputs)
+        graph = self._graphs[signature]
+        return stage(*inputs) if graph is None else graph.replay(inputs)
+
+    def _try_capture(
+        self, key: Hashable, stage: Callable[..., tuple[torch.Tensor, ...]], inputs: tuple[torch.Tensor, ...]
+    ) -> StageGraph | None:
+        """A graph, or None with a warning where the model's own code synchronises: that stage is launched as ever."""
+        try:
+            return self.capture(stage, inputs)
+        except RuntimeError as error:
+            name = key[0] if isinstance(key, tuple) else key
+            reason = str(error).partition("\n")[0]
+            logger.warning(
+                "hf_domino runs the stage %r without a CUDA graph, as it cannot be captured: %s", name, reason
+            )
+            return None
 
     def clear(self) -> None:
         """Forget all graphs."""

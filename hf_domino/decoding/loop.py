@@ -30,6 +30,8 @@ from hf_domino.modeling import DominoDraftModel
 from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
 from hf_domino.target import TargetModel
 
+Judge = Callable[[TokenLaw, Prefixes, DraftProposal, torch.Tensor], Judgement]
+
 
 @torch.no_grad()
 def assisted_decoding(
@@ -69,15 +71,15 @@ def assisted_decoding(
     stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[] for _ in range(batch_size)])
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
-    drafts, decide = draft_law(law, drafter.config.draft_law), judge
-    runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs)
-    session = DraftSession(drafter, target, drafts, timer, context)
+    parts: tuple[TargetRunner, DraftSession, Judge] = (
+        TargetRunner(target, model_kwargs, step_outputs.forward_kwargs),
+        DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context),
+        judge,
+    )
     if generation_config.cache_implementation == "static":
-        runner, session, decide = make_static(input_ids, runner, session, law, generation_config)
+        parts = make_static(input_ids, parts[0], parts[1], law, generation_config)
     generation = _Generation(
-        runner=runner,
-        session=session,
-        judge=decide,
+        *parts,
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),
         law=law,
         stats=stats,
@@ -86,15 +88,13 @@ def assisted_decoding(
         rows=list(range(batch_size)),
     )
     generation.run(input_ids, generation_config)
-    stats.num_new_tokens = generation.committed.num_new_tokens
-    stats.seconds = time.perf_counter() - start
-    stats.phases = dict(timer.seconds) if timer.enabled else None
+    generation.finish_stats(time.perf_counter() - start)
     record_stats(drafter, stats)
     cache = generation.runner.cache
     is_seen_again = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
     if batch_size == 1 and is_seen_again:
         keep_context(cache, drafter, generation.session.context(), has_gap)
-    runner.release()
+    generation.runner.release()
     return generation.committed.result(cache, **step_outputs.results())
 
 
@@ -104,7 +104,7 @@ class _Generation:
 
     runner: TargetRunner
     session: DraftSession
-    judge: Callable[[TokenLaw, Prefixes, DraftProposal, torch.Tensor], Judgement]
+    judge: Judge
     committed: CommittedSequences
     law: TokenLaw
     stats: DecodingStats
@@ -122,6 +122,11 @@ class _Generation:
                 self.run_round()
         finally:
             self.runner.end(len(input_ids))
+
+    def finish_stats(self, seconds: float) -> None:
+        """Note what the whole call did, in that time."""
+        self.stats.num_new_tokens, self.stats.seconds = self.committed.num_new_tokens, seconds
+        self.stats.phases = dict(self.timer.seconds) if self.timer.enabled else None
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None, mask_length: int | None) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""

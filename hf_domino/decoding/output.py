@@ -116,7 +116,7 @@ class CommittedSequences:
             grown[:, : self._ids.shape[1]] = self._ids
             self._ids = grown
 
-    def _keep(self, row: int, values: list[int]) -> int:
+    def _keep(self, row: int, values: Sequence[int]) -> int:
         """How many of the tokens just written stay: up to the first stop, unless plain generation goes on behind it."""
         length, had_stopped = self._lengths[row], self._stops[row] is not None
         for count, value in enumerate(values, start=1):

@@ -127,8 +127,13 @@ class StaticRunner(TargetRunner):
         if (types := kwargs.get("mm_token_type_ids")) is not None:
             self._tensors["mm_token_type_ids"] = hold("mm_token_type_ids", torch.zeros_like(types[..., -1:]))
         taken = (*PER_POSITION, "past_key_values", "inputs_embeds")
-        self._options = {name: value for name, value in kwargs.items() if name not in taken}
-        self._key = ("verify", *sorted(self._tensors), *sorted((name, repr(v)) for name, v in self._options.items()))
+        self._options = {
+            name: hold(f"option {name}", value) if isinstance(value, torch.Tensor) else value
+            for name, value in kwargs.items()
+            if name not in taken
+        }
+        names = [(name, "" if isinstance(v, torch.Tensor) else repr(v)) for name, v in self._options.items()]
+        self._key = ("verify", *sorted(self._tensors), *sorted(names))
 
     def next_position(self) -> int:
         """The position of the next anchor."""
@@ -215,9 +220,8 @@ class StaticDraftSession(DraftSession):
 
     def _take(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, counts: list[int]) -> None:
         """Store the prompt, whatever its length."""
-        self._pending = self._joined(captured)
         self._fixed.announce(counts[0])
-        self._store()
+        self._backbone(position_ids[:, :0], self._joined(captured))
 
     def observe_block(self, captured: tuple[torch.Tensor, ...], counts: Sequence[int]) -> None:
         """Take the hidden states `[1, W, H]` of a verified block; the committed ones, the first, are valid."""
@@ -231,7 +235,8 @@ class StaticDraftSession(DraftSession):
     def _store(self) -> None:
         """Put into the context what no drafted block has put there."""
         if self._pending is not None:
-            self._backbone(self._pending.new_zeros(1, 0, dtype=torch.long), self._pending)
+            no_block = self._pending.new_zeros(1, 0, dtype=torch.long)
+            self._graphs("backbone", self._backbone, no_block, self._pending)
             self._pending = None
 
     def context(self) -> ContextCache:

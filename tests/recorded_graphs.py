@@ -44,10 +44,12 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
-        assert name not in FORBIDDEN, f"{name} inside a stage"
+        is_number = name == "aten::lift_fresh" and args[0].dim() == 0  # `x[...] = 0`, which is a fill on a GPU
+        assert name not in FORBIDDEN or is_number, f"{name} inside a stage"
         outputs = func(*args, **(kwargs or {}))
-        is_view = not func._schema.is_mutable and any(result.alias_info for result in func._schema.returns)
-        if not is_view:  # a view recorded once stays one
+        read = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
+        is_view = all(tensor.untyped_storage().data_ptr() in read for tensor in _tensors(outputs))
+        if func._schema.is_mutable or not is_view:  # a view recorded once stays one
             self.steps.append((func, args, kwargs or {}, _tensors(outputs)))
         return outputs
 

@@ -66,7 +66,9 @@ class StageGraphs:
     ) -> StageGraph | None:
         """A graph, or None with a warning where the model's own code synchronises: that stage is launched as ever."""
         try:
-            return self.capture(stage, inputs)
+            # Buffers made in inference mode could not be written to outside of it.
+            with torch.inference_mode(False), torch.no_grad():
+                return self.capture(stage, inputs)
         except RuntimeError as error:
             name = key[0] if isinstance(key, tuple) else key
             reason = str(error).partition("\n")[0]

@@ -71,13 +71,10 @@ def assisted_decoding(
     stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[] for _ in range(batch_size)])
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
-    parts: tuple[TargetRunner, DraftSession, Judge] = (
-        TargetRunner(target, model_kwargs, step_outputs.forward_kwargs),
-        DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context),
-        judge,
-    )
-    if generation_config.cache_implementation == "static":
-        parts = make_static(input_ids, parts[0], parts[1], law, generation_config)
+    runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs)
+    session = DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context)
+    is_static = generation_config.cache_implementation == "static"
+    parts = make_static(input_ids, runner, session, law, generation_config) if is_static else (runner, session, judge)
     generation = _Generation(
         *parts,
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),

@@ -107,7 +107,8 @@ def _draft_probs(proposal: DraftProposal, vocab_size: int) -> torch.Tensor:
     """The law of the drafts `[B, P, V]`; a proposal without scores was certain."""
     if proposal.scores is not None:
         return proposal.scores.float().softmax(dim=-1)
-    return torch.nn.functional.one_hot(proposal.tokens, vocab_size).float()
+    certain = torch.zeros(*proposal.tokens.shape, vocab_size, device=proposal.tokens.device)
+    return certain.scatter(2, proposal.tokens[..., None], 1.0)  # unlike one_hot, it reads nothing back
 
 
 def _bonus_law(target_probs: torch.Tensor, draft_probs: torch.Tensor, num_accepted: torch.Tensor) -> torch.Tensor:

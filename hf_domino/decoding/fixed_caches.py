@@ -11,13 +11,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache
-from transformers.cache_utils import DummyLayer, StaticLayer, StaticSlidingWindowLayer
+from transformers import Cache, DynamicCache, cache_utils
+from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
 from hf_domino.context import ContextCache
 
+# In place of layers that use the keys of others; older versions of Transformers leave those out.
+PLACEHOLDERS = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
 # Sliding-window layers keep all positions here: one that keeps its window only cannot step back.
-FIXABLE_LAYERS = (StaticLayer, StaticSlidingWindowLayer, DummyLayer)
+FIXABLE_LAYERS = (StaticLayer, StaticSlidingWindowLayer, *PLACEHOLDERS)
 
 
 def unfixable(cache: Any) -> str | None:
@@ -73,7 +75,7 @@ class FixedCache(Cache):
             self.length = torch.zeros((), dtype=torch.long, device=device)
         super().__init__(
             layers=[
-                DummyLayer() if isinstance(layer, DummyLayer) else FixedLayer(capacity, self.length)
+                type(layer)() if isinstance(layer, PLACEHOLDERS) else FixedLayer(capacity, self.length)
                 for layer in like.layers
             ]
         )

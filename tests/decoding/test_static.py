@@ -41,7 +41,7 @@ def stages(request):
 
 @pytest.fixture(scope="module")
 def target():
-    return build("Qwen3Moe")  # its experts choose by what is in a tensor
+    return build("Mistral")  # a sliding window shorter than the prompt
 
 
 def assert_equal_to_plain(target, drafter, prompt=PROMPT, accuracies=(0.0, 0.7), **options):
@@ -288,7 +288,7 @@ def test_threads_have_buffers_of_their_own(target, make_drafter):
     plain = [target.generate(prompt, **GREEDY) for prompt in prompts]
 
     def run(index):
-        for _ in range(3):
+        for _ in range(2):
             result = target.generate(prompts[index], assistant_model=drafter, **GREEDY, **STATIC)
             results.setdefault(index, []).append(torch.equal(result, plain[index]))
 
@@ -297,7 +297,7 @@ def test_threads_have_buffers_of_their_own(target, make_drafter):
         thread.start()
     for thread in threads:
         thread.join()
-    assert [results.get(index) for index in range(len(prompts))] == [[True] * 3] * len(prompts)
+    assert [results.get(index) for index in range(len(prompts))] == [[True] * 2] * len(prompts)
 
 
 def test_workspaces_go_with_their_models():

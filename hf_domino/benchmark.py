@@ -9,21 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-import hf_domino
 from hf_domino.pair import DTYPES, Pair, load_pair, read_prompts
+from hf_domino.provenance import provenance
 from hf_domino.report import METHODS, Row, fill_readme, read_rows, results_table, summarize
 
 NGRAM = 4
@@ -103,7 +100,8 @@ def measure(pair: Pair, prompts: Sequence[dict[str, Any]], options: argparse.Nam
     Returns:
         `list[Row]`: One row per prompt, method and mode, with where and how it was measured.
     """
-    origin = provenance(options) | {"pair": pair.name}
+    fields = ("batch_size", "max_new_tokens", "repeats", "dtype", "seed")
+    origin = {field: getattr(options, field) for field in fields} | {"pair": pair.name} | provenance(options.device)
     size = options.batch_size
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     _warm_up(pair, batches[0], options)
@@ -226,44 +224,3 @@ def distinct_ngram_ratio(tokens: Sequence[int], n: int = NGRAM) -> float:
     """
     grams = [tuple(tokens[start : start + n]) for start in range(len(tokens) - n + 1)]
     return len(set(grams)) / len(grams) if grams else 1.0
-
-
-def provenance(options: argparse.Namespace) -> dict[str, Any]:
-    """Where a row comes from: machine, threads, versions, commit, seed and date.
-
-    Args:
-        options (`argparse.Namespace`): Flags of [`add_arguments`].
-    """
-    return {
-        "batch_size": options.batch_size,
-        "max_new_tokens": options.max_new_tokens,
-        "repeats": options.repeats,
-        "dtype": options.dtype,
-        "threads": options.threads,
-        "seed": options.seed,
-        "hardware": _hardware(options.device),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "hf_domino": hf_domino.__version__,
-        "commit": _commit(),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-    }
-
-
-def _hardware(device: str) -> str:
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next((name for name in names if name != "unknown"), platform.processor() or platform.machine())
-
-
-def _commit() -> str:
-    """Commit of the checkout, with `-dirty` where the package differs from it; `unknown` outside of one."""
-    folder = Path(__file__).parent
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True)
-    status = subprocess.run(["git", "status", "--porcelain", "."], cwd=folder, capture_output=True, text=True)
-    return head.stdout.strip() + ("-dirty" if status.stdout.strip() else "") if head.returncode == 0 else "unknown"

@@ -38,6 +38,18 @@ class PrefixGRU(nn.GRU):
         """Read one token: `[B, H]` and the prefix state `[B, G]` give the next prefix state `[B, G]`."""
         return torch.gru_cell(token_embeds, state, self.weight_ih_l0, self.weight_hh_l0)
 
+    def project_inputs(self, token_embeds: torch.Tensor) -> torch.Tensor:
+        """The tokens' part of the gates, which needs no prefix state: `[..., H]` to `[..., 3G]`."""
+        return F.linear(token_embeds, self.weight_ih_l0)
+
+    def advance(self, inputs: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        """What [`~PrefixGRU.step`] does from there: `[B, 3G]` and `[B, G]` give the next prefix state `[B, G]`."""
+        sizes = (2 * self.hidden_size, self.hidden_size)
+        gates, new = inputs.split(sizes, dim=1)
+        state_gates, state_new = F.linear(state, self.weight_hh_l0).split(sizes, dim=1)
+        reset, update = (gates + state_gates).sigmoid().chunk(2, dim=1)
+        return torch.lerp(torch.addcmul(new, reset, state_new).tanh(), state, update)
+
 
 class ZeroLinear(nn.Linear):
     """A linear layer whose fresh weights are zero: an untrained correction head drafts what plain DFlash does."""

@@ -21,7 +21,7 @@ MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
 
 # A room may import from rooms on its own floor or below. `target` stands apart: it knows the configuration alone.
 FLOORS = (
-    {"configuration", "context", "stats"},
+    {"configuration", "context", "provenance", "stats"},
     {"backbone", "correction", "target", "compatibility"},
     {"modeling"},
     {"decoding", "training"},

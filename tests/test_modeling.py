@@ -93,8 +93,10 @@ def test_gru_step_equals_the_whole_sequence(tiny_drafter):
     gru, embeds = tiny_drafter.prefix_gru, torch.randn(2, 5, HIDDEN)
     state, states = gru.initial_state(2), gru(embeds)[0]
     for index in range(5):
+        advanced = gru.advance(gru.project_inputs(embeds)[:, index], state)
         state = gru.step(embeds[:, index], state)
         torch.testing.assert_close(state, states[:, index])
+        torch.testing.assert_close(advanced, state)
 
 
 def test_split_projection_equals_the_whole(tiny_drafter):

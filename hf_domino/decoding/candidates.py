@@ -30,12 +30,18 @@ class CandidatePool:
     def __init__(self, base_logits: torch.Tensor, size: int, processors: Sequence[LogitsProcessor], prefixes: Prefixes):
         self._processors, self._vocab_size = processors, base_logits.shape[2]
         self.logits, self.token_ids = base_logits.topk(size, dim=2)  # [B, P, M]
-        self._seen: torch.Tensor | None = None  # [B, P, M], whether a candidate is in the prefix
+        self._in_prefix: torch.Tensor | None = None  # [B, P, M], whether a candidate is in the prefix
         for processor in processors:
             if type(processor) not in PREFIX_FREE:
                 ids = _counted_ids(prefixes, getattr(processor, "prompt_ignore_length", None))
                 in_prefix = torch.zeros_like(base_logits[:, 0], dtype=torch.bool).scatter(1, ids, True)
-                self._seen = in_prefix.gather(1, self.token_ids.flatten(1)).view_as(self.token_ids)
+                self._in_prefix = in_prefix.gather(1, self.token_ids.flatten(1)).view_as(self.token_ids)
+        self._seen = self._in_prefix  # the same with the proposals so far
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of the block (P)."""
+        return self.token_ids.shape[1]
 
     def scores(self, index: int, logits: torch.Tensor) -> torch.Tensor:
         """Process the logits `[B, M]` of position `index`."""
@@ -53,8 +59,13 @@ class CandidatePool:
         """Token ids `[B]` of the chosen candidates `[B]` of position `index`; they count as prefix from then on."""
         token_ids = self.token_ids[:, index].gather(1, choice[:, None])
         if self._seen is not None:
-            self._seen |= self.token_ids == token_ids[..., None]
+            self._seen = self._seen | (self.token_ids == token_ids[..., None])
         return token_ids[:, 0]
+
+    def retake(self, token_ids: torch.Tensor) -> None:
+        """Go back to where only these proposals `[B, N]`, of the pool or not, count as prefix."""
+        if self._in_prefix is not None:
+            self._seen = self._in_prefix | (self.token_ids[..., None] == token_ids[:, None, None]).any(dim=-1)
 
     def spread(self, scores: torch.Tensor) -> torch.Tensor:
         """Scores `[B, P, M]` of the candidates as ones of all tokens, `[B, P, V]`: no other can be drawn."""

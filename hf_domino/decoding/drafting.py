@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from hf_domino.context import ContextCache
+from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.rollout import DraftProposal, rollout
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.modeling import DominoDraftModel
@@ -39,6 +40,9 @@ class DraftSession:
         self.drafter, self.target, self.law = drafter, target, law
         self.timer = timer or PhaseTimer(enabled=False)
         self._cache = context or ContextCache(len(drafter.layers))
+        # On other devices, knowing which token to look up would have to be waited for.
+        on_cpu = drafter.has_correction_head and drafter.device.type == "cpu"
+        self._table = InputTable(drafter.prefix_gru, target) if on_cpu else None
         self._new_context: torch.Tensor | None = None  # [B, C, H], not yet in the cache
         self._new_positions = torch.empty(0)  # [B, C], absolute
         self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
@@ -124,7 +128,7 @@ class DraftSession:
             return self._choose(draft_hidden[:, first : first + count], prefixes)
 
     def _choose(self, draft_hidden: torch.Tensor, prefixes: Prefixes) -> DraftProposal:
-        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law)
+        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, self._table)
 
     def _run_backbone(self, block: torch.Tensor) -> torch.Tensor:
         """Draft hidden states `[B, Q, H]` of the block `[B, Q]` that starts at the anchors; stores the new context."""

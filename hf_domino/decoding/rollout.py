@@ -14,9 +14,13 @@ from dataclasses import dataclass
 import torch
 
 from hf_domino.decoding.candidates import CandidatePool, fits_pool
+from hf_domino.decoding.corrections import Corrections
+from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
+
+EXACT_POOL_SIZE = 128  # candidates to guess from where the whole vocabulary is chosen from
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ def rollout(
     draft_hidden: torch.Tensor,
     prefixes: Prefixes,
     law: TokenLaw,
+    table: InputTable | None = None,
+    is_fixed: bool = False,
 ) -> DraftProposal:
     """Choose the proposals of one block.
 
@@ -48,6 +54,9 @@ def rollout(
         draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
         prefixes ([`Prefixes`]): Tokens so far, the anchor last.
         law ([`TokenLaw`]): What drafts are chosen from.
+        table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
+        is_fixed (`bool`, *optional*, defaults to `False`): Whether to read nothing back, so that it can be captured:
+            then the whole vocabulary is gone through for every position.
 
     Returns:
         [`DraftProposal`]: P tokens per row.
@@ -56,74 +65,94 @@ def rollout(
     if not (drafter.has_correction_head or law.needs_prefix):
         scores = law.scores(prefixes, base_logits, prefixes.ids[:, :0])
         return DraftProposal(law.choose(scores), scores if law.do_sample else None)
-    corrections = _Corrections(drafter, target, draft_hidden) if drafter.has_correction_head else None
-    size = drafter.config.draft_pool_size or base_logits.shape[2]
-    if size < base_logits.shape[2] and fits_pool(law.processors):
-        return _choose_from_pool(CandidatePool(base_logits, size, law.processors, prefixes), prefixes, law, corrections)
-    return _choose_from_vocabulary(base_logits, prefixes, law, corrections)
-
-
-class _Corrections:
-    """Corrections of successive positions, one GRU step each."""
-
-    def __init__(self, drafter: DominoDraftModel, target: TargetModel, draft_hidden: torch.Tensor):
-        self.target, self.gru, self.projection = target, drafter.prefix_gru, drafter.embed_proj
-        self.first_corrected = drafter.config.pure_draft_prefix_len
-        self.block_part = self.projection.project_hidden(draft_hidden)  # [B, P, R], once
-        self.state = self.gru.initial_state(draft_hidden.shape[0])
-
-    def read(self, token_ids: torch.Tensor) -> None:
-        """Advance the prefix state by the tokens `[B]`."""
-        embeds = self.target.embed(token_ids).to(self.state)
-        self.state = self.gru.step(embeds, self.state)
-
-    def apply(self, index: int, base_logits: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Corrected logits of proposal `index`; base logits before the first corrected one.
-
-        Args:
-            index (`int`): Which proposal.
-            base_logits (`torch.Tensor`): Its base logits, `[B, V]` or those of M candidates `[B, M]`.
-            rows (`torch.Tensor`, *optional*): The candidates' rows of W2, `[B, M, R]`; None for all.
-        """
-        if index < self.first_corrected:
-            return base_logits
-        low_rank = self.block_part[:, index] + self.projection.project_state(self.state)
-        return base_logits + self.projection.expand(low_rank, rows).to(base_logits)
+    size, anchors = drafter.config.draft_pool_size, prefixes.last()[:, 0]
+    pool = None
+    is_guessing = fits_pool(law.processors) and not (is_fixed and size is None)
+    if is_guessing and (size or EXACT_POOL_SIZE) < base_logits.shape[2]:
+        pool = CandidatePool(base_logits, size or EXACT_POOL_SIZE, law.processors, prefixes)
+    corrections = None
+    if drafter.has_correction_head:
+        candidates = None if pool is None else pool.token_ids
+        corrections = Corrections(drafter, target, draft_hidden, anchors, candidates, table)
+    if pool is None:
+        return _choose_one_by_one(base_logits, prefixes, law, corrections)
+    if size is None:
+        return _choose_and_check(pool, base_logits, prefixes, law, corrections)
+    tokens, all_scores = _choose_from_pool(pool, prefixes.ids[:, :0], law, corrections)
+    return DraftProposal(tokens, pool.spread(torch.stack(all_scores, dim=1)) if law.do_sample else None)
 
 
 def _choose_from_pool(
-    pool: CandidatePool, prefixes: Prefixes, law: TokenLaw, corrections: _Corrections | None
-) -> DraftProposal:
-    token = prefixes.last()[:, 0]
-    tokens, all_scores = [], []
-    rows = None if corrections is None else corrections.projection.rows(pool.token_ids)  # [B, P, M, R]
-    for index in range(pool.token_ids.shape[1]):
+    pool: CandidatePool,
+    tokens: torch.Tensor,
+    law: TokenLaw,
+    corrections: Corrections | None,
+    noise: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Complete the proposals `[B, N]` chosen so far to all P, each from the candidates of its position.
+
+    Returns:
+        `tuple`: The proposals `[B, P]`, and the scores `[B, M]` of each of the new ones.
+    """
+    chosen, all_scores = list(tokens.unbind(dim=1)), []
+    for index in range(len(chosen), pool.num_positions):
         logits = pool.logits[:, index]
-        if corrections is not None and rows is not None:
-            corrections.read(token)
-            logits = corrections.apply(index, logits, rows[:, index])
+        if corrections is not None:
+            logits = corrections.apply(index, logits)
         scores = pool.scores(index, logits)
-        token = pool.take(index, law.choose(scores))
-        tokens.append(token)
+        choice = law.choose(scores, None if noise is None else noise[:, index].gather(1, pool.token_ids[:, index]))
+        chosen.append(pool.take(index, choice))
         all_scores.append(scores)
-    return DraftProposal(
-        torch.stack(tokens, dim=1), pool.spread(torch.stack(all_scores, dim=1)) if law.do_sample else None
-    )
+        if corrections is not None and index + 1 < pool.num_positions:
+            corrections.read(chosen[-1])
+    return torch.stack(chosen, dim=1), all_scores
 
 
-def _choose_from_vocabulary(
-    base_logits: torch.Tensor, prefixes: Prefixes, law: TokenLaw, corrections: _Corrections | None
+def _choose_and_check(
+    pool: CandidatePool,
+    base_logits: torch.Tensor,
+    prefixes: Prefixes,
+    law: TokenLaw,
+    corrections: Corrections | None,
 ) -> DraftProposal:
-    token = prefixes.last()  # [B, 1]
-    tokens, all_scores = token[:, :0], []
+    """Choose from the whole vocabulary: guess by the pool, check all guesses at once, go on behind the first miss.
+
+    The block that comes out is the one of position by position; what is sampled is coupled by drawing the noise first.
+    """
+    noise = torch.empty_like(base_logits).exponential_() if law.do_sample else None
+    tokens = prefixes.ids[:, :0]
+    while True:
+        num_checked = tokens.shape[1]
+        tokens, _ = _choose_from_pool(pool, tokens, law, corrections, noise)
+        logits = base_logits if corrections is None else corrections.apply_to_all(base_logits)
+        scores = law.scores(prefixes, logits, tokens[:, :-1])
+        choice = law.choose(scores, noise)
+        missed = (choice != tokens)[:, num_checked:].any(dim=0).nonzero()
+        count = num_checked + int(missed[0]) + 1 if len(missed) else pool.num_positions
+        tokens = torch.cat((tokens[:, :num_checked], choice[:, num_checked:count]), dim=1)
+        if count == pool.num_positions:
+            return DraftProposal(tokens, scores if law.do_sample else None)
+        pool.retake(tokens)
+        if corrections is not None:
+            corrections.forget(count - 1)
+            corrections.read(tokens[:, -1])
+
+
+def _choose_one_by_one(
+    base_logits: torch.Tensor, prefixes: Prefixes, law: TokenLaw, corrections: Corrections | None
+) -> DraftProposal:
+    """Choose from the whole vocabulary, position by position, as processors that no pool can stand for need it."""
+    tokens, all_scores = prefixes.ids[:, :0], []
+    noise = torch.empty_like(base_logits).exponential_() if law.do_sample else None
     for index in range(base_logits.shape[1]):
         logits = base_logits[:, index]
         if corrections is not None:
-            corrections.read(token[:, 0])
+            if index:
+                corrections.read(tokens[:, -1])
             logits = corrections.apply(index, logits)
         scores = law.scores(prefixes, logits[:, None], tokens)
-        token = law.choose(scores)
-        tokens = torch.cat((tokens, token), dim=1)
+        choice = law.choose(scores, None if noise is None else noise[:, index : index + 1])
+        tokens = torch.cat((tokens, choice), dim=1)
         if law.do_sample:
             all_scores.append(scores)
     return DraftProposal(tokens, torch.cat(all_scores, dim=1) if all_scores else None)

@@ -168,9 +168,9 @@ class TokenLaw:
     def _for_rows(self, rows: list[int]) -> LogitsProcessorList:
         return LogitsProcessorList(_for_rows(processor, rows) for processor in self._per_prefix)
 
-    def choose(self, scores: torch.Tensor) -> torch.Tensor:
-        """Take one token id `[...]` from scores `[..., V]`."""
-        return sample(scores.softmax(dim=-1)) if self.do_sample else scores.argmax(dim=-1)
+    def choose(self, scores: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+        """Take one token id `[...]` from scores `[..., V]`; where it samples, with this `noise`, or fresh one."""
+        return sample(scores.softmax(dim=-1), noise) if self.do_sample else scores.argmax(dim=-1)
 
 
 def stateful_processors(processors: LogitsProcessorList) -> list[str]:
@@ -204,12 +204,16 @@ def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:
     return processor
 
 
-def sample(probs: torch.Tensor) -> torch.Tensor:
+def sample(probs: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
     """Draw an index `[...]` from probabilities or weights `[..., V]` by an exponential race.
 
     The same law as `torch.multinomial` without its host synchronisation; weights need not be normalised.
+
+    Args:
+        probs (`torch.Tensor`): `[..., V]`.
+        noise (`torch.Tensor`, *optional*): Standard exponential, of the same shape; drawn here by default.
     """
-    return (probs / torch.empty_like(probs).exponential_()).argmax(dim=-1)
+    return (probs / (torch.empty_like(probs).exponential_() if noise is None else noise)).argmax(dim=-1)
 
 
 def draft_law(law: TokenLaw, choice: str = "sampled") -> TokenLaw:

@@ -20,7 +20,7 @@ from hf_domino.context import ContextCache
 from hf_domino.decoding.alignment import PER_POSITION
 from hf_domino.decoding.cache import TargetRunner
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.rollout import DraftProposal
+from hf_domino.decoding.rollout import DraftProposal, rollout
 from hf_domino.decoding.sampling import PREFIX_FREE, Prefixes, TokenLaw
 from hf_domino.decoding.verification import Judgement, judge
 from hf_domino.decoding.workspace import Workspace, give_back, take_workspace
@@ -275,7 +275,7 @@ class StaticDraftSession(DraftSession):
 
     def _rollout(self, draft_hidden: torch.Tensor, anchors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # A law that is part of a stage looks at no token before the anchor.
-        proposal = super()._choose(draft_hidden, Prefixes.of(anchors))
+        proposal = rollout(self.drafter, self.target, draft_hidden, Prefixes.of(anchors), self.law, is_fixed=True)
         return (proposal.tokens,) if proposal.scores is None else (proposal.tokens, proposal.scores)
 
 

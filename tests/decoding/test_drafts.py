@@ -104,9 +104,9 @@ class RecordingLaw(TokenLaw):
         super().__init__(LogitsProcessorList(), do_sample=False)
         self.seen = []
 
-    def choose(self, scores):
+    def choose(self, scores, noise=None):
         self.seen.append(scores)
-        return super().choose(scores)
+        return super().choose(scores, noise)
 
 
 @pytest.mark.parametrize("shift_label", [True, False])

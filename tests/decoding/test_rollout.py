@@ -1,0 +1,111 @@
+"""The rollout over the whole vocabulary: guessed by a small pool and checked at once, it is the one step by step."""
+
+import pytest
+import torch
+from builders import VOCAB_SIZE, build_drafter
+from transformers import (
+    LogitsProcessorList,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
+
+from hf_domino.decoding import rollout as rollout_module
+from hf_domino.decoding.corrections import Corrections
+from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.sampling import Prefixes, TokenLaw
+from hf_domino.target import TargetModel
+
+SCORE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # fp32 sums in another order
+LAWS = {
+    "nothing": [],
+    "penalty": [RepetitionPenaltyLogitsProcessor(1.5)],
+    "warpers": [TemperatureLogitsWarper(0.8), TopKLogitsWarper(30)],
+}
+
+
+@pytest.fixture(params=[{}, {"pure_draft_prefix_len": 2}, {"shift_label": False}], ids=["", "prefix", "unshifted"])
+def block(request, tiny_qwen3):
+    """A drafter with strong corrections, its target, random draft hidden states and prefixes of three rows."""
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=None, block_size=9, **request.param)
+    torch.nn.init.normal_(drafter.embed_proj[2].weight, std=2.0)
+    torch.manual_seed(5)
+    hidden = 0.3 * torch.randn(3, drafter.config.num_draft_tokens, drafter.config.hidden_size)
+    prefixes = Prefixes(torch.randint(4, VOCAB_SIZE, (3, 11)), [11, 11, 8], [0, 1, 2])
+    return drafter, TargetModel(tiny_qwen3, drafter.config), hidden, prefixes
+
+
+def step_by_step(monkeypatch, *arguments):
+    with monkeypatch.context() as patch:
+        patch.setattr(rollout_module, "EXACT_POOL_SIZE", VOCAB_SIZE)
+        return rollout(*arguments)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("pool_size", [1, 3, 20])
+def test_greedy_is_the_one_step_by_step(monkeypatch, block, law, pool_size):
+    law = TokenLaw(LogitsProcessorList(LAWS[law]), do_sample=False)
+    expected = step_by_step(monkeypatch, *block, law)
+    monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", pool_size)
+    assert torch.equal(rollout(*block, law).tokens, expected.tokens)
+    for row in range(3):
+        drafter, target, hidden, prefixes = block
+        alone = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
+        assert torch.equal(rollout(drafter, target, hidden[row : row + 1], alone, law).tokens[0], expected.tokens[row])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("law", LAWS)
+def test_what_is_drawn_is_drawn_from_the_scores_it_returns(monkeypatch, block, law):
+    drafter, target, hidden, prefixes = block
+    law = TokenLaw(LogitsProcessorList(LAWS[law]), do_sample=True)
+    monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
+    torch.manual_seed(7)
+    proposal = rollout(*block, law)
+    torch.manual_seed(7)
+    noise = torch.empty_like(proposal.scores).exponential_()
+    assert torch.equal((proposal.scores.softmax(-1) / noise).argmax(-1), proposal.tokens)
+
+    corrections = Corrections(drafter, target, hidden, prefixes.last()[:, 0])
+    for index in range(hidden.shape[1]):
+        if index:
+            corrections.read(proposal.tokens[:, index - 1])
+        logits = corrections.apply(index, target.logits(hidden)[:, index])
+        expected = law.scores(prefixes, logits[:, None], proposal.tokens[:, :index])[:, 0]
+        torch.testing.assert_close(proposal.scores[:, index], expected, **SCORE_TOLERANCE)
+
+
+@torch.no_grad()
+def test_a_miss_of_the_pool_is_found(monkeypatch, block):
+    law = TokenLaw(LogitsProcessorList(), do_sample=False)
+    exact = step_by_step(monkeypatch, *block, law).tokens
+    block[0].config.draft_pool_size = 1
+    assert not torch.equal(rollout(*block, law).tokens, exact), "the pool must miss here, or this file tests nothing"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pool_size", [20, None])
+@pytest.mark.parametrize("max_bytes", [30 * 192, 2**20], ids=["small table", "large table"])
+def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
+    drafter, target, hidden, prefixes = block
+    drafter.config.draft_pool_size = pool_size
+    law, table = TokenLaw(LogitsProcessorList(), do_sample=False), InputTable(drafter.prefix_gru, target, max_bytes)
+    for shift in range(3):  # rounds of one generation
+        arguments = drafter, target, hidden.roll(shift, dims=1), prefixes, law
+        assert torch.equal(rollout(*arguments, table).tokens, rollout(*arguments).tokens)
+    assert 0 < table.num_bytes <= max_bytes
+
+
+@torch.no_grad()
+def test_processors_no_pool_can_stand_for_are_asked_step_by_step(block):
+    processor = NoRepeatNGramLogitsProcessor(1)  # no token twice
+    law = TokenLaw(LogitsProcessorList([processor]), do_sample=False)
+    drafter, target, hidden, prefixes = block
+    tokens = rollout(drafter, target, hidden, prefixes, law).tokens
+    for row, length in enumerate(prefixes.lengths):
+        seen = prefixes.ids[row, :length].tolist() + tokens[row].tolist()
+        assert len(set(seen[length:])) == len(tokens[row])
+        assert not set(seen[length:]) & set(seen[:length])

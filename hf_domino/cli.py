@@ -15,6 +15,11 @@ COMMANDS = {
     "check": ("hf_domino.check.cli", "Say whether a drafter fits its target, and if not, why."),
     "train": ("hf_domino.training.cli", "Train a drafter for a target, from one YAML file or flags."),
     "bench": ("hf_domino.benchmark", "Measure plain, prompt lookup, DFlash and Domino in one process."),
+    "plan": (
+        "hf_domino.plan.cli",
+        "Say whether speculation pays, how many proposals are best, and over which network.",
+    ),
+    "bench-round": ("hf_domino.round_benchmark", "Measure one round with random weights: graphed, launched, growing."),
     "recipe": ("hf_domino.recipes.bundled", "Make the bundled pair from nothing."),
 }
 

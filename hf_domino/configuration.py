@@ -11,6 +11,7 @@ from hf_domino.context import MAX_CAPTURED_LAYERS, default_target_layer_ids
 
 PROJECTOR_TYPES = ("domino", "dflash")
 DRAFT_LAWS = ("sampled", "greedy")
+DRAFT_LENGTHS = ("adaptive", "full")
 # RoPE variants whose frequencies do not change with the length of the input.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 DEFAULT_ROPE_THETA = 10_000.0
@@ -53,6 +54,8 @@ class DominoConfig(PreTrainedConfig):
             from the draft's own law, or `"greedy"`, the likeliest. The output's law is the target's in both cases.
         draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among this many likeliest tokens of a
             position, which is faster and hardly changes them; None for the whole vocabulary.
+        draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
+            not worth its time, and stops drafting where that does not pay, on the CPU; `"full"` drafts whole blocks.
         bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): The target's.
 
     Raises:
@@ -95,6 +98,7 @@ class DominoConfig(PreTrainedConfig):
     shift_label: bool = True
     draft_law: str = "sampled"
     draft_pool_size: int | None = 128
+    draft_length: str = "adaptive"
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
@@ -263,6 +267,8 @@ def _check_choices(config: DominoConfig) -> None:
         raise ValueError(f"projector_type must be one of {PROJECTOR_TYPES}, got {config.projector_type!r}.")
     if config.draft_law not in DRAFT_LAWS:
         raise ValueError(f"draft_law must be one of {DRAFT_LAWS}, got {config.draft_law!r}.")
+    if config.draft_length not in DRAFT_LENGTHS:
+        raise ValueError(f"draft_length must be one of {DRAFT_LENGTHS}, got {config.draft_length!r}.")
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope_parameters['rope_type'] must be one of {ROPE_TYPES}, got {rope_type!r}.")

@@ -7,6 +7,7 @@ Shapes: B batch, Q block positions, C new context positions, S all context posit
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -124,6 +125,28 @@ class DominoDraftModel(PreTrainedModel):
         """
         # It runs whole rounds, some floors above: found by name, when called.
         return importlib.import_module("hf_domino.check").check_fit(self, target, tokenizer, prompts)
+
+    def view(self, **changes: Any) -> DominoDraftModel:
+        """A second drafter over the same weights, with fields of the configuration changed; this one stays as it is.
+
+        Args:
+            changes: Fields of [`DominoConfig`] that do not change the weights' shapes, such as `draft_length`.
+
+        Example:
+        ```python
+        >>> from hf_domino import DominoConfig, DominoDraftModel
+        >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+        >>> drafter = DominoDraftModel(DominoConfig(**sizes, mask_token_id=3, emb_dim=8, gru_hidden_dim=8))
+        >>> drafter.view(draft_length="full").config.draft_length, drafter.config.draft_length
+        ('full', 'adaptive')
+
+        ```
+        """
+        view = copy.copy(self)
+        view.config = copy.deepcopy(self.config)
+        for field, value in changes.items():
+            setattr(view.config, field, value)
+        return view
 
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
         """Fuse target hidden states into context features.

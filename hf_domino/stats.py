@@ -76,6 +76,7 @@ class DecodingStats:
         num_draft_tokens (`int`): Most proposals per round (P).
         rows (`list[list[int]]`): Per row of the batch, the acceptance length of each round: accepted proposals and the
             bonus token, before any cut by an end-of-text token or the budget. Prefill is not a round.
+        proposed (`list[list[int]]`): Per row, how many tokens each round proposed; 0 for a single step of the target.
         num_new_tokens (`int`): Tokens returned, over all rows.
         seconds (`float`): Wall time of the decoding loop, prefill included.
         phases (`dict[str, float]`, *optional*): Seconds in `draft`, `rollout` and `verify`, inside [`timed_phases`].
@@ -83,9 +84,15 @@ class DecodingStats:
 
     num_draft_tokens: int
     rows: list[list[int]] = field(default_factory=list)
+    proposed: list[list[int]] = field(default_factory=list)
     num_new_tokens: int = 0
     seconds: float = 0.0
     phases: dict[str, float] | None = None
+
+    @classmethod
+    def of_rows(cls, num_draft_tokens: int, num_rows: int) -> DecodingStats:
+        """Statistics of a call that is about to begin."""
+        return cls(num_draft_tokens, [[] for _ in range(num_rows)], [[] for _ in range(num_rows)])
 
     @property
     def acceptance_lengths(self) -> list[int] | list[list[int]]:
@@ -104,9 +111,28 @@ class DecodingStats:
 
     @property
     def acceptance_rate_at(self) -> list[float]:
-        """Share of rounds that accepted proposal k, for k in `[0, num_draft_tokens)`; empty without a round."""
+        """Share of the rounds that made proposal k in which it was accepted, for k in `[0, num_draft_tokens)`.
+
+        Empty without a round; NaN where no round went that far.
+        """
         lengths = [length for row in self.rows for length in row]
-        return [sum(n > k + 1 for n in lengths) / len(lengths) for k in range(self.num_draft_tokens)] if lengths else []
+        proposed = [count for row in self.proposed for count in row]
+        if not lengths:
+            return []
+        made = [sum(count > k for count in proposed) for k in range(self.num_draft_tokens)]
+        accepted = [sum(length > k + 1 for length in lengths) for k in range(self.num_draft_tokens)]
+        return [here / count if count else float("nan") for here, count in zip(accepted, made, strict=True)]
+
+    @property
+    def proposal_length(self) -> float:
+        """Mean proposals of the rounds that drafted; NaN if none did."""
+        counts = [count for row in self.proposed for count in row if count]
+        return sum(counts) / len(counts) if counts else float("nan")
+
+    @property
+    def num_single_steps(self) -> int:
+        """Rounds without proposals, over all rows: drafting did not pay there, or nothing was left to draft."""
+        return sum(count == 0 for row in self.proposed for count in row)
 
     @property
     def tokens_per_second(self) -> float:
@@ -119,6 +145,8 @@ class DecodingStats:
             ("rounds", f"{self.num_rounds}"),
             ("new tokens", f"{self.num_new_tokens}"),
             ("acceptance length", f"{self.acceptance_length:.2f}" if self.num_rounds else "-"),
+            ("proposals a round", f"{self.proposal_length:.2f}"),
+            ("single steps", f"{self.num_single_steps}"),
             ("acceptance rate at", rates or "-"),
             ("tokens/s", f"{self.tokens_per_second:.1f}"),
         ]

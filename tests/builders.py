@@ -41,6 +41,7 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
         "emb_dim": 16,
         "gru_hidden_dim": 16,
         "draft_pool_size": 16,
+        "draft_length": "full",
         "initializer_range": 0.2,
     }
     torch.manual_seed(SEED + 1)

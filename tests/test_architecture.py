@@ -21,11 +21,12 @@ MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
 
 # A room may import from rooms on its own floor or below. `target` stands apart: it knows the configuration alone.
 FLOORS = (
-    {"configuration", "context", "provenance", "stats"},
+    {"configuration", "context", "planner", "provenance", "stats"},
     {"backbone", "correction", "target", "compatibility"},
     {"modeling"},
     {"decoding", "training"},
-    {"integration", "call_checks", "drift", "check", "pair", "benchmark", "report", "recipes"},
+    {"integration", "call_checks", "drift", "check", "pair", "report", "plan", "recipes"}
+    | {"benchmark", "round_benchmark"},
     {"demo", "rounds", "cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

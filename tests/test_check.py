@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import hf_domino
 from hf_domino import DominoDraftModel, cli
 from hf_domino.check import check_fit, measure, prompts, verdict
-from hf_domino.check.measure import AS_CONFIGURED, Measurement, view_of
+from hf_domino.check.measure import AS_CONFIGURED, Measurement
 from hf_domino.pair import domino_folder, load_pair, read_prompts
 from hf_domino.target import TargetModel
 
@@ -70,7 +70,7 @@ def test_twin_fits(pair, held_out):
 
 
 def test_layers_in_the_wrong_order(pair, held_out):
-    wrong = view_of(pair.drafter, target_layer_ids=pair.drafter.config.target_layer_ids[::-1])
+    wrong = pair.drafter.view(target_layer_ids=pair.drafter.config.target_layer_ids[::-1])
     result = checked(pair, wrong, held_out)
     assert not result.fits
     assert result.causes[0].name == verdict.WRONG_LAYERS
@@ -79,7 +79,7 @@ def test_layers_in_the_wrong_order(pair, held_out):
 
 
 def test_wrong_shift_label(pair, held_out):
-    result = checked(pair, view_of(pair.drafter, shift_label=not pair.drafter.config.shift_label), held_out)
+    result = checked(pair, pair.drafter.view(shift_label=not pair.drafter.config.shift_label), held_out)
     assert not result.fits
     assert result.causes[0].name == verdict.WRONG_SHIFT_LABEL
 
@@ -182,7 +182,7 @@ def test_right_layer(learned_by_heart, tiny_qwen3):
 @pytest.mark.parametrize("wrong", [LAYER - 1, LAYER + 1])
 def test_one_layer_off(learned_by_heart, tiny_qwen3, wrong):
     drafter, asked = learned_by_heart
-    result = check_fit(view_of(drafter, target_layer_ids=[wrong]), tiny_qwen3, prompts=asked)
+    result = check_fit(drafter.view(target_layer_ids=[wrong]), tiny_qwen3, prompts=asked)
     assert not result.fits
     assert result.causes[0].name == verdict.WRONG_LAYERS
     assert f"target_layer_ids=[{LAYER}]" in result.causes[0].evidence
@@ -190,7 +190,7 @@ def test_one_layer_off(learned_by_heart, tiny_qwen3, wrong):
 
 def test_wrong_sizes_are_the_compatibility_checks(tiny_drafter, tiny_qwen3):
     with pytest.raises(ValueError, match="the drafter's target_layer_ids must be"):
-        view_of(tiny_drafter, target_layer_ids=[3]).check(tiny_qwen3, prompts=[[5, 6]])
+        tiny_drafter.view(target_layer_ids=[3]).check(tiny_qwen3, prompts=[[5, 6]])
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------

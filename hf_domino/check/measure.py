@@ -8,10 +8,8 @@ Shapes: S tokens of prompt and text, N anchors, K block size, P proposals, H hid
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -79,20 +77,6 @@ class Measurement:
         return sum(n > 1 for n in self.acceptance_lengths) / self.num_rounds if self.num_rounds else float("nan")
 
 
-def view_of(drafter: DominoDraftModel, **changes: Any) -> DominoDraftModel:
-    """A second object over the same weights with a changed copy of the configuration; the drafter stays as it is.
-
-    Args:
-        drafter (`DominoDraftModel`): The drafter.
-        changes: Fields of its configuration.
-    """
-    view = copy.copy(drafter)
-    view.config = copy.deepcopy(drafter.config)
-    for field, value in changes.items():
-        setattr(view.config, field, value)
-    return view
-
-
 def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
     """Generate greedily in real rounds.
 
@@ -103,7 +87,7 @@ def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Promp
         max_new_tokens (`int`): Tokens to generate at most.
     """
     seen: list[LogitsProcessorList] = []
-    view = view_of(drafter)  # statistics are kept per object
+    view = drafter.view(draft_length="full")  # statistics are kept per object
 
     def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
         seen.append(logits_processor)
@@ -128,15 +112,15 @@ def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Promp
 def variants_of(drafter: DominoDraftModel) -> Iterator[tuple[str, DominoDraftModel]]:
     """Yield the drafter as configured and its variants: a name, and a view of the drafter."""
     config = drafter.config
-    yield AS_CONFIGURED, view_of(drafter)
+    yield AS_CONFIGURED, drafter.view()
     for layer_ids in _other_layer_ids(config):
-        yield f"{LAYERS}{layer_ids}", view_of(drafter, target_layer_ids=layer_ids)
-    flipped = view_of(drafter, shift_label=not config.shift_label)
+        yield f"{LAYERS}{layer_ids}", drafter.view(target_layer_ids=layer_ids)
+    flipped = drafter.view(shift_label=not config.shift_label)
     if config.pure_draft_prefix_len < flipped.config.num_draft_tokens:
         yield f"{SHIFT_LABEL}{flipped.config.shift_label}", flipped
     if drafter.has_correction_head:
-        yield WITHOUT_HEAD, view_of(drafter, projector_type="dflash")
-    yield WITHOUT_CONTEXT, view_of(drafter)
+        yield WITHOUT_HEAD, drafter.view(projector_type="dflash")
+    yield WITHOUT_CONTEXT, drafter.view()
 
 
 def _other_layer_ids(config: DominoConfig) -> list[list[int]]:

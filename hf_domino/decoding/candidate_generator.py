@@ -48,9 +48,9 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._target, self._session = target, DraftSession(drafter, target, drafting)
         self._max_length = generation_config.max_length
         self._eos_token_ids = getattr(generation_config, "_eos_token_tensor", None)
-        self._num_observed = 0
+        self._num_observed = self._num_proposed = 0
         self._start = time.perf_counter()
-        self._stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[]])
+        self._stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[]], proposed=[[]])
         record_stats(drafter, self._stats)
 
     def get_candidates(
@@ -78,6 +78,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._observe(input_ids, (model_kwargs or {}).get("attention_mask"), model_outputs)
         proposal = self._session.propose(Prefixes.of(input_ids), self._max_length - input_ids.shape[1] - 1)
         tokens = proposal.tokens[:, : self._until_end_of_text(proposal.tokens)]
+        self._num_proposed = tokens.shape[1]
         if tokens.shape[1] == 0 or proposal.scores is None:
             return torch.cat((input_ids, tokens), dim=1), None
         return torch.cat((input_ids, tokens), dim=1), proposal.scores[:, : tokens.shape[1]]
@@ -86,6 +87,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         """Count a round. This loop reports accepted candidates after its cuts by length and end of text."""
         if self._num_observed:
             self._stats.rows[0].append(int(num_matches) + 1)
+            self._stats.proposed[0].append(self._num_proposed)
         self._stats.num_new_tokens += int(num_matches) + 1
         self._stats.seconds = time.perf_counter() - self._start
 

@@ -68,8 +68,9 @@ class CandidatePool:
             self._seen = self._in_prefix | (self.token_ids[..., None] == token_ids[:, None, None]).any(dim=-1)
 
     def spread(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores `[B, P, M]` of the candidates as ones of all tokens, `[B, P, V]`: no other can be drawn."""
-        return scores.new_full((*scores.shape[:2], self._vocab_size), -torch.inf).scatter(2, self.token_ids, scores)
+        """Scores `[B, P, M]` of the first P positions as ones of all tokens, `[B, P, V]`: no other can be drawn."""
+        token_ids = self.token_ids[:, : scores.shape[1]]
+        return scores.new_full((*scores.shape[:2], self._vocab_size), -torch.inf).scatter(2, token_ids, scores)
 
 
 def _counted_ids(prefixes: Prefixes, ignored: torch.Tensor | int | None) -> torch.Tensor:

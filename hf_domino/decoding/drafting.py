@@ -11,11 +11,13 @@ import torch
 
 from hf_domino.context import ContextCache
 from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.rollout import DraftProposal, rollout
+from hf_domino.decoding.rollout import DraftProposal, GoesOn, rollout
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.stats import PhaseTimer
 from hf_domino.target import TargetModel
+
+MAX_WAITING = 256  # context positions that rounds without proposals may leave to be stored
 
 
 class DraftSession:
@@ -43,7 +45,7 @@ class DraftSession:
         # On other devices, knowing which token to look up would have to be waited for.
         on_cpu = drafter.has_correction_head and drafter.device.type == "cpu"
         self._table = InputTable(drafter.prefix_gru, target) if on_cpu else None
-        self._new_context: torch.Tensor | None = None  # [B, C, H], not yet in the cache
+        self._captured: list[tuple[torch.Tensor, ...]] = []  # [B, C, H] each, not yet fused and in the cache
         self._new_positions = torch.empty(0)  # [B, C], absolute
         self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
         self._anchors = torch.empty(0)  # [B, 1], absolute position of each row's anchor
@@ -84,16 +86,22 @@ class DraftSession:
         self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
 
     def _take(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, counts: list[int]) -> None:
-        self.context()  # stores what a round that had nothing to propose has left
         device = self.drafter.device
-        self._new_context = self.drafter.fuse_context([states.to(device) for states in captured])
-        self._new_positions, self._new_counts = position_ids.to(device), counts
+        position_ids = position_ids.to(device)
+        # What rounds without proposals leave is stored in one go, as long as no row has gaps in it.
+        if self._captured and min(self._new_counts) == self._new_positions.shape[1] < MAX_WAITING:
+            position_ids = torch.cat((self._new_positions, position_ids), dim=1)
+            counts = [self._new_positions.shape[1] + count for count in counts]
+        else:
+            self.context()
+        self._captured.append(captured)
+        self._new_positions, self._new_counts = position_ids, counts
         last = torch.tensor(counts, device=device)[:, None] - 1
         self._anchors = self._new_positions.gather(1, last.clamp_min(0)) + 1
 
     def context(self) -> ContextCache:
         """All context observed so far, stored."""
-        if self._new_context is not None:
+        if self._captured:
             self._run_backbone(self._new_positions.new_zeros(len(self._new_counts), 0))
         return self._cache
 
@@ -101,17 +109,24 @@ class DraftSession:
         """Go on with these rows only, in this order."""
         self._cache.select(rows)
         kept = list(rows)
-        if self._new_context is not None:
-            self._new_context, self._new_positions = self._new_context[kept], self._new_positions[kept]
+        if self._captured:
+            self._captured = [tuple(states[kept] for states in captured) for captured in self._captured]
+            self._new_positions = self._new_positions[kept]
             self._new_counts = [self._new_counts[row] for row in rows]
         self._anchors = self._anchors[kept]
 
-    def propose(self, prefixes: Prefixes, num_draft_tokens: int | None = None) -> DraftProposal:
+    def propose(
+        self,
+        prefixes: Prefixes,
+        num_draft_tokens: int | None = None,
+        goes_on: GoesOn | None = None,
+    ) -> DraftProposal:
         """Draft the tokens after `prefixes`; all context before the anchors must have been observed.
 
         Args:
             prefixes ([`Prefixes`]): Tokens so far, the anchor last.
             num_draft_tokens (`int`, *optional*): At most this many proposals; defaults to all the drafter makes.
+            goes_on (`Callable`, *optional*): Ends the block earlier, see [`rollout`].
 
         Returns:
             [`DraftProposal`]: On the device of the prefixes.
@@ -125,10 +140,10 @@ class DraftSession:
             draft_hidden = self._run_backbone(torch.cat((anchors, masks), dim=1))
         with self.timer.phase("rollout"):
             first = config.label_offset
-            return self._choose(draft_hidden[:, first : first + count], prefixes)
+            return self._choose(draft_hidden[:, first : first + count], prefixes, goes_on)
 
-    def _choose(self, draft_hidden: torch.Tensor, prefixes: Prefixes) -> DraftProposal:
-        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, self._table)
+    def _choose(self, draft_hidden: torch.Tensor, prefixes: Prefixes, goes_on: GoesOn | None) -> DraftProposal:
+        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, self._table, goes_on)
 
     def _run_backbone(self, block: torch.Tensor) -> torch.Tensor:
         """Draft hidden states `[B, Q, H]` of the block `[B, Q]` that starts at the anchors; stores the new context."""
@@ -136,14 +151,17 @@ class DraftSession:
         noise_embeds = self.target.embed(block.long()).to(device)
         assert self._anchors.numel(), "observe the context before proposing"
         positions = self._anchors + torch.arange(block.shape[1], device=device)
-        is_new = self._new_context is not None
+        is_new, context = len(self._captured) > 0, None
+        if is_new:
+            layers = [torch.cat(pieces, dim=1) for pieces in zip(*self._captured, strict=True)]
+            context = self.drafter.fuse_context([states.to(device) for states in layers])
         draft_hidden = self.drafter(
             noise_embeds,
             positions,
-            self._new_context,
+            context,
             self._new_positions if is_new else None,
             cache=self._cache,
             context_counts=self._new_counts if is_new else None,
         )
-        self._new_context = None
+        self._captured = []
         return draft_hidden

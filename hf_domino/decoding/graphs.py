@@ -7,7 +7,9 @@ simply called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,18 @@ logger = logging.get_logger(__name__)
 
 WARM_UPS = 2  # runs before a capture: libraries pick their kernels and allocate their workspaces
 MAX_GRAPHS = 64  # of one workspace; calls that vary a sampling parameter would add some each
+
+_using_graphs: ContextVar[bool] = ContextVar("using_graphs", default=True)
+
+
+@contextmanager
+def without_graphs() -> Iterator[None]:
+    """Launch every stage kernel by kernel inside the `with` block, also where graphs are there."""
+    token = _using_graphs.set(False)
+    try:
+        yield
+    finally:
+        _using_graphs.reset(token)
 
 
 class StageGraphs:
@@ -51,7 +65,7 @@ class StageGraphs:
         Returns:
             `tuple[torch.Tensor]`: What the stage returns; valid until its next run.
         """
-        if not self.enabled:
+        if not (self.enabled and _using_graphs.get()):
             return stage(*inputs)
         signature = (key, *((tensor.shape, tensor.dtype) for tensor in inputs))
         if signature not in self._graphs:

@@ -21,6 +21,7 @@ from hf_domino.decoding.cache import TargetRunner
 from hf_domino.decoding.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
+from hf_domino.decoding.pacing import Pacer, pacer_for
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
 from hf_domino.decoding.static import make_static
@@ -68,7 +69,7 @@ def assisted_decoding(
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, bool(generation_config.do_sample))
-    stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[] for _ in range(batch_size)])
+    stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size)
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs)
@@ -82,6 +83,7 @@ def assisted_decoding(
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
+        pacer=pacer_for(drafter, model, law.do_sample, input_ids.device.type == "cpu" and not is_static),
         rows=list(range(batch_size)),
     )
     generation.run(input_ids, generation_config)
@@ -107,6 +109,7 @@ class _Generation:
     stats: DecodingStats
     timer: PhaseTimer
     step_outputs: StepOutputs
+    pacer: Pacer
     rows: list[int]
 
     def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
@@ -149,8 +152,9 @@ class _Generation:
 
     def run_round(self) -> None:
         """Draft, verify and commit one block per row."""
-        prefixes = self.committed.prefixes(self.rows)
-        proposal = self.session.propose(prefixes, self._room())
+        start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
+        block = self.pacer.begin_round(len(self.rows))
+        proposal = self.session.propose(prefixes, block.choose_length(self._room()), block.goes_on)
         with self.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposal.tokens)
             if self.law.may_keep_state:
@@ -164,6 +168,9 @@ class _Generation:
             self.session.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, proposal.tokens.shape[1] + 1, staying)
+        for row in self.rows:
+            self.stats.proposed[row].append(proposal.tokens.shape[1])
+        self.pacer.observe(block, [self.stats.rows[row][-1] for row in self.rows], time.perf_counter() - start)
         self._go_on_with(staying)
 
     def _verify_at_once(self, prefixes: Prefixes, proposal: DraftProposal, logits: torch.Tensor) -> list[int]:

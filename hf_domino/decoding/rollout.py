@@ -9,6 +9,7 @@ Shapes: B batch, P proposals, R low rank, H hidden size, M candidates per positi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 
+GoesOn = Callable[[torch.Tensor], bool]
 EXACT_POOL_SIZE = 128  # candidates to guess from where the whole vocabulary is chosen from
 
 
@@ -44,6 +46,7 @@ def rollout(
     prefixes: Prefixes,
     law: TokenLaw,
     table: InputTable | None = None,
+    goes_on: GoesOn | None = None,
     is_fixed: bool = False,
 ) -> DraftProposal:
     """Choose the proposals of one block.
@@ -55,15 +58,18 @@ def rollout(
         prefixes ([`Prefixes`]): Tokens so far, the anchor last.
         law ([`TokenLaw`]): What drafts are chosen from.
         table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
+        goes_on (`Callable`, *optional*): Told the scores `[B, V]` of each proposal, of all tokens or of the candidates;
+            where it says no, that proposal is the last.
         is_fixed (`bool`, *optional*, defaults to `False`): Whether to read nothing back, so that it can be captured:
             then the whole vocabulary is gone through for every position.
 
     Returns:
-        [`DraftProposal`]: P tokens per row.
+        [`DraftProposal`]: P tokens per row, or fewer.
     """
     base_logits = target.logits(draft_hidden.to(prefixes.ids.device))
     if not (drafter.has_correction_head or law.needs_prefix):
         scores = law.scores(prefixes, base_logits, prefixes.ids[:, :0])
+        scores = scores[:, : _length(scores, goes_on)]
         return DraftProposal(law.choose(scores), scores if law.do_sample else None)
     size, anchors = drafter.config.draft_pool_size, prefixes.last()[:, 0]
     pool = None
@@ -75,11 +81,17 @@ def rollout(
         candidates = None if pool is None else pool.token_ids
         corrections = Corrections(drafter, target, draft_hidden, anchors, candidates, table)
     if pool is None:
-        return _choose_one_by_one(base_logits, prefixes, law, corrections)
+        return _choose_one_by_one(base_logits, prefixes, law, corrections, goes_on)
     if size is None:
-        return _choose_and_check(pool, base_logits, prefixes, law, corrections)
-    tokens, all_scores = _choose_from_pool(pool, prefixes.ids[:, :0], law, corrections)
+        return _choose_and_check(pool, base_logits, prefixes, law, corrections, goes_on)
+    tokens, all_scores = _choose_from_pool(pool, prefixes.ids[:, :0], law, corrections, goes_on)
     return DraftProposal(tokens, pool.spread(torch.stack(all_scores, dim=1)) if law.do_sample else None)
+
+
+def _length(scores: torch.Tensor, goes_on: GoesOn | None) -> int:
+    """How many of the positions `[B, P, V]`, which do not depend on each other, are worth proposing."""
+    stops = (index + 1 for index in range(scores.shape[1]) if goes_on is not None and not goes_on(scores[:, index]))
+    return next(stops, scores.shape[1])
 
 
 def _choose_from_pool(
@@ -87,12 +99,13 @@ def _choose_from_pool(
     tokens: torch.Tensor,
     law: TokenLaw,
     corrections: Corrections | None,
+    goes_on: GoesOn | None,
     noise: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Complete the proposals `[B, N]` chosen so far to all P, each from the candidates of its position.
+    """Go on from the proposals `[B, N]` chosen so far, each from the candidates of its position.
 
     Returns:
-        `tuple`: The proposals `[B, P]`, and the scores `[B, M]` of each of the new ones.
+        `tuple`: All proposals `[B, P]`, or fewer, and the scores `[B, M]` of each of the new ones.
     """
     chosen, all_scores = list(tokens.unbind(dim=1)), []
     for index in range(len(chosen), pool.num_positions):
@@ -103,7 +116,9 @@ def _choose_from_pool(
         choice = law.choose(scores, None if noise is None else noise[:, index].gather(1, pool.token_ids[:, index]))
         chosen.append(pool.take(index, choice))
         all_scores.append(scores)
-        if corrections is not None and index + 1 < pool.num_positions:
+        if index + 1 == pool.num_positions or (goes_on is not None and not goes_on(scores)):
+            break
+        if corrections is not None:
             corrections.read(chosen[-1])
     return torch.stack(chosen, dim=1), all_scores
 
@@ -114,23 +129,27 @@ def _choose_and_check(
     prefixes: Prefixes,
     law: TokenLaw,
     corrections: Corrections | None,
+    goes_on: GoesOn | None,
 ) -> DraftProposal:
     """Choose from the whole vocabulary: guess by the pool, check all guesses at once, go on behind the first miss.
 
-    The block that comes out is the one of position by position; what is sampled is coupled by drawing the noise first.
+    The tokens are those of position by position; what is sampled is coupled by drawing the noise first.
     """
     noise = torch.empty_like(base_logits).exponential_() if law.do_sample else None
     tokens = prefixes.ids[:, :0]
     while True:
         num_checked = tokens.shape[1]
-        tokens, _ = _choose_from_pool(pool, tokens, law, corrections, noise)
-        logits = base_logits if corrections is None else corrections.apply_to_all(base_logits)
+        tokens, _ = _choose_from_pool(pool, tokens, law, corrections, goes_on, noise)
+        length = tokens.shape[1]
+        logits = base_logits[:, :length]
+        if corrections is not None:
+            logits = corrections.apply_to_all(logits)
         scores = law.scores(prefixes, logits, tokens[:, :-1])
-        choice = law.choose(scores, noise)
+        choice = law.choose(scores, None if noise is None else noise[:, :length])
         missed = (choice != tokens)[:, num_checked:].any(dim=0).nonzero()
-        count = num_checked + int(missed[0]) + 1 if len(missed) else pool.num_positions
+        count = num_checked + int(missed[0]) + 1 if len(missed) else length
         tokens = torch.cat((tokens[:, :num_checked], choice[:, num_checked:count]), dim=1)
-        if count == pool.num_positions:
+        if count == length:
             return DraftProposal(tokens, scores if law.do_sample else None)
         pool.retake(tokens)
         if corrections is not None:
@@ -139,7 +158,11 @@ def _choose_and_check(
 
 
 def _choose_one_by_one(
-    base_logits: torch.Tensor, prefixes: Prefixes, law: TokenLaw, corrections: Corrections | None
+    base_logits: torch.Tensor,
+    prefixes: Prefixes,
+    law: TokenLaw,
+    corrections: Corrections | None,
+    goes_on: GoesOn | None,
 ) -> DraftProposal:
     """Choose from the whole vocabulary, position by position, as processors that no pool can stand for need it."""
     tokens, all_scores = prefixes.ids[:, :0], []
@@ -155,4 +178,6 @@ def _choose_one_by_one(
         tokens = torch.cat((tokens, choice), dim=1)
         if law.do_sample:
             all_scores.append(scores)
+        if goes_on is not None and not goes_on(scores[:, 0]):
+            break
     return DraftProposal(tokens, torch.cat(all_scores, dim=1) if all_scores else None)

@@ -20,7 +20,7 @@ from hf_domino.context import ContextCache
 from hf_domino.decoding.alignment import PER_POSITION
 from hf_domino.decoding.cache import TargetRunner
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.rollout import DraftProposal, rollout
+from hf_domino.decoding.rollout import DraftProposal, GoesOn, rollout
 from hf_domino.decoding.sampling import PREFIX_FREE, Prefixes, TokenLaw
 from hf_domino.decoding.verification import Judgement, judge
 from hf_domino.decoding.workspace import Workspace, give_back, take_workspace
@@ -266,9 +266,9 @@ class StaticDraftSession(DraftSession):
         )
         return (draft_hidden,)
 
-    def _choose(self, draft_hidden: torch.Tensor, prefixes: Prefixes) -> DraftProposal:
+    def _choose(self, draft_hidden: torch.Tensor, prefixes: Prefixes, goes_on: GoesOn | None) -> DraftProposal:
         if self._law_key is None:
-            return super()._choose(draft_hidden, prefixes)
+            return super()._choose(draft_hidden, prefixes, goes_on)
         key = ("rollout", self._law_key)
         tokens, *scores = self._graphs(key, self._rollout, draft_hidden, prefixes.last())
         return DraftProposal(tokens, scores[0] if scores else None)

@@ -124,9 +124,7 @@ def test_drafts_equal_an_independent_rederivation(
     ids = torch.randint(4, 64, (21,))
     with torch.no_grad():
         for stop in (9, 10, 14, 20):  # context arrives in pieces, as it does in rounds
-            num_seen = sum(session._cache.lengths) + sum(
-                session._new_counts if session._new_context is not None else []
-            )
+            num_seen = sum(session._cache.lengths) + sum(session._new_counts if session._captured else [])
             captured = view.captured(target(ids[None, :stop], **view.capture_kwargs()))
             session.observe(tuple(states[:, num_seen:] for states in captured), torch.arange(num_seen, stop)[None])
             law.seen.clear()

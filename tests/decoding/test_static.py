@@ -343,11 +343,21 @@ def test_short_rounds_are_filled_up(target, stages, make_drafter, monkeypatch):
 
     drafter, propose, calls = make_drafter(target), DraftSession.propose, iter(range(1000))
 
-    def fewer(self, prefixes, num_draft_tokens=None):
+    def fewer(self, prefixes, *others):
         return propose(self, prefixes, (3, 0, 5, 0, 0, 1, 6)[next(calls) % 7])
 
     monkeypatch.setattr(DraftSession, "propose", fewer)
     assert_equal_to_plain(target, drafter, accuracies=(0.0, 0.8))
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_paced_blocks(target, stages, make_drafter, do_sample):
+    drafter = make_drafter(target, draft_length="adaptive")
+    if do_sample:
+        target.generate(PROMPT, assistant_model=drafter, do_sample=True, max_new_tokens=60, **STATIC)
+    else:
+        assert_equal_to_plain(target, drafter, accuracies=(0.0, 0.5, 1.0), max_new_tokens=60)
+    assert set(drafter.stats.proposed[0]) <= {0, 1, 2, 4, drafter.config.num_draft_tokens}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,194 @@
+"""Pacing: blocks end where drafts stop paying, drafting stops where it loses, and the output stays the target's."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import random
+import statistics
+
+import pytest
+import torch
+from oracle import oracle
+from transformers import LogitsProcessorList
+
+from hf_domino.decoding import loop, pacing
+from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.estimates import EDGES, Acceptance, Costs
+from hf_domino.decoding.pacing import EXPLORE_EVERY, Pacer, pacer_for
+from hf_domino.decoding.sampling import Prefixes, TokenLaw
+from hf_domino.target import TargetModel
+
+STEP, SLOPE, DRAFT = 1.0, 0.05, 0.6  # seconds of a single step, of one proposal more, of drafting at all
+
+
+def scores_of(confidence, vocab_size=50):
+    """Scores `[1, V]` of a law whose likeliest token has this probability."""
+    rest = math.log((1 - confidence) / (vocab_size - 1))
+    return torch.tensor([[math.log(confidence)] + [rest] * (vocab_size - 1)])
+
+
+def simulate(pacer, confidences, num_accepted, clock=lambda seconds: seconds):
+    """One round on a machine of known costs; returns how many tokens it proposed and the seconds it took."""
+    block = pacer.begin_round(1)
+    length = block.choose_length(len(confidences))
+    if length and block.goes_on is not None:
+        going_on = (block.goes_on(scores_of(confidence)) for confidence in confidences)
+        length = next((index for index, goes_on in enumerate(going_on, 1) if not goes_on), len(confidences))
+    seconds = STEP + (DRAFT + SLOPE * length if length else 0.0)
+    pacer.observe(block, [min(num_accepted, length) + 1], clock(seconds))
+    return length, seconds
+
+
+@pytest.fixture(params=[None, 8], ids=["by confidence", "by position"])
+def num_positions(request):
+    return request.param
+
+
+@pytest.fixture(params=[True, False], ids=["timed", "nominal"])
+def pacer(request, num_positions):
+    return Pacer(num_positions, is_timed=request.param)
+
+
+def test_first_blocks_are_whole(pacer):
+    assert simulate(pacer, [0.1] * 8, 0)[0] == 8
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_blocks_end_where_drafts_are_unsure(is_timed):
+    pacer = Pacer(None, is_timed)
+    for index in range(60):  # sure drafts are right, unsure ones are wrong
+        sure = index % 2
+        simulate(pacer, [0.99] * 8 if sure else [0.15] * 8, 8 if sure else 0)
+    assert simulate(pacer, [0.99] * 8, 8)[0] == 8
+    assert simulate(pacer, [0.15] * 8, 0)[0] < 3
+    assert simulate(pacer, [0.99] * 3 + [0.15] * 5, 3)[0] < 7
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+def test_blocks_end_at_positions_that_are_hardly_reached(is_timed):
+    pacer = Pacer(8, is_timed)
+    lengths = [simulate(pacer, [0.5] * 8, 3)[0] for _ in range(200)]
+    assert statistics.median(lengths[-EXPLORE_EVERY:]) in (3, 4)
+    assert 8 in lengths[-EXPLORE_EVERY - 3 :]  # a whole one now and then
+    lengths = [simulate(pacer, [0.5] * 8, 8)[0] for _ in range(400)]
+    assert lengths[-20:].count(8) >= 19
+
+
+def test_chances_are_learnt_not_believed():
+    acceptance = Acceptance()
+    sure, unsure = bisect.bisect(EDGES, 0.95), bisect.bisect(EDGES, 0.25)
+    assert acceptance.chance(sure) > 0.8
+    for _ in range(200):
+        acceptance.observe([sure, unsure], 0)
+    assert acceptance.chance(sure) < 0.1
+    assert acceptance.chance(unsure) == Acceptance().chance(unsure)  # never looked at
+    for _ in range(200):
+        acceptance.observe([sure, unsure], 2)
+    assert acceptance.chance(unsure) > 0.9
+
+
+def test_the_price_is_the_slope_of_the_clock():
+    costs = Costs()
+    for index in range(300):
+        length = index % 9
+        costs.observe(length, 3.0, 2.0 + 0.1 * length)
+    rate = 3.0 / 2.4
+    assert costs.best_rate == pytest.approx(rate, rel=0.1)
+    assert costs.price == pytest.approx(0.1 * rate, rel=0.1)
+
+
+def test_a_hopeless_drafter_costs_little(pacer):
+    seconds = tokens = 0
+    while tokens < 256:
+        seconds, tokens = seconds + simulate(pacer, [0.3] * 8, 0)[1], tokens + 1
+    assert seconds < 1.03 * 256 * STEP
+
+
+def test_a_losing_drafter_is_found_out(num_positions):
+    pacer, generator = Pacer(num_positions, is_timed=True), random.Random(0)
+    lengths = [simulate(pacer, [0.5] * 8, generator.choice([0, 0, 0, 1, 1]))[0] for _ in range(1000)]
+    assert lengths.count(0) > 900
+
+
+def test_a_drafter_that_pays_is_hardly_interrupted(num_positions):
+    interruptions = []
+    for seed in range(20):
+        pacer, generator = Pacer(num_positions, is_timed=True), random.Random(seed)
+        for _ in range(256):
+            accepted, hiccup = generator.choice([0, 0, 1, 1, 2, 3, 5, 8]), generator.choice([0.9] + [1.0] * 8 + [2.5])
+            length, _ = simulate(pacer, [0.8] * 8, accepted, lambda seconds, hiccup=hiccup: hiccup * seconds)
+            interruptions.append(length == 0)
+    assert statistics.fmean(interruptions) < 0.04  # 6 of 256 are the steps that are made to compare with
+
+
+def test_drafting_comes_back_when_the_text_gets_easy(pacer):
+    for _ in range(40):
+        simulate(pacer, [0.3] * 8, 0)
+    lengths = [simulate(pacer, [0.98] * 8, 8)[0] for _ in range(400)]
+    assert lengths[-50:].count(8) >= 49
+
+
+def test_knowledge_is_kept_between_greedy_calls(tiny_qwen3, tiny_drafter):
+    tiny_drafter.config.draft_length = "adaptive"
+    pacer = pacer_for(tiny_drafter, tiny_qwen3, False, True)
+    assert pacer_for(tiny_drafter, tiny_qwen3, False, True) is pacer
+    assert pacer_for(tiny_drafter, tiny_qwen3, True, True) is not pacer_for(tiny_drafter, tiny_qwen3, True, True)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock on which drafting loses every now and then, so that all kinds of rounds occur."""
+    ticks = iter(range(10**9))
+
+    def now():
+        tick = next(ticks)
+        return tick + 3.0 * math.sin(tick / 7)
+
+    monkeypatch.setattr(loop.time, "perf_counter", now)
+    monkeypatch.setattr(pacing, "PAUSE", 3)
+
+
+@pytest.fixture(params=[True, False], ids=["by confidence", "by position"])
+def by_confidence(request, monkeypatch):
+    if not request.param:  # as where the host cannot read confidences
+        monkeypatch.setattr(loop, "pacer_for", lambda *arguments: Pacer(6, is_timed=True))
+
+
+@pytest.mark.usefixtures("by_confidence", "clock")
+@pytest.mark.parametrize("projector_type", ["domino", "dflash"])
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("accuracy", [0.0, 0.6, 0.95])
+def test_output_is_the_targets(tiny_qwen3, make_drafter, projector_type, batch_size, accuracy):
+    drafter = make_drafter(tiny_qwen3, projector_type=projector_type, draft_length="adaptive")
+    prompts = torch.randint(4, 64, (batch_size, 11))
+    options = {"do_sample": False, "max_new_tokens": 120, "eos_token_id": -1}
+    plain = tiny_qwen3.generate(prompts, **options)
+    proposed = []
+    with oracle(tiny_qwen3, prompts, accuracy, **options):
+        for _ in range(2):
+            assert torch.equal(tiny_qwen3.generate(prompts, assistant_model=drafter, **options), plain)
+            stats = drafter.stats
+            for counts, lengths in zip(stats.proposed, stats.rows, strict=True):
+                assert all(length <= count + 1 for count, length in zip(counts, lengths, strict=True))
+                proposed += counts
+    assert {0, drafter.config.num_draft_tokens} <= set(proposed)
+    assert stats.num_single_steps == sum(counts.count(0) for counts in stats.proposed)
+
+
+def test_drafts_after_single_steps_know_the_whole_prefix(tiny_qwen3, make_drafter):
+    """The context that single steps leave is stored with the next block."""
+    drafter = make_drafter(tiny_qwen3)
+    drafts = {}
+    for steps in (0, 5):
+        view = TargetModel(tiny_qwen3, drafter.config)
+        session = DraftSession(drafter, view, TokenLaw(LogitsProcessorList(), do_sample=False))
+        ids = torch.arange(5, 25)[None]
+        with torch.no_grad():
+            captured = view.captured(tiny_qwen3(ids[:, :-1], **view.capture_kwargs()))
+            first = captured[0].shape[1] - steps
+            session.observe(tuple(states[:, :first] for states in captured), torch.arange(first)[None])
+            for step in range(first, first + steps):
+                session.observe_block(tuple(states[:, step : step + 1] for states in captured), [1])
+            drafts[steps] = session.propose(Prefixes.of(ids)).tokens.tolist()
+    assert drafts[0] == drafts[5]

@@ -94,8 +94,8 @@ def measure(options: argparse.Namespace) -> list[Row]:
     texts = {}
     for repeat in range(-1, options.repeats):  # the first texts allocate and capture, and do not count
         for method in methods:
-            texts[method], elapsed = _time_rounds(target, drafter, prompt, method, options.rounds)
-            times[method] += [elapsed] if repeat >= 0 else []
+            texts[method], time_per_round = _time_rounds(target, drafter, prompt, method, options.rounds)
+            times[method] += [time_per_round] if repeat >= 0 else []
     release_workspaces()
     fields = ("shapes", "context", "rounds", "repeats", "dtype", "seed")
     origin = {name: getattr(options, name) for name in fields} | provenance(options.device)

@@ -16,7 +16,7 @@ from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
 from transformers import LogitsProcessor, LogitsProcessorList, StaticCache
 
 import hf_domino
-from hf_domino.decoding import workspace
+from hf_domino.decoding import loop, workspace
 from hf_domino.decoding.graphs import StageGraphs
 from hf_domino.decoding.static import StaticRunner, fitting_width
 
@@ -237,6 +237,41 @@ def test_addresses_stay(target, make_drafter):
             target.generate(PROMPT[:, :length], assistant_model=drafter, **GREEDY, **STATIC)
     assert len(addresses) > 30
     assert all(found == addresses[0] for found in addresses)
+
+
+READS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__")
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 20}], ids=["greedy", "sampled"])
+def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, options):
+    """And sends nothing: on a GPU both would wait for the device."""
+    drafter, reads, rounds = make_drafter(tiny_qwen3), [], []
+
+    def noting(name, function):
+        def call(*args, **kwargs):
+            reads.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    run_round = loop._Generation.run_round
+
+    def counting(self):
+        start = len(reads)
+        run_round(self)
+        rounds.append(reads[start:])
+
+    with recorded_graphs():
+        options |= {"max_new_tokens": 40, "eos_token_id": -1, "assistant_model": drafter, **STATIC}
+        tiny_qwen3.generate(PROMPT, **options)  # makes the recordings
+        monkeypatch.setattr(loop._Generation, "run_round", counting)
+        for name in READS:
+            monkeypatch.setattr(torch.Tensor, name, noting(name, getattr(torch.Tensor, name)))
+        for name in ("tensor", "as_tensor"):
+            monkeypatch.setattr(torch, name, noting(f"torch.{name}", getattr(torch, name)))
+        tiny_qwen3.generate(PROMPT, **options)
+    assert len(rounds) > 10
+    assert all(found == ["tolist"] for found in rounds), rounds
 
 
 def test_stages_compile_to_one_graph_each(tiny_qwen3, make_drafter, monkeypatch):

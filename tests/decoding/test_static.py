@@ -11,12 +11,12 @@ import torch
 import transformers
 from builders import EOS, PAD, build_drafter, left_padded
 from oracle import oracle
-from recorded_graphs import recorded_graphs
+from recorded_graphs import RecordedGraphs, recorded_graphs
 from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
 from transformers import LogitsProcessor, LogitsProcessorList, StaticCache
 
 import hf_domino
-from hf_domino.decoding import loop, workspace
+from hf_domino.decoding import graphs, loop, workspace
 from hf_domino.decoding.graphs import StageGraphs
 from hf_domino.decoding.static import StaticRunner, fitting_width
 
@@ -214,9 +214,9 @@ def test_later_calls_take_the_buffers_and_graphs_of_the_first(target, make_draft
     with recorded_graphs() as made:
         for prompt, new_tokens in ((PROMPT, 30), (PROMPT[:, :3], 40), (PROMPT.flip(1), 20), (PROMPT.repeat(1, 2), 3)):
             assert_equal_to_plain(target, drafter, prompt, max_new_tokens=new_tokens)
-        assert [graphs.num_captured for graphs in made] == [4]  # backbone, rollout, verification, acceptance
+        assert [recorded.num_captured for recorded in made] == [4]  # backbone, rollout, verification, acceptance
         assert_equal_to_plain(target, drafter, PROMPT, max_new_tokens=70)  # longer than what is there
-        assert [graphs.num_captured for graphs in made] == [4, 4]
+        assert [recorded.num_captured for recorded in made] == [4, 4]
 
 
 def test_addresses_stay(target, make_drafter):
@@ -276,10 +276,10 @@ def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, opti
 
 def test_stages_compile_to_one_graph_each(tiny_qwen3, make_drafter, monkeypatch):
     """No break, no recompilation: nothing in a stage depends on the round."""
-    graphs = []
+    traced = []
 
     def counting(module, inputs):
-        graphs.append(module)
+        traced.append(module)
         return module.forward
 
     compiled = {}
@@ -298,7 +298,7 @@ def test_stages_compile_to_one_graph_each(tiny_qwen3, make_drafter, monkeypatch)
     options = {"do_sample": True, "top_k": 20, "eos_token_id": -1, "max_new_tokens": 40}
     tiny_qwen3.generate(PROMPT, assistant_model=drafter, **options, **STATIC)
     assert drafter.stats.num_rounds > 10
-    assert len(compiled) == len(graphs) == 4
+    assert len(compiled) == len(traced) == 4
 
 
 def test_an_interrupted_call_leaves_nothing_behind(target, make_drafter, stages):
@@ -365,6 +365,40 @@ def test_inference_mode_and_after(target, make_drafter, stages):
     for mode in (True, False, True):
         with torch.inference_mode(mode):
             assert_equal_to_plain(target, drafter)
+
+
+def test_a_stage_that_cannot_be_captured_is_launched(target, make_drafter, monkeypatch):
+    drafter, warned = make_drafter(target), []
+    capture = RecordedGraphs.capture
+
+    def failing(self, stage, inputs):
+        if stage.__name__ == "_verify":
+            raise RuntimeError("operation not permitted when stream is capturing\nand so on")
+        return capture(self, stage, inputs)
+
+    monkeypatch.setattr(RecordedGraphs, "capture", failing)
+    monkeypatch.setattr(graphs.logger, "warning", lambda *arguments: warned.append(arguments[1:]))
+    with recorded_graphs() as made:
+        assert_equal_to_plain(target, drafter)
+    assert warned == [("verify", "operation not permitted when stream is capturing")]
+    assert made[0].num_captured == 3
+
+
+def test_graphs_are_bounded(tiny_qwen3, make_drafter, monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 6)
+    drafter = make_drafter(tiny_qwen3)
+    with recorded_graphs() as made:
+        for temperature in (0.5, 0.6, 0.7, 0.8):
+            options = {"do_sample": True, "temperature": temperature, "max_new_tokens": 8}
+            tiny_qwen3.generate(PROMPT, assistant_model=drafter, **options, **STATIC)
+            assert 4 <= len(made[0]._graphs) <= 6
+
+
+def test_shadow_replays_static_calls(tiny_qwen3, tiny_drafter, stages):
+    with hf_domino.shadow(share=1.0) as report:
+        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **GREEDY, **STATIC)
+    assert (report.num_replayed, report.mismatches, report.failures) == (1, [], [])
+    assert report.max_kl < 1e-6
 
 
 def test_widths_are_few():

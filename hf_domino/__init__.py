@@ -3,6 +3,7 @@
 import os
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.decoding.workspace import release_workspaces
 from hf_domino.drift import ShadowReport, shadow
 from hf_domino.integration import attach, detach, install, is_installed, register_auto_classes, uninstall
 from hf_domino.modeling import DominoDraftModel
@@ -18,6 +19,7 @@ __all__ = [
     "detach",
     "install",
     "is_installed",
+    "release_workspaces",
     "shadow",
     "timed_phases",
     "uninstall",

@@ -61,7 +61,8 @@ class AttentionInputs:
     Args:
         context (`torch.Tensor`, *optional*): New context features `[B, C, H]`.
         rotary (`tuple`): Cosines and sines `[B, C + Q, D]` of the new context, then the block.
-        mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look; None for everywhere.
+        mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look, or `[B, 1, 1, S + Q]` for
+            all queries; None for everywhere.
         cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
     """
 
@@ -82,7 +83,7 @@ class ContextAttention(nn.Module):
     def __init__(self, config: DominoConfig, layer_index: int):
         super().__init__()
         self.layer_index = layer_index
-        self.head_dim = config.head_dim
+        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.dropout = config.attention_dropout
         query_size = config.num_attention_heads * config.head_dim
         key_value_size = config.num_key_value_heads * config.head_dim
@@ -106,30 +107,24 @@ class ContextAttention(nn.Module):
         queries = _rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:])
         keys = _rotate(keys.transpose(1, 2), cosines, sines)
         if inputs.cache is not None:
-            keys, values = self._with_cached(keys, values, length, inputs.cache)
+            keys, values = inputs.cache.join(self.layer_index, keys, values, length)
+        is_shared = inputs.mask is not None and inputs.mask.shape[2] == 1
+        if is_shared:  # by all queries: those of a group of heads are queries of one head, and no key is repeated
+            per_head = queries.shape[1] // keys.shape[1] * length
+            queries = queries.reshape(len(block), keys.shape[1], per_head, self.head_dim)
         attended = F.scaled_dot_product_attention(
             queries,
             keys,
             values,
             attn_mask=inputs.mask,
             dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=True,
+            enable_gqa=not is_shared,
         )
+        attended = attended.reshape(len(block), self.num_heads, length, self.head_dim)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def _split_heads(self, projected: torch.Tensor) -> torch.Tensor:
         return projected.unflatten(-1, (-1, self.head_dim))  # [B, T, A, D]
-
-    def _with_cached(
-        self, keys: torch.Tensor, values: torch.Tensor, length: int, cache: ContextCache
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the new context to the cache and put the block, which is never stored, behind all of it."""
-        split = keys.shape[2] - length
-        context_keys, context_values = cache.append(self.layer_index, keys[:, :, :split], values[:, :, :split])
-        return (
-            torch.cat((context_keys, keys[:, :, split:]), dim=2),
-            torch.cat((context_values, values[:, :, split:]), dim=2),
-        )
 
 
 class BackboneLayer(nn.Module):

@@ -45,15 +45,19 @@ GENERATION_RULES = (
     _Rule("use_mtp", _unset, "False", _ONE_SPEEDUP),
     _Rule(
         "cache_implementation",
-        lambda name: name in (None, "dynamic", "dynamic_full"),
-        "None or 'dynamic'",
-        "Static, quantized and offloaded caches cannot be rewound after a rejection; leave it unset.",
+        lambda name: name in (None, "dynamic", "dynamic_full", "static"),
+        "None, 'dynamic' or 'static'",
+        "Quantized and offloaded caches cannot be rewound after a rejection; leave it unset.",
     ),
 )
 
 
 def check_generation(
-    target: PreTrainedModel, drafter: PreTrainedModel, generation_config: GenerationConfig, generation_mode: str
+    target: PreTrainedModel,
+    drafter: PreTrainedModel,
+    generation_config: GenerationConfig,
+    generation_mode: str,
+    is_native: bool = False,
 ) -> None:
     """Refuse what assisted decoding cannot do, once `generate` knows its configuration and mode.
 
@@ -62,6 +66,7 @@ def check_generation(
         drafter (`DominoDraftModel`): Its `assistant_model`.
         generation_config (`GenerationConfig`): The merged configuration of the call.
         generation_mode (`str`): The mode Transformers chose from it.
+        is_native (`bool`, *optional*, defaults to `False`): Whether Transformers' own assisted loop will decode.
 
     Raises:
         ValueError: Naming the first field that does not fit.
@@ -72,6 +77,9 @@ def check_generation(
         value = getattr(generation_config, rule.field, None)
         if not rule.allows(value):
             raise refusal(f"{rule.field} with a Domino assistant_model", rule.expected, value, rule.remedy)
+    if is_native and generation_config.cache_implementation == "static":
+        remedy = "Leave it unset, or call hf_domino.install() to generate with our loop, which can."
+        raise refusal("cache_implementation in an attached target", "None or 'dynamic'", "static", remedy)
     if generation_mode != "assisted_generation":
         remedy = "Only greedy decoding and sampling can be drafted; drop assistant_model or the option behind the mode."
         value = getattr(generation_mode, "value", generation_mode)
@@ -105,8 +113,9 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     if cache is None:
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
         raise refusal("the target's cache", "a DynamicCache", None, remedy)
-    if isinstance(cache, StaticCache) or not hasattr(cache, "layers"):
-        remedy = "It cannot be rewound after a rejection; leave it unset or pass a DynamicCache."
+    is_prepared = not getattr(cache, "_is_user_defined", False)
+    if (isinstance(cache, StaticCache) and not is_prepared) or not hasattr(cache, "layers"):
+        remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
         raise refusal("past_key_values", "a DynamicCache", type(cache).__name__, remedy)
 
 
@@ -230,6 +239,49 @@ def check_batch(batch_size: int, kwargs: Mapping[str, Any], processors: Sequence
     if kwargs.get("encoder_hidden_states") is not None:
         shape = tuple(kwargs["encoder_hidden_states"].shape)
         raise refusal("encoder_hidden_states", "None, for a batch", f"a tensor of shape {shape}", alone)
+
+
+def check_static(
+    target: PreTrainedModel,
+    batch_size: int,
+    model_kwargs: Mapping[str, Any],
+    config: GenerationConfig,
+    cache_part: str | None,
+) -> None:
+    """Refuse what rounds of fixed shape cannot do.
+
+    Args:
+        target (`PreTrainedModel`): The model that generates.
+        batch_size (`int`): Sequences to generate.
+        model_kwargs (`Mapping`): What `generate` passes on.
+        config (`GenerationConfig`): The merged configuration of the call.
+        cache_part (`str`, *optional*): Name of a layer of the cache that has no fixed shape here.
+
+    Raises:
+        ValueError: For a batch, recurrent layers, changing rotary frequencies, attention kernels that need the length,
+            a target on several devices, hidden states and attentions.
+    """
+    if config.cache_implementation != "static":
+        return
+    static = "with cache_implementation='static'"
+    remedy = "Leave cache_implementation unset."
+    text = target.config.get_text_config(decoder=True)
+    rope = getattr(text, "rope_parameters", None) or {}
+    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    if batch_size > 1:
+        raise refusal(f"the batch size {static}", 1, batch_size, f"{remedy[:-1]}, or generate one at a time.")
+    if cache_part:
+        raise refusal(f"the target's layers {static}", "attention layers", cache_part, remedy)
+    if growing := [kind for kind in GROWING_ROPE_TYPES if kind in kinds]:
+        raise refusal(f"the target's rope_type {static}", "one of fixed frequencies", growing[0], remedy)
+    attention = getattr(text, "_attn_implementation", "eager")
+    if attention not in ("eager", "sdpa"):
+        raise refusal(f"the target's attn_implementation {static}", "'sdpa' or 'eager'", attention, remedy)
+    if len(devices := set(getattr(target, "hf_device_map", {}).values())) > 1:
+        raise refusal(f"the target's devices {static}", "one", sorted(map(str, devices)), remedy)
+    for field in ("output_hidden_states", "output_attentions"):
+        if config.return_dict_in_generate and getattr(config, field):
+            raise refusal(f"{field} {static}", False, True, remedy)
 
 
 def check_native_loop(

@@ -19,6 +19,7 @@ COMMANDS = {
         "hf_domino.plan.cli",
         "Say whether speculation pays, how many proposals are best, and over which network.",
     ),
+    "bench-round": ("hf_domino.round_benchmark", "Measure one round with random weights: graphed, launched, growing."),
     "recipe": ("hf_domino.recipes.bundled", "Make the bundled pair from nothing."),
 }
 

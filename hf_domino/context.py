@@ -97,6 +97,27 @@ class ContextCache:
         all_values = self._values[layer_index] = self._store(self._values[layer_index], values)
         return all_keys[:, :, :end], all_values[:, :, :end]
 
+    def join(
+        self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new context of one layer and put the block, which is never stored, behind all of it.
+
+        Args:
+            layer_index (`int`): Which drafter layer.
+            keys (`torch.Tensor`): New context, then the block, `[B, A, C + Q, D]`.
+            values (`torch.Tensor`): Likewise.
+            length (`int`): Block positions (Q).
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor]`: Keys and values of all context and the block, `[B, A, S + Q, D]`.
+        """
+        split = keys.shape[2] - length
+        context_keys, context_values = self.append(layer_index, keys[:, :, :split], values[:, :, :split])
+        return (
+            torch.cat((context_keys, keys[:, :, split:]), dim=2),
+            torch.cat((context_values, values[:, :, split:]), dim=2),
+        )
+
     def advance(self) -> None:
         """Count the positions announced last."""
         self._lengths = [length + count for length, count in zip(self._lengths, self._added, strict=True)]

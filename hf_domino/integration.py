@@ -26,12 +26,14 @@ from hf_domino.call_checks import (
     check_inputs,
     check_native_loop,
     check_rope,
+    check_static,
     check_step_outputs,
 )
 from hf_domino.compatibility import check_target
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.alignment import unalignable
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
+from hf_domino.decoding.fixed_caches import unfixable
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.drift import watched
@@ -68,10 +70,11 @@ def _wrap_validation(original: Callable) -> Callable:
     def validate(self, generation_mode, generation_config, generation_mode_kwargs):
         drafter = generation_mode_kwargs.get("assistant_model")
         if isinstance(drafter, DominoDraftModel):
-            check_generation(self, drafter, generation_config, generation_mode)
+            is_native = _runs_native_loop(self)
+            check_generation(self, drafter, generation_config, generation_mode, is_native)
             # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
             generation_mode_kwargs.pop("assistant_tokenizer", None)
-            if not _runs_native_loop(self):
+            if not is_native:
                 # Its own assisted loop takes neither several sequences at once nor recurrent states; ours does both
                 generation_mode = GenerationMode.SAMPLE
         return original(self, generation_mode, generation_config, generation_mode_kwargs)
@@ -88,6 +91,8 @@ def _wrap_decoding(original: Callable) -> Callable:
         check_inputs(self, input_ids, kwargs)
         check_rope(self, drafter.config.num_draft_tokens, input_ids, kwargs, kwargs["generation_config"])
         check_step_outputs(self, len(input_ids), kwargs["generation_config"])
+        unfixable_layer = unfixable(kwargs["past_key_values"])
+        check_static(self, len(input_ids), kwargs, kwargs["generation_config"], unfixable_layer)
         stateful = stateful_processors(kwargs["logits_processor"])
         check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs["past_key_values"]))
         unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")

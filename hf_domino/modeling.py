@@ -221,8 +221,8 @@ class DominoDraftModel(PreTrainedModel):
 
 
 def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:
-    """Mask `[B, 1, Q, S + Q]` of a block that sees the `visible` `[B, S]` context and all of itself."""
+    """Mask `[B, 1, 1, S + Q]` of a block that sees the `visible` `[B, S]` context and all of itself."""
     if visible is None:
         return None
     length = noise_embeds.shape[1]
-    return F.pad(visible, (0, length), value=True)[:, None, None].expand(-1, 1, length, -1).to(noise_embeds.device)
+    return F.pad(visible, (0, length), value=True)[:, None, None].to(noise_embeds.device)

@@ -26,7 +26,7 @@ FLOORS = (
     {"backbone", "correction", "target", "compatibility"},
     {"modeling"},
     {"decoding", "training"},
-    {"integration", "call_checks", "drift", "check", "pair", "benchmark", "plan", "recipes"},
+    {"integration", "call_checks", "drift", "check", "pair", "benchmark", "round_benchmark", "plan", "recipes"},
     {"demo", "rounds", "cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -84,7 +84,7 @@ class TargetRunner:
             logits, captured = self._forward(input_ids, self.kwargs, new_length, 1, is_first_iteration=True)
         else:
             logits, captured = self._prefill_in_chunks(input_ids[:, -(new_length or 0) :], chunk_size)
-        cached = self.cache.get_seq_length()
+        cached = int(self.cache.get_seq_length())
         mask = self.mask(cached)
         padding = [0] * len(logits) if mask is None else mask.bool().int().argmax(dim=1).tolist()
         self._lengths = [cached - count for count in padding]
@@ -94,10 +94,10 @@ class TargetRunner:
     def _prefill_in_chunks(
         self, new_ids: torch.Tensor, chunk_size: int
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        total = self.cache.get_seq_length() + new_ids.shape[1]
+        total = int(self.cache.get_seq_length()) + new_ids.shape[1]
         pieces = []
         for chunk in new_ids.split(chunk_size, dim=1):
-            end = self.cache.get_seq_length() + chunk.shape[1]
+            end = int(self.cache.get_seq_length()) + chunk.shape[1]
             # Cut from the right: masks and positions may or may not cover what was cached before.
             behind = total - end
             kwargs = self.kwargs | {
@@ -191,6 +191,9 @@ class TargetRunner:
             # Also when nothing is dropped: sliding-window layers shrink back to their window here.
             crop_attention_to(self.cache, self._settled or self.cache.get_seq_length())
         end_past_recording(self.cache)
+
+    def release(self) -> None:
+        """The call is over."""
 
     def _rewind(self, num_kept: int, num_checked: int) -> None:
         """Drop the last positions of all rows."""

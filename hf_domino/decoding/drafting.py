@@ -5,13 +5,13 @@ Shapes: B batch, C new context positions, K block size, P proposals, H hidden si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from hf_domino.context import ContextCache
 from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.rollout import DraftProposal, rollout
+from hf_domino.decoding.rollout import DraftProposal, GoesOn, rollout
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.stats import PhaseTimer
@@ -120,7 +120,7 @@ class DraftSession:
         self,
         prefixes: Prefixes,
         num_draft_tokens: int | None = None,
-        goes_on: Callable[[torch.Tensor], bool] | None = None,
+        goes_on: GoesOn | None = None,
     ) -> DraftProposal:
         """Draft the tokens after `prefixes`; all context before the anchors must have been observed.
 
@@ -141,8 +141,10 @@ class DraftSession:
             draft_hidden = self._run_backbone(torch.cat((anchors, masks), dim=1))
         with self.timer.phase("rollout"):
             first = config.label_offset
-            hidden = draft_hidden[:, first : first + count]
-            return rollout(self.drafter, self.target, hidden, prefixes, self.law, self._table, goes_on)
+            return self._choose(draft_hidden[:, first : first + count], prefixes, goes_on)
+
+    def _choose(self, draft_hidden: torch.Tensor, prefixes: Prefixes, goes_on: GoesOn | None) -> DraftProposal:
+        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, self._table, goes_on)
 
     def _run_backbone(self, block: torch.Tensor) -> torch.Tensor:
         """Draft hidden states `[B, Q, H]` of the block `[B, Q]` that starts at the anchors; stores the new context."""

@@ -8,6 +8,7 @@ Shapes: B rows still generated, P proposals, N tokens committed in a round, V vo
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,14 @@ from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.pacing import Pacer, pacer_for
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
+from hf_domino.decoding.static import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
-from hf_domino.decoding.verification import verify
+from hf_domino.decoding.verification import Judgement, judge, verify
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
 from hf_domino.target import TargetModel
+
+Judge = Callable[[TokenLaw, Prefixes, DraftProposal, torch.Tensor], Judgement]
 
 
 @torch.no_grad()
@@ -68,26 +72,28 @@ def assisted_decoding(
     stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size)
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
+    runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
+    session = DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context)
+    is_static = generation_config.cache_implementation == "static"
+    parts = make_static(input_ids, runner, session, law, generation_config) if is_static else (runner, session, judge)
     generation = _Generation(
-        runner=TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer),
-        session=DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context),
+        *parts,
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),
         law=law,
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
-        pacer=pacer_for(drafter, model, law.do_sample, input_ids.device),
+        pacer=pacer_for(drafter, model, law.do_sample, input_ids.device.type == "cpu" and not is_static),
         rows=list(range(batch_size)),
     )
     generation.run(input_ids, generation_config)
-    stats.num_new_tokens = generation.committed.num_new_tokens
-    stats.seconds = time.perf_counter() - start
-    stats.phases = timer.seconds() if timer.enabled else None
+    generation.finish_stats(time.perf_counter() - start)
     record_stats(drafter, stats)
     cache = generation.runner.cache
     is_seen_again = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
     if batch_size == 1 and is_seen_again:
         keep_context(cache, drafter, generation.session.context(), has_gap)
+    generation.runner.release()
     return generation.committed.result(cache, **step_outputs.results())
 
 
@@ -97,6 +103,7 @@ class _Generation:
 
     runner: TargetRunner
     session: DraftSession
+    judge: Judge
     committed: CommittedSequences
     law: TokenLaw
     stats: DecodingStats
@@ -118,6 +125,11 @@ class _Generation:
         finally:
             self.runner.end(len(input_ids))
 
+    def finish_stats(self, seconds: float) -> None:
+        """Note what the whole call did, in that time."""
+        self.stats.num_new_tokens, self.stats.seconds = self.committed.num_new_tokens, seconds
+        self.stats.phases = self.timer.seconds() if self.timer.enabled else None
+
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None, mask_length: int | None) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
         logits, captured = self.runner.prefill(input_ids, chunk_size, mask_length)
@@ -133,7 +145,7 @@ class _Generation:
 
     def _prompt_positions(self, num_new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Absolute positions `[B, C]` of the prompt's last C columns, and which are no padding."""
-        length = self.runner.cache.get_seq_length()
+        length = int(self.runner.cache.get_seq_length())
         mask = self.runner.mask(length)
         if mask is None:
             return torch.arange(length - num_new, length, device=device).expand(len(self.rows), -1), None
@@ -165,16 +177,14 @@ class _Generation:
 
     def _verify_at_once(self, prefixes: Prefixes, proposal: DraftProposal, logits: torch.Tensor) -> list[int]:
         """Commit what the acceptance rule gives; returns how many tokens each row kept."""
-        scores = self.law.scores(prefixes, logits, proposal.tokens)
-        verification = verify(proposal, scores, self.law.do_sample)
+        judgement = self.judge(self.law, prefixes, proposal, logits)
         # One transfer for the whole round: everything the host must know.
-        accepted = verification.num_accepted[:, None]
-        tokens = torch.cat((proposal.tokens, verification.bonus[:, None]), dim=1)  # [B, P + 1]
-        tokens = tokens.scatter(1, accepted, verification.bonus[:, None])
-        counts = [count + 1 for count in accepted[:, 0].tolist()]
+        outcome = judgement.outcome.tolist()
+        counts = [values[0] for values in outcome]
         for row, count in zip(self.rows, counts, strict=True):
             self.stats.rows[row].append(count)
-        return self.committed.commit(self.rows, tokens, counts, logits, scores)
+        values = [values[1:] for values in outcome]
+        return self.committed.commit(self.rows, judgement.tokens, counts, logits, judgement.scores, values)
 
     def _verify_one_by_one(self, proposal: DraftProposal, logits: torch.Tensor) -> list[int]:
         """The same for one row, showing its processors each committed position once, in order, and no other."""

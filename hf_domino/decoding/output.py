@@ -78,6 +78,7 @@ class CommittedSequences:
         counts: Sequence[int],
         logits: torch.Tensor,
         scores: torch.Tensor,
+        values: Sequence[Sequence[int]] | None = None,
     ) -> list[int]:
         """Append new tokens to these rows, each up to its first stop.
 
@@ -87,18 +88,19 @@ class CommittedSequences:
             counts (`Sequence[int]`): How many of them are meant, per row.
             logits (`torch.Tensor`): The target's logits they were chosen from, `[R, N, V]` or more positions.
             scores (`torch.Tensor`): The same after processors.
+            values (`Sequence[Sequence[int]]`, *optional*): The tokens, where the host knows them already.
 
         Returns:
             `list[int]`: How many were kept, per row.
         """
         self._reserve(tokens.shape[1])
-        values, kept = tokens.tolist(), []
+        values, kept = tokens.tolist() if values is None else values, []
         for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
             start, new = self._lengths[row], tokens[index, :count]
             self._ids[row, start : start + count] = new
             for outputs, source in ((self._scores, scores), (self._logits, logits)):
                 if self._wants("output_scores" if outputs is self._scores else "output_logits"):
-                    outputs[row] += list(source[index, :count])
+                    outputs[row] += list(source[index, :count].clone())
             kept.append(self._keep(row, values[index][:count]))
             self._lengths[row] = start + kept[-1]
             for outputs in (self._scores, self._logits):
@@ -114,7 +116,7 @@ class CommittedSequences:
             grown[:, : self._ids.shape[1]] = self._ids
             self._ids = grown
 
-    def _keep(self, row: int, values: list[int]) -> int:
+    def _keep(self, row: int, values: Sequence[int]) -> int:
         """How many of the tokens just written stay: up to the first stop, unless plain generation goes on behind it."""
         length, had_stopped = self._lengths[row], self._stops[row] is not None
         for count, value in enumerate(values, start=1):

@@ -90,13 +90,14 @@ class ConfidentBlock(PacedBlock):
 
 
 class PlannedBlock(PacedBlock):
-    """Its length is chosen beforehand, by the acceptance of each position."""
+    """Its length is chosen beforehand, by the acceptance of each position: one of a few, each a shape of its own."""
 
     def choose_length(self, room: int | None) -> int | None:
         """How many proposals to make."""
         most = self._acceptance.num_kinds if room is None else min(room, self._acceptance.num_kinds)
-        while self.length < most and self.add([self.length] * len(self._reach)):
-            pass
+        is_worth_it = True
+        while self.length < most and (is_worth_it or self.length & (self.length - 1)):  # up to a power of two
+            is_worth_it = self.add([self.length] * len(self._reach))
         return self.length
 
 
@@ -212,23 +213,23 @@ class WholeBlocks(Pacer):
 _learnt = threading.local()
 
 
-def pacer_for(drafter: DominoDraftModel, target: nn.Module, do_sample: bool, device: torch.device) -> Pacer:
+def pacer_for(drafter: DominoDraftModel, target: nn.Module, do_sample: bool, by_confidence: bool) -> Pacer:
     """The pacer of a call of `generate`, with what the calling thread knows from earlier greedy ones.
 
     Args:
         drafter ([`DominoDraftModel`]): Its `draft_length` says whether blocks are paced at all.
         target (`nn.Module`): The target.
         do_sample (`bool`): Whether the target samples.
-        device (`torch.device`): Where tokens are chosen; only on a CPU the host reads confidences at no cost.
+        by_confidence (`bool`): Whether the host can read confidences at no cost, which it can on a CPU only.
     """
     if drafter.config.draft_length == "full":
         return WholeBlocks()
-    num_positions = None if device.type == "cpu" else drafter.config.num_draft_tokens
+    num_positions = None if by_confidence else drafter.config.num_draft_tokens
     if do_sample:
         return Pacer(num_positions, is_timed=False)
     if not hasattr(_learnt, "by_drafter"):
         _learnt.by_drafter = weakref.WeakKeyDictionary()
     pacers = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
-    pacer = pacers.setdefault(num_positions, Pacer(num_positions, is_timed=True))
+    pacer = pacers.setdefault(by_confidence, Pacer(num_positions, is_timed=True))
     pacer.begin_call()
     return pacer

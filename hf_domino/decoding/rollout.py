@@ -48,6 +48,7 @@ def rollout(
     law: TokenLaw,
     table: InputTable | None = None,
     goes_on: GoesOn | None = None,
+    is_fixed: bool = False,
 ) -> DraftProposal:
     """Choose the proposals of one block.
 
@@ -60,6 +61,8 @@ def rollout(
         table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
         goes_on (`Callable`, *optional*): Told the scores `[B, V]` of each proposal, of all tokens or of the candidates;
             where it says no, that proposal is the last.
+        is_fixed (`bool`, *optional*, defaults to `False`): Whether to read nothing back, so that it can be captured:
+            then the whole vocabulary is gone through for every position.
 
     Returns:
         [`DraftProposal`]: P tokens per row, or fewer.
@@ -73,7 +76,8 @@ def rollout(
     if goes_on is None and fits_kernels(drafter, law, base_logits):
         return DraftProposal(choose_fused(drafter, target, draft_hidden, base_logits, anchors), None)
     pool = None
-    if fits_pool(law.processors) and (size or EXACT_POOL_SIZE) < base_logits.shape[2]:
+    is_guessing = fits_pool(law.processors) and not (is_fixed and size is None)
+    if is_guessing and (size or EXACT_POOL_SIZE) < base_logits.shape[2]:
         pool = CandidatePool(base_logits, size or EXACT_POOL_SIZE, law.processors, prefixes)
     corrections = None
     if drafter.has_correction_head:
@@ -165,6 +169,7 @@ def _choose_one_by_one(
 ) -> DraftProposal:
     """Choose from the whole vocabulary, position by position, as processors that no pool can stand for need it."""
     tokens, all_scores = prefixes.ids[:, :0], []
+    noise = torch.empty_like(base_logits).exponential_() if law.do_sample else None
     for index in range(base_logits.shape[1]):
         logits = base_logits[:, index]
         if corrections is not None:
@@ -172,7 +177,8 @@ def _choose_one_by_one(
                 corrections.read(tokens[:, -1])
             logits = corrections.apply(index, logits)
         scores = law.scores(prefixes, logits[:, None], tokens)
-        tokens = torch.cat((tokens, law.choose(scores)), dim=1)
+        choice = law.choose(scores, None if noise is None else noise[:, index : index + 1])
+        tokens = torch.cat((tokens, choice), dim=1)
         if law.do_sample:
             all_scores.append(scores)
         if goes_on is not None and not goes_on(scores[:, 0]):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from hf_domino.decoding.rollout import DraftProposal
-from hf_domino.decoding.sampling import sample
+from hf_domino.decoding.sampling import Prefixes, TokenLaw, sample
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,45 @@ class Verification:
     def acceptance_length(self) -> torch.Tensor:
         """Tokens gained per target forward, `[B]`: accepted proposals and the bonus token."""
         return self.num_accepted + 1
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A round's outcome, and what it was decided from.
+
+    Args:
+        scores (`torch.Tensor`): The target's processed scores `[B, P + 1, V]`.
+        outcome (`torch.Tensor`): Per row how many tokens are committed, then the tokens: `[B, 1 + P + 1]` int64, where
+            what stands behind the bonus token is anything. Everything the host must know, to be read at once.
+    """
+
+    scores: torch.Tensor
+    outcome: torch.Tensor
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """Accepted proposals and the bonus token, `[B, P + 1]`."""
+        return self.outcome[:, 1:]
+
+
+def judge(law: TokenLaw, prefixes: Prefixes, proposal: DraftProposal, logits: torch.Tensor) -> Judgement:
+    """Verify a round from the target's logits, without a synchronisation.
+
+    Args:
+        law ([`TokenLaw`]): The target's.
+        prefixes ([`Prefixes`]): Tokens so far of the B rows.
+        proposal ([`DraftProposal`]): P proposals per row.
+        logits (`torch.Tensor`): `[B, P + 1, V]`.
+
+    Returns:
+        [`Judgement`]: Still on the device.
+    """
+    scores = law.scores(prefixes, logits, proposal.tokens)
+    verification = verify(proposal, scores, law.do_sample)
+    accepted = verification.num_accepted[:, None]
+    tokens = torch.cat((proposal.tokens, verification.bonus[:, None]), dim=1)  # [B, P + 1]
+    tokens = tokens.scatter(1, accepted, verification.bonus[:, None])
+    return Judgement(scores, torch.cat((accepted + 1, tokens), dim=1))
 
 
 def verify(proposal: DraftProposal, target_scores: torch.Tensor, do_sample: bool) -> Verification:
@@ -68,7 +107,8 @@ def _draft_probs(proposal: DraftProposal, vocab_size: int) -> torch.Tensor:
     """The law of the drafts `[B, P, V]`; a proposal without scores was certain."""
     if proposal.scores is not None:
         return proposal.scores.float().softmax(dim=-1)
-    return torch.nn.functional.one_hot(proposal.tokens, vocab_size).float()
+    certain = torch.zeros(*proposal.tokens.shape, vocab_size, device=proposal.tokens.device)
+    return certain.scatter(2, proposal.tokens[..., None], 1.0)  # unlike one_hot, it reads nothing back
 
 
 def _bonus_law(target_probs: torch.Tensor, draft_probs: torch.Tensor, num_accepted: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,82 @@
+"""CUDA graphs on a GPU: the text and the draws of launched stages, and one synchronisation a round."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from builders import build_drafter
+from oracle import oracle
+from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
+
+from hf_domino.decoding import workspace
+from hf_domino.decoding.graphs import StageGraphs, without_graphs
+
+pytestmark = pytest.mark.gpu
+STATIC = {"cache_implementation": "static"}
+GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """Stages that were captured, and those that failed to be; workspaces are made anew."""
+    workspace.release_workspaces()
+    found = {"captured": 0, "failed": []}
+    try_capture = StageGraphs._try_capture
+
+    def noting(self, key, stage, inputs):
+        graph = try_capture(self, key, stage, inputs)
+        found["captured"] += graph is not None
+        found["failed"] += [key] if graph is None else []
+        return graph
+
+    monkeypatch.setattr(StageGraphs, "_try_capture", noting)
+    yield found
+    workspace.release_workspaces()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_is_lossless(family, captures):
+    target = build(family).cuda()
+    drafter, prompt = build_drafter(target).cuda(), PROMPT.cuda()
+    plain = target.generate(prompt, **GREEDY)
+    for accuracy in (0.0, 0.7):
+        with oracle(target, prompt, accuracy, **GREEDY):
+            assert torch.equal(target.generate(prompt, assistant_model=drafter, **GREEDY, **STATIC), plain)
+    assert captures["failed"] == []
+    assert captures["captured"] == 4
+
+
+@pytest.mark.parametrize("law", [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}, {"repetition_penalty": 1.3}])
+def test_draws_are_those_of_launched_stages(law, captures):
+    target = build("Qwen2").cuda()
+    drafter, texts = build_drafter(target).cuda(), []
+    for is_graphed in (True, True, False):
+        torch.manual_seed(5)
+        options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, **law, **STATIC}
+        if is_graphed:
+            texts.append(target.generate(PROMPT.cuda(), assistant_model=drafter, **options))
+        else:
+            with without_graphs():
+                texts.append(target.generate(PROMPT.cuda(), assistant_model=drafter, **options))
+    assert captures["failed"] == []
+    assert torch.equal(texts[0], texts[1])
+    assert torch.equal(texts[0], texts[2])
+
+
+def test_one_synchronisation_a_round(captures):
+    target = build("Qwen2").cuda()
+    drafter, prompt, counts = build_drafter(target).cuda(), PROMPT.cuda(), []
+    for new_tokens in (40, 10, 40):  # the first captures
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                target.generate(prompt, assistant_model=drafter, do_sample=False, max_new_tokens=new_tokens, **STATIC)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        synchronisations = [warning for warning in caught if "synchroniz" in str(warning.message)]
+        counts.append((len(synchronisations), drafter.stats.num_rounds))
+    # Prompt and bookkeeping cancel between a short and a long text of the same buffers.
+    assert counts[2][0] - counts[1][0] == counts[2][1] - counts[1][1]

@@ -14,7 +14,7 @@ COMMANDS = {
     "demo": ("hf_domino.demo", "Generate with the bundled pair, plain and assisted, and show the rounds."),
     "check": ("hf_domino.check.cli", "Say whether a drafter fits its target, and if not, why."),
     "train": ("hf_domino.training.cli", "Train a drafter for a target, from one YAML file or flags."),
-    "bench": ("hf_domino.benchmark", "Measure plain, prompt lookup, DFlash and Domino in one process."),
+    "bench": ("hf_domino.benchmark.cli", "Measure every way to generate on your model, in one process."),
     "plan": (
         "hf_domino.plan.cli",
         "Say whether speculation pays, how many proposals are best, and over which network.",

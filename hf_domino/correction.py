@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import domino_kernels
+
 
 class PrefixGRU(nn.GRU):
     """A one-layer bias-free GRU that reads the anchor and then each chosen token (gate order r, z, n).
@@ -36,7 +38,8 @@ class PrefixGRU(nn.GRU):
 
     def step(self, token_embeds: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Read one token: `[B, H]` and the prefix state `[B, G]` give the next prefix state `[B, G]`."""
-        return torch.gru_cell(token_embeds, state, self.weight_ih_l0, self.weight_hh_l0)
+        step = domino_kernels.gru_step if domino_kernels.runs_triton(state) else torch.gru_cell
+        return step(token_embeds, state, self.weight_ih_l0, self.weight_hh_l0)
 
     def project_inputs(self, token_embeds: torch.Tensor) -> torch.Tensor:
         """The tokens' part of the gates, which needs no prefix state: `[..., H]` to `[..., 3G]`."""

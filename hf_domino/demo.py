@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from hf_domino.benchmark import add_pair_arguments, generate_timed, positive_int, set_up
+from hf_domino.benchmark import generate_timed
+from hf_domino.benchmark.flags import add_pair_arguments, positive_int, set_up
 from hf_domino.cli import FAILED_CHECK
 from hf_domino.pair import Pair, load_pair, read_prompts
 from hf_domino.rounds import COLOUR_LEGEND, PLAIN_LEGEND, origins, picture, shows_colour, token_texts

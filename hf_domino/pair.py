@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its tokenizer, its drafter and, where there is one, the drafter's DFlash twin."""
+    """A target, its tokenizer, its drafter and, where given, its DFlash twin and a small assistant."""
 
     name: str
     folder: Path
@@ -29,6 +29,7 @@ class Pair:
     tokenizer: Any
     drafter: DominoDraftModel
     twin: DominoDraftModel | None
+    assistant: Any = None
 
 
 def find_pair(path: Path | None = None) -> Path:
@@ -86,14 +87,26 @@ def load_pair(path: Path | None = None, dtype: torch.dtype = torch.float32, devi
 def read_prompts(path: Path) -> list[dict[str, Any]]:
     """Read held-out prompts: one JSON object a line with `text` and, to name the source, `module`, `offset`, `sha256`.
 
+    A file of one's own may have `prompt` in place of `text`, or `messages`, a conversation.
+
     Args:
         path (`Path`): A JSONL file.
 
     Raises:
-        ValueError: If a line is not an object with a `text`.
+        ValueError: If a line is not such an object.
     """
-    prompts = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    for number, prompt in enumerate(prompts, start=1):
-        if not isinstance(prompt, dict) or not isinstance(prompt.get("text"), str):
-            raise ValueError(f'{path}, line {number}: expected an object with a "text", got {str(prompt)[:60]}.')
-    return prompts
+    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+    return [_read_prompt(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+
+
+def _read_prompt(line: str, place: str) -> dict[str, Any]:
+    try:
+        prompt = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place}: expected a JSON object, got {line[:60]!r} ({error}).") from error
+    if isinstance(prompt, dict):
+        if isinstance(prompt.get("messages"), list):
+            return prompt
+        if isinstance(text := prompt.get("text", prompt.get("prompt")), str):
+            return prompt | {"text": text}
+    raise ValueError(f'{place}: expected an object with a "text" or "messages", got {str(prompt)[:60]}.')

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
-PHASES = ("draft", "rollout", "verify")
+PHASES = ("draft", "rollout", "target_forward", "verify", "rest")
 
 _timing_phases: ContextVar[bool] = ContextVar("timing_phases", default=False)
 _last = threading.local()
@@ -21,9 +22,9 @@ _last = threading.local()
 
 @contextmanager
 def timed_phases() -> Iterator[None]:
-    """Time draft, rollout and verification of every assisted generation inside the `with` block.
+    """Time the phases of every round of every assisted generation inside the `with` block.
 
-    On a GPU each phase then ends with a synchronisation, which slows the generation that is measured.
+    On a GPU the phases are marked by events, which are read once at the end: nothing is synchronised meanwhile.
 
     Example:
     ```python
@@ -41,15 +42,18 @@ def timed_phases() -> Iterator[None]:
 
 
 class PhaseTimer:
-    """Sums the seconds spent in named phases; does nothing unless enabled.
+    """Times named phases; does nothing unless enabled. A phase inside another one is not counted in the outer one.
 
     Args:
         enabled (`bool`, *optional*): Defaults to whether the caller is inside [`timed_phases`].
+        device (`torch.device`, *optional*): Where the phases compute; defaults to the CPU.
     """
 
-    def __init__(self, enabled: bool | None = None):
+    def __init__(self, enabled: bool | None = None, device: torch.device | None = None):
         self.enabled = _timing_phases.get() if enabled is None else enabled
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self._is_cuda = device is not None and device.type == "cuda"
+        self._open: list[str] = []
+        self._marks: list[tuple[str, str | None, Any, Any]] = []  # phase, the one around it, start, end
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -57,15 +61,34 @@ class PhaseTimer:
         if not self.enabled:
             yield
             return
-        start = _synchronised_now()
+        outer, start = self._open[-1] if self._open else None, self._mark()
+        self._open.append(name)
         yield
-        self.seconds[name] += _synchronised_now() - start
+        self._open.pop()
+        self._marks.append((name, outer, start, self._mark()))
 
+    def reset(self) -> None:
+        """Forget what was marked so far, such as the prefill."""
+        self._marks.clear()
 
-def _synchronised_now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent in each of `PHASES`."""
+        if self._is_cuda and self._marks:
+            torch.cuda.synchronize()
+        total = dict.fromkeys(PHASES, 0.0)
+        for name, outer, start, end in self._marks:
+            elapsed = start.elapsed_time(end) / 1000 if self._is_cuda else end - start
+            total[name] += elapsed
+            if outer is not None:
+                total[outer] -= elapsed
+        return total
+
+    def _mark(self) -> Any:
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
 
 @dataclass
@@ -79,7 +102,9 @@ class DecodingStats:
         proposed (`list[list[int]]`): Per row, how many tokens each round proposed; 0 for a single step of the target.
         num_new_tokens (`int`): Tokens returned, over all rows.
         seconds (`float`): Wall time of the decoding loop, prefill included.
-        phases (`dict[str, float]`, *optional*): Seconds in `draft`, `rollout` and `verify`, inside [`timed_phases`].
+        phases (`dict[str, float]`, *optional*): Seconds of all rounds, prefill not counted, inside [`timed_phases`]:
+            `draft` (the drafter's forward), `rollout`, `target_forward`, `verify` (choosing and committing) and `rest`.
+            Their sum is the whole.
     """
 
     num_draft_tokens: int
@@ -111,17 +136,12 @@ class DecodingStats:
 
     @property
     def acceptance_rate_at(self) -> list[float]:
-        """Share of the rounds that made proposal k in which it was accepted, for k in `[0, num_draft_tokens)`.
+        """Share of rounds that accepted proposal k, for k in `[0, num_draft_tokens)`; empty without a round.
 
-        Empty without a round; NaN where no round went that far.
+        A round that made fewer proposals did not accept it; the sum is the acceptance length less one.
         """
         lengths = [length for row in self.rows for length in row]
-        proposed = [count for row in self.proposed for count in row]
-        if not lengths:
-            return []
-        made = [sum(count > k for count in proposed) for k in range(self.num_draft_tokens)]
-        accepted = [sum(length > k + 1 for length in lengths) for k in range(self.num_draft_tokens)]
-        return [here / count if count else float("nan") for here, count in zip(accepted, made, strict=True)]
+        return [sum(n > k + 1 for n in lengths) / len(lengths) for k in range(self.num_draft_tokens)] if lengths else []
 
     @property
     def proposal_length(self) -> float:

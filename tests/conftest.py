@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+import triton_interpreter  # noqa: F401, it must come before what follows
 from builders import EOS, MASK, PAD, SEED, TINY, build_drafter
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse

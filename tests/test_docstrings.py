@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import domino_kernels
 import hf_domino
 from hf_domino.pair import BUNDLED
 
@@ -19,11 +20,21 @@ BUNDLED_DRAFTER = ROOT / "model_cards" / f"{BUNDLED}-domino" / "config.json"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED_EXAMPLE = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-NAMES = ["hf_domino", *(found.name for found in pkgutil.walk_packages(hf_domino.__path__, "hf_domino."))]
+PACKAGES = hf_domino, domino_kernels
+NAMES = [
+    name
+    for package in PACKAGES
+    for name in (
+        package.__name__,
+        *(found.name for found in pkgutil.walk_packages(package.__path__, package.__name__ + ".")),
+    )
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_docstring_examples(name):
+    if ".triton_" in name:
+        pytest.importorskip("triton")
     module = importlib.import_module(name)
     for example in doctest.DocTestFinder(exclude_empty=True).find(module):
         results = doctest.DocTestRunner(optionflags=FLAGS).run(example)
@@ -31,7 +42,7 @@ def test_docstring_examples(name):
 
 
 def test_fenced_examples_have_prompts():
-    for path in Path(hf_domino.__file__).parent.rglob("*.py"):
+    for path in (path for package in PACKAGES for path in Path(package.__file__).parent.rglob("*.py")):
         documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
         nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, documented)]
         for example in FENCED_EXAMPLE.findall("\n".join(ast.get_docstring(node) or "" for node in nodes)):

@@ -21,6 +21,7 @@ from hf_domino.decoding.rewind import (
     end_past_recording,
     recurrent_layers,
 )
+from hf_domino.stats import PhaseTimer
 from hf_domino.target import TargetModel
 
 
@@ -31,11 +32,17 @@ class TargetRunner:
         target ([`TargetModel`]): View of the target.
         model_kwargs (`dict`): What `generate` prepared: cache, attention mask, positions and model-specific inputs.
         forward_kwargs (`dict`, *optional*): What else to ask the forwards for; see [`StepOutputs`].
+        timer ([`PhaseTimer`], *optional*): Times the target's forwards as `target_forward`.
     """
 
     def __init__(
-        self, target: TargetModel, model_kwargs: dict[str, Any], forward_kwargs: Mapping[str, bool] | None = None
+        self,
+        target: TargetModel,
+        model_kwargs: dict[str, Any],
+        forward_kwargs: Mapping[str, bool] | None = None,
+        timer: PhaseTimer | None = None,
     ):
+        self._timer = timer or PhaseTimer(enabled=False)
         self.target = target
         self.model: PreTrainedModel = target.model
         self.kwargs = model_kwargs
@@ -233,7 +240,8 @@ class TargetRunner:
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
-        outputs = self.model(**(inputs | self._forward_kwargs))
+        with self._timer.phase("target_forward"):
+            outputs = self.model(**(inputs | self._forward_kwargs))
         if is_first_iteration and not self.cache.get_seq_length():  # Phi-3 starts a new one for long prompts
             self.kwargs["past_key_values"] = outputs.past_key_values
             activate_past_recording(self.cache)

@@ -27,7 +27,7 @@ class DraftSession:
         drafter ([`DominoDraftModel`]): The drafter; not changed.
         target ([`TargetModel`]): View of the target.
         law ([`TokenLaw`]): What drafts are chosen from.
-        timer ([`PhaseTimer`], *optional*): Times the backbone as `draft` and the rest as `rollout`.
+        timer ([`PhaseTimer`], *optional*): Times the drafter's forward as `draft` and the rest as `rollout`.
         context ([`ContextCache`], *optional*): Context of an earlier generation to go on from.
     """
 
@@ -102,7 +102,8 @@ class DraftSession:
     def context(self) -> ContextCache:
         """All context observed so far, stored."""
         if self._captured:
-            self._run_backbone(self._new_positions.new_zeros(len(self._new_counts), 0))
+            with self.timer.phase("draft"):
+                self._run_backbone(self._new_positions.new_zeros(len(self._new_counts), 0))
         return self._cache
 
     def select(self, rows: Sequence[int]) -> None:

@@ -63,7 +63,7 @@ def assisted_decoding(
     Returns:
         `torch.Tensor` or `GenerateDecoderOnlyOutput`: Prompts and new tokens, `[B, T + new]`.
     """
-    start, timer = time.perf_counter(), PhaseTimer()
+    start, timer = time.perf_counter(), PhaseTimer(device=input_ids.device)
     input_ids, batch_size = input_ids.long(), len(input_ids)
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
@@ -72,7 +72,7 @@ def assisted_decoding(
     stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size)
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
-    runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs)
+    runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
     session = DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context)
     is_static = generation_config.cache_implementation == "static"
     parts = make_static(input_ids, runner, session, law, generation_config) if is_static else (runner, session, judge)
@@ -118,15 +118,17 @@ class _Generation:
         mask_length = getattr(generation_config, "_mask_length", None)
         try:
             self.prefill(input_ids, generation_config.prefill_chunk_size, mask_length)
+            self.timer.reset()  # phases are those of the rounds
             while self.rows:
-                self.run_round()
+                with self.timer.phase("rest"):  # what no phase inside it covers
+                    self.run_round()
         finally:
             self.runner.end(len(input_ids))
 
     def finish_stats(self, seconds: float) -> None:
         """Note what the whole call did, in that time."""
         self.stats.num_new_tokens, self.stats.seconds = self.committed.num_new_tokens, seconds
-        self.stats.phases = dict(self.timer.seconds) if self.timer.enabled else None
+        self.stats.phases = self.timer.seconds() if self.timer.enabled else None
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None, mask_length: int | None) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""

@@ -16,6 +16,7 @@ import torch
 
 from hf_domino.decoding.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.corrections import Corrections
+from hf_domino.decoding.fused import choose_fused, fits_kernels
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.modeling import DominoDraftModel
@@ -72,6 +73,8 @@ def rollout(
         scores = scores[:, : _length(scores, goes_on)]
         return DraftProposal(law.choose(scores), scores if law.do_sample else None)
     size, anchors = drafter.config.draft_pool_size, prefixes.last()[:, 0]
+    if goes_on is None and fits_kernels(drafter, law, base_logits):
+        return DraftProposal(choose_fused(drafter, target, draft_hidden, base_logits, anchors), None)
     pool = None
     is_guessing = fits_pool(law.processors) and not (is_fixed and size is None)
     if is_guessing and (size or EXACT_POOL_SIZE) < base_logits.shape[2]:

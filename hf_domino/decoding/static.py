@@ -74,7 +74,7 @@ def make_static(
     # The last block may begin at the last position and be rejected as a whole.
     workspace = take_workspace(target.model, drafter, runner.cache, longest + most + 1, input_ids.device)
     return (
-        StaticRunner(target, drafter, runner.kwargs, workspace, bool(config.return_dict_in_generate)),
+        StaticRunner(target, session, runner.kwargs, workspace, bool(config.return_dict_in_generate)),
         StaticDraftSession(drafter, target, session.law, session.timer, workspace),
         StaticJudge(law, workspace),
     )
@@ -85,7 +85,7 @@ class StaticRunner(TargetRunner):
 
     Args:
         target ([`TargetModel`]): View of the target.
-        drafter ([`DominoDraftModel`]): For the proposals of a full round, and whose workspace it is.
+        session ([`DraftSession`]): For its drafter, whose workspace it is, and its timer.
         model_kwargs (`dict`): What `generate` prepared.
         workspace ([`Workspace`]): Cache and graphs.
         is_returned (`bool`): Whether the caller gets the cache: then it is a copy that grows.
@@ -94,14 +94,14 @@ class StaticRunner(TargetRunner):
     def __init__(
         self,
         target: TargetModel,
-        drafter: DominoDraftModel,
+        session: DraftSession,
         model_kwargs: dict[str, Any],
         workspace: Workspace,
         is_returned: bool = False,
     ):
-        super().__init__(target, model_kwargs | {"past_key_values": workspace.cache})
-        self._drafter, self._workspace, self._is_returned = drafter, workspace, is_returned
-        self._most = drafter.config.num_draft_tokens
+        super().__init__(target, model_kwargs | {"past_key_values": workspace.cache}, timer=session.timer)
+        self._drafter, self._workspace, self._is_returned = session.drafter, workspace, is_returned
+        self._most = session.drafter.config.num_draft_tokens
         self._length = 0  # of the cache, as its device knows it
         self._next_position = 0
         self._tensors: dict[str, torch.Tensor] = {}  # what every verification forward reads beside its block
@@ -150,7 +150,8 @@ class StaticRunner(TargetRunner):
         num_checked = proposed.shape[1] + 1
         width = fitting_width(proposed.shape[1], self._most)
         block = torch.nn.functional.pad(torch.cat((anchors, proposed), dim=1), (0, width - num_checked))
-        logits, *captured = self._workspace.graphs(self._key, self._verify, block)
+        with self._timer.phase("target_forward"):
+            logits, *captured = self._workspace.graphs(self._key, self._verify, block)
         return logits[:, :num_checked], tuple(captured)
 
     def _verify(self, block: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -236,7 +237,8 @@ class StaticDraftSession(DraftSession):
         """Put into the context what no drafted block has put there."""
         if self._pending is not None:
             no_block = self._pending.new_zeros(1, 0, dtype=torch.long)
-            self._graphs("backbone", self._backbone, no_block, self._pending)
+            with self.timer.phase("draft"):
+                self._graphs("backbone", self._backbone, no_block, self._pending)
             self._pending = None
 
     def context(self) -> ContextCache:

@@ -12,10 +12,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from hf_domino.benchmark.rows import read_rows
 from hf_domino.plan import Plan, conclusions, make_plan
 from hf_domino.plan.measured import Measured, read_measured
 from hf_domino.planner import Costs, alpha_for, survival_from
-from hf_domino.report import read_rows
 
 MAX_LENGTH = 128  # longer tables help nobody
 DEFAULT_LENGTH = 16  # proposals per round of the published drafters

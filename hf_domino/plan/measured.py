@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hf_domino.benchmark.rows import Row
 from hf_domino.planner import Costs
-from hf_domino.report import Row
 
 DRAFTING = ("draft", "rollout")  # the phases of a round that are not verification
 BASELINE = "plain"

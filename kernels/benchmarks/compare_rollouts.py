@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -132,7 +132,7 @@ def build_head(pair: Pair, config: DominoConfig, dtype: torch.dtype) -> tuple[Do
         weight = getattr(small.prefix_gru, name).view(3, size, -1)
         columns = getattr(drafter.prefix_gru, name).shape[1]
         getattr(drafter.prefix_gru, name).copy_(filled(weight, (3, wide, columns), dtype).view(3 * wide, columns))
-    down, up = small.embed_proj[0].weight, small.embed_proj[2].weight
+    down, up = (cast(torch.nn.Linear, small.embed_proj[place]).weight for place in (0, 2))
     parts = [(down[:, :hidden], config.hidden_size), (down[:, hidden:], wide)]
     drafter.embed_proj[0].weight.copy_(
         torch.cat([filled(part, (config.emb_dim, columns), dtype) for part, columns in parts], dim=1)

@@ -401,6 +401,13 @@ def test_shadow_replays_static_calls(tiny_qwen3, tiny_drafter, stages):
     assert report.max_kl < 1e-6
 
 
+def test_phases_are_timed(tiny_qwen3, tiny_drafter):
+    with hf_domino.timed_phases():
+        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **GREEDY, **STATIC)
+    phases = tiny_drafter.stats.phases
+    assert all(phases[name] > 0 for name in ("draft", "rollout", "target_forward", "verify"))
+
+
 def test_widths_are_few():
     assert [fitting_width(count, 16) for count in (0, 1, 2, 3, 5, 8, 9, 16)] == [1, 2, 3, 5, 9, 9, 17, 17]
     assert fitting_width(5, 6) == fitting_width(6, 6) == 7

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 def test_dry_run(tmp_path):
     script = ROOT / "kernels" / "benchmarks" / "compare_rollouts.py"
     arguments = ["--dry-run", "--blocks", "2", "--dtypes", "float32", "--rows", tmp_path / "rows.jsonl"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, script, *arguments], check=True, env=environment)
     rows = {row["scheme"]: row for row in map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())}
     assert list(rows) == ["whole_block", "stepwise", "exact", "pool"]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hf_domino import cli
+from hf_domino.benchmark.rows import read_rows
 from hf_domino.pair import BUNDLED
 from hf_domino.plan import make_plan
 from hf_domino.plan.measured import read_measured
-from hf_domino.report import read_rows
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "model_cards" / f"{BUNDLED}-domino" / "results.jsonl"

@@ -1,0 +1,117 @@
+"""`hf-domino bench`: measure, or show what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tqdm.auto import tqdm
+
+from hf_domino.benchmark.figures import draw_figures
+from hf_domino.benchmark.flags import EXACT_DTYPE, add_arguments, set_up
+from hf_domino.benchmark.measure import Bench
+from hf_domino.benchmark.methods import choose_methods
+from hf_domino.benchmark.models import load_models, prompts_of
+from hf_domino.benchmark.prompts import read_batches
+from hf_domino.benchmark.provenance import provenance_of_run
+from hf_domino.benchmark.report import details_table, fill_readme, label, modes_of, results_table
+from hf_domino.benchmark.rows import Row, RowsFile, measured, read_rows
+
+__all__ = ["add_arguments", "run"]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
+    if options.readme or options.figures:
+        show(options)
+        return 0
+    rows = measure(options)
+    print(results_table(rows))
+    for mode, name in modes_of(rows).items():
+        print(f"{name}:\n\n{details_table(rows, mode)}")
+    return report_differences(rows, options)
+
+
+def show(options: argparse.Namespace) -> None:
+    """Put the rows that were measured into a README, or draw them.
+
+    Args:
+        options (`argparse.Namespace`): Flags of [`add_arguments`].
+    """
+    rows = read_rows(options.rows)
+    if options.readme:
+        fill_readme(options.readme, rows)
+    if options.figures:
+        print(*draw_figures(rows, options.figures), sep="\n")
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Measure what the flags ask for and write `--rows`, a batch at a time.
+
+    Args:
+        options (`argparse.Namespace`): Flags of [`add_arguments`].
+
+    Returns:
+        `list[Row]`: All rows of the file.
+
+    Raises:
+        ValueError: If the flags do not fit one another, the models or the rows that are there.
+    """
+    _check(options)
+    set_up(options)
+    pair = load_models(options)
+    methods, skipped = choose_methods(pair, options)
+    batches = read_batches(prompts_of(options, pair), options.num_prompts, options.batch_size)
+    bench, file = Bench(pair, methods, options), RowsFile(options.rows, provenance_of_run(options, pair.name, methods))
+    todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
+    kept = file.finished(todo, options.temperature) if options.resume else []
+    file.start(skipped, kept)
+    for done in {(row["mode"], row["prompt"]) for row in kept}:
+        del todo[done]
+    if todo:
+        bench.warm_up(batches[0])
+    for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
+        file.append(bench.measure(mode, index, batch))
+    return read_rows(options.rows)
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.temperature < 0:
+        raise ValueError(f"--temperature must be at least 0, got {options.temperature}.")
+    if options.rows.exists() and not (options.overwrite or options.resume):
+        raise ValueError(
+            f"--rows {options.rows} is there already: go on with it (--resume), replace it (--overwrite), or write "
+            "elsewhere."
+        )
+
+
+def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
+    """Say on stderr which greedy outputs differ from plain generation's.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of one run.
+        options (`argparse.Namespace`): Flags of [`add_arguments`].
+
+    Returns:
+        `int`: The exit code: 1 if any differ and rounding is no excuse.
+    """
+    different: dict[str, list[int]] = {}
+    for row in measured(rows):
+        if row["equals_plain"] is False:
+            different.setdefault(row["method"], []).append(row["prompt"])
+    what = "prompt" if options.batch_size == 1 else "batch"
+    for method, prompts in different.items():
+        print(
+            f"DIFFERENT: greedy output of {label(method)} is not plain generate's for {len(prompts)} {what}(s), first "
+            f"{what} {min(prompts)}.",
+            file=sys.stderr,
+        )
+    if not different or options.dtype == EXACT_DTYPE:
+        return 1 if different else 0
+    print(
+        f"In {options.dtype} a block and single tokens round differently, and an argmax flips where two logits are "
+        f"nearly equal. Whether it is that: --dtype {EXACT_DTYPE}, or `hf_domino.shadow`.",
+        file=sys.stderr,
+    )
+    return 0

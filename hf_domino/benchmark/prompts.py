@@ -1,0 +1,48 @@
+"""Prompts of a benchmark: texts, or conversations where the tokenizer has a chat template."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_domino.pair import read_prompts
+
+
+def read_batches(path: Path, num_prompts: int, batch_size: int) -> list[list[dict[str, Any]]]:
+    """Read the first prompts of a JSONL file, in batches.
+
+    Args:
+        path (`Path`): One object a line with `text`, `prompt` or `messages`.
+        num_prompts (`int`): Use at most this many.
+        batch_size (`int`): Prompts per batch; the last one may have fewer.
+
+    Raises:
+        ValueError: If there is no prompt, or a line is not one.
+    """
+    prompts = read_prompts(path)[:num_prompts]
+    if not prompts:
+        raise ValueError(f"--prompts must hold at least one prompt, got none in {path}.")
+    return [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
+
+
+def encode(tokenizer: Any, batch: Sequence[dict[str, Any]]) -> Any:
+    """Token ids and attention mask `[B, T]` of a batch, padded on the left."""
+    return tokenizer.pad([_encode_one(tokenizer, prompt) for prompt in batch], padding_side="left", return_tensors="pt")
+
+
+def _encode_one(tokenizer: Any, prompt: dict[str, Any]) -> Any:
+    if "messages" not in prompt:
+        return tokenizer(prompt["text"])
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ValueError('prompts with "messages" need a tokenizer with a chat template: give prompts with "text".')
+    return tokenizer.apply_chat_template(prompt["messages"], add_generation_prompt=True, return_dict=True)
+
+
+def source(prompt: dict[str, Any]) -> list[Any]:
+    """What names a prompt in a row: module, offset and hash."""
+    text = json.dumps(prompt["messages"]) if "messages" in prompt else prompt["text"]
+    digest = prompt.get("sha256") or hashlib.sha256(text.encode()).hexdigest()
+    return [prompt.get("module"), prompt.get("offset"), digest]

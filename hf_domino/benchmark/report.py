@@ -1,0 +1,145 @@
+"""From measured rows to the tables that are published: no figure is typed by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hf_domino.benchmark.methods import BASELINE, FLOOR, METHODS
+from hf_domino.benchmark.rows import Row, measured
+from hf_domino.benchmark.summary import Summary, rows_of, summarize
+from hf_domino.stats import PHASES
+
+MARKERS = re.compile(r"(<!-- results:begin -->\n).*?(<!-- results:end -->)", re.DOTALL)
+MEBIBYTE = 2**20
+
+
+def label(method: str) -> str:
+    """A method's name in tables."""
+    return METHODS[method].label if method in METHODS else method
+
+
+def modes_of(rows: Sequence[Row]) -> dict[str, str]:
+    """The modes that were measured, each with its name in tables."""
+    sampled = next((row["temperature"] for row in rows if row.get("mode") == "sample"), None)
+    return {"greedy": "greedy"} | ({} if sampled is None else {"sample": f"T = {sampled}"})
+
+
+def methods_of(rows: Sequence[Row]) -> list[str]:
+    """The methods that were measured, in the order of `METHODS`; others follow."""
+    found = list(dict.fromkeys(row["method"] for row in measured(rows)))
+    return sorted(found, key=lambda method: list(METHODS).index(method) if method in METHODS else len(METHODS))
+
+
+def results_table(rows: Sequence[Row]) -> str:
+    """Render the published table as Markdown, with a caption that says where and how it was measured."""
+    modes, has_lean = modes_of(rows), bool(rows_of(rows, FLOOR, "greedy"))
+    speed_ups = ("over plain", "over lean") if has_lean else ("speed-up",)
+    heads = [f"{name}, {what}" for name in modes.values() for what in ("tokens/s", *speed_ups, "acceptance length")]
+    body = [
+        [label(method), *(cell for mode in modes for cell in _cells(summarize(rows, method, mode), has_lean))]
+        for method in methods_of(rows)
+    ]
+    return _markdown(heads, body) + "\n" + caption(rows) + "\n"
+
+
+def _cells(summary: Summary, has_lean: bool) -> list[str]:
+    speed = f"{summary.tokens_per_second:.0f}"
+    if summary.quartiles is not None:
+        speed += f" ({summary.quartiles[0]:.0f}-{summary.quartiles[1]:.0f})"
+    over_lean = [_number(summary.speed_up_over_lean, " x")] if has_lean else []
+    return [speed, _number(summary.speed_up, " x"), *over_lean, _number(summary.acceptance_length)]
+
+
+def details_table(rows: Sequence[Row], mode: str) -> str:
+    """Render latency, memory and the time in a round of one mode as Markdown; columns that no row fills are left out.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of one run.
+        mode (`str`): `"greedy"` or `"sample"`.
+    """
+    lines = {label(method): _details(summarize(rows, method, mode)) for method in methods_of(rows)}
+    heads = [head for head in next(iter(lines.values())) if any(cells[head] for cells in lines.values())]
+    return _markdown(heads, [[name, *(cells[head] for head in heads)] for name, cells in lines.items()])
+
+
+def _details(summary: Summary) -> dict[str, str]:
+    phases, share = summary.ms_per_round, summary.overhead
+    peak = None if summary.peak_memory_bytes is None else summary.peak_memory_bytes / MEBIBYTE
+    return {
+        "TTFT, ms": _number(summary.ttft_ms),
+        "TPOT, ms": _number(summary.tpot_ms),
+        "peak memory, MiB": _number(peak),
+        "distinct 4-grams": _number(summary.distinct_4gram),
+        "round, ms": _number(sum(phases.values()) if phases else None),
+        **{f"{name.replace('_', ' ')}, ms": _number(phases.get(name)) for name in PHASES},
+        "outside forwards and rollout": "" if share is None else f"{100 * share:.1f} %",
+        "accepted at": " ".join(f"{rate:.2f}" for rate in summary.acceptance_rate_at),
+    }
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "" if value is None else f"{value:.2f}{unit}"
+
+
+def _markdown(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)]) + "\n"
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """Say in one paragraph what the rows were measured on, whether greedy outputs were equal, and what is missing."""
+    first = measured(rows)[0]
+    greedy = [row for row in rows if row.get("mode") == "greedy" and row["method"] != BASELINE]
+    num_equal = sum(bool(row["equals_plain"]) for row in greedy)
+    prompts = sum(len(row["sources"]) for row in rows_of(rows, BASELINE, "greedy"))
+    hardware, repeats = _hardware(first), _count(first["repeats"], "repeat")
+    spread = ", quartiles over both" if "seconds_each" in first else ""
+    over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
+    return (
+        f"{first['pair']}, {prompts} held-out prompts x {first['max_new_tokens']} new tokens, batch "
+        f"{first['batch_size']}, {first['dtype']}, {hardware}; all methods "
+        f"interleaved in one process, median of {repeats} a prompt, then over prompts{spread}; speed-up over "
+        f"{over}. Greedy outputs equal to plain `generate`: {num_equal} of {len(greedy)}.{_notes(rows)} "
+        f"torch {first['torch']}, transformers {first['transformers']}, commit {first['commit'][:7]}, "
+        f"seed {first['seed']}, {first['date']}."
+    )
+
+
+def _hardware(row: Row) -> str:
+    if row.get("device", "cpu") != "cpu":
+        return row["hardware"]
+    return f"{_count(row['threads'], 'thread')} of {row['hardware']}"
+
+
+def _notes(rows: Sequence[Row]) -> str:
+    """Does the text loop, where rows of this kind say so, and what was not measured."""
+    notes = ""
+    if "seconds_each" in measured(rows)[0]:
+        ratios = [
+            f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()
+        ]
+        notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
+    skipped = [f"{label(row['method']).replace('*', '')} ({row['skipped']})" for row in rows if "skipped" in row]
+    return notes + (f" Not measured: {'; '.join(skipped)}." if skipped else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def fill_readme(readme: Path, rows: Sequence[Row]) -> None:
+    """Write the table between the markers `<!-- results:begin -->` and `<!-- results:end -->`.
+
+    Args:
+        readme (`Path`): A Markdown file with both markers.
+        rows (`Sequence[Row]`): Rows of one run.
+
+    Raises:
+        ValueError: If the markers are missing.
+    """
+    text = readme.read_text(encoding="utf-8")
+    if not MARKERS.search(text):
+        raise ValueError(f"{readme} has no lines <!-- results:begin --> and <!-- results:end --> to write between.")
+    readme.write_text(MARKERS.sub(lambda found: found[1] + results_table(rows) + found[2], text), encoding="utf-8")

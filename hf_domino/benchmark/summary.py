@@ -1,0 +1,131 @@
+"""One method in one mode over all prompts: medians, spread, acceptance, the time in a round."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hf_domino.benchmark.methods import BASELINE, FLOOR
+from hf_domino.benchmark.rows import Row
+
+# Phases of a round that cannot be done without; all others are what a round costs beside them.
+FORWARDS = ("draft", "rollout", "target_forward")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method in one mode over all prompts. What the rows do not say is None.
+
+    Args:
+        tokens_per_second (`float`): Median over prompts.
+        quartiles (`tuple[float, float]`, *optional*): Of tokens/s over all prompts and repeats.
+        speed_up (`float`): `tokens_per_second` over plain generation's.
+        speed_up_over_lean (`float`, *optional*): The same over the lean loop's.
+        acceptance_length (`float`, *optional*): Mean over all rounds of all prompts; None without rounds.
+        acceptance_rate_at (`list[float]`): Share of all rounds that accepted proposal k; empty without rounds.
+        ttft_ms (`float`, *optional*): Milliseconds to the first token, median over prompts.
+        tpot_ms (`float`, *optional*): Milliseconds per further token, median over prompts.
+        ms_per_round (`dict[str, float]`): Mean milliseconds of a round in each phase; empty without rounds of ours.
+        peak_memory_bytes (`int`, *optional*): Most that any prompt took.
+        distinct_4gram (`float`): Mean over prompts of the share of 4-grams that are new.
+        num_equal (`int`, *optional*): Prompts whose tokens equal plain generation's; None when sampling.
+        num_prompts (`int`): Prompts measured.
+    """
+
+    tokens_per_second: float
+    quartiles: tuple[float, float] | None
+    speed_up: float
+    speed_up_over_lean: float | None
+    acceptance_length: float | None
+    acceptance_rate_at: list[float]
+    ttft_ms: float | None
+    tpot_ms: float | None
+    ms_per_round: dict[str, float]
+    peak_memory_bytes: int | None
+    distinct_4gram: float
+    num_equal: int | None
+    num_prompts: int
+
+    @property
+    def overhead(self) -> float | None:
+        """Share of a round outside the target's forward, the drafter's forward and the rollout."""
+        whole = sum(self.ms_per_round.values())
+        return 1 - sum(self.ms_per_round[name] for name in FORWARDS) / whole if whole else None
+
+
+def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
+    """Summarize one method in one mode.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of one run.
+        method (`str`): A method.
+        mode (`str`): `"greedy"` or `"sample"`.
+
+    Raises:
+        ValueError: If there are no such rows.
+    """
+    chosen = rows_of(rows, method, mode)
+    speed, plain, lean = (_median_speed(rows_of(rows, name, mode)) for name in (method, BASELINE, FLOOR))
+    if speed is None or plain is None:
+        raise ValueError(f"no rows with method={method!r} and mode={mode!r}: measure them with `hf-domino bench`.")
+    peaks = [row["peak_memory_bytes"] for row in chosen if row.get("peak_memory_bytes") is not None]
+    return Summary(
+        tokens_per_second=speed,
+        quartiles=_quartiles(chosen),
+        speed_up=speed / plain,
+        speed_up_over_lean=speed / lean if lean else None,
+        acceptance_length=_mean_acceptance(chosen),
+        acceptance_rate_at=_mean_rates(chosen),
+        ttft_ms=_median_ms(chosen, "ttft_seconds"),
+        tpot_ms=_median_ms(chosen, "tpot_seconds"),
+        ms_per_round=_mean_phases(chosen),
+        peak_memory_bytes=max(peaks, default=None),
+        distinct_4gram=statistics.fmean(row["distinct_4gram"] for row in chosen),
+        num_equal=None if mode == "sample" else sum(bool(row["equals_plain"]) for row in chosen),
+        num_prompts=len(chosen),
+    )
+
+
+def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:
+    """The measured rows of one method in one mode."""
+    return [row for row in rows if row["method"] == method and row.get("mode") == mode]
+
+
+def _median_speed(rows: Sequence[Row]) -> float | None:
+    return statistics.median(row["tokens_per_second"] for row in rows) if rows else None
+
+
+def _quartiles(rows: Sequence[Row]) -> tuple[float, float] | None:
+    speeds = [row["new_tokens"] / seconds for row in rows for seconds in row.get("seconds_each", ())]
+    if len(speeds) < 2:
+        return (speeds[0], speeds[0]) if speeds else None
+    first, _, third = statistics.quantiles(speeds, n=4, method="inclusive")
+    return first, third
+
+
+def _median_ms(rows: Iterable[Row], field: str) -> float | None:
+    values = [row[field] for row in rows if row.get(field) is not None]
+    return 1000 * statistics.median(values) if values else None
+
+
+def _mean_acceptance(rows: Iterable[Row]) -> float | None:
+    counted = [row for row in rows if row["num_rounds"]]
+    rounds = sum(row["num_rounds"] for row in counted)
+    return sum(row["acceptance_length"] * row["num_rounds"] for row in counted) / rounds if rounds else None
+
+
+def _mean_rates(rows: Iterable[Row]) -> list[float]:
+    """Rates of all rounds together; a row that says nothing of a position accepted none there."""
+    counted = [row for row in rows if row.get("acceptance_rate_at")]
+    rounds = sum(row["num_rounds"] for row in counted)
+    depth = max((len(row["acceptance_rate_at"]) for row in counted), default=0)
+    padded = [(row["num_rounds"], row["acceptance_rate_at"] + [0.0] * depth) for row in counted]
+    return [sum(weight * rates[k] for weight, rates in padded) / rounds for k in range(depth)]
+
+
+def _mean_phases(rows: Iterable[Row]) -> dict[str, float]:
+    counted = [row for row in rows if row.get("ms_per_round")]
+    rounds = sum(row["num_rounds"] for row in counted)
+    names = counted[0]["ms_per_round"] if counted else {}
+    return {name: sum(row["num_rounds"] * row["ms_per_round"][name] for row in counted) / rounds for name in names}

@@ -1,0 +1,131 @@
+"""What the operations ask of their inputs, in one place, so that both implementations refuse the same.
+
+Shapes: B rows, V vocabulary, M candidates, R low rank, H width of embeddings, G width of the state.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .dispatch import FLOATS
+
+
+def check_choice(
+    base_logits: torch.Tensor,
+    low_rank: torch.Tensor,
+    up_weight: torch.Tensor,
+    candidate_ids: torch.Tensor | None,
+    temperature: float | None,
+    random_state: torch.Tensor | None,
+) -> None:
+    """Check the inputs of `correct_and_choose`.
+
+    Raises:
+        ValueError: Names the field, its value, what is allowed and the way out.
+    """
+    _check_floats(base_logits=base_logits, up_weight=up_weight)
+    _check_shape("up_weight", up_weight, ("V", None), ("R", None))
+    vocab_size, rank = up_weight.shape
+    pool_size = vocab_size if candidate_ids is None or candidate_ids.dim() != 2 else candidate_ids.shape[1]
+    _check_shape("base_logits", base_logits, ("B", None), ("V" if candidate_ids is None else "M", pool_size))
+    num_rows = base_logits.shape[0]
+    _check_shape("low_rank", low_rank, ("B", num_rows), ("R", rank))
+    _check_like("low_rank", low_rank, "up_weight", up_weight)
+    others = {"base_logits": base_logits}
+    if candidate_ids is not None:
+        _check_shape("candidate_ids", candidate_ids, ("B", num_rows), ("M", pool_size))
+        _check_ids("candidate_ids", candidate_ids)
+        others["candidate_ids"] = candidate_ids
+    if (temperature is None) != (random_state is None):
+        raise ValueError(
+            f"temperature and random_state go together, got temperature={temperature} and random_state={random_state}. "
+            "Give both to sample, none to take the most likely token."
+        )
+    if temperature is not None and random_state is not None:
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise ValueError(
+                f"temperature must be a finite number above 0, got {temperature}. "
+                "Leave it out for the most likely token."
+            )
+        _check_shape("random_state", random_state, ("seed and offset", 2))
+        _check_ids("random_state", random_state)
+        others["random_state"] = random_state
+    _check_devices("up_weight", up_weight, others)
+
+
+def check_gru(
+    inputs: torch.Tensor,
+    state: torch.Tensor,
+    weight_ih: torch.Tensor,
+    weight_hh: torch.Tensor,
+    embedding: torch.Tensor | None,
+) -> None:
+    """Check the inputs of `gru_step`.
+
+    Raises:
+        ValueError: Names the field, its value, what is allowed and the way out.
+    """
+    _check_floats(state=state)
+    _check_shape("state", state, ("B", None), ("G", None))
+    num_rows, num_units = state.shape
+    _check_shape("weight_hh", weight_hh, ("3G", 3 * num_units), ("G", num_units))
+    _check_shape("weight_ih", weight_ih, ("3G", 3 * num_units), ("H", None))
+    input_size = weight_ih.shape[1]
+    others = {"weight_ih": weight_ih, "weight_hh": weight_hh}
+    if embedding is None:
+        _check_shape("inputs", inputs, ("B", num_rows), ("H", input_size))
+        others["inputs"] = inputs
+    else:
+        _check_shape("inputs", inputs, ("B", num_rows))
+        _check_ids("inputs", inputs)
+        _check_shape("embedding", embedding, ("V", None), ("H", input_size))
+        others["embedding"] = embedding
+        _check_devices("state", state, {"inputs": inputs})
+    for name, tensor in others.items():
+        _check_like(name, tensor, "state", state)
+    _check_devices("state", state, others)
+
+
+def _check_floats(**tensors: torch.Tensor) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in FLOATS:
+            allowed = ", ".join(str(dtype) for dtype in FLOATS)
+            raise ValueError(f"{name} must have one of the dtypes {allowed}, got {tensor.dtype}. Cast it first.")
+
+
+def _check_shape(name: str, tensor: torch.Tensor, *dimensions: tuple[str, int | None]) -> None:
+    wanted = "[" + ", ".join(word if size is None else f"{word} = {size}" for word, size in dimensions) + "]"
+    fits = tensor.dim() == len(dimensions) and all(
+        actual > 0 and size in (None, actual) for actual, (_, size) in zip(tensor.shape, dimensions, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"{name} must have the shape {wanted}, got {list(tensor.shape)}. Reshape it, or check the others."
+        )
+    if tensor.dim() > 1 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise ValueError(
+            f"{name} must be contiguous in its last dimension, got strides {tensor.stride()}: .contiguous()."
+        )
+
+
+def _check_ids(name: str, tensor: torch.Tensor) -> None:
+    if tensor.dtype != torch.int64:
+        raise ValueError(f"{name} must be torch.int64, got {tensor.dtype}. Convert it with .long().")
+
+
+def _check_like(name: str, tensor: torch.Tensor, like_name: str, like: torch.Tensor) -> None:
+    if tensor.dtype != like.dtype:
+        raise ValueError(
+            f"{name} must have the dtype of {like_name}, {like.dtype}, got {tensor.dtype}. Cast one of the two."
+        )
+    _check_devices(like_name, like, {name: tensor})
+
+
+def _check_devices(like_name: str, like: torch.Tensor, tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.device != like.device:
+            raise ValueError(
+                f"{name} must be on the device of {like_name}, {like.device}, got {tensor.device}. Move one of the two."
+            )

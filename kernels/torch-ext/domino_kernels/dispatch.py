@@ -1,0 +1,110 @@
+"""Which implementation runs: decided once per process, logged once, overridden in a `with` block.
+
+The decision comes from the environment variable `DOMINO_KERNELS_BACKEND`, or is `"auto"`: Triton for CUDA tensors if it
+can be imported, PyTorch for all others.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # the kernels add up in fp32
+BACKENDS = ("auto", "reference", "triton")
+MAX_AUTO_ROWS = 8  # Triton's programs take rows one by one; for more, tensor cores do better
+ENVIRONMENT_VARIABLE = "DOMINO_KERNELS_BACKEND"
+
+logger = logging.getLogger(__name__)
+_override: ContextVar[str | None] = ContextVar("domino_kernels_backend", default=None)
+
+
+@contextmanager
+def use_backend(backend: str) -> Iterator[None]:
+    """Choose the implementation inside a `with` block, for the calling thread or task alone.
+
+    Args:
+        backend (`str`): `"reference"` is PyTorch; `"triton"` the kernels or an error; `"auto"` the kernels for up to
+            `MAX_AUTO_ROWS` rows of fp32, bf16 or fp16 on a CUDA device if Triton can be imported, else PyTorch.
+
+    Raises:
+        ValueError: If there is no such backend, or it is `"triton"` and Triton cannot be imported.
+
+    Example:
+    ```python
+    >>> import torch, domino_kernels
+    >>> with domino_kernels.use_backend("reference"):
+    ...     domino_kernels.runs_triton(torch.zeros(1, 4))
+    False
+
+    ```
+    """
+    token = _override.set(_valid(backend, "backend"))
+    try:
+        yield
+    finally:
+        _override.reset(token)
+
+
+def runs_triton(rows: torch.Tensor) -> bool:
+    """Whether the kernels would be used.
+
+    Args:
+        rows (`torch.Tensor`): A tensor of the call with one entry per row in its first dimension, `[B, ...]`.
+
+    Raises:
+        ValueError: If Triton was asked for and cannot run on the tensor's device.
+    """
+    backend = _override.get() or _process_backend()
+    if backend == "triton":
+        if not (rows.is_cuda or _is_interpreted()):
+            raise ValueError(
+                f'backend "triton" needs tensors on a CUDA device, got {rows.device}. Move them, use backend "auto" or '
+                '"reference", or set TRITON_INTERPRET=1 before Triton is imported to run the kernels on a CPU, slowly.'
+            )
+        return True
+    fits = rows.is_cuda and rows.dtype in FLOATS and rows.shape[0] <= MAX_AUTO_ROWS
+    return backend == "auto" and fits and has_triton()
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed; looked up without importing it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def _process_backend() -> str:
+    backend = _valid(os.environ.get(ENVIRONMENT_VARIABLE) or "auto", ENVIRONMENT_VARIABLE)
+    if backend == "auto":
+        runs = "Triton on CUDA tensors, PyTorch on others" if has_triton() else "PyTorch (Triton is not installed)"
+    else:
+        runs = {"reference": "PyTorch", "triton": "Triton"}[backend]
+    logger.info("domino_kernels run %s; %s or domino_kernels.use_backend changes that.", runs, ENVIRONMENT_VARIABLE)
+    return backend
+
+
+@functools.cache
+def _is_interpreted() -> bool:
+    import triton
+
+    from .triton_gru import _gru_units
+
+    return not isinstance(_gru_units, triton.JITFunction)
+
+
+def _valid(backend: str, field: str) -> str:
+    if backend not in BACKENDS:
+        raise ValueError(f'{field} must be one of {", ".join(BACKENDS)}, got "{backend}". "auto" is the default.')
+    if backend == "triton" and not has_triton():
+        raise ValueError(
+            f'{field} is "triton", but Triton is not installed. Install it (`pip install triton`, on Linux) or use '
+            '"auto" or "reference".'
+        )
+    return backend

@@ -1,0 +1,125 @@
+"""The two operations: inputs are checked, then the kernel or its twin runs.
+
+Shapes: B rows, V vocabulary, M candidates, R low rank, H width of embeddings, G width of the state.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+
+from . import reference
+from .checks import check_choice, check_gru
+from .dispatch import runs_triton
+
+
+def correct_and_choose(
+    base_logits: torch.Tensor,
+    low_rank: torch.Tensor,
+    up_weight: torch.Tensor,
+    candidate_ids: torch.Tensor | None = None,
+    *,
+    temperature: float | None = None,
+    random_state: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Correct the base logits and choose one token per row: argmax of base + W2 SiLU(low_rank).
+
+    The correction head of Domino (arXiv 2605.29707). SiLU and corrections are rounded to the dtype of W2, corrected
+    logits to that of the base logits; sums are fp32. Of equal logits the first wins, as with `torch.argmax`.
+
+    To sample, Gumbel noise is added to the corrected logits over the temperature: the token is then a draw from their
+    softmax, as exactly as 31 random bits per token tell. Noise is a function of seed, offset, row and column alone, so
+    raise the offset by one for every call; on the device, if the call is part of a CUDA graph.
+
+    Args:
+        base_logits (`torch.Tensor`): `[B, V]`, or those of the candidates `[B, M]`.
+        low_rank (`torch.Tensor`): Hidden part and state part of W1, summed, `[B, R]`.
+        up_weight (`torch.Tensor`): W2, `[V, R]`.
+        candidate_ids (`torch.Tensor`, *optional*): Tokens that may be chosen, int64 `[B, M]`; all of them if None.
+        temperature (`float`, *optional*): Sample at this temperature; the most likely token is taken if None.
+        random_state (`torch.Tensor`, *optional*): Seed and offset of the noise, int64 `[2]`.
+
+    Returns:
+        `torch.Tensor`: Token ids, int64 `[B]`.
+
+    Raises:
+        ValueError: If shapes, dtypes or devices do not fit.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from domino_kernels import correct_and_choose
+    >>> base, low_rank = torch.tensor([[3.0, 1.0, 2.0]]), torch.tensor([[1.0]])
+    >>> up_weight = torch.tensor([[0.0], [4.0], [0.0]])
+    >>> correct_and_choose(base, low_rank, up_weight)
+    tensor([1])
+    >>> correct_and_choose(base[:, [2, 0]], low_rank, up_weight, torch.tensor([[2, 0]]))
+    tensor([0])
+
+    ```
+    """
+    check_choice(base_logits, low_rank, up_weight, candidate_ids, temperature, random_state)
+    implementation = _implementation("triton_choose", base_logits, low_rank, up_weight)
+    return implementation.correct_and_choose(
+        base_logits, low_rank, up_weight, candidate_ids, temperature=temperature, random_state=random_state
+    )
+
+
+def gru_step(
+    inputs: torch.Tensor,
+    state: torch.Tensor,
+    weight_ih: torch.Tensor,
+    weight_hh: torch.Tensor,
+    embedding: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Advance a bias-free GRU by one token, gates in torch's order r, z, n.
+
+    r = sigmoid(W_ir x + W_hr h), z = sigmoid(W_iz x + W_hz h), n = tanh(W_in x + r * (W_hn h)), next state
+    (1 - z) * n + z * h (Cho et al. 2014, as `torch.nn.GRU` writes it). The kernel works in fp32 and rounds the next
+    state once; PyTorch rounds the gates too.
+
+    Args:
+        inputs (`torch.Tensor`): Embeddings `[B, H]`; with `embedding`, token ids, int64 `[B]`, all in [0, V).
+        state (`torch.Tensor`): Prefix state `[B, G]`.
+        weight_ih (`torch.Tensor`): `[3G, H]`.
+        weight_hh (`torch.Tensor`): `[3G, G]`.
+        embedding (`torch.Tensor`, *optional*): Table `[V, H]` that ids are looked up in. Not for targets whose
+            embedding module does more than that: give their embeddings.
+
+    Returns:
+        `torch.Tensor`: Next prefix state `[B, G]`.
+
+    Raises:
+        ValueError: If shapes, dtypes or devices do not fit.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from domino_kernels import gru_step
+    >>> state, weight_ih, weight_hh = torch.zeros(1, 2), torch.zeros(6, 3), torch.zeros(6, 2)
+    >>> weight_ih[4] = 20.0  # the candidate n of unit 0
+    >>> gru_step(torch.ones(1, 3), state, weight_ih, weight_hh)  # z = 1/2
+    tensor([[0.5000, 0.0000]])
+
+    ```
+    """
+    check_gru(inputs, state, weight_ih, weight_hh, embedding)
+    implementation = _implementation("triton_gru", state, inputs, weight_ih, weight_hh)
+    return implementation.gru_step(inputs, state, weight_ih, weight_hh, embedding)
+
+
+def _implementation(kernel: str, rows: torch.Tensor, *others: torch.Tensor) -> ModuleType:
+    """The kernel's module, or the twins': the kernels have no backward, and read plain memory alone."""
+    tensors = rows, *others
+    needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    is_plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
+    if needs_gradient or not is_plain or not runs_triton(rows):
+        return reference
+    if kernel == "triton_choose":
+        from . import triton_choose
+
+        return triton_choose
+    from . import triton_gru
+
+    return triton_gru

@@ -1,0 +1,49 @@
+"""Plain PyTorch twins of the kernels: same names, same signatures, same roundings where that can be had.
+
+Domino (arXiv 2605.29707): corrected = base + W2 SiLU(W1 [z ; state]), where the state is that of a GRU that has read
+the tokens chosen so far.
+
+Shapes: B rows, V vocabulary, M candidates, R low rank, H width of embeddings, G width of the state.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from .noise import gumbel
+
+
+def correct_and_choose(
+    base_logits: torch.Tensor,
+    low_rank: torch.Tensor,
+    up_weight: torch.Tensor,
+    candidate_ids: torch.Tensor | None = None,
+    *,
+    temperature: float | None = None,
+    random_state: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Twin of [`domino_kernels.correct_and_choose`]; see there."""
+    activated = F.silu(low_rank)
+    if candidate_ids is None:
+        correction = F.linear(activated, up_weight)  # [B, V]
+    else:
+        rows = F.embedding(candidate_ids, up_weight)  # [B, M, R]
+        correction = (rows @ activated[..., None])[..., 0]
+    scores = base_logits + correction.to(base_logits)
+    if temperature is not None and random_state is not None:
+        scores = scores.float() / temperature + gumbel(random_state, *scores.shape)
+    choice = scores.argmax(dim=-1)
+    return choice if candidate_ids is None else candidate_ids.gather(1, choice[:, None])[:, 0]
+
+
+def gru_step(
+    inputs: torch.Tensor,
+    state: torch.Tensor,
+    weight_ih: torch.Tensor,
+    weight_hh: torch.Tensor,
+    embedding: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Twin of [`domino_kernels.gru_step`]; see there."""
+    embeds = inputs if embedding is None else F.embedding(inputs, embedding)
+    return torch.gru_cell(embeds, state, weight_ih, weight_hh)

@@ -1,0 +1,104 @@
+"""Correct the logits and choose a token, without ever writing the corrections `[B, V]` to memory.
+
+Stage one: every program corrects one tile of columns and keeps the tile's best score. Stage two: one program per row
+takes the best tile. Where a token is drawn, Gumbel noise comes before both. Sums are fp32. SiLU and each correction are
+rounded once to the dtype of W2 and each corrected logit once to that of the base logits, as the PyTorch modules do; the
+two can still differ where the order of the fp32 sum tips a rounding over.
+
+Shapes: B rows, N columns (V, or M of a candidate pool), R low rank, T tiles.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .triton_noise import gumbel
+
+TILE_ELEMENTS = 16384  # of W2 in the registers of one program: 64 rows at rank 256
+MAX_TILE = 128  # columns; a pool of that many is one tile and needs no second stage
+NUM_WARPS = 8  # half of a tile each would spill registers at fp32
+
+
+@triton.jit
+def _choose_in_tile(
+    base, low_rank, weight, candidates, noise, best_score, best_id,
+    num_rows, num_columns, rank, temperature,
+    base_stride, low_rank_stride, weight_stride, candidate_stride,
+    POOL: tl.constexpr, SAMPLE: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = columns < num_columns
+    ranks = tl.arange(0, RANK)
+    in_rank = ranks < rank
+    mask = inside[:, None] & in_rank[None, :]
+    if not POOL:  # one read serves all rows, and leaves the L2 cache to weights that fit it
+        rows_of_tile = weight + columns.to(tl.int64)[:, None] * weight_stride
+        tile = tl.load(rows_of_tile + ranks[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
+    for row in range(tl.program_id(1), num_rows, tl.num_programs(1)):
+        if POOL:
+            ids = tl.load(candidates + row * candidate_stride + columns, mask=inside, other=0)
+            tile = tl.load(weight + ids[:, None] * weight_stride + ranks[None, :], mask=mask, other=0.0)
+        x = tl.load(low_rank + row * low_rank_stride + ranks, mask=in_rank, other=0.0).to(tl.float32)
+        activated = (x * tl.sigmoid(x)).to(weight.dtype.element_ty).to(tl.float32)
+        correction = tl.sum(tile.to(tl.float32) * activated[None, :], axis=1)
+        correction = correction.to(weight.dtype.element_ty).to(tl.float32)
+        logits = tl.load(base + row * base_stride + columns, mask=inside, other=float("-inf")).to(tl.float32)
+        scores = (logits + correction).to(base.dtype.element_ty).to(tl.float32)
+        if SAMPLE:
+            scores = scores / temperature + tl.load(noise + row * num_columns + columns, mask=inside, other=0.0)
+        scores = tl.where(scores != scores, float("inf"), scores)  # NaN is the largest, as for torch.argmax
+        scores = tl.where(inside, scores, float("-inf"))
+        top = tl.max(scores, axis=0)
+        column = tl.min(tl.where((scores == top) & inside, columns, num_columns), axis=0)
+        chosen = column.to(tl.int64)
+        if POOL:
+            chosen = tl.load(candidates + row * candidate_stride + column)
+        tl.store(best_score + row * tl.num_programs(0) + tl.program_id(0), top)
+        tl.store(best_id + row * tl.num_programs(0) + tl.program_id(0), chosen)
+
+
+@triton.jit
+def _choose_among_tiles(best_score, best_id, chosen, num_tiles, TILES: tl.constexpr):
+    row = tl.program_id(0)
+    tiles = tl.arange(0, TILES)
+    inside = tiles < num_tiles
+    scores = tl.load(best_score + row * num_tiles + tiles, mask=inside, other=float("-inf"))
+    top = tl.max(scores, axis=0)
+    first = tl.min(tl.where((scores == top) & inside, tiles, TILES), axis=0)
+    tl.store(chosen + row, tl.load(best_id + row * num_tiles + first))
+
+
+def correct_and_choose(
+    base_logits: torch.Tensor,
+    low_rank: torch.Tensor,
+    up_weight: torch.Tensor,
+    candidate_ids: torch.Tensor | None = None,
+    *,
+    temperature: float | None = None,
+    random_state: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Triton version of [`domino_kernels.correct_and_choose`]; see there."""
+    (num_rows, num_columns), rank = base_logits.shape, up_weight.shape[1]
+    rank_block = triton.next_power_of_2(rank)
+    pool = candidate_ids is not None
+    tile = min(MAX_TILE, triton.next_power_of_2(num_columns))
+    if not pool:
+        tile = min(tile, max(1, TILE_ELEMENTS // rank_block))
+    num_tiles = triton.cdiv(num_columns, tile)
+    best_score = base_logits.new_empty((num_rows, num_tiles), dtype=torch.float32)
+    best_id = base_logits.new_empty((num_rows, num_tiles), dtype=torch.int64)
+    candidates = best_id if candidate_ids is None else candidate_ids  # a pointer is needed, though never read
+    noise = best_score if random_state is None else gumbel(random_state, num_rows, num_columns)
+    _choose_in_tile[(num_tiles, num_rows if pool else 1)](
+        base_logits, low_rank, up_weight, candidates, noise, best_score, best_id,
+        num_rows, num_columns, rank, temperature or 1.0,
+        base_logits.stride(0), low_rank.stride(0), up_weight.stride(0), candidates.stride(0),
+        POOL=pool, SAMPLE=temperature is not None, TILE=tile, RANK=rank_block, num_warps=NUM_WARPS,
+    )  # fmt: skip
+    if num_tiles == 1:
+        return best_id[:, 0]
+    chosen = best_id.new_empty(num_rows)
+    _choose_among_tiles[(num_rows,)](best_score, best_id, chosen, num_tiles, TILES=triton.next_power_of_2(num_tiles))
+    return chosen

@@ -1,0 +1,64 @@
+"""Rows as `hf-domino bench` writes them, made up, for tests of what is computed from rows."""
+
+from __future__ import annotations
+
+ORIGIN = {
+    "pair": "tiny",
+    "batch_size": 1,
+    "max_new_tokens": 8,
+    "repeats": 3,
+    "dtype": "float32",
+    "threads": 2,
+    "hardware": "a CPU",
+    "torch": "2",
+    "transformers": "5",
+    "commit": "0123456789abcdef",
+    "seed": 0,
+    "date": "2026-01-01",
+}
+PHASES_MS = {"draft": 2.0, "rollout": 1.0, "target_forward": 6.0, "verify": 0.75, "rest": 0.25}
+
+
+def old_row(method, prompt, speed, lengths=(), mode="greedy", equal=True):
+    """A row as published before the lean loop, spread, latency and phases were measured."""
+    return ORIGIN | {
+        "method": method,
+        "mode": mode,
+        "prompt": prompt,
+        "sources": [["module", 0, "hash"]],
+        "temperature": 0.0 if mode == "greedy" else 0.7,
+        "tokens_per_second": speed,
+        "num_rounds": len(lengths),
+        "acceptance_length": sum(lengths) / len(lengths) if lengths else None,
+        "distinct_4gram": 0.8,
+        "equals_plain": equal if mode == "greedy" else None,
+    }
+
+
+def row(method, prompt, speeds, lengths=(), mode="greedy", equal=True, phases=None):
+    """A row of today; `speeds` are tokens/s of each repeat, in increasing order."""
+    depth = max(lengths, default=1) - 1
+    return old_row(method, prompt, speeds[len(speeds) // 2], lengths, mode, equal) | {
+        "device": "cpu",
+        "new_tokens": 8,
+        "seconds_each": [8 / speed for speed in speeds],
+        "ttft_seconds": 0.020 + 0.010 * prompt,
+        "tpot_seconds": 1 / speeds[0],
+        "peak_memory_bytes": None,
+        "acceptance_rate_at": [sum(n > k + 1 for n in lengths) / len(lengths) for k in range(depth)] or None,
+        "ms_per_round": phases,
+    }
+
+
+def rows(modes=("greedy", "sample")):
+    """A run of four methods on two prompts; another one was not measured."""
+    found = [ORIGIN | {"method": "native_dflash", "skipped": "there is no DFlash twin"}]
+    for mode in modes:
+        for prompt in (0, 1):
+            found += [
+                row("plain", prompt, [90, 100, 110], mode=mode),
+                row("lean", prompt, [115, 125, 135], mode=mode),
+                row("prompt_lookup", prompt, [100, 120, 150], [1, 2], mode=mode),
+                row("domino", prompt, [180, 200, 260], [4, 2, 3], mode=mode, phases=PHASES_MS),
+            ]
+    return found

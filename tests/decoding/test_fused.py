@@ -1,0 +1,72 @@
+"""The rollout by fused kernels chooses what the one in PyTorch does."""
+
+import pytest
+import torch
+from builders import VOCAB_SIZE, build_drafter
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
+
+import domino_kernels
+from hf_domino.decoding import fused
+from hf_domino.decoding.fused import fits_kernels
+from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.sampling import Prefixes, TokenLaw
+from hf_domino.target import TargetModel
+
+pytest.importorskip("triton")
+GREEDY = TokenLaw(LogitsProcessorList(), do_sample=False)
+
+
+def make(target, **overrides):
+    """A drafter with strong corrections, its target, random draft hidden states and prefixes of two rows."""
+    drafter = build_drafter(target, **overrides)
+    torch.nn.init.normal_(drafter.embed_proj[2].weight, std=2.0)
+    torch.manual_seed(5)
+    hidden = 0.3 * torch.randn(2, drafter.config.num_draft_tokens, drafter.config.hidden_size)
+    prefixes = Prefixes(torch.randint(4, VOCAB_SIZE, (2, 11)), [11, 8], [0, 1])
+    return drafter, TargetModel(target, drafter.config), hidden, prefixes
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pool_size", [None, 5, VOCAB_SIZE])
+@pytest.mark.parametrize(
+    "overrides", [{}, {"pure_draft_prefix_len": 2}, {"shift_label": False}], ids=["", "prefix", "unshifted"]
+)
+def test_proposals_are_equal(tiny_qwen3, pool_size, overrides):
+    block = make(tiny_qwen3, draft_pool_size=pool_size, **overrides)
+    expected = rollout(*block, GREEDY)
+    with domino_kernels.use_backend("triton"):
+        proposal = rollout(*block, GREEDY)
+    assert torch.equal(proposal.tokens, expected.tokens)
+    assert proposal.scores is None
+
+
+@torch.no_grad()
+def test_output_is_that_of_the_target_alone(tiny_qwen3, tiny_drafter, monkeypatch):
+    prompt = torch.randint(4, VOCAB_SIZE, (1, 9))
+    arguments = {"max_new_tokens": 12, "do_sample": False}
+    calls = []
+    choose = fused.correct_and_choose
+    monkeypatch.setattr(fused, "correct_and_choose", lambda *inputs: calls.append(1) or choose(*inputs))
+    with domino_kernels.use_backend("triton"):
+        output = tiny_qwen3.generate(prompt, assistant_model=tiny_drafter, **arguments)
+    assert calls
+    assert torch.equal(output, tiny_qwen3.generate(prompt, **arguments))
+
+
+def test_only_plain_greedy_choices_fit(tiny_qwen3):
+    drafter, logits = build_drafter(tiny_qwen3), torch.zeros(1, 5, VOCAB_SIZE)
+    assert not fits_kernels(drafter, GREEDY, logits)  # on a CPU
+    warped = TokenLaw(LogitsProcessorList([TemperatureLogitsWarper(0.5)]), do_sample=False)
+    with domino_kernels.use_backend("triton"):
+        assert fits_kernels(drafter, GREEDY, logits)
+        assert not fits_kernels(drafter, warped, logits)
+        assert not fits_kernels(drafter, TokenLaw(LogitsProcessorList(), do_sample=True), logits)
+        assert not fits_kernels(build_drafter(tiny_qwen3, projector_type="dflash"), GREEDY, logits)
+
+
+@torch.no_grad()
+def test_gru_steps_by_kernel(tiny_drafter):
+    gru, embeds, state = tiny_drafter.prefix_gru, torch.randn(2, 32), torch.rand(2, 16)
+    expected = gru.step(embeds, state)
+    with domino_kernels.use_backend("triton"):
+        torch.testing.assert_close(gru.step(embeds, state), expected, atol=2e-6, rtol=0)  # fp32, another order

@@ -1,0 +1,70 @@
+"""Inputs for kernel and twin, both their results, and how equal these must be."""
+
+from __future__ import annotations
+
+import torch
+
+import domino_kernels
+from domino_kernels import correct_and_choose, gru_step
+
+# The kernel and PyTorch sum in another order. Where that tips a rounding over, a correction is one ulp off, in the
+# worst case for both of the tokens compared. (Triton's interpreter, besides, cuts bf16 off; a GPU rounds to nearest.)
+MAX_TIE_ULPS = 2
+EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+# fp32: another order of summation. Half precision: PyTorch rounds the two halves of each gate, the kernel does not;
+# three roundings at magnitudes up to 4 move a state in (-1, 1) by a few of its ulps.
+STATE_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def make_choice(shape, dtype, device, base_dtype=torch.float32, seed=0):
+    """Base logits `[B, V]`, low-rank pre-activations `[B, R]` and W2 `[V, R]`; corrections as large as the logits."""
+    num_rows, vocab_size, rank = shape
+    generator = torch.Generator().manual_seed(seed)
+    base = 4 * torch.randn(num_rows, vocab_size, generator=generator)
+    low_rank = torch.randn(num_rows, rank, generator=generator)
+    up_weight = 8 * torch.randn(vocab_size, rank, generator=generator) / rank**0.5
+    return base.to(device, base_dtype), low_rank.to(device, dtype), up_weight.to(device, dtype)
+
+
+def make_pool(base, size, seed=1):
+    """Distinct candidates `[B, M]` in no order, and their base logits."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.stack([torch.randperm(base.shape[1], generator=generator)[:size] for _ in base]).to(base.device)
+    return base.gather(1, ids), ids
+
+
+def choose_both(*inputs, **options):
+    """The ids of the kernel and of its twin."""
+    with domino_kernels.use_backend("triton"):
+        ours = correct_and_choose(*inputs, **options)
+    with domino_kernels.use_backend("reference"):
+        return ours, correct_and_choose(*inputs, **options)
+
+
+def assert_equal_up_to_ties(ours, theirs, base, low_rank, up_weight):
+    """Ids `[B]` are equal, or their exact logits differ by no more than rounding explains."""
+    correction = torch.nn.functional.silu(low_rank).double() @ up_weight.double().T
+    exact = base.double() + correction
+    first, second = (exact.gather(1, ids[:, None])[:, 0] for ids in (ours, theirs))
+    eps = max(EPS[up_weight.dtype], EPS[base.dtype])
+    scale = torch.maximum(exact.abs().amax(1), correction.abs().amax(1))
+    assert torch.all((ours == theirs) | ((first - second).abs() <= MAX_TIE_ULPS * eps * scale))
+
+
+def make_gru(shape, dtype, device, seed=0):
+    """Embeddings `[B, H]`, state `[B, G]`, weights `[3G, H]` and `[3G, G]`."""
+    num_rows, input_size, num_units = shape
+    generator = torch.Generator().manual_seed(seed)
+    embeds = torch.randn(num_rows, input_size, generator=generator)
+    state = 2 * torch.rand(num_rows, num_units, generator=generator) - 1
+    weight_ih = torch.randn(3 * num_units, input_size, generator=generator) / input_size**0.5
+    weight_hh = torch.randn(3 * num_units, num_units, generator=generator) / num_units**0.5
+    return tuple(tensor.to(device, dtype) for tensor in (embeds, state, weight_ih, weight_hh))
+
+
+def step_both(*inputs):
+    """The next states of the kernel and of its twin."""
+    with domino_kernels.use_backend("triton"):
+        ours = gru_step(*inputs)
+    with domino_kernels.use_backend("reference"):
+        return ours, gru_step(*inputs)

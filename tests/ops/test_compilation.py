@@ -1,0 +1,60 @@
+"""The kernels compile for a GPU that is not there, and read their weights sixteen bytes at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+# In a process of its own: here Triton may interpret. Integers whose value at the sizes of Qwen3-8B is a multiple of 16
+# are declared as such, which a launch finds out by itself.
+SCRIPT = """
+import json, re
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from domino_kernels import triton_choose, triton_gru, triton_noise
+
+WEIGHTS = {"low_rank", "weight", "embedding", "state", "weight_ih", "weight_hh", "next_state"}
+IDS = {"candidates", "random_state", "best_id", "chosen", "inputs"}
+
+def compile(kernel, warps=4, **constants):
+    types = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            types[name] = "constexpr"
+        elif name in WEIGHTS or name in IDS or name in ("base", "best_score", "noise"):
+            types[name] = "*bf16" if name in WEIGHTS else "*i64" if name in IDS else "*fp32"
+        else:
+            types[name] = "fp32" if name == "temperature" else "i32"
+    multiples = [name for name, kind in types.items() if kind[0] == "*" or kind == "i32" and name != "num_rows"]
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in multiples}
+    source = ASTSource(kernel, signature=types, constexprs=constants, attrs=attributes)
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps}).asm["ptx"]
+    return len(re.findall(r"ld\\.global\\S*\\.v4\\.b32", ptx))
+
+choose, warps = triton_choose._choose_in_tile, triton_choose.NUM_WARPS
+print(json.dumps({
+    "vocabulary": compile(choose, warps, POOL=False, SAMPLE=False, TILE=64, RANK=256),
+    "sampled pool": compile(choose, warps, POOL=True, SAMPLE=True, TILE=128, RANK=256),
+    "noise": compile(triton_noise._draw, BLOCK=triton_noise.BLOCK),
+    "second stage": compile(triton_choose._choose_among_tiles, TILES=4096),
+    "gru": compile(triton_gru._gru_units, GATHER=True, UNITS=4, INPUT_CHUNK=1024, STATE_CHUNK=1024),
+}))
+"""
+# Per thread: 64 x 256, 128 x 256 elements among 8 warps; 2 x 3 x 4 x 1024 among 4; 8 elements a load.
+EXPECTED = {"vocabulary": 8, "sampled pool": 16, "noise": 0, "second stage": 0, "gru": 24}
+
+
+def test_kernels_compile_with_wide_loads(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert {name: count for name, count in counts.items() if count < EXPECTED[name]} == {}

@@ -1,0 +1,65 @@
+"""The benchmark scripts run from end to end, and what they check can fail."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from domino_kernels.dispatch import has_triton
+
+FOLDER = Path(__file__).parents[2] / "kernels" / "benchmarks"
+SCRIPTS = {
+    "correct_and_choose": ["vocabulary", "vocabulary, sampled", "pool"],
+    "gru_step": ["ids", "embeddings"],
+    "head": ["vocabulary", "pool", "top-k of the pools"],
+}
+
+
+@pytest.fixture
+def folder_on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return monkeypatch
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_dry_run(script, folder_on_path, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    folder_on_path.setattr(sys, "argv", [script, "--dry-run", "--batch-size", "2", "--rows", str(path)])
+    runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    implementations = ["reference", "triton"] if has_triton() else ["reference"]
+    assert [(row["case"], row["implementation"]) for row in rows] == [
+        (case, implementation) for case in SCRIPTS[script] for implementation in implementations
+    ]
+    for row in rows:
+        assert row["kernel"] == script
+        assert row["dry_run"]
+        assert row["torch"] == torch.__version__
+        assert {"hardware", "commit", "seed", "date", "triton"} <= row.keys()
+        assert row["median_ms"] > 0
+    assert capsys.readouterr().out.count("\n") == len(rows) + 2
+
+
+def test_without_a_gpu_only_the_dry_run(folder_on_path, capsys):
+    folder_on_path.setattr(sys, "argv", ["head"])
+    folder_on_path.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(FOLDER / "head.py"), run_name="__main__")
+    assert "--dry-run" in capsys.readouterr().err
+
+
+def test_wrong_results_are_found(folder_on_path):
+    import timing
+
+    base, low_rank, up_weight = torch.tensor([[1.0, 2.0, 0.0]]), torch.ones(1, 2), torch.zeros(3, 2)
+    timing.check_choice(torch.tensor([1]), base, low_rank, up_weight)
+    with pytest.raises(AssertionError, match="miss the largest logit"):
+        timing.check_choice(torch.tensor([0]), base, low_rank, up_weight)
+    timing.check_state(torch.ones(1, 2), torch.ones(1, 2))
+    with pytest.raises(AssertionError):
+        timing.check_state(torch.ones(1, 2), torch.ones(1, 2) + 1e-3)

@@ -1,0 +1,70 @@
+"""The kernels on a GPU, at the sizes of the Qwen3-8B drafter: parity, and draws that a CUDA graph repeats."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity import STATE_TOLERANCE, assert_equal_up_to_ties, choose_both, make_choice, make_gru, step_both
+
+import domino_kernels
+from domino_kernels import correct_and_choose
+
+pytestmark = pytest.mark.gpu
+HIDDEN, STATE, RANK, VOCABULARY, POOL = 4096, 1024, 256, 151936, 128
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+def test_choice_from_the_vocabulary(num_rows, dtype):
+    inputs = make_choice((num_rows, VOCABULARY, RANK), dtype, "cuda")
+    assert_equal_up_to_ties(*choose_both(*inputs), *inputs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_choice_from_a_pool(dtype):
+    base, low_rank, up_weight = make_choice((3, VOCABULARY, RANK), dtype, "cuda")
+    logits, ids = base.topk(POOL, dim=1)
+    ours, theirs = choose_both(logits, low_rank, up_weight, ids)
+    assert_equal_up_to_ties(ours, theirs, base, low_rank, up_weight)
+    assert (ids == ours[:, None]).any(dim=1).all()
+
+
+def test_draws():
+    base, low_rank, up_weight = make_choice((3, VOCABULARY, RANK), torch.float32, "cuda")
+    equal = 0
+    for offset in range(20):
+        options = {"temperature": 1.0, "random_state": torch.tensor([0, offset], device="cuda")}
+        ours, theirs = choose_both(base, low_rank, up_weight, **options)
+        equal += (ours == theirs).sum().item()
+    assert equal >= 59  # of 60: logarithms of two libraries may order a near-tie differently
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+def test_states(num_rows, dtype):
+    inputs = make_gru((num_rows, HIDDEN, STATE), dtype, "cuda")
+    # fp32 matrix products of PyTorch on a GPU sum 4096 terms in another order still
+    tolerance = max(1e-5, STATE_TOLERANCE[dtype])
+    torch.testing.assert_close(*step_both(*inputs), atol=tolerance, rtol=0)
+
+
+def test_a_graph_draws_anew_when_its_offset_moves():
+    base, low_rank, up_weight = make_choice((1, VOCABULARY, RANK), torch.bfloat16, "cuda")
+    random_state = torch.zeros(2, dtype=torch.int64, device="cuda")
+
+    def draw():
+        return correct_and_choose(base, low_rank, up_weight, temperature=8.0, random_state=random_state)
+
+    with domino_kernels.use_backend("triton"):
+        draw()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            chosen = draw()
+        seen = set()
+        for offset in range(20):
+            random_state[1] = offset
+            graph.replay()
+            assert chosen.item() == draw().item()
+            seen.add(chosen.item())
+    assert len(seen) > 10

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+import hf_domino
+from hf_domino.stats import PHASES, PhaseTimer
+
+PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
+
+
+def test_a_phase_inside_another_counts_once():
+    timer = PhaseTimer(enabled=True)
+    with timer.phase("rest"):
+        time.sleep(0.01)
+        with timer.phase("verify"), timer.phase("target_forward"):
+            time.sleep(0.03)
+    seconds = timer.seconds()
+    assert seconds["target_forward"] >= 0.03
+    assert 0.01 <= seconds["rest"] < 0.03
+    assert 0 <= seconds["verify"] < 0.01
+    assert seconds["draft"] == 0
+
+
+def test_what_is_reset_is_forgotten():
+    timer = PhaseTimer(enabled=True)
+    with timer.phase("draft"):
+        pass
+    timer.reset()
+    assert set(timer.seconds().values()) == {0.0}
+
+
+def test_timing_is_off_unless_asked_for(tiny_qwen3, tiny_drafter):
+    tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, do_sample=False)
+    assert tiny_drafter.stats.phases is None
+
+
+def test_phases_of_a_generation_add_up_to_its_rounds(tiny_qwen3, tiny_drafter):
+    with hf_domino.timed_phases():
+        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=24, do_sample=False)
+    stats = tiny_drafter.stats
+    assert list(stats.phases) == list(PHASES)
+    assert all(seconds > 0 for seconds in stats.phases.values())
+    assert sum(stats.phases.values()) < stats.seconds
+    assert "target_forward, s" in str(stats)
+
+
+@pytest.mark.gpu
+def test_phases_on_a_gpu_are_not_synchronised(tiny_qwen3, tiny_drafter, monkeypatch):
+    calls = []
+    synchronize = torch.cuda.synchronize
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *args: (calls.append(1), synchronize(*args)))
+    target, drafter = tiny_qwen3.cuda(), tiny_drafter.cuda()
+    try:
+        with hf_domino.timed_phases():
+            target.generate(PROMPT.cuda(), assistant_model=drafter, max_new_tokens=24, do_sample=False)
+    finally:
+        target.cpu()
+    assert sum(drafter.stats.phases.values()) > 0
+    assert len(calls) == 1

@@ -13,6 +13,7 @@ PRIOR_BY_POSITION = 0.8
 MEMORY = 0.98  # of acceptance, a proposal of its class
 PRIOR_VARIANCE = 1.0  # of a round's tokens: a few rounds may all be alike by chance
 RECENT_ROUNDS = 48  # whose tokens and seconds count
+LATEST_ROUNDS, HABIT_ROUNDS = 12, 6  # of those, the last ones say how the text is now; all count as so many of them
 HICCUP = 1.5  # durations beyond this many medians are the machine's doing
 # Of a round's time, one proposal more: before it is known, and at most.
 DEFAULT_SLOPE, MAX_SLOPE = 0.02, 0.2
@@ -61,25 +62,19 @@ class Costs:
     def __init__(self) -> None:
         self.num_rounds = 0
         self._recent: deque[tuple[int, float, float | None]] = deque(maxlen=RECENT_ROUNDS)
-        self._tokens: deque[float] = deque(maxlen=RECENT_ROUNDS)  # of this call
-
-    def begin_call(self) -> None:
-        """Another text may be harder or easier; the machine is the same."""
-        self._tokens.clear()
-
-    @property
-    def num_rounds_of_call(self) -> int:
-        """Rounds of this call, of the recent ones."""
-        return len(self._tokens)
 
     @property
     def best_rate(self) -> float:
-        """Tokens per second that rounds of this call may well bring: their mean and a standard error."""
-        seconds, tokens = typical_seconds(self._seconds()), self._tokens
-        if not seconds or not tokens:
+        """Tokens per second that rounds may well bring: what they brought of late, not without what they did before."""
+        seconds = typical_seconds(self._seconds())
+        if not seconds:
             return float("inf")
-        error = ((statistics.pvariance(tokens) + PRIOR_VARIANCE) / len(tokens)) ** 0.5
-        return (statistics.fmean(tokens) + SURE_BY * error) / seconds
+        tokens = [tokens for _, tokens, _ in self._recent]
+        latest = tokens[-LATEST_ROUNDS:]
+        weight = min(len(tokens), HABIT_ROUNDS)
+        mean = (weight * statistics.fmean(tokens) + sum(latest)) / (weight + len(latest))
+        error = ((statistics.pvariance(tokens) + PRIOR_VARIANCE) / (weight + len(latest))) ** 0.5
+        return (mean + SURE_BY * error) / seconds
 
     @property
     def price(self) -> float:
@@ -104,7 +99,6 @@ class Costs:
         """Count a round: proposals per row, tokens per row it committed on average, wall time if it is typical."""
         self.num_rounds += 1
         self._recent.append((num_proposed, num_tokens, seconds))
-        self._tokens.append(num_tokens)
 
 
 def typical_seconds(seconds: Collection[float]) -> float:

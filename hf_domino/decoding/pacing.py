@@ -26,7 +26,7 @@ from hf_domino.modeling import DominoDraftModel
 
 # After how many rounds the first single steps are made to compare with, and from then on.
 ROUNDS_PER_STEP = (3, 6, 12, 256)
-PAUSE, MAX_PAUSE = 24, 768  # single steps after drafting has lost, twice as many each time
+PAUSE, MAX_PAUSE = 24, 192  # single steps after drafting has lost, twice as many each time
 EXPLORE_EVERY = 16  # blocks; one of them is whole where lengths are chosen by position
 # Costs in single steps where they are not measured: of a round, and of each of its proposals.
 NOMINAL_ROUND, NOMINAL_PROPOSAL = 1.4, 0.03
@@ -118,10 +118,9 @@ class Pace:
         self.begin_call()
 
     def begin_call(self) -> None:
-        """A call of `generate` begins: its text is judged by itself."""
+        """A call of `generate` begins: its text may be easier."""
         self._left, self._pause = 0, PAUSE  # single steps until drafting is tried again, and after it has lost again
         self._is_first = True  # the first round of a call, which stores the prompt's context too
-        self.costs.begin_call()
 
     def begin_round(self, num_rows: int) -> Block:
         """Choose what the next round drafts."""
@@ -148,7 +147,7 @@ class Pace:
             is_typical = not (self._is_first and self.is_timed)
             self.costs.observe(block.length, sum(num_committed) / len(num_committed), seconds if is_typical else None)
             self._is_first = False
-            if self._step_seconds and self.costs.num_rounds_of_call >= ROUNDS_PER_STEP[0]:
+            if self._step_seconds and self.costs.num_rounds >= ROUNDS_PER_STEP[0]:
                 self._judge()
         else:
             self._num_steps, self._rounds_since_step = self._num_steps + 1, 0

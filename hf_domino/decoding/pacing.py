@@ -26,6 +26,7 @@ from hf_domino.modeling import DominoDraftModel
 
 # After how many rounds the first single steps are made to compare with, and from then on.
 ROUNDS_PER_STEP = (3, 6, 12, 256)
+RECENT_STEPS = 5  # whose time counts
 PAUSE, MAX_PAUSE = 24, 192  # single steps after drafting has lost, twice as many each time
 EXPLORE_EVERY = 16  # blocks; one of them is whole where lengths are chosen by position
 # Costs in single steps where they are not measured: of a round, and of each of its proposals.
@@ -113,8 +114,8 @@ class Pace:
     def __init__(self, acceptance: Acceptance, by_confidence: bool = True, is_timed: bool = True):
         self.acceptance, self.by_confidence, self.is_timed = acceptance, by_confidence, is_timed
         self.costs = Costs()
-        self._step_seconds: deque[float] = deque([] if is_timed else [1.0], maxlen=9)
-        self._rounds_since_step = self._num_steps = 0
+        self._step_seconds: deque[float] = deque([] if is_timed else [1.0], maxlen=RECENT_STEPS)
+        self._rounds_since_step = self._num_steps = 0  # steps since something has changed
         self.begin_call()
 
     def begin_call(self) -> None:
@@ -147,17 +148,23 @@ class Pace:
             is_typical = not (self._is_first and self.is_timed)
             self.costs.observe(block.length, sum(num_committed) / len(num_committed), seconds if is_typical else None)
             self._is_first = False
-            if self._step_seconds and self.costs.num_rounds >= ROUNDS_PER_STEP[0]:
+            if self.costs.num_rounds >= ROUNDS_PER_STEP[0]:
                 self._judge()
         else:
             self._num_steps, self._rounds_since_step = self._num_steps + 1, 0
             if self.is_timed:
                 self._step_seconds.append(seconds)
+            if self._left and self._num_steps >= RECENT_STEPS and not self._loses():
+                self._left = self._num_steps = 0  # the machine has become slower, not the drafts worse
+
+    def _loses(self) -> bool:
+        """Whether rounds bring less than single steps in the same time."""
+        return bool(self._step_seconds) and self.costs.best_rate * statistics.median_low(self._step_seconds) < 1
 
     def _judge(self) -> None:
         """Pause drafting if it loses, for longer each time."""
-        if self.costs.best_rate * statistics.median_low(self._step_seconds) < 1:
-            self._left, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
+        if self._loses():
+            self._left, self._pause, self._num_steps = self._pause, min(2 * self._pause, MAX_PAUSE), 0
         else:
             self._pause = PAUSE
 

@@ -201,3 +201,13 @@ def test_a_text_is_judged_by_itself(num_positions):
     pacer.begin_call()
     lengths = [simulate(pacer, [0.98] * 8, 8)[0] for _ in range(50)]
     assert lengths.count(0) <= 1
+
+
+def test_a_machine_that_slows_down_is_not_the_drafters_fault(num_positions):
+    pacer, generator = Pacer(num_positions, is_timed=True), random.Random(0)
+    lengths = []
+    for index in range(400):
+        slower = 1.0 if index < 150 else 2.5
+        accepted = generator.choice([1, 2, 2, 3])
+        lengths.append(simulate(pacer, [0.8] * 8, accepted, lambda seconds, slower=slower: slower * seconds)[0])
+    assert lengths.count(0) < 20

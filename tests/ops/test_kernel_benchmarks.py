@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -63,3 +65,11 @@ def test_wrong_results_are_found(folder_on_path):
     timing.check_state(torch.ones(1, 2), torch.ones(1, 2))
     with pytest.raises(AssertionError):
         timing.check_state(torch.ones(1, 2), torch.ones(1, 2) + 1e-3)
+
+
+@pytest.mark.slow
+def test_everything_that_needs_a_gpu_runs_dry(tmp_path):
+    script = [sys.executable, str(FOLDER / "on_gpu.py"), "--output", str(tmp_path), "--dry-run"]
+    subprocess.run(script, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    names = {path.stem for path in tmp_path.iterdir()}
+    assert names == {"correct_and_choose", "gru_step", "head", "rounds", "pair"}

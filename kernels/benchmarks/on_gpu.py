@@ -1,0 +1,67 @@
+"""Everything that needs a GPU, in one command: tests, kernels, the whole head, the whole round, the bundled pair.
+
+    python kernels/benchmarks/on_gpu.py --output rows            # about 10 minutes on an H200
+    python kernels/benchmarks/on_gpu.py --output rows --dry-run  # tiny sizes, on a CPU too
+
+Rows are written to the folder, one file a step; what a step prints goes to the terminal. A step that fails does not
+keep the others from running, and makes the command fail at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ("correct_and_choose", "gru_step", "head")
+# At 8B sizes on an H200, in ms: the head's 16 steps, and a whole round, whose floor is 4.4 to 5.
+TARGETS = "Targets on an H200: head 0.30 ms for 16 steps (head.jsonl), graphed round 6 ms (rounds.jsonl)."
+
+
+def steps(output: Path, is_dry: bool) -> dict[str, list[str]]:
+    """Name and command of every step.
+
+    Args:
+        output (`Path`): Folder for rows.
+        is_dry (`bool`): Whether to run at tiny sizes.
+    """
+    tests = ["-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests")]
+    commands = {"tests": [*tests, "--collect-only"] if is_dry else tests}
+    for kernel in KERNELS:
+        commands[kernel] = [
+            str(ROOT / "kernels" / "benchmarks" / f"{kernel}.py"),
+            "--rows",
+            str(output / f"{kernel}.jsonl"),
+        ]
+        commands[kernel] += ["--dry-run"] * is_dry
+    tiny = ["--shapes", "tiny", "--context", "16", "--rounds", "16", "--repeats", "1"] * is_dry
+    commands["round"] = ["-m", "hf_domino.cli", "bench-round", "--rows", str(output / "rounds.jsonl"), *tiny]
+    few = ["--num-prompts", "1", "--max-new-tokens", "8", "--repeats", "1"] if is_dry else ["--num-prompts", "10"]
+    commands["pair"] = ["-m", "hf_domino.cli", "bench", "--rows", str(output / "pair.jsonl"), "--overwrite", *few]
+    return commands
+
+
+def main() -> int:
+    """Run all steps; returns 1 if one of them failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("gpu-rows"), help="folder for rows")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes, to see that everything runs")
+    options = parser.parse_args()
+    output = options.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    paths = [str(ROOT), str(ROOT / "kernels" / "torch-ext"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    failed = []
+    for name, command in steps(output, options.dry_run).items():
+        print(f"== {name}", flush=True)
+        if subprocess.run([sys.executable, *command], env=environment, cwd=ROOT).returncode:
+            failed.append(name)
+    print(TARGETS if not failed else f"Failed: {', '.join(failed)}.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,6 +31,7 @@ PAUSE, MAX_PAUSE = 24, 192  # single steps after drafting has lost, twice as man
 EXPLORE_EVERY = 16  # blocks; one of them is whole where lengths are chosen by position
 # Costs in single steps where they are not measured: of a round, and of each of its proposals.
 NOMINAL_ROUND, NOMINAL_PROPOSAL = 1.4, 0.03
+NOMINAL_TRIAL = 5  # rounds before drafting may pause where every call starts knowing nothing
 
 
 class Block:
@@ -148,7 +149,7 @@ class Pace:
             is_typical = not (self._is_first and self.is_timed)
             self.costs.observe(block.length, sum(num_committed) / len(num_committed), seconds if is_typical else None)
             self._is_first = False
-            if self.costs.num_rounds >= ROUNDS_PER_STEP[0]:
+            if self.costs.num_rounds >= (ROUNDS_PER_STEP[0] if self.is_timed else NOMINAL_TRIAL):
                 self._judge()
         else:
             self._num_steps, self._rounds_since_step = self._num_steps + 1, 0

@@ -31,7 +31,7 @@ PAUSE, MAX_PAUSE = 24, 192  # single steps after drafting has lost, twice as man
 EXPLORE_EVERY = 16  # blocks; one of them is whole where lengths are chosen by position
 # Costs in single steps where they are not measured: of a round, and of each of its proposals.
 NOMINAL_ROUND, NOMINAL_PROPOSAL = 1.4, 0.03
-NOMINAL_TRIAL = 5  # rounds before drafting may pause where every call starts knowing nothing
+NOMINAL_TRIAL = 4  # rounds before drafting may pause where every call starts knowing nothing
 
 
 class Block:

@@ -55,7 +55,7 @@ class DominoConfig(PreTrainedConfig):
         draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among this many likeliest tokens of a
             position, which is faster and hardly changes them; None for the whole vocabulary.
         draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
-            not worth its time, and stops drafting where that does not pay, on the CPU; `"full"` drafts whole blocks.
+            not worth its time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
         bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): The target's.
 
     Raises:
@@ -109,6 +109,14 @@ class DominoConfig(PreTrainedConfig):
         if self.rope_parameters is None:
             self.rope_parameters = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
         super().__post_init__(**kwargs)
+        self.check()
+
+    def check(self) -> None:
+        """Check all fields again, as after one was set.
+
+        Raises:
+            ValueError: If a field is out of its range; the message names the field, its range and its value.
+        """
         _check_sizes(self)
         _check_choices(self)
         _check_target_layer_ids(self)

@@ -61,6 +61,7 @@ class DominoDraftModel(PreTrainedModel):
     _supports_sdpa = True
 
     def __init__(self, config: DominoConfig):
+        config.check()  # `from_pretrained` sets fields after it has built the configuration
         super().__init__(config)
         self.fc = nn.Linear(len(config.target_layer_ids or ()) * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -132,6 +133,9 @@ class DominoDraftModel(PreTrainedModel):
         Args:
             changes: Fields of [`DominoConfig`] that do not change the weights' shapes, such as `draft_length`.
 
+        Raises:
+            ValueError: If there is no such field, or its value is out of range.
+
         Example:
         ```python
         >>> from hf_domino import DominoConfig, DominoDraftModel
@@ -145,7 +149,10 @@ class DominoDraftModel(PreTrainedModel):
         view = copy.copy(self)
         view.config = copy.deepcopy(self.config)
         for field, value in changes.items():
+            if not hasattr(self.config, field):
+                raise ValueError(f"{field} must be a field of DominoConfig, got none of that name: see its docstring.")
             setattr(view.config, field, value)
+        view.config.check()
         return view
 
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:

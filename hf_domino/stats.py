@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -164,14 +165,14 @@ class DecodingStats:
         lines = [
             ("rounds", f"{self.num_rounds}"),
             ("new tokens", f"{self.num_new_tokens}"),
+            ("  without proposals", f"{self.num_single_steps}"),
+            ("  proposals in others", "-" if math.isnan(self.proposal_length) else f"{self.proposal_length:.2f}"),
             ("acceptance length", f"{self.acceptance_length:.2f}" if self.num_rounds else "-"),
-            ("proposals a round", f"{self.proposal_length:.2f}"),
-            ("single steps", f"{self.num_single_steps}"),
             ("acceptance rate at", rates or "-"),
             ("tokens/s", f"{self.tokens_per_second:.1f}"),
         ]
         lines += [(f"{name}, s", f"{seconds:.3f}") for name, seconds in (self.phases or {}).items()]
-        return "\n".join(f"{name:<20}{value}" for name, value in lines)
+        return "\n".join(f"{name:<24}{value}" for name, value in lines)
 
 
 def record_stats(drafter: nn.Module, stats: DecodingStats) -> None:

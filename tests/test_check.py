@@ -189,8 +189,8 @@ def test_one_layer_off(learned_by_heart, tiny_qwen3, wrong):
 
 
 def test_wrong_sizes_are_the_compatibility_checks(tiny_drafter, tiny_qwen3):
-    with pytest.raises(ValueError, match="the drafter's target_layer_ids must be"):
-        tiny_drafter.view(target_layer_ids=[3]).check(tiny_qwen3, prompts=[[5, 6]])
+    with pytest.raises(ValueError, match="the drafter's vocab_size must be"):
+        tiny_drafter.view(vocab_size=65).check(tiny_qwen3, prompts=[[5, 6]])
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from transformers import (
     T5Config,
 )
 
-from hf_domino import DominoConfig
+from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.context import default_target_layer_ids
 
 
@@ -93,3 +93,15 @@ def test_encoder_decoder_targets_are_refused():
 def test_a_target_is_no_drafter(saved_pair):
     with pytest.raises(ValueError, match=r"model_type must be 'domino', got 'qwen3': this is no drafter"):
         DominoConfig.from_pretrained(saved_pair[0])
+
+
+def test_fields_are_checked_wherever_they_are_set(saved_pair):
+    folder = saved_pair[1]
+    with pytest.raises(ValueError, match=r"draft_length must be one of \('adaptive', 'full'\), got 'short'"):
+        DominoDraftModel.from_pretrained(folder, draft_length="short")
+    drafter = DominoDraftModel.from_pretrained(folder, draft_length="full")
+    assert drafter.config.draft_length == "full"
+    with pytest.raises(ValueError, match=r"draft_pool_size must be at least 1, got -3"):
+        drafter.view(draft_pool_size=-3)
+    with pytest.raises(ValueError, match=r"draft_lenght must be a field of DominoConfig"):
+        drafter.view(draft_lenght="full")

@@ -17,7 +17,10 @@ from hf_domino.benchmark.summary import FORWARDS, Summary, summarize
 WIDTH = 10  # inches
 CARD, PANEL, INK, FAINT = "#f6f8fa", "#ffffff", "#24292f", "#d0d7de"
 # One a method, in the order of `METHODS`; what comes after them takes the last.
-COLOURS = ("#afb8c1", "#6e7781", "#bf3989", "#8250df", "#cf6f1e", "#7fb0e6", "#3b74b8", "#2f8a45", "#14532d")
+COLOURS = (
+    *("#afb8c1", "#6e7781", "#bf3989", "#8250df", "#cf6f1e"),
+    *("#c9a227", "#7fb0e6", "#3b74b8", "#7cc48c", "#14532d"),
+)
 Summaries = dict[tuple[str, str], Summary]  # of mode and method
 PHASE_COLOURS = {
     "target_forward": "#3b74b8",

@@ -100,10 +100,10 @@ METHODS: dict[str, Method] = {
     "assistant": Method("small assistant", _assistant, option="assistant"),
     "early_exit": Method("early exit", _early_exit, option="early_exit"),
     "native_dflash": Method("DFlash twin, Transformers' loop", _native_dflash),
-    "dflash": Method("DFlash twin", lambda pair, options: _drafted(_twin(pair), "full")),
-    "dflash_adaptive": Method("DFlash twin, adaptive", lambda pair, options: _drafted(_twin(pair), "adaptive")),
-    "domino": Method("**Domino**", lambda pair, options: _drafted(pair.drafter, "full")),
-    "domino_adaptive": Method("**Domino, adaptive**", lambda pair, options: _drafted(pair.drafter, "adaptive")),
+    "dflash": Method("DFlash twin, whole blocks", lambda pair, options: _drafted(_twin(pair), "full")),
+    "dflash_adaptive": Method("DFlash twin", lambda pair, options: _drafted(_twin(pair), "adaptive")),
+    "domino": Method("Domino, whole blocks", lambda pair, options: _drafted(pair.drafter, "full")),
+    "domino_adaptive": Method("**Domino**", lambda pair, options: _drafted(pair.drafter, "adaptive")),
 }
 BASELINE, FLOOR = "plain", "lean"
 

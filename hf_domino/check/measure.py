@@ -115,9 +115,8 @@ def variants_of(drafter: DominoDraftModel) -> Iterator[tuple[str, DominoDraftMod
     yield AS_CONFIGURED, drafter.view()
     for layer_ids in _other_layer_ids(config):
         yield f"{LAYERS}{layer_ids}", drafter.view(target_layer_ids=layer_ids)
-    flipped = drafter.view(shift_label=not config.shift_label)
-    if config.pure_draft_prefix_len < flipped.config.num_draft_tokens:
-        yield f"{SHIFT_LABEL}{flipped.config.shift_label}", flipped
+    if config.pure_draft_prefix_len < config.block_size - int(config.shift_label):
+        yield f"{SHIFT_LABEL}{not config.shift_label}", drafter.view(shift_label=not config.shift_label)
     if drafter.has_correction_head:
         yield WITHOUT_HEAD, drafter.view(projector_type="dflash")
     yield WITHOUT_CONTEXT, drafter.view()

@@ -229,6 +229,7 @@ def pacer_for(drafter: DominoDraftModel, target: nn.Module, do_sample: bool, by_
         do_sample (`bool`): Whether the target samples.
         by_confidence (`bool`): Whether the host can read confidences at no cost, which it can on a CPU only.
     """
+    drafter.config.check()  # a field may have been set since
     if drafter.config.draft_length == "full":
         return WholeBlocks()
     num_positions = None if by_confidence else drafter.config.num_draft_tokens

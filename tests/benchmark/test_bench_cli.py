@@ -95,7 +95,7 @@ def test_readme_flag_only_writes_the_table(rows_file, tmp_path):
     readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
     before = rows_file.read_text()
     assert cli.main(["bench", "--rows", str(rows_file), "--readme", str(readme)]) == 0
-    assert "**Domino**" in readme.read_text()
+    assert "| **Domino** |" in readme.read_text()
     assert rows_file.read_text() == before
 
 
@@ -128,8 +128,9 @@ def test_bench_fails_where_outputs_differ(tiny_pair_folder, tmp_path, monkeypatc
     path = tmp_path / "rows.jsonl"
     assert bench(tiny_pair_folder, path, *GREEDY) == cli.FAILED_CHECK
     assert not json.loads(path.read_text().splitlines()[0])["equals_plain"]
-    assert "DIFFERENT: greedy output of **Domino** is not plain generate's for 2 prompt(s), first prompt 0" in (
-        capsys.readouterr().err
+    assert (
+        "DIFFERENT: greedy output of Domino, whole blocks is not plain generate's for 2 prompt(s), first prompt 0"
+        in (capsys.readouterr().err)
     )
 
 

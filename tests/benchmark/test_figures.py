@@ -7,7 +7,8 @@ import measured
 import pytest
 
 from hf_domino import cli
-from hf_domino.benchmark.figures import draw_figures
+from hf_domino.benchmark.figures import COLOURS, draw_figures
+from hf_domino.benchmark.methods import METHODS
 
 pytest.importorskip("matplotlib")
 
@@ -53,3 +54,7 @@ def test_figures_flag_measures_nothing(tmp_path, capsys):
     rows = tmp_path / "none.jsonl"
     assert cli.main(["bench", "--rows", str(rows), "--figures", str(tmp_path)]) == cli.USER_ERROR
     assert "must be a JSONL file" in capsys.readouterr().err
+
+
+def test_every_method_has_a_colour_of_its_own():
+    assert len(set(COLOURS)) == len(METHODS)

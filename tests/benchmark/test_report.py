@@ -75,7 +75,7 @@ def test_table_of_todays_rows_has_spread_and_both_speed_ups():
     lines = results_table(measured.rows()).splitlines()
     assert len({line.count("|") for line in lines[:6]}) == 1
     assert "greedy, over plain | greedy, over lean" in lines[0]
-    assert lines[5].startswith("| **Domino** | 200 (185-245) | 2.00 x | 1.60 x | 3.00 |")
+    assert lines[5].startswith("| Domino, whole blocks | 200 (185-245) | 2.00 x | 1.60 x | 3.00 |")
     assert "Not measured: DFlash twin, Transformers' loop (there is no DFlash twin)." in lines[7]
     assert "Distinct 4-grams of plain text: 0.80 greedy, 0.80 T = 0.7." in lines[7]
 

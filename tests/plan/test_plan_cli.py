@@ -228,3 +228,9 @@ def test_wrong_input_is_named(arguments, message, capsys):
 def test_rows_of_other_methods_and_modes(choice, rows_file, capsys):
     message = refusal(f"--rows {rows_file(bench_rows())} {choice}", capsys)
     assert "got domino (greedy), plain (greedy)" in message
+
+
+def test_rounds_of_different_lengths_are_refused(rows_file, capsys):
+    rows = [row | {"method": "domino_adaptive"} if row["method"] == "domino" else row for row in bench_rows()]
+    message = refusal(f"--rows {rows_file(rows)} --method domino_adaptive", capsys)
+    assert "plan from --method domino." in message

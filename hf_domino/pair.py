@@ -19,6 +19,22 @@ BUNDLED = "pycoder-13m"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that this torch cannot use.
+
+    Args:
+        device (`str`): A flag's value.
+
+    Raises:
+        ValueError: If it is a CUDA device and there is none.
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"--device must be one that torch {torch.__version__} can use, got {device!r}, which needs a GPU and torch "
+            "for CUDA: leave it out to use the CPU."
+        )
+
+
 @dataclass(frozen=True)
 class Pair:
     """A target, its tokenizer, its drafter and, where given, its DFlash twin and a small assistant."""

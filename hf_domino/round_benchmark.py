@@ -25,7 +25,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.graphs import without_graphs
 from hf_domino.decoding.workspace import release_workspaces
 from hf_domino.modeling import DominoDraftModel
-from hf_domino.pair import DTYPES
+from hf_domino.pair import DTYPES, check_device
 from hf_domino.provenance import provenance
 
 Row = dict[str, Any]
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino bench-round`."""
     on_gpu = torch.cuda.is_available()
     add = parser.add_argument
-    add("--shapes", choices=sorted(SHAPES), default="qwen3-8b", help="sizes of both models")
+    add("--shapes", choices=sorted(SHAPES), default="qwen3-8b" if on_gpu else "tiny", help="sizes of both models")
     add("--context", type=int, default=512, help="tokens of the prompt")
     add("--rounds", type=int, default=64, help="rounds of a text; the time of a shorter one is subtracted")
     add("--repeats", type=int, default=5, help="texts per method, in turn; the median counts")
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench-round`; returns 1 where a graph gives another text than its launches."""
+    check_device(options.device)
     for field, least in (("context", 1), ("rounds", 4 * FEW_ROUNDS), ("repeats", 1)):
         if getattr(options, field) < least:
             raise ValueError(f"--{field} must be at least {least}, got {getattr(options, field)}.")
@@ -77,6 +78,7 @@ def run(options: argparse.Namespace) -> int:
     for row in rows:
         times = "".join(f"{row[name]:>9.3f}" for name in ("ms", "ms_least", "ms_most", "floor_ms"))
         print(f"{row['method']:<18}{times}{row['ms'] / row['floor_ms']:>11.2f}x")
+    print("floor: bytes of the weights that a round reads over the bandwidth of a copy on this device")
     return 0 if rows[0]["is_equal"] else 1
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_domino.pair import find_pair, load_pair, read_prompts
+from hf_domino.pair import check_device, find_pair, load_pair, read_prompts
 
 
 def test_load_pair(tiny_pair_folder):
@@ -36,3 +36,10 @@ def test_prompt_without_text_is_refused(tmp_path):
     path.write_text('{"text": "a"}\n{"module": "b"}\n')
     with pytest.raises(ValueError, match="line 2"):
         read_prompts(path)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_refused():
+    check_device("cpu")
+    with pytest.raises(ValueError, match=r"--device must be one that torch .* can use, got 'cuda:1'"):
+        check_device("cuda:1")

@@ -17,6 +17,7 @@ from hf_domino.benchmark.prompts import read_batches
 from hf_domino.benchmark.provenance import provenance_of_run
 from hf_domino.benchmark.report import details_table, fill_readme, label, modes_of, results_table
 from hf_domino.benchmark.rows import Row, RowsFile, measured, read_rows
+from hf_domino.pair import check_device
 
 __all__ = ["add_arguments", "run"]
 
@@ -77,6 +78,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
 
 
 def _check(options: argparse.Namespace) -> None:
+    check_device(options.device)
     if options.temperature < 0:
         raise ValueError(f"--temperature must be at least 0, got {options.temperature}.")
     if options.rows.exists() and not (options.overwrite or options.resume):

@@ -80,9 +80,9 @@ class Costs:
     def price(self) -> float:
         """Tokens that the time of one more proposal is worth; 0 before it is known."""
         timed = [(length, tokens, seconds) for length, tokens, seconds in self._recent if seconds is not None]
-        if not timed:
-            return 0.0
         mean = typical_seconds(self._seconds())
+        if not mean:
+            return 0.0
         mean_length = sum(length for length, _, _ in timed) / len(timed)
         covariance = sum(
             (length - mean_length) * (min(seconds, HICCUP * mean) - mean) for length, _, seconds in timed

@@ -37,7 +37,7 @@ NOMINAL_TRIAL = 4  # rounds before drafting may pause where every call starts kn
 class Block:
     """How far a block goes: as far as the drafter makes it."""
 
-    goes_on: Callable[[torch.Tensor], bool] | None = None
+    goes_on: Callable[[int, torch.Tensor], bool] | None = None
 
     def choose_length(self, room: int | None) -> int | None:
         """Most proposals to make, of `room` at most; None for as many as the drafter makes."""
@@ -63,7 +63,7 @@ class PacedBlock(Block):
 
     def __init__(self, acceptance: Acceptance, price: float, num_rows: int):
         self._acceptance, self._price = acceptance, price
-        self._reach = [1.0] * num_rows  # chance that all proposals so far are accepted
+        self._reaches = [[1.0] * num_rows]  # chance that all proposals so far are accepted, after none, one, ...
         self._kinds: list[list[int]] = []  # class of each proposal, per row
 
     @property
@@ -73,22 +73,24 @@ class PacedBlock(Block):
 
     def kinds(self) -> list[tuple[int, ...]]:
         """Class of every proposal, per row."""
-        return list(zip(*self._kinds, strict=True)) if self._kinds else [() for _ in self._reach]
+        return list(zip(*self._kinds, strict=True)) if self._kinds else [() for _ in self._reaches[0]]
 
-    def add(self, kinds: list[int]) -> bool:
-        """Count a proposal of these classes, one a row; returns whether one more is worth its time."""
+    def add(self, index: int, kinds: list[int]) -> bool:
+        """Count a proposal of these classes, one a row, in place of this and later ones; returns whether to go on."""
+        del self._kinds[index:], self._reaches[index + 1 :]
         self._kinds.append(kinds)
-        self._reach = [reach * self._acceptance.chance(kind) for reach, kind in zip(self._reach, kinds, strict=True)]
-        return self._acceptance.typical * sum(self._reach) / len(self._reach) >= self._price
+        reach = [before * self._acceptance.chance(kind) for before, kind in zip(self._reaches[-1], kinds, strict=True)]
+        self._reaches.append(reach)
+        return self._acceptance.typical * sum(reach) / len(reach) >= self._price
 
 
 class ConfidentBlock(PacedBlock):
     """Ends while it is drafted, by the confidence of the draft law, which the host must be able to read at once."""
 
-    def goes_on(self, scores: torch.Tensor) -> bool:
+    def goes_on(self, index: int, scores: torch.Tensor) -> bool:
         """Whether to draft behind a proposal that was chosen from the law of these scores `[B, V]`, of all or a few."""
         confidences = (scores.amax(dim=-1) - scores.logsumexp(dim=-1)).exp().tolist()
-        return self.add([bisect.bisect(EDGES, confidence) for confidence in confidences])
+        return self.add(index, [bisect.bisect(EDGES, confidence) for confidence in confidences])
 
 
 class PlannedBlock(PacedBlock):
@@ -99,7 +101,7 @@ class PlannedBlock(PacedBlock):
         most = self._acceptance.num_kinds if room is None else min(room, self._acceptance.num_kinds)
         is_worth_it = True
         while self.length < most and (is_worth_it or self.length & (self.length - 1)):  # up to a power of two
-            is_worth_it = self.add([self.length] * len(self._reach))
+            is_worth_it = self.add(self.length, [self.length] * len(self._reaches[0]))
         return self.length
 
 
@@ -238,6 +240,7 @@ def pacer_for(drafter: DominoDraftModel, target: nn.Module, do_sample: bool, by_
     if not hasattr(_learnt, "by_drafter"):
         _learnt.by_drafter = weakref.WeakKeyDictionary()
     pacers = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
-    pacer = pacers.setdefault(by_confidence, Pacer(num_positions, is_timed=True))
+    key = (by_confidence, drafter.config.num_draft_tokens)
+    pacer = pacers.setdefault(key, Pacer(num_positions, is_timed=True))
     pacer.begin_call()
     return pacer

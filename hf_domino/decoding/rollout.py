@@ -22,7 +22,7 @@ from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 
-GoesOn = Callable[[torch.Tensor], bool]
+GoesOn = Callable[[int, torch.Tensor], bool]  # of a proposal's index and scores
 EXACT_POOL_SIZE = 128  # candidates to guess from where the whole vocabulary is chosen from
 
 
@@ -59,8 +59,9 @@ def rollout(
         prefixes ([`Prefixes`]): Tokens so far, the anchor last.
         law ([`TokenLaw`]): What drafts are chosen from.
         table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
-        goes_on (`Callable`, *optional*): Told the scores `[B, V]` of each proposal, of all tokens or of the candidates;
-            where it says no, that proposal is the last.
+        goes_on (`Callable`, *optional*): Told index and scores `[B, V]` of each proposal, of all tokens or of the
+            candidates; where it says no, that proposal is the last. An index that comes again takes back what it was
+            told of it and of later ones.
         is_fixed (`bool`, *optional*, defaults to `False`): Whether to read nothing back, so that it can be captured:
             then the whole vocabulary is gone through for every position.
 
@@ -93,7 +94,9 @@ def rollout(
 
 def _length(scores: torch.Tensor, goes_on: GoesOn | None) -> int:
     """How many of the positions `[B, P, V]`, which do not depend on each other, are worth proposing."""
-    stops = (index + 1 for index in range(scores.shape[1]) if goes_on is not None and not goes_on(scores[:, index]))
+    stops = (
+        index + 1 for index in range(scores.shape[1]) if goes_on is not None and not goes_on(index, scores[:, index])
+    )
     return next(stops, scores.shape[1])
 
 
@@ -119,7 +122,7 @@ def _choose_from_pool(
         choice = law.choose(scores, None if noise is None else noise[:, index].gather(1, pool.token_ids[:, index]))
         chosen.append(pool.take(index, choice))
         all_scores.append(scores)
-        if index + 1 == pool.num_positions or (goes_on is not None and not goes_on(scores)):
+        if (goes_on is not None and not goes_on(index, scores)) or index + 1 == pool.num_positions:
             break
         if corrections is not None:
             corrections.read(chosen[-1])
@@ -181,6 +184,6 @@ def _choose_one_by_one(
         tokens = torch.cat((tokens, choice), dim=1)
         if law.do_sample:
             all_scores.append(scores)
-        if goes_on is not None and not goes_on(scores[:, 0]):
+        if goes_on is not None and not goes_on(index, scores[:, 0]):
             break
     return DraftProposal(tokens, torch.cat(all_scores, dim=1) if all_scores else None)

@@ -33,7 +33,7 @@ def simulate(pacer, confidences, num_accepted, clock=lambda seconds: seconds):
     block = pacer.begin_round(1)
     length = block.choose_length(len(confidences))
     if length and block.goes_on is not None:
-        going_on = (block.goes_on(scores_of(confidence)) for confidence in confidences)
+        going_on = (block.goes_on(index, scores_of(confidence)) for index, confidence in enumerate(confidences))
         length = next((index for index, goes_on in enumerate(going_on, 1) if not goes_on), len(confidences))
     seconds = STEP + (DRAFT + SLOPE * length if length else 0.0)
     pacer.observe(block, [min(num_accepted, length) + 1], clock(seconds))

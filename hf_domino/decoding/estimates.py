@@ -71,10 +71,10 @@ class Costs:
             return float("inf")
         tokens = [tokens for _, tokens, _ in self._recent]
         latest = tokens[-LATEST_ROUNDS:]
-        weight = min(len(tokens), HABIT_ROUNDS)
-        mean = (weight * statistics.fmean(tokens) + sum(latest)) / (weight + len(latest))
-        error = ((statistics.pvariance(tokens) + PRIOR_VARIANCE) / (weight + len(latest))) ** 0.5
-        return (mean + SURE_BY * error) / seconds
+        habit, weight = sum(tokens) / len(tokens), min(len(tokens), HABIT_ROUNDS)
+        variance = sum((count - habit) ** 2 for count in tokens) / len(tokens) + PRIOR_VARIANCE
+        mean = (weight * habit + sum(latest)) / (weight + len(latest))
+        return (mean + SURE_BY * (variance / (weight + len(latest))) ** 0.5) / seconds
 
     @property
     def price(self) -> float:
@@ -89,7 +89,7 @@ class Costs:
         ) / len(timed)
         variance = sum((length - mean_length) ** 2 for length, _, _ in timed) / len(timed)
         slope = (covariance + DEFAULT_SLOPE * mean) / (variance + 1)  # one proposal's worth of prior
-        rate = statistics.fmean(tokens for _, tokens, _ in self._recent) / mean
+        rate = sum(tokens for _, tokens, _ in self._recent) / len(self._recent) / mean
         return rate * min(max(slope, 0.0), MAX_SLOPE * mean)
 
     def _seconds(self) -> list[float]:
@@ -106,4 +106,4 @@ def typical_seconds(seconds: Collection[float]) -> float:
     if not seconds:
         return 0.0
     most = HICCUP * statistics.median(seconds)
-    return statistics.fmean(min(duration, most) for duration in seconds)
+    return sum(min(duration, most) for duration in seconds) / len(seconds)

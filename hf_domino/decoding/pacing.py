@@ -119,11 +119,12 @@ class Pace:
         self.costs = Costs()
         self._step_seconds: deque[float] = deque([] if is_timed else [1.0], maxlen=RECENT_STEPS)
         self._rounds_since_step = self._num_steps = 0  # steps since something has changed
+        self._pause = PAUSE  # single steps after drafting has lost again
         self.begin_call()
 
     def begin_call(self) -> None:
         """A call of `generate` begins: its text may be easier."""
-        self._left, self._pause = 0, PAUSE  # single steps until drafting is tried again, and after it has lost again
+        self._left = 0  # single steps until drafting is tried again
         self._is_first = True  # the first round of a call, which stores the prompt's context too
 
     def begin_round(self, num_rows: int) -> Block:

@@ -66,7 +66,7 @@ class Costs:
     @property
     def best_rate(self) -> float:
         """Tokens per second that rounds may well bring: what they brought of late, not without what they did before."""
-        seconds = typical_seconds(self._seconds())
+        seconds = typical_seconds([seconds for _, _, seconds in self._recent if seconds is not None])
         if not seconds:
             return float("inf")
         tokens = [tokens for _, tokens, _ in self._recent]
@@ -79,21 +79,17 @@ class Costs:
     @property
     def price(self) -> float:
         """Tokens that the time of one more proposal is worth; 0 before it is known."""
-        timed = [(length, tokens, seconds) for length, tokens, seconds in self._recent if seconds is not None]
-        mean = typical_seconds(self._seconds())
+        timed = [(length, seconds) for length, _, seconds in self._recent if seconds is not None]
+        mean = typical_seconds([seconds for _, seconds in timed])
         if not mean:
             return 0.0
-        mean_length = sum(length for length, _, _ in timed) / len(timed)
-        covariance = sum(
-            (length - mean_length) * (min(seconds, HICCUP * mean) - mean) for length, _, seconds in timed
-        ) / len(timed)
-        variance = sum((length - mean_length) ** 2 for length, _, _ in timed) / len(timed)
+        mean_length = sum(length for length, _ in timed) / len(timed)
+        deviations = [(length - mean_length, min(seconds, HICCUP * mean) - mean) for length, seconds in timed]
+        covariance = sum(longer * later for longer, later in deviations) / len(timed)
+        variance = sum(longer**2 for longer, _ in deviations) / len(timed)
         slope = (covariance + DEFAULT_SLOPE * mean) / (variance + 1)  # one proposal's worth of prior
         rate = sum(tokens for _, tokens, _ in self._recent) / len(self._recent) / mean
         return rate * min(max(slope, 0.0), MAX_SLOPE * mean)
-
-    def _seconds(self) -> list[float]:
-        return [seconds for _, _, seconds in self._recent if seconds is not None]
 
     def observe(self, num_proposed: int, num_tokens: float, seconds: float | None) -> None:
         """Count a round: proposals per row, tokens per row it committed on average, wall time if it is typical."""

@@ -99,10 +99,30 @@ class PlannedBlock(PacedBlock):
     def choose_length(self, room: int | None) -> int | None:
         """How many proposals to make."""
         most = self._acceptance.num_kinds if room is None else min(room, self._acceptance.num_kinds)
-        is_worth_it = True
-        while self.length < most and (is_worth_it or self.length & (self.length - 1)):  # up to a power of two
-            is_worth_it = self.add(self.length, [self.length] * len(self._reaches[0]))
+        num_rows = len(self._reaches[0])
+        while self.length < most and self.add(self.length, [self.length] * num_rows):
+            pass
+        for position in range(self.length, fitting_length(self.length, most)):
+            self.add(position, [position] * num_rows)
         return self.length
+
+
+def fitting_length(length: int, most: int) -> int:
+    """The next of a few lengths, as each is a shape of its own: a power of two, or `most`.
+
+    Args:
+        length (`int`): Proposals, at most `most`.
+        most (`int`): Proposals of a whole block.
+
+    Example:
+    ```python
+    >>> from hf_domino.decoding.pacing import fitting_length
+    >>> [fitting_length(length, 12) for length in (0, 1, 3, 8, 9)]
+    [0, 1, 4, 8, 12]
+
+    ```
+    """
+    return min(1 << (length - 1).bit_length(), most) if length else 0
 
 
 class Pace:

@@ -20,6 +20,7 @@ from hf_domino.context import ContextCache
 from hf_domino.decoding.alignment import PER_POSITION
 from hf_domino.decoding.cache import TargetRunner
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.pacing import fitting_length
 from hf_domino.decoding.rollout import DraftProposal, GoesOn, rollout
 from hf_domino.decoding.sampling import PREFIX_FREE, Prefixes, TokenLaw
 from hf_domino.decoding.verification import Judgement, judge
@@ -49,10 +50,7 @@ def fitting_width(num_drafted: int, most: int) -> int:
         num_drafted (`int`): Proposals to check, at most `most`.
         most (`int`): Proposals of a full round.
     """
-    width = 1
-    while width < num_drafted:
-        width *= 2
-    return 1 + (0 if num_drafted == 0 else min(width, most))
+    return 1 + fitting_length(num_drafted, most)
 
 
 def make_static(
@@ -251,7 +249,7 @@ class StaticDraftSession(DraftSession):
         pending = self._pending
         if pending is None:  # stored already: positions of which none is valid stand for it
             size = len(self.drafter.config.target_layer_ids) * self.drafter.config.hidden_size
-            width = fitting_width(self.drafter.config.num_draft_tokens, self.drafter.config.num_draft_tokens)
+            width = self.drafter.config.num_draft_tokens + 1
             pending = torch.zeros(1, width, size, dtype=self.target.model.dtype, device=self.drafter.device)
             self._fixed.announce(0)
         self._pending = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, PreTrainedModel, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_domino.configuration import DominoConfig
@@ -102,6 +102,7 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError(f"{name} must be a .jsonl or text file, got {path!r}: there is none of that name.")
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
+    set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     drafter = _build_drafter(names, shape, target, tokenizer)
     train_rows = _load(data, args, "train", target, tokenizer)
     eval_rows = _load(data, args, "eval", target, tokenizer) if data.eval_file else None

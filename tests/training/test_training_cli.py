@@ -6,6 +6,7 @@ import json
 from importlib.resources import files
 
 import pytest
+import torch
 import yaml
 
 from hf_domino import DominoDraftModel
@@ -55,6 +56,17 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     assert (tmp_path / "run" / "tokenizer.json").exists()
     assert "eval_walked_acceptance_length" in capsys.readouterr().out
     assert "use_cache" not in json.loads((tmp_path / "run" / "config.json").read_text())
+
+
+def test_the_seed_decides_the_weights_of_a_new_drafter(recipe, train, tmp_path):
+    weights = []
+    for index, seed in enumerate((0, 0, 1)):
+        folder = tmp_path / f"run{index}"
+        torch.manual_seed(100 + index)  # whatever ran before in this process
+        assert train(recipe | {"output_dir": str(folder), "eval_file": None, "seed": seed, "max_steps": 1}) == 0
+        weights.append(DominoDraftModel.from_pretrained(folder).fc.weight)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.allclose(weights[0], weights[2], atol=0.01)
 
 
 def test_flags_win_and_training_resumes(recipe, train, tmp_path):

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from hf_domino.training.chat import encode_chat
+from hf_domino.training.notices import notice
 
 Row = dict[str, list[int]]
 
@@ -25,7 +26,7 @@ class RowDataset(Dataset):
 
     Args:
         rows (`Sequence[dict]`): Each with `input_ids` and `loss_mask`, of one length. Rows without two supervised
-            neighbours hold no anchor and are left out.
+            neighbours hold no anchor and are left out; how many is said.
 
     Raises:
         ValueError: If no row is left.
@@ -33,6 +34,13 @@ class RowDataset(Dataset):
 
     def __init__(self, rows: Sequence[Row]):
         self.rows = [row for row in rows if _has_anchor(row["loss_mask"])]
+        num_left_out = len(rows) - len(self.rows)
+        if num_left_out and self.rows:
+            first = next(number for number, row in enumerate(rows, start=1) if not _has_anchor(row["loss_mask"]))
+            notice(
+                f"{num_left_out} of {len(rows)} rows are left out, the first is row {first}: they hold no two "
+                "neighbouring supervised tokens. Raise max_length if they were cut, or check where the loss falls."
+            )
         if not self.rows:
             raise ValueError(
                 f"rows must hold at least one with two neighbouring supervised tokens, got none in {len(rows)} rows: "

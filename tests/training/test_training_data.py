@@ -88,9 +88,15 @@ def test_a_text_file_is_cut_into_rows(tmp_path, word_tokenizer):
     assert [row["input_ids"] for row in rows] == [[4, 5], [6, 7]]  # the last piece holds no anchor
 
 
-def test_rows_without_an_anchor_are_left_out():
+def test_rows_without_an_anchor_are_left_out_and_counted(caplog):
     good = {"input_ids": [4, 5, 6], "loss_mask": [0, 1, 1]}
-    assert RowDataset([good, {"input_ids": [4, 5, 6], "loss_mask": [1, 0, 1]}]).rows == [good]
+    bad = {"input_ids": [4, 5, 6], "loss_mask": [1, 0, 1]}
+    assert RowDataset([good, bad, good, bad]).rows == [good, good]
+    (record,) = caplog.records
+    assert record.message.startswith("2 of 4 rows are left out, the first is row 2")
+    caplog.clear()
+    assert len(RowDataset([good])) == 1
+    assert not caplog.records
     with pytest.raises(ValueError, match="none in 0 rows"):
         RowDataset([])
 

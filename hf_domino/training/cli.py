@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     for name in ("train_file", "eval_file"):  # before anything is loaded or generated
         path = getattr(data, name)
         if path is not None and not Path(path).is_file():
-            raise ValueError(f"{name} must be a .jsonl or text file, got {path!r}: there is none of that name.")
+            raise ValueError(f"{name} must be a .jsonl, .json or text file, got {path!r}: there is none of that name.")
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
@@ -169,7 +169,8 @@ def _build_drafter(
 
 def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any) -> RowDataset:
     """Rows of a file, or of what the target writes in place of their supervised part; greedily for evaluation."""
-    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, data.max_length)
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, data.max_length, vocab_size)
     if not data.on_policy:
         return rows
     world = range(args.world_size)

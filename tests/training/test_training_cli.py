@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,12 +112,18 @@ def test_the_example_is_valid(tmp_path):
         ({"blocksize": 4}, "field `blocksize` is not known"),
         ({"target": None}, "target must be set"),
         ({"train_file": None}, "train_file must be set"),
-        ({"train_file": "none.jsonl"}, "train_file must be a .jsonl or text file, got 'none.jsonl'"),
-        ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl or text file, got 'none.jsonl'"),
+        ({"train_file": "none.jsonl"}, "train_file must be a .jsonl, .json or text file, got 'none.jsonl'"),
+        ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl, .json or text file, got 'none.jsonl'"),
+        (
+            {"train_file": "beyond.jsonl"},
+            "beyond.jsonl, line 2: token ids must be in [0, 63] (the target's vocab_size), got 64",
+        ),
         ({"block_size": 1}, "block_size must be at least 2, got 1"),
         ({"drafter": "folder"}, "must not be set with drafter='folder'"),
     ],
 )
-def test_bad_recipes(change, message, recipe, train, capsys):
+def test_bad_recipes(change, message, recipe, train, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("beyond.jsonl").write_text('{"input_ids": [4, 5, 63]}\n{"input_ids": [4, 64, 5]}\n')
     assert train(recipe | change) == 2
     assert message in capsys.readouterr().err

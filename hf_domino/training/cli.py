@@ -11,16 +11,17 @@ from typing import Any
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, PreTrainedModel, set_seed
-from transformers.trainer_utils import get_last_checkpoint
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.checkpoints import last_checkpoint
 from hf_domino.training.data import RowDataset, load_rows, read_rows
 from hf_domino.training.on_policy import generate_on_policy
 from hf_domino.training.trainer import DominoTrainer
 
 GREEDY = (0.0,)
+TERMINATED = 143  # what shells make of SIGTERM
 
 
 @dataclass
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         options (`argparse.Namespace`): Parsed flags.
 
     Returns:
-        `int`: 0.
+        `int`: 0, or 143 where SIGTERM ended the training early.
 
     Raises:
         ValueError: If a field is unknown, missing or out of range, or a file holds what it should not.
@@ -109,7 +110,9 @@ def run(options: argparse.Namespace) -> int:
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=train_rows, eval_dataset=eval_rows, processing_class=tokenizer
     )
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or _last_checkpoint(args.output_dir))
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or last_checkpoint(args.output_dir))
+    if trainer.stopped_by_signal:
+        return TERMINATED
     trainer.save_model()
     trainer.save_state()
     if eval_rows is not None:
@@ -189,7 +192,3 @@ def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target
     args.distributed_state.wait_for_everyone()
     longest = data.max_length + data.on_policy_max_new_tokens
     return RowDataset([row for output in outputs for row in read_rows(output, max_length=longest)])
-
-
-def _last_checkpoint(output_dir: str) -> str | None:
-    return get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 
 from hf_domino.compatibility import check_target
 from hf_domino.modeling import DominoDraftModel
@@ -22,6 +22,7 @@ from hf_domino.target import TargetModel
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
 from hf_domino.training.anchors import block_labels, sample_anchors, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
+from hf_domino.training.checkpoints import CheckpointingTrainer
 from hf_domino.training.data import collate_rows
 from hf_domino.training.forward import draft_blocks, read_target
 from hf_domino.training.losses import DraftLosses, draft_losses, lambda_base_at
@@ -32,7 +33,7 @@ Batch = dict[str, torch.Tensor]
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 
 
-class DominoTrainer(Trainer):
+class DominoTrainer(CheckpointingTrainer):
     """Trains a drafter (Domino or DFlash) for a target.
 
     Logs `base_loss`, `corrected_loss`, `lambda_base` and the teacher-forced `acceptance_length` beside the trainer's

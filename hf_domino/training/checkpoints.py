@@ -19,6 +19,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
+from hf_domino.compatibility import refusal
 from hf_domino.training.notices import notice
 
 UNFINISHED = "_unfinished"  # uploads of a trainer leave out names that start so
@@ -52,7 +53,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 class CheckpointingTrainer(Trainer):
-    """Transformers' trainer with whole checkpoints, and a stop on SIGTERM that saves first."""
+    """Transformers' trainer with whole checkpoints of finite weights, and a stop on SIGTERM that saves first."""
 
     _is_saving = False
 
@@ -73,6 +74,19 @@ class CheckpointingTrainer(Trainer):
             shutil.rmtree(Path(self.args.output_dir, UNFINISHED), ignore_errors=True)
         with self._stop.listening():
             return super().train(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the drafter.
+
+        Raises:
+            ValueError: If a weight is not finite; nothing is written then.
+        """
+        broken = [name for name, weight in self.model.named_parameters() if not torch.isfinite(weight).all()]
+        if broken:
+            field = f"the drafter's weights after step {self.state.global_step}"
+            remedy = "They are not saved. Go on from an earlier checkpoint with a lower learning rate."
+            raise refusal(field, "finite", f"nan or inf in {', '.join(broken[:3])} ({len(broken)} tensors)", remedy)
+        super().save_model(output_dir, _internal_call)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._is_saving = True

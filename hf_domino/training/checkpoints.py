@@ -1,6 +1,6 @@
 """A trainer whose checkpoints are whole or not there, and that saves one when it is asked to stop.
 
-A checkpoint is written aside and gets its name when all of it is on disk, so a killed run leaves the checkpoints it had.
+A checkpoint is written aside and gets its name when all of it is on disk: a run that is killed leaves what it had.
 """
 
 from __future__ import annotations

@@ -17,10 +17,15 @@ from hf_domino.modeling import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.checkpoints import last_checkpoint
 from hf_domino.training.data import RowDataset, load_rows, read_rows
+from hf_domino.training.notices import notice
 from hf_domino.training.on_policy import generate_on_policy
 from hf_domino.training.trainer import DominoTrainer
 
 GREEDY = (0.0,)
+CURRICULUM_RESTARTS = (
+    "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
+    "Set lambda_base_decay_ratio to 0 to train the corrected loss from the first step."
+)
 TERMINATED = 143  # what shells make of SIGTERM
 
 
@@ -110,7 +115,10 @@ def run(options: argparse.Namespace) -> int:
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=train_rows, eval_dataset=eval_rows, processing_class=tokenizer
     )
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or last_checkpoint(args.output_dir))
+    checkpoint = args.resume_from_checkpoint or last_checkpoint(args.output_dir)
+    if names.drafter and not checkpoint and drafter.has_correction_head and args.lambda_base_decay_ratio > 0:
+        notice(CURRICULUM_RESTARTS.format(names.drafter))
+    trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.stopped_by_signal:
         return TERMINATED
     trainer.save_model()

@@ -31,8 +31,8 @@ from hf_domino.training.muon import MuonWithAdamW
 
 Batch = dict[str, torch.Tensor]
 NOT_FINITE = (
-    "Training stops here, and the last checkpoint is from before. Lower learning_rate or muon_learning_rate, or warm up "
-    "longer; if it is the first step, run the target in a wider dtype."
+    "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; if "
+    "it is the first step, run the target in a wider dtype."
 )
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 

@@ -154,7 +154,7 @@ def test_a_loss_that_is_not_finite_ends_training_and_names_the_step(
     trainer = make_trainer(
         make_drafter(target), greedy_rows, learning_rate=1e30, warmup_steps=0, save_strategy="steps", save_steps=1
     )
-    with pytest.raises(ValueError, match="the loss of step 2 must be finite, got (nan|inf)"):
+    with pytest.raises(ValueError, match=r"the loss of step 2 must be finite, got (nan|inf)"):
         trainer.train()
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint-1"]
     assert all(weight.isfinite().all() for weight in weights(tmp_path / "run/checkpoint-1").values())
@@ -165,8 +165,6 @@ def test_weights_that_are_not_finite_are_never_saved(target, make_drafter, make_
     trainer = make_trainer(drafter, greedy_rows)
     with torch.no_grad():
         drafter.fc.weight[0, 0] = float("inf")
-    with pytest.raises(
-        ValueError, match=r"the drafter's weights after step 0 must be finite, got .*fc.weight \(1 tens"
-    ):
+    with pytest.raises(ValueError, match=r"weights after step 0 must be finite, got .*fc.weight \(1 tens"):
         trainer.save_model()
     assert list((tmp_path / "run").iterdir()) == []

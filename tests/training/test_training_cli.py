@@ -78,7 +78,7 @@ def test_flags_win_and_training_resumes(recipe, train, tmp_path):
     assert not (tmp_path / "run" / "checkpoint-6").exists()
 
 
-def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path):
+def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path, caplog):
     for field in ("num_hidden_layers", "block_size", "shift_label"):
         recipe.pop(field)
     recipe |= {"drafter": str(saved_pair[1]), "on_policy": True, "on_policy_max_new_tokens": 12, "bf16": True}
@@ -86,6 +86,10 @@ def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path
     rows = [json.loads(line) for line in (tmp_path / "run" / "on_policy_train-1-of-1.jsonl").read_text().splitlines()]
     assert len(rows) == 8
     assert {row["temperature"] for row in rows} == {0.0}
+    assert "lambda_base starts at 1 again" in caplog.text
+    caplog.clear()
+    assert train(recipe, "--max_steps=5") == 0  # from its own checkpoint: nothing starts again
+    assert "lambda_base" not in caplog.text
 
 
 def test_yaml_is_converted_like_flags(recipe, tmp_path):

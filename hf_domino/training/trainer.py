@@ -20,7 +20,7 @@ from hf_domino.compatibility import check_target, refusal
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
-from hf_domino.training.anchors import block_labels, sample_anchors, seeded_generator
+from hf_domino.training.anchors import block_labels, sample_anchors, sample_anchors_by_content, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
 from hf_domino.training.checkpoints import CheckpointingTrainer
 from hf_domino.training.data import collate_rows
@@ -31,8 +31,8 @@ from hf_domino.training.muon import MuonWithAdamW
 
 Batch = dict[str, torch.Tensor]
 NOT_FINITE = (
-    "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; if "
-    "it is the first step, run the target in a wider dtype."
+    "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
+    "if it is the first step, run the target in a wider dtype."
 )
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 
@@ -131,7 +131,8 @@ class DominoTrainer(CheckpointingTrainer):
     ) -> tuple[torch.Tensor, None, None]:
         """Score one evaluation batch; sums go to the evaluation's meter."""
         inputs = self._prepare_inputs(inputs)
-        self._draw_anchors(inputs, self._evaluation_generator)
+        inputs["loss_mask"][self._num_own_rows(len(inputs["loss_mask"])) :] = 0
+        inputs["anchors"] = sample_anchors_by_content(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
         with torch.no_grad():
             losses, is_correct, weights = self._draft(model, inputs)
         self._evaluation_meter.add(losses, is_correct, weights)
@@ -139,7 +140,6 @@ class DominoTrainer(CheckpointingTrainer):
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
-        self._evaluation_generator = seeded_generator(self.args.seed, self.args.process_index, EVALUATION_STREAM)
         self._evaluation_meter = TrainingMeter(self.drafter.config.label_offset, self.args.device)
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         prefix = kwargs.get("metric_key_prefix", "eval")
@@ -149,6 +149,13 @@ class DominoTrainer(CheckpointingTrainer):
             metrics |= self._walk(dataloader.dataset)
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
+
+    def _num_own_rows(self, batch_size: int) -> int:
+        """Rows of an evaluation batch that count: with several processes, the last batches repeat the first rows."""
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return batch_size
+        return min(max(state.remainder - self.args.process_index * batch_size, 0), batch_size)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the drafter's figures, averaged since the last log, to training logs."""

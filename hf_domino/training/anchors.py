@@ -75,9 +75,7 @@ def sample_anchors_by_content(batch: Mapping[str, torch.Tensor], num_anchors: in
         `torch.Tensor`: `[B, N]` int64 as from [`sample_anchors`], on the batch's device.
     """
     rows = []
-    for ids, loss_mask, seen in zip(
-        *(batch[name] for name in ("input_ids", "loss_mask", "attention_mask")), strict=True
-    ):
+    for ids, loss_mask, seen in zip(batch["input_ids"], batch["loss_mask"], batch["attention_mask"], strict=True):
         generator = seeded_generator(*seeds, *ids[seen.bool()].tolist())
         rows.append(sample_anchors(loss_mask[None], num_anchors, generator)[0])
     return pad_sequence(rows, batch_first=True, padding_value=UNUSED).to(batch["input_ids"].device)

@@ -8,8 +8,10 @@ gradient accumulation equals a large batch (arXiv 2605.29707).
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from hf_domino.target import TargetModel
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
 from hf_domino.training.anchors import block_labels, sample_anchors, sample_anchors_by_content, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
+from hf_domino.training.card import drafter_card, training_facts, training_section
 from hf_domino.training.checkpoints import CheckpointingTrainer
 from hf_domino.training.data import collate_rows
 from hf_domino.training.forward import draft_blocks, read_target
@@ -80,6 +83,12 @@ class DominoTrainer(CheckpointingTrainer):
         self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
         self.loss_decay = args.loss_decay or default_loss_decay(model.config.block_size)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
+        self._clock = time.monotonic()
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as [`~transformers.Trainer.train`] does; hours are counted from here."""
+        self._clock = time.monotonic()
+        return super().train(*args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer: Muon beside AdamW if `muon_learning_rate` is set, else what the arguments say."""
@@ -99,10 +108,13 @@ class DominoTrainer(CheckpointingTrainer):
         """
         batches = list(itertools.islice(epoch_iterator, num_batches))
         generator = seeded_generator(self.args.seed, self.state.global_step, self.args.process_index)
-        total = torch.zeros((), device=device)
+        sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:
-            total += self._draw_anchors(batch, generator).to(device)
-        return batches, self.accelerator.reduce(total, "sum")
+            weights = self._draw_anchors(batch, generator)
+            sums += torch.stack((weights, batch["attention_mask"].sum().to(weights.dtype))).to(device)
+        total, num_tokens = self.accelerator.reduce(sums, "sum")
+        self.state.num_input_tokens_seen += int(num_tokens)
+        return batches, total
 
     def compute_loss(
         self,
@@ -158,13 +170,34 @@ class DominoTrainer(CheckpointingTrainer):
         return min(max(state.remainder - self.args.process_index * batch_size, 0), batch_size)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the drafter's figures, averaged since the last log, to training logs."""
+        """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""
         if "loss" in logs:
+            logs |= {"num_input_tokens_seen": self.state.num_input_tokens_seen, "hours": self._hours()}
             logs |= self.meter.means(self.accelerator)
             if self.drafter.has_correction_head:
                 logs["lambda_base"] = self._lambda_base(self.state.global_step - 1)  # of the last step
             self.meter.reset()
         super().log(logs, *args, **kwargs)
+
+    def _hours(self) -> float:
+        """Wall-clock hours of training, those before a resumed checkpoint included."""
+        before = next((entry["hours"] for entry in reversed(self.state.log_history) if "hours" in entry), 0.0)
+        since, self._clock = self._clock, time.monotonic()
+        return before + (self._clock - since) / 3600
+
+    def create_model_card(self, model_name: str | None = None, **metadata: Any) -> None:
+        """Write the drafter's card to `output_dir`, from what was recorded while it was trained.
+
+        Args:
+            model_name (`str`, *optional*): Defaults to the name of `output_dir`.
+            metadata: Fields for the head of the card, such as `license`.
+        """
+        name = model_name or Path(self.args.output_dir).resolve().name
+        datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
+        facts = training_facts(self.args, self.drafter.config, self.loss_decay, datasets)
+        section = training_section(self.state, facts)
+        card = drafter_card(name, self.target.model.name_or_path, self.drafter.config, section, metadata)
+        Path(self.args.output_dir, "README.md").write_text(card, encoding="utf-8")
 
     def _lambda_base(self, step: int) -> float:
         return lambda_base_at(step, self.state.max_steps, self.args.lambda_base_decay_ratio)

@@ -30,6 +30,7 @@ class DominoTrainingArguments(TrainingArguments):
     """Training arguments of a drafter; the defaults follow the published recipe (arXiv 2605.29707).
 
     Args:
+        max_length (`int`, *optional*, defaults to 2048): Longest row in tokens; longer ones are cut.
         num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
         loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
             blocks of 16, 5 for 10, 4 for 8.
@@ -47,6 +48,7 @@ class DominoTrainingArguments(TrainingArguments):
         ValueError: If a field is out of range.
     """
 
+    max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
     num_anchors: int = field(default=256, metadata={"help": "Most blocks trained per sequence and step."})
     loss_decay: float | None = field(default=None, metadata={"help": "Positions after which a weight falls to 1/e."})
     lambda_base_decay_ratio: float = field(
@@ -74,6 +76,7 @@ class DominoTrainingArguments(TrainingArguments):
     def __post_init__(self):
         super().__post_init__()
         for name, low, high in (
+            ("max_length", 2, None),
             ("num_anchors", 1, None),
             ("lambda_base_decay_ratio", 0, 1),
             ("max_logits_per_chunk", 1, None),

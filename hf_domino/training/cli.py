@@ -64,7 +64,6 @@ class DataArguments:
 
     train_file: str | None = field(default=None, metadata={"help": "A .jsonl or text file."})
     eval_file: str | None = field(default=None, metadata={"help": "Like train_file, for evaluation."})
-    max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
     on_policy: bool = field(default=False, metadata={"help": "Let the target write the supervised part of every row."})
     on_policy_prompt_length: int = field(default=64, metadata={"help": "Tokens of plain text to use as a prompt."})
     on_policy_max_new_tokens: int = field(default=256, metadata={"help": "Longest text of the target, in tokens."})
@@ -182,7 +181,7 @@ def _build_drafter(
 def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any) -> RowDataset:
     """Rows of a file, or of what the target writes in place of their supervised part; greedily for evaluation."""
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
-    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, data.max_length, vocab_size)
+    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, args.max_length, vocab_size)
     if not data.on_policy:
         return rows
     world = range(args.world_size)
@@ -199,5 +198,5 @@ def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target
         progress=args.process_index == 0,
     )
     args.distributed_state.wait_for_everyone()
-    longest = data.max_length + data.on_policy_max_new_tokens
+    longest = args.max_length + data.on_policy_max_new_tokens
     return RowDataset([row for output in outputs for row in read_rows(output, max_length=longest)])

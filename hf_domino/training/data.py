@@ -103,6 +103,36 @@ def read_rows(
     return [_supervised(piece) for piece in pieces]
 
 
+def encode_dataset(dataset: Any, tokenizer: Any, max_length: int, vocab_size: int, name: str) -> Any:
+    """Rows of a dataset whose records have text, as the lines of a file in [`load_rows`].
+
+    Args:
+        dataset (`Sequence[Mapping]`): A list or a `datasets.Dataset` of records, a dictionary of such, or None. What
+            has a `loss_mask` already, or no length, is returned as it is.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's; needed for all but `input_ids`.
+        max_length (`int`): Longest row, in tokens.
+        vocab_size (`int`): The target's.
+        name (`str`): What the dataset is called in errors.
+
+    Returns:
+        `RowDataset`, or a dictionary of such, or `dataset`.
+
+    Raises:
+        ValueError: If a record is not as described, or no row can be trained on.
+    """
+    if isinstance(dataset, dict):
+        return {
+            key: encode_dataset(value, tokenizer, max_length, vocab_size, f"{name}[{key!r}]")
+            for key, value in dataset.items()
+        }
+    if not hasattr(dataset, "__len__") or (len(dataset) and "loss_mask" in dataset[0]):
+        return dataset
+    records = enumerate(dataset)
+    return RowDataset(
+        [_encode_record(record, tokenizer, max_length, vocab_size, f"{name}[{index}]") for index, record in records]
+    )
+
+
 def collate_rows(rows: Sequence[Row], pad_token_id: int = 0) -> dict[str, torch.Tensor]:
     """Pad rows on the right.
 
@@ -112,7 +142,13 @@ def collate_rows(rows: Sequence[Row], pad_token_id: int = 0) -> dict[str, torch.
 
     Returns:
         `dict[str, torch.Tensor]`: `input_ids`, `loss_mask` and `attention_mask`, `[B, S]` int64.
+
+    Raises:
+        ValueError: If they are not such rows, but records of text from a dataset without length.
     """
+    if "loss_mask" not in rows[0]:
+        fields = ", ".join(f"`{field}`" for field in rows[0])
+        raise ValueError(f"rows must have `input_ids` and `loss_mask`, got {fields}: load them with load_rows.")
     ids = [torch.as_tensor(row["input_ids"], dtype=torch.int64) for row in rows]
     masks = [torch.as_tensor(row["loss_mask"], dtype=torch.int64) for row in rows]
     return {

@@ -26,7 +26,7 @@ from hf_domino.training.anchors import block_labels, sample_anchors, sample_anch
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
 from hf_domino.training.card import drafter_card, training_facts, training_section
 from hf_domino.training.checkpoints import CheckpointingTrainer
-from hf_domino.training.data import collate_rows
+from hf_domino.training.data import collate_rows, encode_dataset
 from hf_domino.training.forward import draft_blocks, read_target
 from hf_domino.training.losses import DraftLosses, draft_losses, lambda_base_at
 from hf_domino.training.meter import TrainingMeter
@@ -53,10 +53,37 @@ class DominoTrainer(CheckpointingTrainer):
             training device; it is never saved.
         args (`DominoTrainingArguments`): Training arguments.
         data_collator (*optional*): Defaults to [`~training.data.collate_rows`] with the drafter's pad token.
-        kwargs: As for [`~transformers.Trainer`]; datasets are [`~training.data.RowDataset`]s or lists of such rows.
+        train_dataset, eval_dataset (*optional*): [`~training.data.RowDataset`]s, or records with `messages`, `prompt`
+            and `completion`, `text` or `input_ids` as in [`~training.load_rows`], which are tokenized here. With a
+            `data_collator` of your own they are left as they are.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text.
+        kwargs: As for [`~transformers.Trainer`].
 
     Raises:
-        ValueError: If the drafter does not fit the target, or several GPUs are driven by one process.
+        ValueError: If the drafter does not fit the target, a record is not as described, or several GPUs are driven by
+            one process.
+
+    Example:
+    ```python
+    >>> from tempfile import TemporaryDirectory
+    >>> from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
+    >>> from hf_domino import DominoConfig, DominoDraftModel
+    >>> from hf_domino.training import DominoTrainer, DominoTrainingArguments
+    >>> set_seed(0)
+    >>> target = Qwen3ForCausalLM(Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16,
+    ... ))
+    >>> drafter = DominoDraftModel(DominoConfig.for_target(target.config, block_size=4))
+    >>> rows = [{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8], "prompt_length": 2}]
+    >>> with TemporaryDirectory() as folder:
+    ...     args = DominoTrainingArguments(folder, max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
+    ...     trainer = DominoTrainer(drafter, target, args, train_dataset=rows)
+    ...     trainer.train().global_step
+    {'train_runtime': ...}
+    1
+
+    ```
     """
 
     args: DominoTrainingArguments
@@ -68,6 +95,9 @@ class DominoTrainer(CheckpointingTrainer):
         target: PreTrainedModel,
         args: DominoTrainingArguments,
         data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
         **kwargs: Any,
     ):
         check_target(model.config, target)
@@ -75,8 +105,16 @@ class DominoTrainer(CheckpointingTrainer):
             raise ValueError(
                 f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU."
             )
-        collate = data_collator or partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
-        super().__init__(model=model.float(), args=args, data_collator=collate, **kwargs)
+        if data_collator is None:
+            sizes = {"max_length": args.max_length, "vocab_size": model.config.vocab_size}
+            encode = partial(encode_dataset, tokenizer=processing_class, **sizes)
+            train_dataset = encode(train_dataset, name="train_dataset")
+            eval_dataset = encode(eval_dataset, name="eval_dataset")
+            data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
+        super().__init__(
+            model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
+            eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
+        )  # fmt: skip
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
         self.model_accepts_loss_kwargs = True
         self.drafter = model

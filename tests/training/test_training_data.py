@@ -170,6 +170,8 @@ def test_collated_rows_are_padded_on_the_right():
     assert batch["loss_mask"].tolist() == [[0, 1], [1, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    with pytest.raises(ValueError, match="rows must have `input_ids` and `loss_mask`, got `messages`"):
+        collate_rows([{"messages": MESSAGES}])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
+
+from hf_domino.compatibility import refusal
 
 # Positions after which a loss weight has fallen to 1/e, by block size (arXiv 2605.29707, 2602.06036).
 LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
@@ -74,7 +77,10 @@ class DominoTrainingArguments(TrainingArguments):
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Must stay False."})
 
     def __post_init__(self):
+        # Without an accelerator training runs on the CPU in any case; said here, bf16 works there too.
+        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
         super().__post_init__()
+        self._check_reports()
         for name, low, high in (
             ("max_length", 2, None),
             ("num_anchors", 1, None),
@@ -88,3 +94,11 @@ class DominoTrainingArguments(TrainingArguments):
                 raise ValueError(f"{name} must be {allowed}, got {value}.")
         if self.loss_decay is not None and self.loss_decay <= 0:
             raise ValueError(f"loss_decay must be above 0, or None for the published value, got {self.loss_decay}.")
+
+    def _check_reports(self) -> None:
+        """Refuse backends that are not installed: the trainer would, but after everything is loaded and generated."""
+        # flyte is not among what Transformers looks for.
+        usable = {*get_available_reporting_integrations(), "flyte"}
+        if missing := [name for name in self.report_to if name not in usable]:
+            expected = f"among what is installed ({', '.join(sorted(usable - {'flyte'})) or 'nothing'}) or 'none'"
+            raise refusal("report_to", expected, missing[0], f"Install it (pip install {missing[0]}), or set 'none'.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,10 +126,23 @@ def run(options: argparse.Namespace) -> int:
     trainer.save_state()
     if trainer.is_world_process_zero():
         trainer.create_model_card()
-    if metrics and trainer.is_world_process_zero():
+        figures = [f"{name:32} {value:.4g}" for name, value in sorted(metrics.items())]
+        print(*figures, _next_steps(names.target, target, args), sep="\n")
+    if metrics:
         trainer.save_metrics("eval", metrics)
-        print("\n".join(f"{name:32} {value:.4g}" for name, value in sorted(metrics.items())))
     return 0
+
+
+def _next_steps(name: str, target: PreTrainedModel, args: DominoTrainingArguments) -> str:
+    """What one does with a trained drafter, as commands."""
+    where = "" if args.device.type == "cpu" else f" --device {args.device.type}"
+    dtype = "" if target.dtype == torch.float32 else f" --dtype {str(target.dtype).removeprefix('torch.')}"
+    folder = shlex.quote(args.output_dir)
+    pair = f"--target {shlex.quote(name)} --drafter {folder}{where}{dtype}"
+    return (
+        f"The drafter is in {args.output_dir}. Whether it fits, and what it is worth:\n"
+        f"  hf-domino check {pair}\n  hf-domino bench {pair} --rows {folder}/rows.jsonl"
+    )
 
 
 def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:

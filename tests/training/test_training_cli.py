@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from importlib.resources import files
 from pathlib import Path
 
@@ -55,7 +56,13 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
     assert (drafter.config.num_hidden_layers, drafter.config.block_size, drafter.config.shift_label) == (1, 4, False)
     assert (tmp_path / "run" / "tokenizer.json").exists()
-    assert "eval_walked_acceptance_length" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "eval_walked_acceptance_length" in said
+    pair = f"--target {recipe['target']} --drafter {tmp_path / 'run'}"
+    commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
+    assert commands == [f"  hf-domino check {pair}", f"  hf-domino bench {pair} --rows {tmp_path / 'run'}/rows.jsonl"]
+    for command in commands:  # they are what the parser takes
+        build_parser(shlex.split(command)[1:]).parse_args(shlex.split(command)[1:])
     assert "| steps | 4 |" in (tmp_path / "run" / "README.md").read_text()
     assert "use_cache" not in json.loads((tmp_path / "run" / "config.json").read_text())
 
@@ -106,9 +113,10 @@ def test_yaml_is_converted_like_flags(recipe, tmp_path):
 
 
 def test_the_example_is_valid(tmp_path):
-    arguments = ["train", str(files("hf_domino.training") / "example.yaml"), "--use_cpu", f"--output_dir={tmp_path}"]
+    arguments = ["train", str(files("hf_domino.training") / "example.yaml"), f"--output_dir={tmp_path}"]
     names, shape, data, args = parse_options(build_parser(arguments).parse_args(arguments))
     assert (names.target, shape.block_size, data.on_policy, args.num_anchors) == ("Qwen/Qwen3-8B", 16, True, 256)
+    assert args.use_cpu is not torch.accelerator.is_available()  # its bf16 would be refused without a GPU
 
 
 @pytest.mark.parametrize(
@@ -123,6 +131,7 @@ def test_the_example_is_valid(tmp_path):
             {"train_file": "beyond.jsonl"},
             "beyond.jsonl, line 2: token ids must be in [0, 63] (the target's vocab_size), got 64",
         ),
+        ({"report_to": "wandb"}, "report_to must be among what is installed"),
         ({"block_size": 1}, "block_size must be at least 2, got 1"),
         ({"drafter": "folder"}, "must not be set with drafter='folder'"),
     ],

@@ -78,7 +78,8 @@ class DominoTrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         # Without an accelerator training runs on the CPU in any case; said here, bf16 works there too.
-        self.use_cpu = self.use_cpu or not torch.accelerator.is_available()
+        if not torch.accelerator.is_available():
+            self.use_cpu = True
         super().__post_init__()
         self._check_reports()
         for name, low, high in (

@@ -106,10 +106,9 @@ class DominoTrainer(CheckpointingTrainer):
                 f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU."
             )
         if data_collator is None:
-            sizes = {"max_length": args.max_length, "vocab_size": model.config.vocab_size}
-            encode = partial(encode_dataset, tokenizer=processing_class, **sizes)
-            train_dataset = encode(train_dataset, name="train_dataset")
-            eval_dataset = encode(eval_dataset, name="eval_dataset")
+            shape = (processing_class, args.max_length, model.config.vocab_size)
+            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset")
+            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset")
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
         super().__init__(
             model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,

@@ -43,9 +43,10 @@ EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of tra
 class DominoTrainer(CheckpointingTrainer):
     """Trains a drafter (Domino or DFlash) for a target.
 
-    Logs `base_loss`, `corrected_loss`, `lambda_base` and the teacher-forced `acceptance_length` beside the trainer's
-    own fields. Evaluation adds `walked_acceptance_length`: tokens per target forward in real rounds over the
-    evaluation text, which is what generation measures when that text is the target's own greedy continuation.
+    Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `num_input_tokens_seen`
+    and `hours` beside the trainer's own fields. Evaluation adds `walked_acceptance_length`: tokens per target forward
+    in real rounds over the evaluation text, which is what generation measures when that text is the target's own greedy
+    continuation.
 
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.

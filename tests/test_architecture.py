@@ -23,7 +23,7 @@ MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
 # A room may import from rooms on its own floor or below. `target` stands apart: it knows the configuration alone.
 FLOORS = (
     {"configuration", "context", "planner", "provenance", "stats"},
-    {"backbone", "correction", "target", "compatibility"},
+    {"backbone", "correction", "target", "compatibility", "identity"},
     {"modeling"},
     {"decoding", "training"},
     {"integration", "call_checks", "drift", "check", "pair", "benchmark", "round_benchmark", "plan", "recipes"},

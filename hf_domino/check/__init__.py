@@ -14,6 +14,7 @@ from hf_domino.check.measure import Measurement, measure_variants, write_text
 from hf_domino.check.prompts import prepare_prompts
 from hf_domino.check.verdict import Cause, CheckResult, judge
 from hf_domino.compatibility import check_drafter, check_target
+from hf_domino.identity import recognise
 from hf_domino.modeling import DominoDraftModel
 
 __all__ = ["Cause", "CheckResult", "Measurement", "check_fit"]
@@ -45,6 +46,7 @@ def check_fit(
     """
     check_drafter(drafter)
     check_target(drafter.config, target)
+    recognise(drafter.config, target, tokenizer)
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts = [write_text(drafter, target, prompt, max_new_tokens) for prompt in prepared]
     modes: dict[str, list[int]] = {}

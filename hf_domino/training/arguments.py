@@ -65,6 +65,8 @@ class DominoTrainingArguments(TrainingArguments):
     dataloader_pin_memory: bool = field(
         default_factory=torch.accelerator.is_available, metadata={"help": "Pin batches; on where there is a GPU."}
     )
+    # A loss that is not finite ends training: nothing is to be filtered, and each filtered step waits for the device.
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "No effect: such a loss is an error."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Drafter batches carry columns of their own."})
     # The correction head runs outside the wrapped forward: a search for unused parameters would miss it.
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Must stay False."})

@@ -10,17 +10,23 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, PreTrainedModel
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, PreTrainedModel, set_seed
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.checkpoints import last_checkpoint
 from hf_domino.training.data import RowDataset, load_rows, read_rows
+from hf_domino.training.notices import notice
 from hf_domino.training.on_policy import generate_on_policy
 from hf_domino.training.trainer import DominoTrainer
 
 GREEDY = (0.0,)
+CURRICULUM_RESTARTS = (
+    "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
+    "Set lambda_base_decay_ratio to 0 to train the corrected loss from the first step."
+)
+TERMINATED = 143  # what shells make of SIGTERM
 
 
 @dataclass
@@ -87,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
         options (`argparse.Namespace`): Parsed flags.
 
     Returns:
-        `int`: 0.
+        `int`: 0, or 143 where SIGTERM ended the training early.
 
     Raises:
         ValueError: If a field is unknown, missing or out of range, or a file holds what it should not.
@@ -99,16 +105,22 @@ def run(options: argparse.Namespace) -> int:
     for name in ("train_file", "eval_file"):  # before anything is loaded or generated
         path = getattr(data, name)
         if path is not None and not Path(path).is_file():
-            raise ValueError(f"{name} must be a .jsonl or text file, got {path!r}: there is none of that name.")
+            raise ValueError(f"{name} must be a .jsonl, .json or text file, got {path!r}: there is none of that name.")
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
+    set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     drafter = _build_drafter(names, shape, target, tokenizer)
     train_rows = _load(data, args, "train", target, tokenizer)
     eval_rows = _load(data, args, "eval", target, tokenizer) if data.eval_file else None
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=train_rows, eval_dataset=eval_rows, processing_class=tokenizer
     )
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or _last_checkpoint(args.output_dir))
+    checkpoint = args.resume_from_checkpoint or last_checkpoint(args.output_dir)
+    if names.drafter and not checkpoint and drafter.has_correction_head and args.lambda_base_decay_ratio > 0:
+        notice(CURRICULUM_RESTARTS.format(names.drafter))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.stopped_by_signal:
+        return TERMINATED
     trainer.save_model()
     trainer.save_state()
     if eval_rows is not None:
@@ -168,7 +180,8 @@ def _build_drafter(
 
 def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any) -> RowDataset:
     """Rows of a file, or of what the target writes in place of their supervised part; greedily for evaluation."""
-    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, data.max_length)
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, data.max_length, vocab_size)
     if not data.on_policy:
         return rows
     world = range(args.world_size)
@@ -187,7 +200,3 @@ def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target
     args.distributed_state.wait_for_everyone()
     longest = data.max_length + data.on_policy_max_new_tokens
     return RowDataset([row for output in outputs for row in read_rows(output, max_length=longest)])
-
-
-def _last_checkpoint(output_dir: str) -> str | None:
-    return get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None

@@ -14,14 +14,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 
-from hf_domino.compatibility import check_target
+from hf_domino.compatibility import check_target, refusal
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
 from hf_domino.training.anchors import block_labels, sample_anchors, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
+from hf_domino.training.checkpoints import CheckpointingTrainer
 from hf_domino.training.data import collate_rows
 from hf_domino.training.forward import draft_blocks, read_target
 from hf_domino.training.losses import DraftLosses, draft_losses, lambda_base_at
@@ -29,10 +30,14 @@ from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
 
 Batch = dict[str, torch.Tensor]
+NOT_FINITE = (
+    "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; if "
+    "it is the first step, run the target in a wider dtype."
+)
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 
 
-class DominoTrainer(Trainer):
+class DominoTrainer(CheckpointingTrainer):
     """Trains a drafter (Domino or DFlash) for a target.
 
     Logs `base_loss`, `corrected_loss`, `lambda_base` and the teacher-forced `acceptance_length` beside the trainer's
@@ -106,13 +111,20 @@ class DominoTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """This process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
+        """This process's share of the loss of one micro-batch, scaled for the averaging of gradients.
+
+        Raises:
+            ValueError: If it is not finite; the error names the step.
+        """
         assert num_items_in_batch is not None  # `get_batch_samples` counts
         losses, is_correct, weights = self._draft(model, inputs)
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(losses, is_correct, weights, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        return losses.combine(self._lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
+        loss = losses.combine(self._lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
+        if not torch.isfinite(loss):
+            raise refusal(f"the loss of step {self.state.global_step + 1}", "finite", loss.item(), NOT_FINITE)
+        return loss
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None

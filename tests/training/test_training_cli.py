@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from hf_domino import DominoDraftModel
@@ -57,6 +59,17 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     assert "use_cache" not in json.loads((tmp_path / "run" / "config.json").read_text())
 
 
+def test_the_seed_decides_the_weights_of_a_new_drafter(recipe, train, tmp_path):
+    weights = []
+    for index, seed in enumerate((0, 0, 1)):
+        folder = tmp_path / f"run{index}"
+        torch.manual_seed(100 + index)  # whatever ran before in this process
+        assert train(recipe | {"output_dir": str(folder), "eval_file": None, "seed": seed, "max_steps": 1}) == 0
+        weights.append(DominoDraftModel.from_pretrained(folder).fc.weight)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.allclose(weights[0], weights[2], atol=0.01)
+
+
 def test_flags_win_and_training_resumes(recipe, train, tmp_path):
     assert train(recipe, "--max_steps", "2") == 0
     assert train(recipe, "--max_steps=4", "--block_size=4") == 0
@@ -65,7 +78,7 @@ def test_flags_win_and_training_resumes(recipe, train, tmp_path):
     assert not (tmp_path / "run" / "checkpoint-6").exists()
 
 
-def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path):
+def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path, caplog):
     for field in ("num_hidden_layers", "block_size", "shift_label"):
         recipe.pop(field)
     recipe |= {"drafter": str(saved_pair[1]), "on_policy": True, "on_policy_max_new_tokens": 12, "bf16": True}
@@ -73,6 +86,10 @@ def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path
     rows = [json.loads(line) for line in (tmp_path / "run" / "on_policy_train-1-of-1.jsonl").read_text().splitlines()]
     assert len(rows) == 8
     assert {row["temperature"] for row in rows} == {0.0}
+    assert "lambda_base starts at 1 again" in caplog.text
+    caplog.clear()
+    assert train(recipe, "--max_steps=5") == 0  # from its own checkpoint: nothing starts again
+    assert "lambda_base" not in caplog.text
 
 
 def test_yaml_is_converted_like_flags(recipe, tmp_path):
@@ -99,12 +116,18 @@ def test_the_example_is_valid(tmp_path):
         ({"blocksize": 4}, "field `blocksize` is not known"),
         ({"target": None}, "target must be set"),
         ({"train_file": None}, "train_file must be set"),
-        ({"train_file": "none.jsonl"}, "train_file must be a .jsonl or text file, got 'none.jsonl'"),
-        ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl or text file, got 'none.jsonl'"),
+        ({"train_file": "none.jsonl"}, "train_file must be a .jsonl, .json or text file, got 'none.jsonl'"),
+        ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl, .json or text file, got 'none.jsonl'"),
+        (
+            {"train_file": "beyond.jsonl"},
+            "beyond.jsonl, line 2: token ids must be in [0, 63] (the target's vocab_size), got 64",
+        ),
         ({"block_size": 1}, "block_size must be at least 2, got 1"),
         ({"drafter": "folder"}, "must not be set with drafter='folder'"),
     ],
 )
-def test_bad_recipes(change, message, recipe, train, capsys):
+def test_bad_recipes(change, message, recipe, train, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("beyond.jsonl").write_text('{"input_ids": [4, 5, 63]}\n{"input_ids": [4, 64, 5]}\n')
     assert train(recipe | change) == 2
     assert message in capsys.readouterr().err

@@ -122,7 +122,7 @@ def identify(target: PreTrainedModel, tokenizer: Any = None) -> TargetIdentity:
         revision=revision,
         config_digest=_config_digest(target.config),
         weights_digest=_weights_digest(target),
-        tokenizer_size=None if tokenizer is None else len(tokenizer),
+        tokenizer_size=_size_of(tokenizer),
         dtype=str(target.dtype).removeprefix("torch."),
     )
 
@@ -134,6 +134,12 @@ def _name_of(target: PreTrainedModel) -> tuple[str | None, str | None]:
         return snapshot[1].replace("--", "/"), snapshot[2]
     is_folder = Path(given).is_absolute() or Path(given).is_dir() or given.count("/") != 1
     return (Path(given).absolute().name if given and is_folder else given) or None, revision
+
+
+def _size_of(tokenizer: Any) -> int | None:
+    """Tokens of a tokenizer, or of the one inside a processor."""
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    return len(tokenizer) if hasattr(tokenizer, "__len__") else None
 
 
 def _config_digest(config: PreTrainedConfig) -> str:
@@ -279,7 +285,7 @@ def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = No
             known.state, known.identity = state, identify(target)
         found = known.identity
         if tokenizer is not None:
-            found = replace(found, tokenizer_size=len(tokenizer))
+            found = replace(found, tokenizer_size=_size_of(tokenizer))
         if (recorded, found) not in known.notes:
             known.notes[recorded, found] = ", ".join(differences(recorded, found).values()) or None
             _warn_once(known, recorded, found)

@@ -240,5 +240,5 @@ def export_drafters(work: Path, output: Path) -> None:
     for projector_type, folder in folders.items():
         drafter = DominoDraftModel.from_pretrained(work / projector_type, dtype=torch.bfloat16)
         drafter.save_pretrained(folder)
-    write_cards(output / BUNDLED)
+    write_cards(output / BUNDLED, work)
     (work / "cards.done").touch()

@@ -128,12 +128,13 @@ def run(options: argparse.Namespace) -> int:
     if trainer.stopped_by_signal:
         return TERMINATED
     trainer.save_model()
+    metrics = {} if eval_rows is None else trainer.evaluate()
     trainer.save_state()
-    if eval_rows is not None:
-        metrics = trainer.evaluate()
+    if trainer.is_world_process_zero():
+        trainer.create_model_card()
+    if metrics and trainer.is_world_process_zero():
         trainer.save_metrics("eval", metrics)
-        if trainer.is_world_process_zero():
-            print("\n".join(f"{name:32} {value:.4g}" for name, value in sorted(metrics.items())))
+        print("\n".join(f"{name:32} {value:.4g}" for name, value in sorted(metrics.items())))
     return 0
 
 

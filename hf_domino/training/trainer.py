@@ -8,8 +8,10 @@ gradient accumulation equals a large batch (arXiv 2605.29707).
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +23,9 @@ from hf_domino.identity import identify
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
-from hf_domino.training.anchors import block_labels, sample_anchors, seeded_generator
+from hf_domino.training.anchors import block_labels, sample_anchors, sample_anchors_by_content, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
+from hf_domino.training.card import drafter_card, training_facts, training_section
 from hf_domino.training.checkpoints import CheckpointingTrainer, last_checkpoint
 from hf_domino.training.data import collate_rows
 from hf_domino.training.forward import draft_blocks, read_target
@@ -33,8 +36,8 @@ from hf_domino.training.resuming import check_resumable, save_run
 
 Batch = dict[str, torch.Tensor]
 NOT_FINITE = (
-    "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; if "
-    "it is the first step, run the target in a wider dtype."
+    "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
+    "if it is the first step, run the target in a wider dtype."
 )
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 
@@ -82,9 +85,10 @@ class DominoTrainer(CheckpointingTrainer):
         self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
         self.loss_decay = args.loss_decay or default_loss_decay(model.config.block_size)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
+        self._clock = time.monotonic()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as [`~transformers.Trainer.train`] does; the drafter's configuration then names the target.
+        """Train as [`~transformers.Trainer.train`] does; hours are counted from here, and the drafter names its target.
 
         Raises:
             ValueError: If the checkpoint is of another target, shape or optimizer.
@@ -95,6 +99,7 @@ class DominoTrainer(CheckpointingTrainer):
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
             check_resumable(checkpoint, self.drafter.config, self.args, self.train_dataset)
+        self._clock = time.monotonic()
         return super().train(checkpoint, *args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
@@ -115,10 +120,13 @@ class DominoTrainer(CheckpointingTrainer):
         """
         batches = list(itertools.islice(epoch_iterator, num_batches))
         generator = seeded_generator(self.args.seed, self.state.global_step, self.args.process_index)
-        total = torch.zeros((), device=device)
+        sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:
-            total += self._draw_anchors(batch, generator).to(device)
-        return batches, self.accelerator.reduce(total, "sum")
+            weights = self._draw_anchors(batch, generator)
+            sums += torch.stack((weights, batch["attention_mask"].sum().to(weights.dtype))).to(device)
+        total, num_tokens = self.accelerator.reduce(sums, "sum")
+        self.state.num_input_tokens_seen += int(num_tokens)
+        return batches, total
 
     def compute_loss(
         self,
@@ -147,7 +155,8 @@ class DominoTrainer(CheckpointingTrainer):
     ) -> tuple[torch.Tensor, None, None]:
         """Score one evaluation batch; sums go to the evaluation's meter."""
         inputs = self._prepare_inputs(inputs)
-        self._draw_anchors(inputs, self._evaluation_generator)
+        inputs["loss_mask"][self._num_own_rows(len(inputs["loss_mask"])) :] = 0
+        inputs["anchors"] = sample_anchors_by_content(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
         with torch.no_grad():
             losses, is_correct, weights = self._draft(model, inputs)
         self._evaluation_meter.add(losses, is_correct, weights)
@@ -155,7 +164,6 @@ class DominoTrainer(CheckpointingTrainer):
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
-        self._evaluation_generator = seeded_generator(self.args.seed, self.args.process_index, EVALUATION_STREAM)
         self._evaluation_meter = TrainingMeter(self.drafter.config.label_offset, self.args.device)
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         prefix = kwargs.get("metric_key_prefix", "eval")
@@ -166,14 +174,42 @@ class DominoTrainer(CheckpointingTrainer):
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
+    def _num_own_rows(self, batch_size: int) -> int:
+        """Rows of an evaluation batch that count: with several processes, the last batches repeat the first rows."""
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return batch_size
+        return min(max(state.remainder - self.args.process_index * batch_size, 0), batch_size)
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the drafter's figures, averaged since the last log, to training logs."""
+        """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""
         if "loss" in logs:
+            logs |= {"num_input_tokens_seen": self.state.num_input_tokens_seen, "hours": self._hours()}
             logs |= self.meter.means(self.accelerator)
             if self.drafter.has_correction_head:
                 logs["lambda_base"] = self._lambda_base(self.state.global_step - 1)  # of the last step
             self.meter.reset()
         super().log(logs, *args, **kwargs)
+
+    def _hours(self) -> float:
+        """Wall-clock hours of training, those before a resumed checkpoint included."""
+        before = next((entry["hours"] for entry in reversed(self.state.log_history) if "hours" in entry), 0.0)
+        since, self._clock = self._clock, time.monotonic()
+        return before + (self._clock - since) / 3600
+
+    def create_model_card(self, model_name: str | None = None, **metadata: Any) -> None:
+        """Write the drafter's card to `output_dir`, from what was recorded while it was trained.
+
+        Args:
+            model_name (`str`, *optional*): Defaults to the name of `output_dir`.
+            metadata: Fields for the head of the card, such as `license`.
+        """
+        name = model_name or Path(self.args.output_dir).resolve().name
+        datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
+        facts = training_facts(self.args, self.drafter.config, self.loss_decay, datasets)
+        section = training_section(self.state, facts)
+        card = drafter_card(name, self.target.model.name_or_path, self.drafter.config, section, metadata)
+        Path(self.args.output_dir, "README.md").write_text(card, encoding="utf-8")
 
     def _lambda_base(self, step: int) -> float:
         return lambda_base_at(step, self.state.max_steps, self.args.lambda_base_decay_ratio)

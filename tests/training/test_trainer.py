@@ -115,6 +115,15 @@ def test_accumulation_equals_a_large_batch(target, make_drafter, make_trainer, g
     assert results[0][1] == pytest.approx(results[1][1], rel=1e-4)
 
 
+def test_evaluation_does_not_depend_on_batches_and_order(target, make_drafter, make_trainer, greedy_rows):
+    drafter, results = make_drafter(target), []
+    for rows, batch_size in ((greedy_rows, 8), (greedy_rows[::-1], 3)):
+        trainer = make_trainer(drafter, rows, rows, num_anchors=2, per_device_eval_batch_size=batch_size, walk_rows=0)
+        metrics = trainer.evaluate()
+        results.append([metrics["eval_loss"], metrics["eval_base_loss"], metrics["eval_acceptance_length"]])
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
 def test_the_target_is_neither_trained_nor_saved(target, make_drafter, make_trainer, greedy_rows, tmp_path):
     before = copy.deepcopy(target.state_dict())
     trainer = make_trainer(make_drafter(target), greedy_rows, save_strategy="steps", save_steps=6)

@@ -21,6 +21,7 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     assert (drafter.config.num_hidden_layers, drafter.config.block_size, drafter.config.shift_label) == (1, 4, False)
     assert (tmp_path / "run" / "tokenizer.json").exists()
     assert "eval_walked_acceptance_length" in capsys.readouterr().out
+    assert "| steps | 4 |" in (tmp_path / "run" / "README.md").read_text()
     assert "use_cache" not in json.loads((tmp_path / "run" / "config.json").read_text())
 
 

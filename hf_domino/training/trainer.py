@@ -19,8 +19,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_domino.compatibility import check_target, refusal
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
-from hf_domino.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
 from hf_domino.training.anchors import block_labels, sample_anchors, sample_anchors_by_content, seeded_generator

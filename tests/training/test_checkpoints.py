@@ -20,7 +20,7 @@ SCRIPT = """
 import json, os, shutil, signal, sys, torch
 import transformers.modeling_utils, transformers.trainer_callback, transformers.trainer_utils
 from transformers import TrainerCallback
-from hf_domino.cli import main
+from hf_domino.cli.main import main
 from hf_domino.training.trainer import DominoTrainer
 
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoDraftModel
 from hf_domino.identity import TargetIdentity, identify
-from hf_domino.training.cli import DominoTrainer
+from hf_domino.training.trainer import DominoTrainer
 
 
 @pytest.fixture

@@ -1,0 +1,99 @@
+"""`hf-domino train` from YAML and flags, on policy, with resume."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from hf_domino import DominoDraftModel
+from hf_domino.cli.main import build_parser
+from hf_domino.cli.train import parse_options
+
+
+def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, tmp_path, capsys):
+    assert train(recipe) == 0
+    drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
+    assert (drafter.config.num_hidden_layers, drafter.config.block_size, drafter.config.shift_label) == (1, 4, False)
+    assert (tmp_path / "run" / "tokenizer.json").exists()
+    assert "eval_walked_acceptance_length" in capsys.readouterr().out
+    assert "| steps | 4 |" in (tmp_path / "run" / "README.md").read_text()
+    assert "use_cache" not in json.loads((tmp_path / "run" / "config.json").read_text())
+
+
+def test_the_seed_decides_the_weights_of_a_new_drafter(recipe, train, tmp_path):
+    weights = []
+    for index, seed in enumerate((0, 0, 1)):
+        folder = tmp_path / f"run{index}"
+        torch.manual_seed(100 + index)  # whatever ran before in this process
+        assert train(recipe | {"output_dir": str(folder), "eval_file": None, "seed": seed, "max_steps": 1}) == 0
+        weights.append(DominoDraftModel.from_pretrained(folder).fc.weight)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.allclose(weights[0], weights[2], atol=0.01)
+
+
+def test_flags_win_and_training_resumes(recipe, train, tmp_path):
+    assert train(recipe, "--max_steps", "2") == 0
+    assert train(recipe, "--max_steps=4", "--block_size=4") == 0
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    assert state["global_step"] == 4
+    assert not (tmp_path / "run" / "checkpoint-6").exists()
+
+
+def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path, caplog):
+    for field in ("num_hidden_layers", "block_size", "shift_label"):
+        recipe.pop(field)
+    recipe |= {"drafter": str(saved_pair[1]), "on_policy": True, "on_policy_max_new_tokens": 12, "bf16": True}
+    assert train(recipe) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "on_policy_train-1-of-1.jsonl").read_text().splitlines()]
+    assert len(rows) == 8
+    assert {row["temperature"] for row in rows} == {0.0}
+    assert "lambda_base starts at 1 again" in caplog.text
+    caplog.clear()
+    assert train(recipe, "--max_steps=5") == 0  # from its own checkpoint: nothing starts again
+    assert "lambda_base" not in caplog.text
+
+
+def test_yaml_is_converted_like_flags(recipe, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe | {"on_policy_temperatures": [0, 0.5], "target_layer_ids": [0, 1]}))
+    arguments = ["train", str(path), "--num_anchors", "9"]
+    names, shape, data, args = parse_options(build_parser(arguments).parse_args(arguments))
+    assert (args.learning_rate, args.num_anchors, data.on_policy_temperatures) == (1e-3, 9, [0.0, 0.5])
+    assert shape.overrides() == {
+        "num_hidden_layers": 1, "block_size": 4, "shift_label": False, "target_layer_ids": [0, 1],
+    }  # fmt: skip
+    assert names.drafter is None
+
+
+def test_the_example_is_valid(tmp_path):
+    arguments = ["train", str(files("hf_domino.training") / "example.yaml"), "--use_cpu", f"--output_dir={tmp_path}"]
+    names, shape, data, args = parse_options(build_parser(arguments).parse_args(arguments))
+    assert (names.target, shape.block_size, data.on_policy, args.num_anchors) == ("Qwen/Qwen3-8B", 16, True, 256)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blocksize": 4}, "field `blocksize` is not known"),
+        ({"target": None}, "target must be set"),
+        ({"train_file": None}, "train_file must be set"),
+        ({"train_file": "none.jsonl"}, "train_file must be a .jsonl, .json or text file, got 'none.jsonl'"),
+        ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl, .json or text file, got 'none.jsonl'"),
+        (
+            {"train_file": "beyond.jsonl"},
+            "beyond.jsonl, line 2: token ids must be in [0, 63] (the target's vocab_size), got 64",
+        ),
+        ({"block_size": 1}, "block_size must be at least 2, got 1"),
+        ({"drafter": "folder"}, "must not be set with drafter='folder'"),
+    ],
+)
+def test_bad_recipes(change, message, recipe, train, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("beyond.jsonl").write_text('{"input_ids": [4, 5, 63]}\n{"input_ids": [4, 64, 5]}\n')
+    assert train(recipe | change) == 2
+    assert message in capsys.readouterr().err

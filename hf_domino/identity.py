@@ -299,6 +299,6 @@ def _warn_once(known: _Acquaintance, recorded: TargetIdentity, found: TargetIden
         warnings.warn(
             f"This drafter was trained for {recorded.name or 'another target'}, and the target at hand has "
             f"{', '.join(new)}. The output is the target's own all the same, but fewer drafts may be accepted: "
-            "drafter.check(target, tokenizer) measures it.",
+            "hf_domino.check_fit(drafter, target, tokenizer) measures it.",
             stacklevel=2,
         )

@@ -154,8 +154,8 @@ def test_another_shape_is_warned_about_by_generate_and_by_check(tiny_qwen3, reco
     config = copy.deepcopy(tiny_qwen3.config)
     config.intermediate_size = 96
     wider = type(tiny_qwen3)(config).eval()
-    with pytest.warns(UserWarning, match=r"config digest \w+ \(recorded: \w+\).*drafter.check"):
-        recorded.check(wider, tiny_tokenizer, prompts=[[4, 5, 6], [7, 8], [9, 10]])
+    with pytest.warns(UserWarning, match=r"config digest \w+ \(recorded: \w+\).*check_fit"):
+        hf_domino.check_fit(recorded, wider, tiny_tokenizer, prompts=[[4, 5, 6], [7, 8], [9, 10]])
     assert said(wider, recorded) == []
     assert len(said(type(tiny_qwen3)(config).eval(), recorded)) == 1
 

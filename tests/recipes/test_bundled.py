@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from hf_domino import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.pair import BUNDLED
-from hf_domino.recipes.bundled import run, stage_folder
+from hf_domino.recipes.bundled import make_pair, stage_folder
 from hf_domino.recipes.pretrain import TargetRecipe
 from hf_domino.training.on_policy import settings_file
 
@@ -32,13 +32,13 @@ def test_text_and_drafters_of_another_target_are_refused(tiny_pair_folder, tmp_p
     for kind in ("domino", "dflash"):
         drafter.save_pretrained(work / kind)  # names no target: nothing is said
     options = argparse.Namespace(work=work, output=output, packages=None, processes=1)
-    assert run(options) == 0
+    assert make_pair(options) == 0
 
     target.model.layers[0].mlp.up_proj.weight.data.normal_()
     identify(target).record_in(drafter.config)
     drafter.save_pretrained(work / "dflash")
     with pytest.raises(ValueError, match=r"weights_digest must be .*Delete .*dflash and call the command again"):
-        run(options)
+        make_pair(options)
     settings_file(work / "on_policy.jsonl").write_text(json.dumps({"target": identify(target).to_dict()}))
     with pytest.raises(ValueError, match=r"weights_digest must be .*Delete .*on_policy.jsonl and call"):
-        run(options)
+        make_pair(options)

@@ -90,6 +90,14 @@ class DominoConfig(PreTrainedConfig):
             position, which is faster and hardly changes them; None for the whole vocabulary.
         draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
             not worth its time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
+        target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
+            This and the next five are set by training, and compared with a target when they meet; None says nothing.
+        target_revision (`str`, *optional*): Its commit on the Hub.
+        target_config_digest (`str`, *optional*): Digest of its sizes.
+        target_weights_digest (`str`, *optional*): Digest of a few of its weights, equal in every dtype, or why there is
+            none: `"adapted"`, `"quantised"`, `"offloaded"` or `"sharded"`.
+        target_tokenizer_size (`int`, *optional*): Tokens that its tokenizer knows.
+        target_dtype (`str`, *optional*): What it ran in, such as `"bfloat16"`.
         bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): The target's.
 
     Raises:
@@ -133,6 +141,12 @@ class DominoConfig(PreTrainedConfig):
     draft_law: str = "sampled"
     draft_pool_size: int | None = 128
     draft_length: str = "adaptive"
+    target_name: str | None = None
+    target_revision: str | None = None
+    target_config_digest: str | None = None
+    target_weights_digest: str | None = None
+    target_tokenizer_size: int | None = None
+    target_dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
@@ -289,8 +303,9 @@ def _check_sizes(config: DominoConfig) -> None:
     for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
         _check_range(config, field, 1)
     _check_range(config, "block_size", 2)
-    if config.draft_pool_size is not None:
-        _check_range(config, "draft_pool_size", 1)
+    for field in ("draft_pool_size", "target_tokenizer_size"):
+        if getattr(config, field) is not None:
+            _check_range(config, field, 1)
     _check_range(config, "mask_token_id", 0, config.vocab_size - 1, f"vocab_size={config.vocab_size}")
     _check_range(
         config, "pure_draft_prefix_len", 0, config.num_draft_tokens - 1, f"num_draft_tokens={config.num_draft_tokens}"

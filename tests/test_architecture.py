@@ -23,7 +23,7 @@ MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
 # A room may import from rooms on its own floor or below. `target` stands apart: it knows the configuration alone.
 FLOORS = (
     {"configuration", "provenance", "stats"},
-    {"target", "compatibility"},
+    {"target", "compatibility", "identity"},
     {"drafter"},
     {"decoding", "training"},
     {"integration", "drift", "check", "pair", "benchmark", "planner", "recipes"},

@@ -16,11 +16,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, 
 from hf_domino.cli.exits import TERMINATED
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import identify
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.checkpoints import last_checkpoint
 from hf_domino.training.data import RowDataset, load_rows, read_rows
 from hf_domino.training.notices import notice
 from hf_domino.training.on_policy import generate_on_policy
+from hf_domino.training.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 
 GREEDY = (0.0,)
@@ -52,11 +53,12 @@ class DrafterArguments:
 
 @dataclass
 class ModelArguments:
-    """Which target, and whether to go on with a drafter that exists."""
+    """Which target, and whether to go on with what exists."""
 
     target: str | None = field(default=None, metadata={"help": "Folder or Hub name of the target."})
     target_dtype: str = field(default="auto", metadata={"help": "dtype of the target: auto, float32, bfloat16."})
     drafter: str | None = field(default=None, metadata={"help": "A drafter to train further, instead of a new one."})
+    overwrite: bool = field(default=False, metadata={"help": "Start again where output_dir holds an earlier run."})
 
 
 @dataclass
@@ -110,12 +112,16 @@ def run(options: argparse.Namespace) -> int:
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     drafter = _build_drafter(names, shape, target, tokenizer)
-    train_rows = _load(data, args, "train", target, tokenizer)
-    eval_rows = _load(data, args, "eval", target, tokenizer) if data.eval_file else None
+    identify(target, tokenizer).record_in(drafter.config)
+    checkpoint, finished = prepare_folder(args, drafter.config, names.overwrite)
+    if finished:
+        notice(finished)
+        return 0
+    train_rows = _load(data, args, "train", target, tokenizer, names.overwrite)
+    eval_rows = _load(data, args, "eval", target, tokenizer, names.overwrite) if data.eval_file else None
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=train_rows, eval_dataset=eval_rows, processing_class=tokenizer
     )
-    checkpoint = args.resume_from_checkpoint or last_checkpoint(args.output_dir)
     if names.drafter and not checkpoint and drafter.has_correction_head and args.lambda_base_decay_ratio > 0:
         notice(CURRICULUM_RESTARTS.format(names.drafter))
     trainer.train(resume_from_checkpoint=checkpoint)
@@ -192,7 +198,9 @@ def _build_drafter(
     return DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
 
 
-def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any) -> RowDataset:
+def _load(
+    data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any, overwrite: bool
+) -> RowDataset:
     """Rows of a file, or of what the target writes in place of their supervised part; greedily for evaluation."""
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     rows = load_rows(getattr(data, f"{split}_file"), tokenizer, args.max_length, vocab_size)
@@ -210,6 +218,7 @@ def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target
         seed=args.seed,
         shard=(args.process_index, len(world)),
         progress=args.process_index == 0,
+        overwrite=overwrite,
     )
     args.distributed_state.wait_for_everyone()
     longest = args.max_length + data.on_policy_max_new_tokens

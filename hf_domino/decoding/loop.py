@@ -28,6 +28,7 @@ from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.verification import Judgement, judge, verify
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import recognise
 from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
 from hf_domino.target import TargetModel
 
@@ -69,7 +70,7 @@ def assisted_decoding(
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, bool(generation_config.do_sample))
-    stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size)
+    stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size, recognise(drafter.config, model))
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)

@@ -19,6 +19,7 @@ from transformers.utils import ModelOutput
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import recognise
 from hf_domino.stats import DecodingStats, record_stats
 from hf_domino.target import TargetModel
 
@@ -50,7 +51,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._eos_token_ids = getattr(generation_config, "_eos_token_tensor", None)
         self._num_observed = self._num_proposed = 0
         self._start = time.perf_counter()
-        self._stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[]], proposed=[[]])
+        self._stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, 1, recognise(drafter.config, model))
         record_stats(drafter, self._stats)
 
     def get_candidates(

@@ -28,6 +28,7 @@ from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drift.shadow import watched
+from hf_domino.identity import recognise
 from hf_domino.integration.call_checks import (
     check_batch,
     check_generation,
@@ -72,6 +73,7 @@ def _wrap_validation(original: Callable) -> Callable:
         if isinstance(drafter, DominoDraftModel):
             is_native = _runs_native_loop(self)
             check_generation(self, drafter, generation_config, generation_mode, is_native)
+            recognise(drafter.config, self, generation_mode_kwargs.get("tokenizer"))
             # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
             generation_mode_kwargs.pop("assistant_tokenizer", None)
             if not is_native:

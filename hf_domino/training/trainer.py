@@ -20,17 +20,19 @@ from transformers import PreTrainedModel
 
 from hf_domino.compatibility import check_target, refusal
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import identify
 from hf_domino.target import TargetModel
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
 from hf_domino.training.anchors import block_labels, sample_anchors, sample_anchors_by_content, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
 from hf_domino.training.card import drafter_card, training_facts, training_section
-from hf_domino.training.checkpoints import CheckpointingTrainer
+from hf_domino.training.checkpoints import CheckpointingTrainer, last_checkpoint
 from hf_domino.training.data import collate_rows, encode_dataset
 from hf_domino.training.forward import draft_blocks, read_target
 from hf_domino.training.losses import DraftLosses, draft_losses, lambda_base_at
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
+from hf_domino.training.resuming import check_resumable, save_run
 
 Batch = dict[str, torch.Tensor]
 NOT_FINITE = (
@@ -123,10 +125,20 @@ class DominoTrainer(CheckpointingTrainer):
         self.meter = TrainingMeter(model.config.label_offset, args.device)
         self._clock = time.monotonic()
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as [`~transformers.Trainer.train`] does; hours are counted from here."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as [`~transformers.Trainer.train`] does; hours are counted from here, and the drafter names its target.
+
+        Raises:
+            ValueError: If the checkpoint is of another target, shape or optimizer.
+        """
+        identify(self.target.model, self.processing_class).record_in(self.drafter.config)
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint = last_checkpoint(str(self.args.output_dir)) or True
+        if isinstance(checkpoint, str):
+            check_resumable(checkpoint, self.drafter.config, self.args, self.train_dataset)
         self._clock = time.monotonic()
-        return super().train(*args, **kwargs)
+        return super().train(checkpoint, *args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer: Muon beside AdamW if `muon_learning_rate` is set, else what the arguments say."""
@@ -266,9 +278,11 @@ class DominoTrainer(CheckpointingTrainer):
             losses = draft_losses(self.drafter, self.target, scored, self.args.max_logits_per_chunk)
         return losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights
 
-    def _save(self, *args: Any, **kwargs: Any) -> None:
+    def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it; a drafter has no such choice
-        super()._save(*args, **kwargs)
+        super()._save(output_dir, *args, **kwargs)
+        if self.args.should_save:
+            save_run(output_dir or str(self.args.output_dir), self.args, self.train_dataset)
 
     def _walk(self, dataset: Any) -> dict[str, float]:
         rows = [dataset[index] for index in range(min(self.args.walk_rows, len(dataset)))]

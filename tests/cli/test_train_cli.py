@@ -12,43 +12,8 @@ import torch
 import yaml
 
 from hf_domino import DominoDraftModel
-from hf_domino.cli.main import build_parser, main
+from hf_domino.cli.main import build_parser
 from hf_domino.cli.train import parse_options
-
-
-@pytest.fixture
-def recipe(saved_pair, tmp_path):
-    """Fields of a tiny training, with files that exist."""
-    lines = [{"prompt": f"t{4 + i} t5 t6", "completion": "t7 t8 t9 t10 t11 t12 t13 t14"} for i in range(8)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return {
-        "target": str(saved_pair[0]),
-        "output_dir": str(tmp_path / "run"),
-        "train_file": str(tmp_path / "train.jsonl"),
-        "eval_file": str(tmp_path / "train.jsonl"),
-        "num_hidden_layers": 1,
-        "block_size": 4,
-        "shift_label": False,
-        "max_steps": 4,
-        "save_steps": 2,
-        "num_anchors": 4,
-        "learning_rate": "1e-3",
-        "lr_scheduler_kwargs": {"num_cycles": 0.5},
-        "use_cpu": True,
-        "report_to": "none",
-    }
-
-
-@pytest.fixture
-def train(tmp_path):
-    """A function that writes the fields to a YAML file and runs the command with it and further flags."""
-
-    def run(fields, *flags) -> int:
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump(fields))
-        return main(["train", str(path), *flags])
-
-    return run
 
 
 def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, tmp_path, capsys):

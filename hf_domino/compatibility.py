@@ -88,7 +88,8 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         target (`PreTrainedModel`): The model whose output law is to be preserved.
 
     Raises:
-        ValueError: For encoder-decoder targets, and where sizes, layers or model type differ.
+        ValueError: For encoder-decoder targets and ones with a learned prompt, and where sizes, layers or model type
+            differ.
     """
     _check_target_kind(target)
     text = target.config.get_text_config(decoder=True)
@@ -113,6 +114,13 @@ def _check_target_kind(target: PreTrainedModel) -> None:
         raise refusal(
             f"{name}.config.is_encoder_decoder", False, True, "A drafter reads a decoder-only causal language model."
         )
+    # PEFT generates with its base model, and lends it this method.
+    owner = getattr(getattr(target, "prepare_inputs_for_generation", None), "__self__", None)
+    adapter = getattr(owner, "active_peft_config", None)
+    if getattr(adapter, "is_prompt_learning", False):
+        expected = "one that adds no virtual tokens, such as LoRA"
+        remedy = "They are no part of the text that is drafted from; drop assistant_model, or train such an adapter."
+        raise refusal("the target's PEFT adapter", expected, adapter.peft_type.value, remedy)
     text = target.config.get_text_config(decoder=True)
     if text.model_type in DEPENDS_ON_WIDTH:
         expected = "one whose forward over several new positions equals single steps"

@@ -117,7 +117,7 @@ def _check_target_kind(target: PreTrainedModel) -> None:
     # PEFT generates with its base model, and lends it this method.
     owner = getattr(getattr(target, "prepare_inputs_for_generation", None), "__self__", None)
     adapter = getattr(owner, "active_peft_config", None)
-    if getattr(adapter, "is_prompt_learning", False):
+    if adapter is not None and adapter.is_prompt_learning:
         expected = "one that adds no virtual tokens, such as LoRA"
         remedy = "They are no part of the text that is drafted from; drop assistant_model, or train such an adapter."
         raise refusal("the target's PEFT adapter", expected, adapter.peft_type.value, remedy)

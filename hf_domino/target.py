@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, output_capturing
 
-from hf_domino.configuration import LENGTH_LIMITS, DominoConfig
+from hf_domino.configuration import DominoConfig
+from hf_domino.target_config import LENGTH_LIMITS
 
 # A list of wanted hidden states counts as the full tuple does, embedding output first, from Transformers 5.23 on, and
 # from the first layer's output before.

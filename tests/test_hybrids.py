@@ -8,7 +8,7 @@ import transformers
 from oracle import oracle
 from transformers import DynamicCache
 
-from hf_domino.decoding.cache import TargetRunner
+from hf_domino.decoding.runner import TargetRunner
 
 VOCAB = 96
 PROMPT = torch.arange(7, 27)[None]

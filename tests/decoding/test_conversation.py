@@ -11,8 +11,8 @@ from test_families import build
 from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
-from hf_domino.decoding.cache import TargetRunner
 from hf_domino.decoding import drafting
+from hf_domino.decoding.runner import TargetRunner
 
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": -1}
 PROMPT = torch.arange(5, 17)[None]

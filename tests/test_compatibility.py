@@ -28,7 +28,7 @@ from transformers.generation import GenerationMode
 
 import hf_domino
 from hf_domino import DominoDraftModel
-from hf_domino.compatibility import check_target
+from hf_domino.compatibility import check_rows, check_target
 from hf_domino.integration.call_checks import check_generation, check_inputs, check_native_loop, check_rope
 
 PROMPT = torch.tensor([[5, 9, 33, 20]])
@@ -208,14 +208,60 @@ def test_calls_across_a_change_of_rotary_frequencies(rope_type, lengths, new_tok
         rope_call(rope_type, lengths, new_tokens, **kwargs)
 
 
-def test_targets_whose_forward_depends_on_its_width(tiny_qwen3, make_drafter):
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "jamba"}, r"model_type must be one whose forward .* got 'jamba'. .* drop assistant_model"),
+        ({"model_type": "zamba2"}, "model_type .* got 'zamba2'. .* clamps the time step there and not in single steps"),
+        (
+            {"time_step_limit": [0.1, float("inf")]},
+            r"time_step_limit must be \(0.0, inf\), got \(0.1, inf\). .* clamps",
+        ),
+        ({"time_step_limit": (0.0, 0.1)}, r"time_step_limit must be \(0.0, inf\), got \(0.0, 0.1\)"),
+        ({"hc_mult": 4}, r"hc_mult must be .*one stream.*, got 4"),
+        ({"cross_attention_layers": [3]}, r"cross_attention_layers must be empty, got \[3\]"),
+        ({"num_layers": 2}, r"num_layers must be num_hidden_layers=4, got 2"),
+        ({"is_decoder": False}, r"is_decoder must be True, got False. .* with is_decoder=True"),
+        ({"use_bidirectional_attention": "all"}, r"use_bidirectional_attention must be False, got 'all'"),
+    ],
+)
+def test_targets_that_cannot_be_drafted_for(tiny_qwen3, make_drafter, fields, words):
+    config = make_drafter(tiny_qwen3).config
     target = copy.copy(tiny_qwen3)
     target.config = copy.deepcopy(target.config)
-    target.config.model_type = "jamba"
+    for name, value in fields.items():
+        setattr(target.config, name, value)
+    with pytest.raises(ValueError, match=words):
+        check_target(config, target)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"time_step_limit": [0.0, float("inf")]}, {"is_decoder": False, "model_type": "gpt_neox"}]
+)
+def test_fields_that_do_no_harm(tiny_qwen3, make_drafter, fields):
+    config = make_drafter(tiny_qwen3, target_model_type=None).config
+    target = copy.copy(tiny_qwen3)
+    target.config = copy.deepcopy(target.config)
+    for name, value in fields.items():
+        setattr(target.config, name, value)
+    check_target(config, target)
+
+
+def test_batches_of_targets_that_count_columns(tiny_qwen3):
+    call = {"position_ids": PROMPT, "generation_config": GenerationConfig(max_length=12)}
+    target = copy.copy(tiny_qwen3)
+    target.config = copy.deepcopy(target.config)
+    check_rows(target, 6, 2, call)
     with pytest.raises(
-        ValueError, match=r"model_type must be one whose forward .* got 'jamba'. .* drop assistant_model"
+        ValueError, match=r"model_type must be one that takes position_ids .* got 'qwen3'.*one at a time"
     ):
-        check_target(make_drafter(tiny_qwen3).config, target)
+        check_rows(target, 6, 2, call | {"position_ids": None})
+    check_rows(target, 6, 1, call | {"position_ids": None})
+    target.config.attn_temperature_tuning, target.config.floor_scale = True, 19
+    check_rows(target, 6, 2, call)
+    target.config.floor_scale = 18
+    with pytest.raises(ValueError, match=r"max_length of a batch must be at most 11 \(floor_scale=18\), got 12"):
+        check_rows(target, 6, 2, call)
 
 
 def test_embeddings_of_another_width(tiny_qwen3, tiny_drafter, monkeypatch):

@@ -27,6 +27,15 @@ FAMILIES = {
     "Qwen2": {},
     "Gemma2": {**SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8},
     "Gemma3": {**SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2},
+    "Gemma4": {
+        **SLIDING,
+        "head_dim": 8,
+        "global_head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,  # they keep nothing in the cache
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+    },
     "Phi3": SLIDING,
     "Cohere2": SLIDING,
     "GPTNeoX": {},
@@ -106,7 +115,7 @@ def test_prefill_in_chunks(family, chunk_size, make_drafter):
         assert drafter.stats.acceptance_lengths == rounds  # the drafter saw all of the prompt
 
 
-@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3", "GPT2"])
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3", "Gemma4", "GPT2"])
 @pytest.mark.parametrize("accuracy", [0.0, 0.7])
 def test_hidden_states_and_attentions(family, accuracy, make_drafter):
     target = build(family)

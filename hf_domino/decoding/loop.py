@@ -8,6 +8,7 @@ Shapes: B rows still generated, P proposals, N tokens committed in a round, V vo
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -124,8 +125,13 @@ class _Generation:
             while self.rows:
                 with self.timer.phase("rest"):  # what no phase inside it covers
                     self.run_round()
-        finally:
-            self.runner.end(len(input_ids))
+        except BaseException:
+            try:
+                self.runner.end(len(input_ids))
+            except Exception as error:  # not worth hiding what went wrong first
+                warnings.warn(f"The target's cache could not be brought back to the committed tokens: {error!r}.")
+            raise
+        self.runner.end(len(input_ids))
 
     def finish_stats(self, seconds: float) -> None:
         """Note what the whole call did, in that time."""

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModel, GenerationMixin, PreTrainedConfi
 from transformers.generation import GenerationMode
 from transformers.pipelines import base as pipelines_base
 
-from hf_domino.compatibility import check_is_loaded, check_target
+from hf_domino.compatibility import check_is_loaded, check_rows, check_target
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.loop import assisted_decoding
@@ -100,6 +100,7 @@ def _wrap_decoding(original: Callable) -> Callable:
         check_static(self, len(input_ids), kwargs, kwargs["generation_config"], unfixable_layer)
         stateful = stateful_processors(kwargs["logits_processor"])
         check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs["past_key_values"]))
+        check_rows(self, drafter.config.num_draft_tokens, len(input_ids), kwargs)
         unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
         kept = {name: value for name, value in kwargs.items() if name not in unused}
         return watched(assisted_decoding)(self, input_ids, *args, drafter=drafter, **kept)

@@ -9,8 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
+# In place of layers that keep nothing (they use the keys of others, or have no attention); older versions of
+# Transformers leave those out.
+PLACEHOLDERS = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
 _STATES = ("conv_states", "recurrent_states", "has_previous_state")
 
 
@@ -51,6 +55,8 @@ def crop_attention_to(cache: Any, length: int) -> None:
 
 def _attention_kind(layer: Any) -> Any:
     """The class that keeps a layer's keys and values; None where it has none."""
+    if isinstance(layer, PLACEHOLDERS):
+        return None
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         return type(layer)
     kinds = (DynamicSlidingWindowLayer, DynamicLayer)

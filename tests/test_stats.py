@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import hf_domino
-from hf_domino.stats import PHASES, PhaseTimer
+from hf_domino.decoding import loop
+from hf_domino.decoding.pacing.pacer import Pacer
+from hf_domino.stats import PHASES, DecodingStats, PhaseTimer
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
 
@@ -60,3 +62,32 @@ def test_phases_on_a_gpu_are_not_synchronised(tiny_qwen3, tiny_drafter, monkeypa
         target.cpu()
     assert sum(drafter.stats.phases.values()) > 0
     assert len(calls) == 1
+
+
+def test_drafted_rounds_are_told_from_single_steps():
+    stats = DecodingStats(3, rows=[[1, 4, 1], [3, 1]], proposed=[[0, 3, 0], [3, 0]])
+    assert (stats.num_rounds, stats.num_drafted, stats.num_single_steps) == (5, 2, 3)
+    assert (stats.acceptance_length, stats.tokens_per_forward) == (3.5, 2.0)
+    assert stats.acceptance_rate_at == [1.0, 1.0, 0.5]
+
+
+def test_rounds_of_unknown_proposals_count_as_drafted():
+    stats = DecodingStats(2, rows=[[1, 3]])
+    assert stats.num_drafted == 2
+    assert stats.acceptance_length == stats.tokens_per_forward == 2.0
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_pauses_are_told_with_their_reason(tiny_qwen3, make_drafter, monkeypatch, batch_size):
+    monkeypatch.setattr(loop, "pacer_for", lambda *arguments: Pacer(6, is_timed=False))  # whatever the clock says
+    drafter = make_drafter(tiny_qwen3, draft_length="adaptive")
+    options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": -1}
+    tiny_qwen3.generate(PROMPT.expand(batch_size, -1), assistant_model=drafter, **options)
+    stats = drafter.stats
+    assert stats.num_paused == stats.num_single_steps == batch_size * sum(pause.num_steps for pause in stats.pauses) > 0
+    first = stats.pauses[0]
+    assert first.tokens < first.cost
+    assert stats.proposed[0][first.first_round : first.first_round + first.num_steps] == [0] * first.num_steps
+    assert stats.proposed[0][first.first_round - 1] > 0
+    assert f"after round {first.first_round}, for {first.num_steps}" in str(stats)
+    assert stats.acceptance_length >= stats.tokens_per_forward

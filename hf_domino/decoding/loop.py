@@ -170,8 +170,7 @@ class _Generation:
             self.session.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, proposal.tokens.shape[1] + 1, staying)
-        for row in self.rows:
-            self.stats.proposed[row].append(proposal.tokens.shape[1])
+        self.stats.count_round(self.rows, proposal.tokens.shape[1], block.pause, block.is_comparison)
         self.pacer.observe(block, [self.stats.rows[row][-1] for row in self.rows], time.perf_counter() - start)
         self._go_on_with(staying)
 

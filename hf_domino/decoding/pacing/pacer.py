@@ -25,6 +25,7 @@ from torch import nn
 
 from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, RoundCost, Tokens
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.stats import Pause
 
 # After how many rounds the first single steps are made to compare with, and from then on.
 ROUNDS_PER_STEP = (3, 3, 6, 12, 64)
@@ -38,7 +39,8 @@ class Block:
     """How far a block goes: as far as the drafter makes it."""
 
     goes_on: Callable[[int, torch.Tensor], bool] | None = None
-    is_pause = False  # whether drafting pauses
+    pause: Pause | None = None  # that it is part of
+    is_comparison = False  # whether it is made to compare its time
 
     def choose_length(self, room: int | None) -> int | None:
         """Most proposals to make, of `room` at most; None for as many as the drafter makes."""
@@ -49,11 +51,11 @@ class SingleStep(Block):
     """No proposal: the target makes one step.
 
     Args:
-        is_pause (`bool`): Whether drafting pauses; otherwise the step is made to compare with.
+        pause (`Pause`, *optional*): The pause of drafting it is part of; without one it is made to compare its time.
     """
 
-    def __init__(self, is_pause: bool = False):
-        self.is_pause = is_pause
+    def __init__(self, pause: Pause | None = None):
+        self.pause, self.is_comparison = pause, pause is None
 
     def choose_length(self, room: int | None) -> int | None:
         """None at all."""
@@ -147,6 +149,7 @@ class Pace:
         self.tokens, self.cost = Tokens(), RoundCost()
         self._num_steps = 0
         self._pause = PAUSE  # single steps for each that is lost, after drafting has lost again
+        self._why: Pause | None = None
         self.begin_call()
 
     def begin_call(self) -> None:
@@ -165,7 +168,7 @@ class Pace:
         """Choose what the next round drafts."""
         if self._left:
             self._left -= 1
-            return SingleStep(is_pause=True)
+            return SingleStep(self._why)
         if self._wants_step():
             return SingleStep()
         if self.by_confidence:
@@ -190,7 +193,7 @@ class Pace:
         else:
             self.cost.observe(0, seconds if self.is_timed else None)
             self._num_steps, self._rounds_since_step = self._num_steps + 1, 0
-        if not block.is_pause:
+        if block.pause is None:
             self._judge()
 
     def _judge(self) -> None:
@@ -198,7 +201,8 @@ class Pace:
         if self.tokens.num_rounds < MIN_ROUNDS or (self.is_timed and not self.cost.num_pairs):
             return
         if max(self.tokens.most, self.tokens.last) < self.cost.least:
-            lost = self.cost.typical - self.tokens.expected
+            self._why = Pause(self.tokens.expected, self.cost.typical, self.cost.num_pairs)
+            lost = self._why.cost - self._why.tokens
             self._left, self._pause = math.ceil(self._pause * lost), min(2 * self._pause, MAX_PAUSE)
         elif self.tokens.expected >= self.cost.typical:
             self._pause = PAUSE

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ PHASES = ("draft", "rollout", "target_forward", "verify", "rest")
 
 _timing_phases: ContextVar[bool] = ContextVar("timing_phases", default=False)
 _last = threading.local()
+_last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -256,21 +257,31 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def record_stats(drafter: nn.Module, stats: DecodingStats) -> None:
-    """Make `stats` what `drafter.stats` returns in the calling thread."""
+    """Make `stats` what `drafter.stats` returns in the calling thread, and in threads that have not generated."""
     if not hasattr(_last, "by_drafter"):
         _last.by_drafter = weakref.WeakKeyDictionary()
-    _last.by_drafter[drafter] = stats
+    _last.by_drafter[drafter] = _last_of_any_thread[drafter] = stats
 
 
 def last_stats(drafter: nn.Module) -> DecodingStats:
-    """Statistics of the calling thread's last assisted generation with `drafter`.
+    """Statistics of the calling thread's last assisted generation with `drafter`, or else of any thread's.
 
     Raises:
         RuntimeError: If there was none.
     """
-    stats = getattr(_last, "by_drafter", {}).get(drafter)
+    own: DecodingStats | None = getattr(_last, "by_drafter", {}).get(drafter)
+    stats = own or _last_of_any_thread.get(drafter)
     if stats is None:
-        raise RuntimeError(
-            "drafter.stats is empty: call model.generate(..., assistant_model=drafter) in this thread first."
-        )
+        raise RuntimeError("drafter.stats is empty: call model.generate(..., assistant_model=drafter) first.")
     return stats
+
+
+def hand_out(carrier: Any, stats: DecodingStats) -> None:
+    """Let what a call was given or returns carry its statistics, for whoever reads them in another thread.
+
+    Args:
+        carrier (`Any`): A streamer or an output; gets an attribute `stats` if it takes attributes.
+        stats ([`DecodingStats`]): Of the call.
+    """
+    with suppress(AttributeError):
+        carrier.stats = stats

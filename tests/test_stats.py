@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import TextIteratorStreamer
 
 import hf_domino
 from hf_domino.decoding import loop
@@ -91,3 +94,69 @@ def test_pauses_are_told_with_their_reason(tiny_qwen3, make_drafter, monkeypatch
     assert stats.proposed[0][first.first_round - 1] > 0
     assert f"after round {first.first_round}, for {first.num_steps}" in str(stats)
     assert stats.acceptance_length >= stats.tokens_per_forward
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_a_streamed_call_has_its_statistics_on_the_streamer(tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3)
+    options = {"assistant_model": drafter, "do_sample": False, "eos_token_id": -1}
+
+    def stream(count):
+        streamer = TextIteratorStreamer(SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids))))
+        thread = in_thread(lambda: tiny_qwen3.generate(PROMPT, streamer=streamer, max_new_tokens=count, **options))
+        assert "".join(streamer)
+        thread.join()
+        return streamer.stats
+
+    stats = stream(12)
+    assert stats.num_new_tokens == 12
+    assert drafter.stats is stats  # this thread has not generated
+    tiny_qwen3.generate(PROMPT, max_new_tokens=4, **options)
+    assert stream(9).num_new_tokens == 9
+    assert drafter.stats.num_new_tokens == 4  # its own
+
+
+def test_threads_keep_their_own_statistics(tiny_qwen3, tiny_drafter):
+    done, seen = threading.Barrier(2), {}
+
+    def run(count):
+        options = {"do_sample": False, "eos_token_id": -1, "max_new_tokens": count}
+        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **options)
+        done.wait(60)
+        seen[count] = tiny_drafter.stats.num_new_tokens
+
+    for thread in [in_thread(lambda count=count: run(count)) for count in (5, 9)]:
+        thread.join()
+    assert seen == {5: 5, 9: 9}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_an_output_has_the_statistics_of_its_call(tiny_qwen3, tiny_drafter, share):
+    options = {"do_sample": False, "max_new_tokens": 6, "return_dict_in_generate": True}
+    plain = tiny_qwen3.generate(PROMPT, **options)
+    with hf_domino.shadow(share=share):
+        output = tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **options)
+    assert output.stats is tiny_drafter.stats
+    assert output.keys() == plain.keys()
+
+
+def test_a_streamer_may_refuse_attributes(tiny_qwen3, tiny_drafter):
+    class Streamer:
+        __slots__ = ()
+
+        def put(self, value): ...
+
+        def end(self): ...
+
+    tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, streamer=Streamer(), max_new_tokens=4, do_sample=False)
+    assert tiny_drafter.stats.num_new_tokens == 4
+
+
+def test_statistics_before_any_call_say_what_to_do(tiny_qwen3, make_drafter):
+    with pytest.raises(RuntimeError, match="is empty: call"):
+        _ = make_drafter(tiny_qwen3).stats

@@ -28,7 +28,7 @@ from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.verification import Judgement, judge, verify
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
+from hf_domino.stats import DecodingStats, PhaseTimer, hand_out, record_stats
 from hf_domino.target import TargetModel
 
 Judge = Callable[[TokenLaw, Prefixes, DraftProposal, torch.Tensor], Judgement]
@@ -70,6 +70,7 @@ def assisted_decoding(
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, bool(generation_config.do_sample))
     stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size)
+    hand_out(streamer, stats)
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
@@ -94,7 +95,10 @@ def assisted_decoding(
     if batch_size == 1 and is_seen_again:
         keep_context(cache, drafter, generation.session.context(), has_gap)
     generation.runner.release()
-    return generation.committed.result(cache, **step_outputs.results())
+    result = generation.committed.result(cache, **step_outputs.results())
+    if generation_config.return_dict_in_generate:
+        hand_out(result, stats)
+    return result
 
 
 @dataclass

@@ -21,7 +21,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.pacer import Pacer, SingleStep, pacer_for
+from hf_domino.decoding.pacing.pacer import Block, Pacer, pacer_for
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
@@ -31,7 +31,7 @@ from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.verification import Judgement, judge, verify
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import recognise
-from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
+from hf_domino.stats import DecodingStats, PhaseTimer, hand_out, record_stats
 from hf_domino.target import TargetModel
 
 Judge = Callable[[TokenLaw, Prefixes, DraftProposal, torch.Tensor], Judgement]
@@ -73,6 +73,7 @@ def assisted_decoding(
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, bool(generation_config.do_sample), KnownStops.among(stopping_criteria))
     stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size, recognise(drafter.config, model))
+    hand_out(streamer, stats)
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
@@ -97,7 +98,10 @@ def assisted_decoding(
     if batch_size == 1 and is_seen_again:
         keep_context(cache, drafter, generation.session.context(), has_gap)
     generation.runner.release()
-    return generation.committed.result(cache, **step_outputs.results())
+    result = generation.committed.result(cache, **step_outputs.results())
+    if generation_config.return_dict_in_generate:
+        hand_out(result, stats)
+    return result
 
 
 @dataclass
@@ -164,7 +168,7 @@ class _Generation:
         """Draft, verify and commit one block per row."""
         start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
         room = self._room()
-        block = SingleStep() if room == 0 else self.pacer.begin_round(len(self.rows))
+        block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
         proposal = self.session.propose(prefixes, block.choose_length(room), block.goes_on)
         with self.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposal.tokens)
@@ -179,8 +183,7 @@ class _Generation:
             self.session.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, proposal.tokens.shape[1] + 1, staying)
-        for row in self.rows:
-            self.stats.proposed[row].append(proposal.tokens.shape[1])
+        self.stats.count_round(self.rows, proposal.tokens.shape[1], block.pause, block.is_comparison)
         self.pacer.observe(block, [self.stats.rows[row][-1] for row in self.rows], time.perf_counter() - start)
         self._go_on_with(staying)
 

@@ -78,10 +78,12 @@ class DominoDraftModel(PreTrainedModel):
 
     @property
     def stats(self) -> DecodingStats:
-        """Statistics of the calling thread's last assisted `generate` with this drafter.
+        """Statistics of the calling thread's last assisted `generate` with this drafter, or else of any thread's.
+
+        A call that streams has its own as `streamer.stats`, one with `return_dict_in_generate` as `output.stats`.
 
         Raises:
-            RuntimeError: If the calling thread has not generated with it yet.
+            RuntimeError: If no thread has generated with it yet.
         """
         return last_stats(self)
 

@@ -225,8 +225,9 @@ def attach(target: PreTrainedModel) -> None:
     """Let one target take a [`DominoDraftModel`] as `assistant_model`, without patching any class.
 
     Drafts then run in Transformers' own assisted loop: exact as ours, but it refuses stop strings and filled caches,
-    and asks custom stopping criteria at the end of a round only. While [`install`] is in force our own loop is used
-    instead. Copies stay attached; one that was pickled must be attached again. [`detach`] undoes it.
+    and asks custom stopping criteria at the end of a round only; statistics are in `drafter.stats` alone. While
+    [`install`] is in force our own loop is used instead. Copies stay attached; one that was pickled must be attached
+    again. [`detach`] undoes it.
 
     Args:
         target (`PreTrainedModel`): A causal language model; two private methods are set on this instance.

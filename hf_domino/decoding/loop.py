@@ -93,15 +93,7 @@ def assisted_decoding(
     generation.run(input_ids, generation_config)
     generation.finish_stats(time.perf_counter() - start)
     record_stats(drafter, stats)
-    cache = generation.runner.cache
-    is_seen_again = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
-    if batch_size == 1 and is_seen_again:
-        keep_context(cache, drafter, generation.session.context(), has_gap)
-    generation.runner.release()
-    result = generation.committed.result(cache, **step_outputs.results())
-    if generation_config.return_dict_in_generate:
-        hand_out(result, stats)
-    return result
+    return generation.result(drafter, batch_size, generation_config.return_dict_in_generate, has_gap)
 
 
 @dataclass
@@ -136,6 +128,19 @@ class _Generation:
                 warnings.warn(f"The target's cache could not be brought back to the committed tokens: {error!r}.")
             raise
         self.runner.end(len(input_ids))
+
+    def result(
+        self, drafter: DominoDraftModel, batch_size: int, has_outputs: bool, has_gap: bool
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """What `generate` returns; the drafter's context goes with a cache that is seen again."""
+        cache = self.runner.cache
+        if batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True)):
+            keep_context(cache, drafter, self.session.context(), has_gap)
+        self.runner.release()
+        result = self.committed.result(cache, **self.step_outputs.results())
+        if has_outputs:
+            hand_out(result, self.stats)
+        return result
 
     def finish_stats(self, seconds: float) -> None:
         """Note what the whole call did, in that time."""

@@ -17,6 +17,7 @@ from hf_domino.check.verdict import Cause, CheckResult, judge
 from hf_domino.check.width import WidthProbe, probe_width
 from hf_domino.compatibility import check_drafter, check_target
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import recognise
 
 __all__ = ["Cause", "CheckResult", "Measurement", "WidthProbe", "check_fit", "probe_width"]
 
@@ -67,6 +68,7 @@ def check_fit(
     """
     check_drafter(drafter)
     check_target(drafter.config, target)
+    recognise(drafter.config, target, tokenizer)
     probe_width(target)
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts = [write_text(drafter, target, prompt, max_new_tokens) for prompt in prepared]

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from hf_domino.check.prompts import Prompt
@@ -20,6 +19,7 @@ from hf_domino.configuration import DominoConfig, default_target_layer_ids
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
+from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 
@@ -162,42 +162,20 @@ def _draft_everywhere(
     """Acceptance length of a round at every position of the text that has a whole block behind it."""
     depth = drafter.config.block_size - 1  # what every variant proposes
     law = draft_law(TokenLaw(text.processors, do_sample=False))
-    anchors = torch.arange(text.prompt_length, max(text.ids.shape[1] - depth, text.prompt_length))
+    anchors = torch.arange(
+        text.prompt_length, max(text.ids.shape[1] - depth, text.prompt_length), device=text.ids.device
+    )
     features = None
     if captured is not None:
         features = drafter.fuse_context([states.to(drafter.device) for states in captured])
     lengths = []
     for piece in anchors.split(ANCHORS_PER_FORWARD) if len(anchors) else ():
-        draft_hidden = _draft_hidden(drafter, target, text.ids, features, piece)
+        context = None if features is None else features[:, : int(piece.max())]
+        everything = torch.ones_like(text.ids)
+        draft_hidden = draft_hidden_states(drafter, drafter, target, text.ids, everything, context, piece[None])[0]
         first = drafter.config.label_offset
         prefixes = Prefixes(text.ids.expand(len(piece), -1), (piece + 1).tolist(), [0] * len(piece))
         proposal = rollout(drafter, target, draft_hidden[:, first : first + depth], prefixes, law)
-        truth = text.ids[0, piece[:, None] + 1 + torch.arange(depth)]  # [N, P]
+        truth = text.ids[0, piece[:, None] + 1 + torch.arange(depth, device=piece.device)]  # [N, P]
         lengths += ((proposal.tokens == truth).long().cumprod(dim=1).sum(dim=1) + 1).tolist()
     return lengths
-
-
-def _draft_hidden(
-    drafter: DominoDraftModel,
-    target: TargetModel,
-    ids: torch.Tensor,
-    features: torch.Tensor | None,
-    anchors: torch.Tensor,
-) -> torch.Tensor:
-    """Draft hidden states `[N, K, H]` of the blocks at `anchors`, each with the context before it, or without any."""
-    config, device, count = drafter.config, drafter.device, len(anchors)
-    block = ids.new_full((count, config.block_size), config.mask_token_id)
-    block[:, 0] = ids[0, anchors]
-    embeds = target.embed(block).to(device)
-    positions = (anchors[:, None] + torch.arange(config.block_size)).to(device)
-    if features is None:
-        return drafter(embeds, positions)
-    end = int(anchors.max())
-    visible = F.pad(torch.arange(end) < anchors[:, None], (0, config.block_size), value=True)  # [N, end + K]
-    return drafter(
-        embeds,
-        positions,
-        features[:, :end].expand(count, -1, -1),
-        torch.arange(end, device=device).expand(count, -1),
-        visible[:, None, None].expand(-1, 1, config.block_size, -1).to(device),
-    )

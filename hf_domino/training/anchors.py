@@ -1,7 +1,7 @@
-"""Anchors and blocks of a training batch: which blocks are trained, on which labels, and what each may see.
+"""Anchors and labels of a training batch: which blocks are trained, and on what.
 
-Many anchors of a sequence are trained side by side. The block of anchor a stands at positions a..a+K-1, sees the
-context strictly before a and itself, and is scored on the tokens that it would propose (arXiv 2605.29707, 2602.06036).
+Many anchors of a sequence are trained side by side, each scored on the tokens that its block would propose (arXiv
+2605.29707, 2602.06036).
 
 Shapes: B batch, S sequence length, N blocks per row, K block size.
 """
@@ -15,8 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_domino.configuration import DominoConfig
-
-UNUSED = -1  # fills the anchors of rows that hold fewer candidates than the longest
+from hf_domino.drafter.blocks import UNUSED, block_positions, gather_positions
 
 
 def seeded_generator(*parts: int) -> torch.Generator:
@@ -81,17 +80,6 @@ def sample_anchors_by_content(batch: Mapping[str, torch.Tensor], num_anchors: in
     return pad_sequence(rows, batch_first=True, padding_value=UNUSED).to(batch["input_ids"].device)
 
 
-def block_positions(anchors: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Absolute positions `[B, N, K]` of the blocks at `anchors` `[B, N]`; unused blocks stand at 0."""
-    return anchors.clamp(min=0)[..., None] + torch.arange(block_size, device=anchors.device)
-
-
-def gather_positions(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Take `values` `[B, S]` at `positions` `[B, N, K]`; positions behind the end give the last value."""
-    inside = positions.clamp(max=values.shape[1] - 1)
-    return values.gather(1, inside.flatten(1)).view_as(positions)
-
-
 def block_labels(
     input_ids: torch.Tensor, loss_mask: torch.Tensor, anchors: torch.Tensor, config: DominoConfig, loss_decay: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,22 +106,3 @@ def block_labels(
     valid = valid & gather_positions(loss_mask, positions).bool()
     decay = torch.exp(-(steps - offset).clamp(min=0) / loss_decay)
     return gather_positions(input_ids, positions), valid * decay
-
-
-def block_attention_mask(attention_mask: torch.Tensor, anchors: torch.Tensor, block_size: int) -> torch.Tensor:
-    """What the blocks may see: context strictly before their anchor, and themselves.
-
-    Args:
-        attention_mask (`torch.Tensor`): `[B, S]`, nonzero where the sequence holds a token.
-        anchors (`torch.Tensor`): `[B, N]` from [`sample_anchors`].
-        block_size (`int`): Positions of a block (K).
-
-    Returns:
-        `torch.Tensor`: `[B, 1, N*K, S + N*K]` bool, True where a query may look.
-    """
-    (batch_size, length), num_blocks = attention_mask.shape, anchors.shape[1]
-    before = torch.arange(length, device=anchors.device) < anchors[..., None]  # [B, N, S]
-    context = (before & attention_mask.bool()[:, None]).repeat_interleave(block_size, dim=1)  # [B, N*K, S]
-    block = torch.arange(num_blocks, device=anchors.device).repeat_interleave(block_size)  # [N*K]
-    itself = (block[:, None] == block).expand(batch_size, -1, -1)  # [B, N*K, N*K]
-    return torch.cat((context, itself), dim=-1)[:, None]

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.drafter.blocks import block_positions, draft_hidden_states, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
-from hf_domino.training.anchors import block_attention_mask, block_positions, gather_positions
 from hf_domino.training.losses import ScoredPositions
 
 
@@ -79,20 +79,11 @@ def draft_blocks(
     Returns:
         `DraftedBlocks`: Hidden states and prefix states.
     """
-    config, length = drafter.config, context_features.shape[1]
-    positions = block_positions(anchors, config.block_size)  # [B, N, K]
-    tokens = gather_positions(input_ids, positions)
-    noise_ids = torch.full_like(tokens, config.mask_token_id)
-    noise_ids[..., 0] = tokens[..., 0]
-    hidden = model(
-        noise_embeds=target.embed(noise_ids.flatten(1)),
-        position_ids=positions.flatten(1),
-        context_features=context_features,
-        context_position_ids=torch.arange(length, device=anchors.device).expand(len(input_ids), -1),
-        attention_mask=block_attention_mask(attention_mask[:, :length], anchors, config.block_size),
-    )
-    states = prefix_states(drafter, target, tokens) if drafter.has_correction_head else None
-    return DraftedBlocks(hidden.unflatten(1, tokens.shape[1:]), states)
+    hidden = draft_hidden_states(model, drafter, target, input_ids, attention_mask, context_features, anchors)
+    if not drafter.has_correction_head:
+        return DraftedBlocks(hidden, None)
+    tokens = gather_positions(input_ids, block_positions(anchors, drafter.config.block_size))
+    return DraftedBlocks(hidden, prefix_states(drafter, target, tokens))
 
 
 def prefix_states(drafter: DominoDraftModel, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:

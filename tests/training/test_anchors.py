@@ -8,14 +8,8 @@ import pytest
 import torch
 
 from hf_domino import DominoConfig
-from hf_domino.training.anchors import (
-    UNUSED,
-    anchor_candidates,
-    block_attention_mask,
-    block_labels,
-    sample_anchors,
-    seeded_generator,
-)
+from hf_domino.drafter.blocks import UNUSED, block_attention_mask
+from hf_domino.training.anchors import anchor_candidates, block_labels, sample_anchors, seeded_generator
 
 LOSS_MASK = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]])
 INPUT_IDS = torch.arange(24).view(2, 12) + 100

@@ -15,6 +15,7 @@ import hf_domino
 from hf_domino import DominoDraftModel, cli
 from hf_domino.check import check_fit, measure, prompts, verdict
 from hf_domino.check.measure import AS_CONFIGURED, Measurement
+from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.pair import domino_folder, load_pair, read_prompts
 from hf_domino.target import TargetModel
 
@@ -166,7 +167,8 @@ def learned_by_heart(tiny_qwen3):
         with torch.no_grad():
             captured = view.captured(tiny_qwen3(text.ids, **view.capture_kwargs()))
         anchors = torch.arange(text.prompt_length, text.ids.shape[1] - drafter.config.block_size)
-        hidden = measure._draft_hidden(drafter, view, text.ids, drafter.fuse_context(captured), anchors)
+        everything, features = torch.ones_like(text.ids), drafter.fuse_context(captured)
+        (hidden,) = draft_hidden_states(drafter, drafter, view, text.ids, everything, features, anchors[None])
         labels = text.ids[0, anchors[:, None] + 1 + torch.arange(drafter.config.block_size)]
         optimizer.zero_grad()
         F.cross_entropy(view.logits(hidden).flatten(0, 1), labels.flatten()).backward()

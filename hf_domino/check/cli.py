@@ -1,4 +1,4 @@
-"""`hf-domino check`: does a drafter fit its target; exit code 0 if it does, 1 if not."""
+"""`hf-domino check`: does a drafter fit its target; exit code 0 if it does, 1 if not, 2 if too little was measured."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino.check import MAX_NEW_TOKENS, check_fit
+from hf_domino.check.verdict import DOES_NOT_FIT, FITS, TOO_FEW
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.pair import DTYPES, domino_folder, find_pair
+
+EXIT_CODES = {FITS: 0, DOES_NOT_FIT: 1, TOO_FEW: 2}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,14 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts", type=Path, help="JSONL with `text` or `messages` (default: prompts.jsonl of the target, or own)"
     )
-    parser.add_argument("--num-prompts", type=int, default=4, help="use the first N prompts of the file")
+    parser.add_argument("--num-prompts", type=int, default=12, help="use at most the first N prompts of the file")
     parser.add_argument("--max-new-tokens", type=int, default=MAX_NEW_TOKENS, help="tokens to generate per prompt")
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32", help="dtype of both models")
     parser.add_argument("--device", default="cpu", help="device of both models")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino check`; returns 1 if the drafter does not fit."""
+    """Run `hf-domino check`; returns 1 if the drafter does not fit, 2 if too little was measured."""
     for flag in ("num_prompts", "max_new_tokens"):
         if getattr(options, flag) < 1:
             raise ValueError(f"--{flag.replace('_', '-')} must be at least 1, got {getattr(options, flag)}.")
@@ -44,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = AutoTokenizer.from_pretrained(target_name)
     result = check_fit(drafter, target, tokenizer, prompts, options.max_new_tokens)
     print(f"target {target_name}\ndrafter {drafter_name}\n\n{result}")
-    return 0 if result.fits else 1
+    return EXIT_CODES[result.verdict]
 
 
 def _bundled_target() -> str:

@@ -1,14 +1,23 @@
-"""Lossless several-fold faster generation for Hugging Face models with Domino speculative decoding."""
+"""Lossless several-fold faster generation for Hugging Face models with Domino speculative decoding.
 
+Importing it takes a moment and needs no torch: names are loaded when they are asked for, Transformers is patched when
+it is imported (see `integration.patch`), and its auto classes learn of drafters then.
+"""
+
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
 
-from hf_domino.check import CheckResult, check_fit
-from hf_domino.configuration import DominoConfig
-from hf_domino.decoding.static.workspace import release_workspaces
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drift.shadow import ShadowReport, shadow
-from hf_domino.integration.patch import attach, detach, install, is_installed, register_auto_classes, uninstall
-from hf_domino.stats import DecodingStats, timed_phases
+from hf_domino.integration.auto_classes import register_auto_classes
+from hf_domino.integration.patch import attach, detach, install, is_installed, uninstall
+
+if TYPE_CHECKING:
+    from hf_domino.check import CheckResult, check_fit
+    from hf_domino.configuration import DominoConfig
+    from hf_domino.decoding.static.workspace import release_workspaces
+    from hf_domino.drafter.modeling import DominoDraftModel
+    from hf_domino.drift.shadow import ShadowReport, shadow
+    from hf_domino.stats import DecodingStats, timed_phases
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +36,40 @@ __all__ = [
     "timed_phases",
     "uninstall",
 ]
+
+# Public name -> module it is loaded from.
+_LATER = {
+    "CheckResult": "check",
+    "check_fit": "check",
+    "DominoConfig": "configuration",
+    "release_workspaces": "decoding.static.workspace",
+    "DominoDraftModel": "drafter.modeling",
+    "ShadowReport": "drift.shadow",
+    "shadow": "drift.shadow",
+    "DecodingStats": "stats",
+    "timed_phases": "stats",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name, or a module of the package, when it is first asked for."""
+    if name in _LATER:
+        value = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """All names, loaded or not."""
+    return sorted({*globals(), *__all__})
+
 
 register_auto_classes()
 if os.environ.get("HF_DOMINO_NO_PATCH") != "1":

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import hf_domino
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_domino"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -142,18 +144,32 @@ def test_no_import_cycles():
 
 
 def test_import_is_light():
+    script = "import sys, hf_domino; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_first_use_is_light():
     # Model classes import torch._dynamo, and that imports Triton where there is one.
     script = (
-        "import sys, transformers.modeling_utils; before = set(sys.modules); import hf_domino; "
+        "import sys, transformers.modeling_utils; before = set(sys.modules); from hf_domino import *; "
         f"print(sorted({LAZY_ONLY} & set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
+def test_names_that_come_late_are_those_that_editors_see():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    for_editors = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in for_editors.body for alias in node.names}
+    assert {name: f"hf_domino.{module}" for name, module in hf_domino._LATER.items()} == seen
+    assert all(getattr(hf_domino, name).__module__.startswith(module) for name, module in seen.items())
+
+
 def test_optional_dependencies_are_imported_lazily():
-    reached, open_ = set(), {""}
-    while open_:  # everything `import hf_domino` reaches
+    reached, open_ = set(), {"", *hf_domino._LATER.values()}
+    while open_:  # everything `import hf_domino` and its public names reach
         name = open_.pop()
         reached.add(name)
         path = next(path for path in MODULES if module_name(path) == name)

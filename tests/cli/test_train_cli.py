@@ -69,10 +69,10 @@ def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path
     for field in ("num_hidden_layers", "block_size", "shift_label"):
         recipe.pop(field)
     recipe |= {"drafter": str(saved_pair[1]), "on_policy": True, "on_policy_max_new_tokens": 12, "bf16": True}
-    assert train(recipe) == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "on_policy_train-1-of-1.jsonl").read_text().splitlines()]
-    assert len(rows) == 8
-    assert {row["temperature"] for row in rows} == {0.0}
+    assert train(recipe, "--on_policy_temperatures", "0.7") == 0
+    for split, temperature in (("train", 0.7), ("eval", 0.0)):  # what is evaluated on is written greedily
+        lines = (tmp_path / "run" / f"on_policy_{split}-1-of-1.jsonl").read_text().splitlines()
+        assert [json.loads(line)["temperature"] for line in lines] == [temperature] * 8
 
 
 def test_yaml_is_converted_like_flags(recipe, tmp_path):

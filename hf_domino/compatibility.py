@@ -5,15 +5,19 @@ Two moments: a checkpoint is loaded, drafter and target meet. `call_checks` has 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
 
 HEAD_MODULES = ("prefix_gru", "embed_proj")
+# Read weight by weight, so that what is put around them is passed by.
+HEAD_LAYERS = {"prefix_gru": nn.GRU, "embed_proj.0": nn.Linear, "embed_proj.2": nn.Linear}
 # Targets whose forward over several positions behind a cache gives other logits than one position at a time (measured).
 DEPENDS_ON_WIDTH = ("doge", "jamba", "recurrent_gemma", "zamba")
 OWN_DRAFTER = "Load the drafter made for this target, or build one with DominoConfig.for_target(target.config)."
@@ -88,7 +92,8 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         target (`PreTrainedModel`): The model whose output law is to be preserved.
 
     Raises:
-        ValueError: For encoder-decoder targets, and where sizes, layers or model type differ.
+        ValueError: For encoder-decoder targets and ones with a learned prompt, and where sizes, layers or model type
+            differ.
     """
     _check_target_kind(target)
     text = target.config.get_text_config(decoder=True)
@@ -113,6 +118,13 @@ def _check_target_kind(target: PreTrainedModel) -> None:
         raise refusal(
             f"{name}.config.is_encoder_decoder", False, True, "A drafter reads a decoder-only causal language model."
         )
+    # PEFT generates with its base model, and lends it this method.
+    owner = getattr(getattr(target, "prepare_inputs_for_generation", None), "__self__", None)
+    adapter = getattr(owner, "active_peft_config", None)
+    if adapter is not None and adapter.is_prompt_learning:
+        expected = "one that adds no virtual tokens, such as LoRA"
+        remedy = "They are no part of the text that is drafted from; drop assistant_model, or train such an adapter."
+        raise refusal("the target's PEFT adapter", expected, adapter.peft_type.value, remedy)
     text = target.config.get_text_config(decoder=True)
     if text.model_type in DEPENDS_ON_WIDTH:
         expected = "one whose forward over several new positions equals single steps"
@@ -124,16 +136,37 @@ def _check_target_kind(target: PreTrainedModel) -> None:
         raise refusal("the width of the target's token embeddings", f"hidden_size={text.hidden_size}", width, remedy)
 
 
+def check_is_loaded(assistant: Any) -> None:
+    """Refuse the name of a drafter, which only pipelines load.
+
+    Args:
+        assistant (`Any`): What `generate` was given as `assistant_model`.
+
+    Raises:
+        ValueError: For a string or a path, which Transformers does not take either.
+    """
+    if isinstance(assistant, (str, os.PathLike)):
+        name = os.fspath(assistant)
+        remedy = f"Load it once, drafter = hf_domino.DominoDraftModel.from_pretrained({name!r}), and pass the drafter."
+        raise refusal("assistant_model in generate", "a loaded model", name, remedy)
+
+
 def check_drafter(drafter: PreTrainedModel) -> None:
-    """Refuse a drafter whose weights are not in memory.
+    """Refuse a drafter whose weights are not in memory, or are changed where nobody looks.
 
     Args:
         drafter (`DominoDraftModel`): The drafter about to be used.
 
     Raises:
-        ValueError: If any parameter is on the meta device.
+        ValueError: If any parameter is on the meta device, or if layers of its correction head are wrapped.
     """
     empty = [name for name, parameter in drafter.named_parameters() if parameter.is_meta]
     if empty:
         remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."
         raise refusal("the drafter's device", "one that holds its weights", f"meta ({len(empty)} tensors)", remedy)
+    if drafter.config.projector_type == "domino":
+        modules = dict(drafter.named_modules())
+        wrapped = [name for name, kind in HEAD_LAYERS.items() if not isinstance(modules.get(name), kind)]
+        if wrapped:
+            remedy = "Merge the adapter first, drafter = adapted.merge_and_unload()."
+            raise refusal("the layers of the drafter's correction head", "without adapters", wrapped, remedy)

@@ -106,6 +106,8 @@ class DecodingStats:
         phases (`dict[str, float]`, *optional*): Seconds of all rounds, prefill not counted, inside [`timed_phases`]:
             `draft` (the drafter's forward), `rollout`, `target_forward`, `verify` (choosing and committing) and `rest`.
             Their sum is the whole.
+        target (`str`, *optional*): In what the target differs from the one the drafter was trained for, such as dtype,
+            name or an adapter; None if in nothing, or if the drafter's configuration does not say.
     """
 
     num_draft_tokens: int
@@ -114,11 +116,12 @@ class DecodingStats:
     num_new_tokens: int = 0
     seconds: float = 0.0
     phases: dict[str, float] | None = None
+    target: str | None = None
 
     @classmethod
-    def of_rows(cls, num_draft_tokens: int, num_rows: int) -> DecodingStats:
+    def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
         """Statistics of a call that is about to begin."""
-        return cls(num_draft_tokens, [[] for _ in range(num_rows)], [[] for _ in range(num_rows)])
+        return cls(num_draft_tokens, [[] for _ in range(num_rows)], [[] for _ in range(num_rows)], target=target)
 
     @property
     def acceptance_lengths(self) -> list[int] | list[list[int]]:
@@ -171,6 +174,7 @@ class DecodingStats:
             ("acceptance rate at", rates or "-"),
             ("tokens/s", f"{self.tokens_per_second:.1f}"),
         ]
+        lines += [("target", self.target)] if self.target else []
         lines += [(f"{name}, s", f"{seconds:.3f}") for name, seconds in (self.phases or {}).items()]
         return "\n".join(f"{name:<24}{value}" for name, value in lines)
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from builders import TINY
+from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -17,6 +18,8 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
@@ -52,6 +55,7 @@ def _same_signature(original, replacement):
     [
         ("num_beams", 2, ["num_beams", "must be 1", "got 2", "drop assistant_model"]),
         ("use_cache", False, ["use_cache", "True", "got False", "use_cache=True"]),
+        ("dola_layers", "low", ["dola_layers", "must be None", "got 'low'", "leave it unset"]),
         ("guidance_scale", 1.5, ["guidance_scale", "1.5", "leave it unset"]),
         ("assistant_ensemble_weight", 0.5, ["assistant_ensemble_weight", "0.5", "leave it unset"]),
         ("prompt_lookup_num_tokens", 4, ["prompt_lookup_num_tokens", "got 4", "not both"]),
@@ -225,6 +229,21 @@ def test_target_without_a_cache_of_ours(tiny_qwen3):
         ValueError, match=r"the target's cache must be a DynamicCache, got None. .* drop assistant_model"
     ):
         check_inputs(tiny_qwen3, PROMPT, {})
+
+
+def test_target_that_takes_no_cache(make_drafter, monkeypatch):
+    sizes = {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 4, "n_head": 4}
+    target = OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes, pad_token_id=0))
+    monkeypatch.setattr(target.transformer, "forward", lambda *_, **__: pytest.fail("a forward ran"))
+    with pytest.raises(ValueError, match=r"cache must be a DynamicCache, got None. OpenAIGPTLMHeadModel .* elsewhere"):
+        target.generate(PROMPT, assistant_model=make_drafter(target), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_targets_with_learned_prompts(target, tiny_drafter, kind):
+    prompted = get_peft_model(copy.deepcopy(target), kind(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    with pytest.raises(ValueError, match=r"PEFT adapter must be one that adds no virtual tokens, .* got 'P.*_TUNING'"):
+        prompted.generate(input_ids=PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
 
 
 def test_encoder_decoder_target(tiny_drafter):

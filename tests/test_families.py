@@ -124,9 +124,12 @@ def test_hidden_states_and_attentions(family, accuracy, make_drafter):
                 torch.testing.assert_close(layer, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_last_position_a_target_can_embed(make_drafter):
-    """Learned positions end: near the end fewer tokens are drafted, and the last one is still reached."""
-    target = build("GPT2")
+@pytest.mark.parametrize("family", ["GPT2", "Mpt"])
+def test_last_position_a_target_can_have(make_drafter, family):
+    """Learned positions and tables of biases end: near it fewer tokens are drafted, and the last one is reached."""
+    sizes = {"vocab_size": VOCAB, "d_model": 32, "n_layers": 4, "n_heads": 4, "max_seq_len": 128, "use_cache": True}
+    mpt = transformers.MptForCausalLM(transformers.MptConfig(**sizes, **TOKENS)).eval()
+    target = mpt if family == "Mpt" else build(family)
     options = {"do_sample": False, "max_new_tokens": 128 - PROMPT.shape[1]}
     plain = target.generate(PROMPT, **options)
     with oracle(target, PROMPT, 0.9, **options):

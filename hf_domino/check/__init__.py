@@ -16,6 +16,7 @@ from hf_domino.check.prompts import prepare_prompts
 from hf_domino.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.compatibility import check_drafter, check_target
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import recognise
 
 __all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "check_fit"]
 
@@ -68,6 +69,7 @@ def check_fit(
     """
     check_drafter(drafter)
     check_target(drafter.config, target)
+    recognise(drafter.config, target, tokenizer)
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts: list[Text] = []
     variants: list[Measurement] = []

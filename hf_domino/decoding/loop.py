@@ -20,14 +20,16 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.pacer import Pacer, pacer_for
+from hf_domino.decoding.pacing.pacer import Pacer, SingleStep, pacer_for
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
 from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
+from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.verification import Judgement, judge, verify
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import recognise
 from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
 from hf_domino.target import TargetModel
 
@@ -68,8 +70,8 @@ def assisted_decoding(
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target = TargetModel(model, drafter.config)
-    law = TokenLaw(logits_processor, bool(generation_config.do_sample))
-    stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size)
+    law = TokenLaw(logits_processor, bool(generation_config.do_sample), KnownStops.among(stopping_criteria))
+    stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size, recognise(drafter.config, model))
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
@@ -155,8 +157,9 @@ class _Generation:
     def run_round(self) -> None:
         """Draft, verify and commit one block per row."""
         start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
-        block = self.pacer.begin_round(len(self.rows))
-        proposal = self.session.propose(prefixes, block.choose_length(self._room()), block.goes_on)
+        room = self._room()
+        block = SingleStep() if room == 0 else self.pacer.begin_round(len(self.rows))
+        proposal = self.session.propose(prefixes, block.choose_length(room), block.goes_on)
         with self.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposal.tokens)
             if self.law.may_keep_state:
@@ -207,9 +210,12 @@ class _Generation:
         return [kept]
 
     def _room(self) -> int | None:
-        """Proposals for which the target still has positions; None for no limit."""
-        limit = self.session.target.position_limit
-        return None if limit is None else max(limit - self.runner.next_position() - 1, 0)
+        """Proposals that can be of use: the target has positions for them, no text ends before; None for no limit."""
+        wanted, limit = self.committed.room, self.session.target.position_limit
+        rooms = [] if wanted is None else [self.session.fitting_length(wanted)]
+        if limit is not None:
+            rooms.append(max(limit - self.runner.next_position() - 1, 0))
+        return min(rooms, default=None)
 
     def _go_on_with(self, staying: list[int]) -> None:
         """Drop all rows but these, of those there are."""

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 
-from hf_domino.compatibility import check_target
+from hf_domino.compatibility import check_is_loaded, check_target
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.loop import assisted_decoding
@@ -20,6 +20,7 @@ from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drift.shadow import watched
+from hf_domino.identity import recognise
 from hf_domino.integration.call_checks import (
     check_batch,
     check_generation,
@@ -30,6 +31,8 @@ from hf_domino.integration.call_checks import (
     check_step_outputs,
 )
 from hf_domino.integration.candidate_generator import DominoCandidateGenerator
+
+__all__ = ["candidate_generator", "check_call", "check_is_loaded", "decode", "pipeline_drafter"]
 
 
 def check_call(
@@ -48,7 +51,9 @@ def check_call(
         mode_kwargs (`dict`): Arguments of the mode, among them the drafter; a second tokenizer is taken out.
         is_native (`bool`): Whether Transformers' own assisted loop will decode.
     """
-    check_generation(target, mode_kwargs["assistant_model"], generation_config, generation_mode, is_native)
+    drafter = mode_kwargs["assistant_model"]
+    check_generation(target, drafter, generation_config, generation_mode, is_native)
+    recognise(drafter.config, target, mode_kwargs.get("tokenizer"))
     # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
     mode_kwargs.pop("assistant_tokenizer", None)
     # Its own assisted loop takes neither several sequences at once nor recurrent states; ours does both
@@ -87,7 +92,7 @@ def candidate_generator(
 
 
 def pipeline_drafter(target: PreTrainedModel, assistant: Any) -> DominoDraftModel | None:
-    """The drafter a pipeline was given, as an object or as a path or Hub name; None if it is not ours."""
+    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model."""
     if not target.can_generate():
         return None
     if isinstance(assistant, (str, os.PathLike)):
@@ -95,7 +100,5 @@ def pipeline_drafter(target: PreTrainedModel, assistant: Any) -> DominoDraftMode
         if config.get("model_type") != DominoConfig.model_type:
             return None
         assistant = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype).to(target.device)
-    if not isinstance(assistant, DominoDraftModel):
-        return None
     check_target(assistant.config, target)
     return assistant

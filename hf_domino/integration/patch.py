@@ -32,10 +32,16 @@ def _assisted_call() -> Any:
     return assisted_call
 
 
-def _is_drafter(model: Any) -> bool:
-    """Whether `model` is ours; before its class has been imported none is."""
-    modeling = sys.modules.get("hf_domino.drafter.modeling")
-    return isinstance(model, getattr(modeling, "DominoDraftModel", ()))
+def _drafter_of(assistant: Any) -> Any:
+    """The drafter that an assistant is, or that PEFT has put adapters into; None if it is not ours."""
+    if hasattr(assistant, "peft_config") and hasattr(assistant, "get_base_model"):
+        assistant = assistant.get_base_model()
+    modeling = sys.modules.get("hf_domino.drafter.modeling")  # before it has been imported no model is ours
+    return assistant if isinstance(assistant, getattr(modeling, "DominoDraftModel", ())) else None
+
+
+def _is_name(assistant: Any) -> bool:
+    return isinstance(assistant, (str, os.PathLike))
 
 
 def _wrapper_of(original: Callable) -> Callable[[Callable], Callable]:
@@ -58,7 +64,12 @@ def _original_of(function: Callable | None) -> Callable | None:
 def _wrap_validation(original: Callable) -> Callable:
     @_wrapper_of(original)
     def validate(self, generation_mode, generation_config, generation_mode_kwargs):
-        if _is_drafter(generation_mode_kwargs.get("assistant_model")):
+        assistant = generation_mode_kwargs.get("assistant_model")
+        if _is_name(assistant):
+            _assisted_call().check_is_loaded(assistant)
+        drafter = _drafter_of(assistant)
+        if drafter is not None:
+            generation_mode_kwargs["assistant_model"] = drafter
             is_native = not hasattr(type(self)._assisted_decoding, _MARK)  # attached, and nothing is installed
             generation_mode = _assisted_call().check_call(
                 self, generation_mode, generation_config, generation_mode_kwargs, is_native
@@ -71,7 +82,7 @@ def _wrap_validation(original: Callable) -> Callable:
 def _wrap_decoding(original: Callable) -> Callable:
     @_wrapper_of(original)
     def decode(self, *args, **kwargs):
-        is_ours = _is_drafter(kwargs.get("assistant_model"))
+        is_ours = _drafter_of(kwargs.get("assistant_model")) is not None
         return (_assisted_call().decode if is_ours else original)(self, *args, **kwargs)
 
     return decode
@@ -80,7 +91,7 @@ def _wrap_decoding(original: Callable) -> Callable:
 def _wrap_candidate_generator(original: Callable) -> Callable:
     @_wrapper_of(original)
     def get_candidate_generator(self, *args, **kwargs):
-        is_ours = _is_drafter(kwargs.get("assistant_model"))
+        is_ours = _drafter_of(kwargs.get("assistant_model")) is not None
         return (_assisted_call().candidate_generator if is_ours else original)(self, *args, **kwargs)
 
     return get_candidate_generator
@@ -89,11 +100,12 @@ def _wrap_candidate_generator(original: Callable) -> Callable:
 def _wrap_pipeline_loading(original: Callable) -> Callable:
     @_wrapper_of(original)
     def load_assistant_model(model, assistant_model, assistant_tokenizer):
-        if _is_drafter(assistant_model) or isinstance(assistant_model, (str, os.PathLike)):
-            drafter = _assisted_call().pipeline_drafter(model, assistant_model)
-            if drafter is not None:
-                return drafter, None
-        return original(model, assistant_model, assistant_tokenizer)
+        drafter = _drafter_of(assistant_model)
+        if drafter is not None or _is_name(assistant_model):
+            drafter = _assisted_call().pipeline_drafter(model, assistant_model if drafter is None else drafter)
+        if drafter is None:
+            return original(model, assistant_model, assistant_tokenizer)
+        return drafter, None
 
     return load_assistant_model
 

@@ -71,10 +71,10 @@ class StateSnapshot:
         ]
 
     def restore(self) -> None:
-        """Put the states back; may be called once."""
+        """Put copies of the states back: the forward that follows may be broken off in the middle of a layer."""
         for layer, states in self._saved:
             for name, value in states.items():
-                setattr(layer, name, value)
+                setattr(layer, name, _clone(value))
 
 
 def _clone(value: Any) -> Any:

@@ -15,10 +15,12 @@ from builders import build_drafter
 from torch.nn import functional as F
 
 import hf_domino
-from hf_domino import DominoDraftModel, check, cli
+from hf_domino import DominoDraftModel, check
 from hf_domino.check import check_fit, measure, prompts, verdict
 from hf_domino.check.estimate import estimate_mean
 from hf_domino.check.measure import AS_CONFIGURED, Measurement
+from hf_domino.cli import main as cli
+from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.pair import domino_folder, load_pair, read_prompts
 from hf_domino.target import TargetModel
 
@@ -343,7 +345,7 @@ def test_command_does_not_fit(tiny_pair_folder, tmp_path, capsys):
     rows = tmp_path / "prompts.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("import torch", "def f(x):", "class A:")))
     arguments = ["--target", str(tiny_pair_folder), "--drafter", str(domino_folder(tiny_pair_folder))]
-    assert cli.main(["check", *arguments, "--prompts", str(rows)]) == cli.FAILED_CHECK
+    assert cli.main(["check", *arguments, "--prompts", str(rows)]) == FAILED_CHECK
     assert "does not fit" in capsys.readouterr().out
 
 

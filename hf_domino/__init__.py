@@ -4,12 +4,12 @@ Importing it takes a moment and needs no torch: names are loaded when they are a
 it is imported (see `integration.patch`), and its auto classes learn of drafters then.
 """
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_domino.integration.auto_classes import register_auto_classes
 from hf_domino.integration.patch import attach, detach, install, is_installed, uninstall
+from hf_domino.late import late
 
 if TYPE_CHECKING:
     from hf_domino.check import CheckResult, check_fit
@@ -49,27 +49,8 @@ _LATER = {
     "DecodingStats": "stats",
     "timed_phases": "stats",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name, or a module of the package, when it is first asked for."""
-    if name in _LATER:
-        value = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
-        globals()[name] = value
-        return value
-    if not name.startswith("_"):
-        try:
-            return importlib.import_module(f"{__name__}.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"{__name__}.{name}":
-                raise
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """All names, loaded or not."""
-    return sorted({*globals(), *__all__})
-
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = late(__name__, _LATER)
 
 register_auto_classes()
 if os.environ.get("HF_DOMINO_NO_PATCH") != "1":

@@ -1,14 +1,23 @@
-"""Lossless several-fold faster generation for Hugging Face models with Domino speculative decoding."""
+"""Lossless several-fold faster generation for Hugging Face models with Domino speculative decoding.
+
+Importing it takes a moment and needs no torch: names are loaded when they are asked for, Transformers is patched when
+it is imported (see `integration.patch`), and its auto classes learn of drafters then.
+"""
 
 import os
+from typing import TYPE_CHECKING
 
-from hf_domino.check import CheckResult, WidthProbe, check_fit, probe_width
-from hf_domino.configuration import DominoConfig
-from hf_domino.decoding.static.workspace import release_workspaces
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drift.shadow import ShadowReport, shadow
-from hf_domino.integration.patch import attach, detach, install, is_installed, register_auto_classes, uninstall
-from hf_domino.stats import DecodingStats, timed_phases
+from hf_domino.integration.auto_classes import register_auto_classes
+from hf_domino.integration.patch import attach, detach, install, is_installed, uninstall
+from hf_domino.late import late
+
+if TYPE_CHECKING:
+    from hf_domino.check import CheckResult, WidthProbe, check_fit, probe_width
+    from hf_domino.configuration import DominoConfig
+    from hf_domino.decoding.static.workspace import release_workspaces
+    from hf_domino.drafter.modeling import DominoDraftModel
+    from hf_domino.drift.shadow import ShadowReport, shadow
+    from hf_domino.stats import DecodingStats, timed_phases
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,6 +38,23 @@ __all__ = [
     "timed_phases",
     "uninstall",
 ]
+
+# Public name -> module it is loaded from.
+_LATER = {
+    "CheckResult": "check",
+    "WidthProbe": "check",
+    "check_fit": "check",
+    "probe_width": "check",
+    "DominoConfig": "configuration",
+    "release_workspaces": "decoding.static.workspace",
+    "DominoDraftModel": "drafter.modeling",
+    "ShadowReport": "drift.shadow",
+    "shadow": "drift.shadow",
+    "DecodingStats": "stats",
+    "timed_phases": "stats",
+}
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = late(__name__, _LATER)
 
 register_auto_classes()
 if os.environ.get("HF_DOMINO_NO_PATCH") != "1":

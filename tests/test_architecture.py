@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import hf_domino
+from hf_domino import training
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_domino"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -22,7 +25,7 @@ MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
 
 # A room may import from rooms on its own floor or below. `target` stands apart: it knows configurations alone.
 FLOORS = (
-    {"target_config", "configuration", "provenance", "stats"},
+    {"target_config", "configuration", "late", "provenance", "stats"},
     {"target", "compatibility", "identity"},
     {"drafter"},
     {"decoding", "training"},
@@ -143,18 +146,32 @@ def test_no_import_cycles():
 
 
 def test_import_is_light():
+    script = "import sys, hf_domino; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_first_use_is_light():
     # Model classes import torch._dynamo, and that imports Triton where there is one.
     script = (
-        "import sys, transformers.modeling_utils; before = set(sys.modules); import hf_domino; "
+        "import sys, transformers.modeling_utils; before = set(sys.modules); from hf_domino import *; "
         f"print(sorted({LAZY_ONLY} & set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("package", [hf_domino, training], ids=lambda package: package.__name__)
+def test_names_that_come_late_are_those_that_editors_see(package):
+    for_editors = next(node for node in ast.parse(Path(package.__file__).read_text()).body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in for_editors.body for alias in node.names}
+    assert {name: f"{package.__name__}.{module}" for name, module in package._LATER.items()} == seen
+    assert all(getattr(package, name) is not None for name in package.__all__)
+
+
 def test_optional_dependencies_are_imported_lazily():
-    reached, open_ = set(), {""}
-    while open_:  # everything `import hf_domino` reaches
+    reached, open_ = set(), {"", *hf_domino._LATER.values()}
+    while open_:  # everything `import hf_domino` and its public names reach
         name = open_.pop()
         reached.add(name)
         path = next(path for path in MODULES if module_name(path) == name)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-from hf_domino.pair import check_device, find_pair, load_pair, read_prompts
+import hf_domino
+from hf_domino.pair import check_device, check_source, find_pair, load_pair, read_prompts
 
 
 def test_load_pair(tiny_pair_folder):
@@ -38,8 +40,85 @@ def test_prompt_without_text_is_refused(tmp_path):
         read_prompts(path)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there_is_refused():
+@pytest.mark.parametrize("device", ["nonsense", *([] if torch.cuda.is_available() else ["cuda:1"])])
+def test_a_device_that_is_not_there_is_refused(device):
     check_device("cpu")
-    with pytest.raises(ValueError, match=r"--device must be one that torch .* can use, got 'cuda:1'"):
-        check_device("cuda:1")
+    with pytest.raises(ValueError, match=rf"--device must be one that torch .* can use, got '{device}' \("):
+        check_device(device)
+
+
+# --- folders and Hub names --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A function that makes the Hub answer with an error, or know every name."""
+
+    def answers(error=None):
+        def head(url, timeout):
+            asked.append(url)
+            if error is not None:
+                raise error
+
+        asked = []
+        monkeypatch.setattr(hf_domino.pair, "get_hf_file_metadata", head)
+        return asked
+
+    return answers
+
+
+def refused(kind):
+    """An error of the Hub, without the response that it would come with."""
+    return kind.__new__(kind, "refused")
+
+
+def test_a_folder_is_not_looked_up(hub, tmp_path):
+    asked = hub(ConnectionError("no network"))
+    check_source(tmp_path, "--target")
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/at/all", "a/b/c", "nothing/"])
+def test_a_path_is_not_looked_up(hub, name):
+    asked = hub()
+    with pytest.raises(ValueError, match=r"--drafter must be a folder or a Hub name, got .* no such folder\."):
+        check_source(name, "--drafter")
+    assert asked == []
+
+
+def test_a_mistyped_folder_is_guessed(hub, tmp_path):
+    (tmp_path / "my-drafter").mkdir()
+    with pytest.raises(ValueError, match=r"Did you mean '.*my-drafter'\?"):
+        check_source(tmp_path / "my-drafer", "--drafter")
+
+
+def test_names_that_the_hub_knows_pass(hub):
+    asked = hub()
+    check_source("Qwen/Qwen3-0.6B", "--target")
+    assert len(asked) == 1
+    assert "Qwen/Qwen3-0.6B" in asked[0]
+
+
+def test_a_name_that_was_downloaded_needs_no_hub(hub, monkeypatch):
+    hub(ConnectionError("no network"))
+    monkeypatch.setattr(hf_domino.pair, "try_to_load_from_cache", lambda name, file: "config.json")
+    check_source("Qwen/Qwen3-0.6B", "--target")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (refused(RepositoryNotFoundError), "the Hub does not know it, or not for you"),
+        (ConnectionError("no network"), r"the Hub does not answer \(no network\)"),
+    ],
+)
+def test_names_that_cannot_be_loaded_are_refused(hub, error, message):
+    hub(error)
+    with pytest.raises(ValueError, match=message):
+        check_source("nobody/nothing", "--target")
+
+
+@pytest.mark.parametrize("kind", [GatedRepoError, EntryNotFoundError, HfHubHTTPError])
+def test_what_else_the_hub_says_is_left_to_loading(hub, kind):
+    hub(refused(kind))
+    check_source("somebody/something", "--target")

@@ -11,17 +11,19 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_domino.check.measure import Measurement, measure_variants, write_text
+from hf_domino.check.estimate import Estimate
+from hf_domino.check.measure import Measurement, Text, measure_variants, write_text
 from hf_domino.check.prompts import prepare_prompts
-from hf_domino.check.verdict import Cause, CheckResult, judge
+from hf_domino.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.check.width import WidthProbe, probe_width
 from hf_domino.compatibility import check_drafter, check_target
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import recognise
 
-__all__ = ["Cause", "CheckResult", "Measurement", "WidthProbe", "check_fit", "probe_width"]
+__all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "WidthProbe", "check_fit", "probe_width"]
 
-MAX_NEW_TOKENS = 64  # per prompt; with the default prompts enough rounds for a rate
+MAX_NEW_TOKENS = 64  # per prompt
+PROMPTS_AT_A_TIME = 4  # before it is asked whether they were enough
 
 
 def check_fit(
@@ -36,12 +38,14 @@ def check_fit(
     Generates a little text greedily and looks at what is accepted, as configured and with other layers, the other
     `shift_label`, without correction head and without context. Neither model is changed.
 
+    Prompts are taken a few at a time, until the verdict is outside its sampling error or none are left.
+
     Args:
         drafter (`DominoDraftModel`): The drafter; not changed.
         target (`PreTrainedModel`): The target; not changed.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the one saved with the target.
-        prompts (`Sequence`, *optional*): Texts, lists of messages, or token ids; defaults to a few short ones, in each
-            chat mode that the chat template knows.
+        prompts (`Sequence`, *optional*): Texts, lists of messages, or token ids; defaults to a dozen short ones, in
+            each chat mode that the chat template knows. From four on they can be enough.
         max_new_tokens (`int`, *optional*, defaults to 64): Tokens to generate per prompt.
 
     Returns:
@@ -71,12 +75,30 @@ def check_fit(
     recognise(drafter.config, target, tokenizer)
     probe_width(target)
     prepared = prepare_prompts(target, tokenizer, prompts)
-    texts = [write_text(drafter, target, prompt, max_new_tokens) for prompt in prepared]
-    modes: dict[str, list[int]] = {}
+    texts: list[Text] = []
+    variants: list[Measurement] = []
+    for start in range(0, len(prepared), PROMPTS_AT_A_TIME):
+        some = prepared[start : start + PROMPTS_AT_A_TIME]
+        texts += (new := [write_text(drafter, target, prompt, max_new_tokens) for prompt in some])
+        variants = _joined(variants, measure_variants(drafter, target, new))
+        result = judge(_by_mode(texts), variants, _is_fresh(drafter))
+        if result.verdict != TOO_FEW:
+            break
+    return result
+
+
+def _by_mode(texts: Sequence[Text]) -> list[Measurement]:
+    """The real rounds of each mode."""
+    modes: dict[str, list[list[int]]] = {}
     for text in texts:
-        modes.setdefault(text.mode, []).extend(text.acceptance_lengths)
-    variants = measure_variants(drafter, target, texts)
-    return judge([Measurement(*mode) for mode in modes.items()], variants, _is_fresh(drafter))
+        modes.setdefault(text.mode, []).append(text.acceptance_lengths)
+    return [Measurement(*mode) for mode in modes.items()]
+
+
+def _joined(before: Sequence[Measurement], new: Sequence[Measurement]) -> list[Measurement]:
+    """Measurements of the same settings on more texts."""
+    pairs = zip(before, new, strict=True) if before else ((Measurement(more.name, []), more) for more in new)
+    return [Measurement(more.name, old.texts + more.texts) for old, more in pairs]
 
 
 def _is_fresh(drafter: DominoDraftModel) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
+from hf_domino.check.estimate import Estimate, estimate_mean
 from hf_domino.check.prompts import Prompt
 from hf_domino.configuration import DominoConfig, default_target_layer_ids
 from hf_domino.decoding.loop import assisted_decoding
@@ -54,26 +55,26 @@ class Measurement:
 
     Args:
         name (`str`): The setting.
-        acceptance_lengths (`list[int]`): One per round: accepted proposals and the bonus token.
+        texts (`list[list[int]]`): Per text, the acceptance length of each round: accepted proposals and the bonus.
     """
 
     name: str
-    acceptance_lengths: list[int]
+    texts: list[list[int]]
 
     @property
     def num_rounds(self) -> int:
         """Rounds measured."""
-        return len(self.acceptance_lengths)
+        return sum(len(rounds) for rounds in self.texts)
 
     @property
-    def acceptance_length(self) -> float:
+    def acceptance_length(self) -> Estimate:
         """Mean tokens per round, bonus included; NaN without a round."""
-        return sum(self.acceptance_lengths) / self.num_rounds if self.num_rounds else float("nan")
+        return estimate_mean(self.texts)
 
     @property
-    def first_rate(self) -> float:
+    def first_rate(self) -> Estimate:
         """Share of rounds whose first proposal was accepted; NaN without a round."""
-        return sum(n > 1 for n in self.acceptance_lengths) / self.num_rounds if self.num_rounds else float("nan")
+        return estimate_mean([[float(length > 1) for length in rounds] for rounds in self.texts])
 
 
 def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
@@ -142,17 +143,17 @@ def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, texts: 
     Args:
         drafter (`DominoDraftModel`): The drafter.
         target (`PreTrainedModel`): The target.
-        texts (`Sequence[Text]`): What it wrote; texts shorter than a block say nothing and are left out.
+        texts (`Sequence[Text]`): What it wrote; one that is shorter than a block gives no rounds.
     """
     variants = list(variants_of(drafter))
-    lengths: dict[str, list[int]] = {name: [] for name, _ in variants}
+    lengths: dict[str, list[list[int]]] = {name: [] for name, _ in variants}
     for text in texts:
         all_layers = TargetModel(target, drafter.config).capture_kwargs(capture_all=True)
         outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=1, **all_layers)
         for name, view in variants:
             target_view = TargetModel(target, view.config)
             captured = None if name == WITHOUT_CONTEXT else target_view.captured(outputs)
-            lengths[name] += _draft_everywhere(view, target_view, text, captured)
+            lengths[name].append(_draft_everywhere(view, target_view, text, captured))
     return [Measurement(name, rounds) for name, rounds in lengths.items()]
 
 

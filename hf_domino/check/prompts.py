@@ -13,15 +13,34 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
+# A dozen: the fewer texts, the less certain a verdict. Not all are used where the first few are enough.
 TEXTS = (
     'def read_lines(path):\n    """Return the lines of a text file."""\n',
     "import argparse\nimport json\n\n\ndef main():\n",
     "The river rises in the hills north of the town. In spring,",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "To bake the bread, first mix the flour with",
+    "for key, value in sorted(counts.items()):\n",
+    "The committee met on Monday to discuss the budget. The first point was",
+    "def test_empty_list():\n    assert",
+    "Light travels faster than sound, which is why",
+    "SELECT name, age FROM users WHERE",
+    "Once upon a time there was a fisherman who lived",
+    "try:\n    with open(filename) as stream:\n",
 )
 QUESTIONS = (
     "Write a Python function that returns the n-th Fibonacci number, with a short explanation.",
     "Why is the sky blue? Answer in a few sentences.",
     "List three differences between a list and a tuple in Python.",
+    "Summarise the story of Romeo and Juliet in one paragraph.",
+    "A train leaves at 9:40 and arrives at 13:05. How long is the journey? Show your steps.",
+    "Give me a recipe for pancakes.",
+    "What is the difference between TCP and UDP?",
+    "Write a polite email asking a colleague for last month's report.",
+    "Write a SQL query that returns the five customers with the most orders.",
+    "How do vaccines work?",
+    "Suggest a weekend itinerary for Lisbon.",
+    "What does this Python code print, and why? print([x * x for x in range(5) if x % 2])",
 )
 # Variables by which chat templates switch reasoning on and off.
 THINKING_SWITCHES = ("enable_thinking", "thinking")

@@ -1,137 +1,78 @@
-"""`hf-domino bench`: measure, or show what was measured."""
+"""`hf-domino bench`: measure every way to generate, or show what was measured."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm.auto import tqdm
+from hf_domino.cli.flags import DTYPES, METHODS, add_pair, add_threads, default_device, positive_int, set_up
 
-from hf_domino.benchmark.figures import draw_figures
-from hf_domino.benchmark.measure import Bench
-from hf_domino.benchmark.methods import choose_methods
-from hf_domino.benchmark.prompts import read_batches
-from hf_domino.benchmark.report import details_table, fill_readme, label, modes_of, results_table
-from hf_domino.benchmark.rows import Row, RowsFile, measured, provenance_of_run, read_rows
-from hf_domino.cli.bench_flags import EXACT_DTYPE, add_arguments, set_up
-from hf_domino.pair import DTYPES, PROMPTS, Pair, check_device, find_pair, load_pair
+EXAMPLES = """\
+  hf-domino bench --num-prompts 5 --repeats 1
+  hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --rows rows.jsonl
+  hf-domino bench --rows rows.jsonl --figures figures
+"""
 
-__all__ = ["add_arguments", "run"]
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `hf-domino bench`."""
+    _add_models(parser.add_argument_group("models"))
+    add = parser.add_argument_group("texts").add_argument
+    add("--prompts", type=Path, help="JSONL of prompts (default: prompts.jsonl of the target, or bundled)")
+    add("--num-prompts", type=positive_int, default=50, help="use the first N prompts")
+    add("--batch-size", type=positive_int, default=1, help="prompts per call, padded on the left")
+    add("--max-new-tokens", type=positive_int, default=128, help="tokens to generate per prompt")
+    _add_methods(parser.add_argument_group("what is measured"))
+    group = parser.add_argument_group("rows")
+    group.add_argument("--rows", type=Path, default=Path("results.jsonl"), help="where rows are written, or read from")
+    there = group.add_mutually_exclusive_group()
+    there.add_argument("--overwrite", action="store_true", help="measure anew where --rows exists")
+    there.add_argument("--resume", action="store_true", help="go on where the run that wrote --rows was broken off")
+    add = parser.add_argument_group("instead of measuring").add_argument
+    add("--readme", type=Path, help="write the table of --rows into this Markdown file")
+    add("--figures", type=Path, help="draw --rows as SVG files into this folder")
+
+
+def _add_models(group: argparse._ArgumentGroup) -> None:
+    add_pair(group)
+    group.add_argument("--target", help="folder or Hub name of a target of your own, in place of --pair")
+    group.add_argument("--drafter", help="its drafter (default: NAME-domino beside the target)")
+    group.add_argument("--twin", help="its DFlash drafter (default: NAME-dflash beside the target, if there is one)")
+    group.add_argument("--assistant", help="a small model with the target's vocabulary, to compare with")
+    group.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of all models")
+    group.add_argument("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
+    add_threads(group)
+
+
+def _add_methods(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--methods",
+        type=lambda names: [name.strip() for name in names.split(",")],
+        help=f"some of {','.join(METHODS)}; plain is always measured",
+    )
+    group.add_argument("--early-exit", type=positive_int, metavar="N", help="compare with drafts of the first N layers")
+    group.add_argument("--lookup-tokens", type=positive_int, default=10, help="tokens that prompt lookup proposes")
+    group.add_argument(
+        "--repeats", type=positive_int, default=3, help="timed runs per prompt and method; the median counts"
+    )
+    group.add_argument(
+        "--temperature", type=float, default=0.7, help="temperature of the sampled half; 0 for greedy only"
+    )
+    group.add_argument("--seed", type=int, default=0, help="seed of the sampled half")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
+    from hf_domino.benchmark.report import details_table, modes_of, results_table
+    from hf_domino.benchmark.run import measure, report_differences, show
+
     if options.readme or options.figures:
         show(options)
         return 0
+    options.device = options.device or default_device()
+    set_up(options.threads)
     rows = measure(options)
     print(results_table(rows))
     for mode, name in modes_of(rows).items():
         print(f"{name}:\n\n{details_table(rows, mode)}")
     return report_differences(rows, options)
-
-
-def show(options: argparse.Namespace) -> None:
-    """Put the rows that were measured into a README, or draw them.
-
-    Args:
-        options (`argparse.Namespace`): Flags of [`add_arguments`].
-    """
-    rows = read_rows(options.rows)
-    if options.readme:
-        fill_readme(options.readme, rows)
-    if options.figures:
-        print(*draw_figures(rows, options.figures), sep="\n")
-
-
-def measure(options: argparse.Namespace) -> list[Row]:
-    """Measure what the flags ask for and write `--rows`, a batch at a time.
-
-    Args:
-        options (`argparse.Namespace`): Flags of [`add_arguments`].
-
-    Returns:
-        `list[Row]`: All rows of the file.
-
-    Raises:
-        ValueError: If the flags do not fit one another, the models or the rows that are there.
-    """
-    _check(options)
-    set_up(options)
-    pair = _load(options)
-    methods, skipped = choose_methods(pair, options)
-    batches = read_batches(_prompts_of(options, pair), options.num_prompts, options.batch_size)
-    bench, file = Bench(pair, methods, options), RowsFile(options.rows, provenance_of_run(options, pair.name, methods))
-    todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
-    kept = file.finished(todo, options.temperature) if options.resume else []
-    file.start(skipped, kept)
-    for done in {(row["mode"], row["prompt"]) for row in kept}:
-        del todo[done]
-    if todo:
-        bench.warm_up(batches[0])
-    for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
-        file.append(bench.measure(mode, index, batch))
-    return read_rows(options.rows)
-
-
-def _load(options: argparse.Namespace) -> Pair:
-    if options.target and options.pair:
-        raise ValueError("--target and --pair both name a target: give one of them.")
-    target = options.target or find_pair(options.pair).resolve()
-    dtype = DTYPES[options.dtype]
-    return load_pair(target, options.drafter, options.twin, options.assistant, dtype, options.device)
-
-
-def _prompts_of(options: argparse.Namespace, pair: Pair) -> Path:
-    """File of prompts: the one that was named, else the target's, else the bundled pair's."""
-    own = pair.folder / PROMPTS
-    if options.prompts or own.is_file():
-        return options.prompts or own
-    try:
-        return find_pair() / PROMPTS
-    except FileNotFoundError as error:
-        raise ValueError(f"--prompts must be given: there is no {own}, and no bundled pair.") from error
-
-
-def _check(options: argparse.Namespace) -> None:
-    check_device(options.device)
-    if options.temperature < 0:
-        raise ValueError(f"--temperature must be at least 0, got {options.temperature}.")
-    if options.rows.exists() and not (options.overwrite or options.resume):
-        raise ValueError(
-            f"--rows {options.rows} is there already: go on with it (--resume), replace it (--overwrite), or write "
-            "elsewhere."
-        )
-
-
-def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
-    """Say on stderr which greedy outputs differ from plain generation's.
-
-    Args:
-        rows (`Sequence[Row]`): Rows of one run.
-        options (`argparse.Namespace`): Flags of [`add_arguments`].
-
-    Returns:
-        `int`: The exit code: 1 if any differ and rounding is no excuse.
-    """
-    different: dict[str, list[int]] = {}
-    for row in measured(rows):
-        if row["equals_plain"] is False:
-            different.setdefault(row["method"], []).append(row["prompt"])
-    what = "prompt" if options.batch_size == 1 else "batch"
-    for method, prompts in different.items():
-        print(
-            f"DIFFERENT: greedy output of {label(method)} is not plain generate's for {len(prompts)} {what}(s), first "
-            f"{what} {min(prompts)}.",
-            file=sys.stderr,
-        )
-    if not different or options.dtype == EXACT_DTYPE:
-        return 1 if different else 0
-    print(
-        f"In {options.dtype} a block and single tokens round differently, and an argmax flips where two logits are "
-        f"nearly equal. Whether it is that: --dtype {EXACT_DTYPE}, or `hf_domino.shadow`.",
-        file=sys.stderr,
-    )
-    return 0

@@ -6,29 +6,38 @@ import argparse
 import json
 from pathlib import Path
 
-import torch
+from hf_domino.cli.exits import FAILED_CHECK
+from hf_domino.cli.flags import DTYPES, SHAPES, default_device
 
-from hf_domino.benchmark.round import FEW_ROUNDS, SHAPES, measure
-from hf_domino.pair import DTYPES, check_device
+EXAMPLES = """\
+  hf-domino bench-round
+  hf-domino bench-round --shapes qwen3-8b --dtype bfloat16 --device cuda
+"""
+ON_GPU, ON_CPU = ("qwen3-8b", "bfloat16"), ("tiny", "float32")  # shapes and dtype by default
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino bench-round`."""
-    on_gpu = torch.cuda.is_available()
     add = parser.add_argument
-    add("--shapes", choices=sorted(SHAPES), default="qwen3-8b" if on_gpu else "tiny", help="sizes of both models")
+    add("--shapes", choices=SHAPES, help=f"sizes of both models (default: {ON_GPU[0]} on a GPU, else {ON_CPU[0]})")
     add("--context", type=int, default=512, help="tokens of the prompt")
     add("--rounds", type=int, default=64, help="rounds of a text; the time of a shorter one is subtracted")
     add("--repeats", type=int, default=5, help="texts per method, in turn; the median counts")
-    add("--dtype", choices=sorted(DTYPES), default="bfloat16" if on_gpu else "float32", help="dtype of both models")
-    add("--device", default="cuda" if on_gpu else "cpu", help="device of both models")
+    add("--dtype", choices=DTYPES, help=f"dtype of both models (default: {ON_GPU[1]} on a GPU, else {ON_CPU[1]})")
+    add("--device", help="device of both models (default: cuda where there is a GPU, else cpu)")
     add("--seed", type=int, default=0, help="seed of weights and prompt")
     add("--rows", type=Path, default=Path("rounds.jsonl"), help="where rows are written")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench-round`; returns 1 where a graph gives another text than its launches."""
+    from hf_domino.benchmark.round import FEW_ROUNDS, measure
+    from hf_domino.pair import check_device
+
+    options.device = options.device or default_device()
     check_device(options.device)
+    shapes, dtype = ON_GPU if options.device.startswith("cuda") else ON_CPU
+    options.shapes, options.dtype = options.shapes or shapes, options.dtype or dtype
     for field, least in (("context", 1), ("rounds", 4 * FEW_ROUNDS), ("repeats", 1)):
         if getattr(options, field) < least:
             raise ValueError(f"--{field} must be at least {least}, got {getattr(options, field)}.")
@@ -39,4 +48,4 @@ def run(options: argparse.Namespace) -> int:
         times = "".join(f"{row[name]:>9.3f}" for name in ("ms", "ms_least", "ms_most", "floor_ms"))
         print(f"{row['method']:<18}{times}{row['ms'] / row['floor_ms']:>11.2f}x")
     print("floor: bytes of the weights that a round reads over the bandwidth of a copy on this device")
-    return 0 if rows[0]["is_equal"] else 1
+    return 0 if rows[0]["is_equal"] else FAILED_CHECK

@@ -1,15 +1,24 @@
-"""The `hf-domino` command: one subcommand per task, each imported only when it is called."""
+"""The `hf-domino` command: one subcommand per task, each imported only when it is called.
+
+A subcommand's module holds `EXAMPLES`, `add_arguments(parser)` and `run(options) -> int | None`. It is light: what
+takes a moment to import is imported by `run`, so that help answers at once. Where flags come from heavy modules, there
+is also `add_help(parser)`, which takes the place of `add_arguments` for `--help`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import copy
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+from hf_domino import __version__
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 
-# name -> (module with `add_arguments(parser)` and `run(options) -> int | None`, one line of help)
+# name -> (module, one line of help)
 COMMANDS = {
     "demo": ("hf_domino.cli.demo", "Generate with the bundled pair, plain and assisted, and show the rounds."),
     "check": ("hf_domino.cli.check", "Say whether a drafter fits its target, and if not, why."),
@@ -21,7 +30,9 @@ COMMANDS = {
     ),
     "bench-round": ("hf_domino.cli.bench_round", "Measure one round with random weights: graphed, launched, growing."),
     "recipe": ("hf_domino.cli.recipe", "Make the bundled pair from nothing."),
+    "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),
 }
+HELP = {"-h", "--help"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,12 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments (`Sequence[str]`, *optional*): Command line without the program's name, defaults to `sys.argv[1:]`.
 
     Returns:
-        `int`: 0, or 1 where a check failed (outputs differ, a drafter does not fit), 2 where the input is wrong, 130 on
-        an interrupt, 143 where SIGTERM ended a training early.
+        `int`: 0, or 1 where a check failed (outputs differ, a drafter does not fit), 2 where the input is wrong or too
+        little to judge by, 130 on an interrupt, 143 where SIGTERM ended a training early.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    options = build_parser(arguments).parse_args(arguments)
+    options = argparse.Namespace(command="", traceback="--traceback" in arguments)
     try:
+        options = parse(arguments)
         return importlib.import_module(COMMANDS[options.command][0]).run(options) or 0
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -47,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USER_ERROR
 
 
-def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """Build the parser, with the flags of the one subcommand that `arguments` call for.
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Read a command line.
 
     Args:
         arguments (`Sequence[str]`): Command line without the program's name.
@@ -56,18 +68,44 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hf-domino", description="Domino speculative decoding for Hugging Face Transformers."
     )
+    parser.add_argument("--version", action="version", version=f"hf-domino {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary, formatter_class=_HelpFormatter)
-        subparser.add_argument("--traceback", action="store_true", help="show where an error came from")
         if arguments and arguments[0] == name:
-            importlib.import_module(module).add_arguments(subparser)
-    return parser
+            called = subparser
+            _add_arguments(called, importlib.import_module(module), wants_help=bool(HELP & set(arguments)))
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        called.error(_unknown(unknown, called))  # the parser of all commands would print its own usage
+    return options
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults that say something: not those of switches, nor None."""
+def _add_arguments(parser: argparse.ArgumentParser, command: Any, wants_help: bool) -> None:
+    """Add the flags of one subcommand, and its examples."""
+    add = getattr(command, "add_help", command.add_arguments) if wants_help else command.add_arguments
+    add(parser)
+    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
+    parser.epilog = f"examples:\n{command.EXAMPLES}"
+
+
+def _unknown(arguments: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """Say which arguments are unknown, and what may have been meant."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    near = {flag: difflib.get_close_matches(flag.partition("=")[0], known, n=1) for flag in arguments}
+    meant = "".join(f"; {flag}: did you mean {found[0]}?" for flag, found in near.items() if found)
+    return f"unrecognized arguments: {' '.join(arguments)}{meant}"
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults that say something, not those of switches, nor None; each flag once; examples as they are."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        once = {flag.replace("_", "-"): flag for flag in reversed(action.option_strings)}
+        action = copy.copy(action)
+        action.option_strings = list(reversed(once.values()))
+        return super()._format_action_invocation(action)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        silent = action.default is None or action.default is False
+        silent = action.default in (None, False, argparse.SUPPRESS)
         return action.help if silent else super()._get_help_string(action)

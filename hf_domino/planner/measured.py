@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hf_domino.benchmark.rows import Row
 from hf_domino.planner.formulas import Costs
+
+if TYPE_CHECKING:
+    from hf_domino.benchmark.rows import Row
 
 DRAFTING = ("draft", "rollout")  # the phases of a round that are not verification
 BASELINE = "plain"
@@ -75,7 +77,7 @@ def _rows_of(rows: Sequence[Row], method: str, mode: str) -> list[Row]:
     # A text of one token has no time per further token.
     chosen = [row for row in chosen if row.get("tpot_seconds", 0) is not None]
     if not chosen:
-        found = sorted({f"{row.get('method')} ({row.get('mode')})" for row in rows})
+        found = sorted({f"{row.get('method')} ({row.get('mode')})" for row in rows if "skipped" not in row})
         raise ValueError(
             f"rows must have method {method!r} in mode {mode!r}, got {', '.join(found) or 'none'}: choose others with "
             "--method and --mode, or measure with `hf-domino bench`."

@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 
 from hf_domino.compatibility import refusal
+from hf_domino.training.fields import TrainingFields
 
 # Positions after which a loss weight has fallen to 1/e, by block size (arXiv 2605.29707, 2602.06036).
 LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
@@ -29,7 +30,7 @@ def default_loss_decay(block_size: int) -> float:
 
 
 @dataclass
-class DominoTrainingArguments(TrainingArguments):
+class DominoTrainingArguments(TrainingFields, TrainingArguments):
     """Training arguments of a drafter; the defaults follow the published recipe (arXiv 2605.29707).
 
     Args:
@@ -51,22 +52,6 @@ class DominoTrainingArguments(TrainingArguments):
         ValueError: If a field is out of range.
     """
 
-    max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
-    num_anchors: int = field(default=256, metadata={"help": "Most blocks trained per sequence and step."})
-    loss_decay: float | None = field(default=None, metadata={"help": "Positions after which a weight falls to 1/e."})
-    lambda_base_decay_ratio: float = field(
-        default=1.0, metadata={"help": "Share of training that fades the base loss out."}
-    )
-    max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
-    muon_learning_rate: float | None = field(
-        default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
-    )
-    walk_rows: int = field(default=16, metadata={"help": "Evaluation rows to walk in real rounds; 0 for none."})
-
-    learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate of AdamW."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
-    warmup_steps: float = field(default=0.04, metadata={"help": "Warm-up steps, or a share of all steps below 1."})
-    num_train_epochs: float = field(default=6.0, metadata={"help": "Passes over the training rows."})
     dataloader_pin_memory: bool = field(
         default_factory=torch.accelerator.is_available, metadata={"help": "Pin batches; on where there is a GPU."}
     )

@@ -10,6 +10,7 @@ from hf_domino.benchmark import distinct_ngram_ratio
 from hf_domino.benchmark.methods import METHODS
 from hf_domino.benchmark.rows import measured, read_rows
 from hf_domino.cli import main as cli
+from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.stats import PHASES
 
 FLAGS = ["--num-prompts", "2", "--max-new-tokens", "8", "--repeats", "2", "--threads", "1", "--device", "cpu"]
@@ -129,7 +130,7 @@ def test_a_run_that_was_broken_off_goes_on(tiny_pair_folder, tmp_path, capsys):
 def test_bench_fails_where_outputs_differ(tiny_pair_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("hf_domino.benchmark.measure.torch.equal", lambda first, second: False)
     path = tmp_path / "rows.jsonl"
-    assert bench(tiny_pair_folder, path, *GREEDY) == cli.FAILED_CHECK
+    assert bench(tiny_pair_folder, path, *GREEDY) == FAILED_CHECK
     assert not json.loads(path.read_text().splitlines()[0])["equals_plain"]
     assert (
         "DIFFERENT: greedy output of Domino, whole blocks is not plain generate's for 2 prompt(s), first prompt 0"

@@ -1,16 +1,29 @@
 from __future__ import annotations
 
+import dataclasses
+import getpass
+import json
+import platform
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
+import hf_domino
+from hf_domino import pair
+from hf_domino.benchmark import methods, round
+from hf_domino.check import MAX_NEW_TOKENS, verdict
+from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
 
 
 def stub(run):
     """A subcommand's module."""
-    return type("Stub", (), {"add_arguments": staticmethod(lambda parser: None), "run": staticmethod(run)})
+    fields = {"EXAMPLES": "", "add_arguments": staticmethod(lambda parser: None), "run": staticmethod(run)}
+    return type("Stub", (), fields)
 
 
 @pytest.fixture
@@ -59,17 +72,96 @@ def test_interrupt(command):
     assert cli.main(["demo"]) == cli.INTERRUPTED
 
 
+def test_interrupt_while_a_command_is_imported(monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert cli.main(["demo"]) == cli.INTERRUPTED
+
+
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_help_of_every_command(name, capsys):
     with pytest.raises(SystemExit) as exit_:
         cli.main([name, "--help"])
     assert exit_.value.code == 0
-    assert "--traceback" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"examples:\n  hf-domino {name}" in shown
+    flags = re.findall(r"^  (?:-h, )?(--[\w-]+)", shown, re.MULTILINE)
+    assert len(flags) == len(set(flags)) > 1
 
 
-def test_help_lists_the_commands():
-    done = subprocess.run([sys.executable, "-m", "hf_domino.cli", "--help"], capture_output=True, text=True, check=True)
-    assert all(name in done.stdout for name in cli.COMMANDS)
+LIGHT = """
+import contextlib, io, sys
+from hf_domino.cli.main import COMMANDS, main
+shown = io.StringIO()
+for arguments in (["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)):
+    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
+        main(arguments)
+assert all(name in shown.getvalue() for name in COMMANDS)
+print({"torch", "transformers", "numpy", "rich", "huggingface_hub"} & set(sys.modules))
+"""
+
+
+def test_help_needs_no_torch():
+    done = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("set()", "")
+
+
+def test_all_fields_of_training_are_shown_once_on_request(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["train", "--help_all"])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    names = [field.name for owner in train._groups() for field in dataclasses.fields(owner) if field.init]
+    listed = re.findall(r"^  (?:-h, )?--(\w+)", shown, re.MULTILINE)
+    assert [name for name in names if listed.count(name) != 1] == []
+    assert shown.index("--target ") < shown.index("--num_anchors ") < shown.index("--adam_beta1 ")
+    assert "Most blocks trained per sequence and step. (default: 256)" in " ".join(shown.split())
+
+
+def test_what_help_of_training_says_of_transformers_is_there():
+    assert set(train.FROM_TRANSFORMERS) < {field.name for field in dataclasses.fields(train._groups()[-1])}
+    assert set(train.MOST_WANTED) <= {name for names in train._titles().values() for name in names}
+
+
+def test_a_plan_from_numbers_needs_no_torch():
+    script = "import sys; from hf_domino.cli.main import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    arguments = ["plan", "--alpha", "0.8", "--t-plain", "10", "--t-verify", "12.9", "--t-draft", "1.6"]
+    subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, check=True)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"hf-domino {hf_domino.__version__}\n"
+
+
+def test_choices_are_what_they_stand_for():
+    assert sorted(pair.DTYPES) == list(flags.DTYPES)
+    assert list(methods.METHODS) == list(flags.METHODS)
+    assert sorted(round.SHAPES) == list(flags.SHAPES)
+    assert set(check.EXIT_CODES) == {verdict.FITS, verdict.DOES_NOT_FIT, verdict.TOO_FEW}
+    assert cli.parse(["check"]).max_new_tokens == MAX_NEW_TOKENS
+
+
+def test_unknown_flag_shows_the_usage_of_its_command(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["check", "--targt", "x"])
+    assert exit_.value.code == cli.USER_ERROR
+    shown = capsys.readouterr().err
+    assert shown.startswith("usage: hf-domino check")
+    assert "unrecognized arguments: --targt x; --targt: did you mean --target?" in shown
+
+
+def test_environment_tells_versions_and_nothing_private(capsys):
+    assert cli.main(["env", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["torch"] == torch.__version__
+    assert found["hf-domino"] == hf_domino.__version__
+    assert not {str(Path.home()), getpass.getuser(), platform.node()} & set(found.values())
+    assert cli.main(["env"]) == 0
+    assert not re.search(r"(^|\s)(/|~)\w", capsys.readouterr().out)
 
 
 def test_unknown_command(capsys):

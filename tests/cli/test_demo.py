@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_domino.cli import demo
+from hf_domino.cli import comparison
 from hf_domino.cli import main as cli
+from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.pair import load_pair
 
 FLAGS = ["--max-new-tokens", "24", "--repeats", "1", "--threads", "1"]
@@ -21,14 +22,14 @@ def test_demo_shows_both_outputs_and_the_rounds(tiny_pair_folder, capsys, monkey
 
 
 def test_demo_fails_where_outputs_differ(tiny_pair_folder, capsys, monkeypatch):
-    monkeypatch.setattr(demo.Comparison, "equal", property(lambda comparison: False))
-    assert cli.main(["demo", "--pair", str(tiny_pair_folder), *FLAGS]) == cli.FAILED_CHECK
+    monkeypatch.setattr(comparison.Comparison, "equal", property(lambda self: False))
+    assert cli.main(["demo", "--pair", str(tiny_pair_folder), *FLAGS]) == FAILED_CHECK
     assert "outputs: DIFFERENT" in capsys.readouterr().out
 
 
 def test_comparison_is_repeatable_and_rounds_cover_the_text(tiny_pair_folder):
     pair = load_pair(tiny_pair_folder)
-    first, second = (demo.compare(pair, "def f(x):", max_new_tokens=24, repeats=1) for _ in range(2))
+    first, second = (comparison.compare(pair, "def f(x):", max_new_tokens=24, repeats=1) for _ in range(2))
     assert first.equal
     assert torch.equal(first.assisted, second.assisted)
     assert first.acceptance_lengths == second.acceptance_lengths

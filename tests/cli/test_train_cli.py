@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from hf_domino import DominoDraftModel
-from hf_domino.cli.main import build_parser
+from hf_domino.cli.main import parse
 from hf_domino.cli.train import parse_options
 
 
@@ -27,7 +27,7 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
     assert commands == [f"  hf-domino check {pair}", f"  hf-domino bench {pair} --rows {tmp_path / 'run'}/rows.jsonl"]
     for command in commands:  # they are what the parser takes
-        build_parser(shlex.split(command)[1:]).parse_args(shlex.split(command)[1:])
+        parse(shlex.split(command)[1:])
     assert "| steps | 4 |" in (tmp_path / "run" / "README.md").read_text()
     assert "use_cache" not in json.loads((tmp_path / "run" / "config.json").read_text())
 
@@ -69,7 +69,7 @@ def test_yaml_is_converted_like_flags(recipe, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe | {"on_policy_temperatures": [0, 0.5], "target_layer_ids": [0, 1]}))
     arguments = ["train", str(path), "--num_anchors", "9"]
-    names, shape, data, args = parse_options(build_parser(arguments).parse_args(arguments))
+    names, shape, data, args = parse_options(parse(arguments))
     assert (args.learning_rate, args.num_anchors, data.on_policy_temperatures) == (1e-3, 9, [0.0, 0.5])
     assert shape.overrides() == {
         "num_hidden_layers": 1, "block_size": 4, "shift_label": False, "target_layer_ids": [0, 1],
@@ -79,7 +79,7 @@ def test_yaml_is_converted_like_flags(recipe, tmp_path):
 
 def test_the_example_is_valid(tmp_path):
     arguments = ["train", str(files("hf_domino.training") / "example.yaml"), f"--output_dir={tmp_path}"]
-    names, shape, data, args = parse_options(build_parser(arguments).parse_args(arguments))
+    names, shape, data, args = parse_options(parse(arguments))
     assert (names.target, shape.block_size, data.on_policy, args.num_anchors) == ("Qwen/Qwen3-8B", 16, True, 256)
     assert args.use_cpu is not torch.accelerator.is_available()  # its bf16 would be refused without a GPU
 

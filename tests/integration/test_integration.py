@@ -23,7 +23,6 @@ from transformers.pipelines import base as pipelines_base
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.integration import patch
 
 ROOT = Path(__file__).parents[2]
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
@@ -274,7 +273,9 @@ def test_threads_keep_their_own_rounds(tiny_qwen3, tiny_drafter):
 
 
 def functions():
-    return [getattr(owner, name) for owner, name, _ in patch._PATCHES]
+    owners = GenerationMixin, GenerationMixin, GenerationMixin, pipelines_base
+    names = "_validate_generation_mode", "_assisted_decoding", "_get_candidate_generator", "load_assistant_model"
+    return [getattr(*function) for function in zip(owners, names, strict=True)]
 
 
 def test_install_is_idempotent_and_undoable(uninstalled):
@@ -302,8 +303,8 @@ def test_somebody_elses_patch_survives(uninstalled, monkeypatch):
 
 
 def test_missing_private_name(uninstalled, monkeypatch):
-    monkeypatch.delattr(pipelines_base, "load_assistant_model")
-    with pytest.warns(UserWarning, match=r"needs load_assistant_model, which transformers .* does not have.*attach"):
+    monkeypatch.delattr(GenerationMixin, "_get_candidate_generator")
+    with pytest.warns(UserWarning, match=r"needs _get_candidate_generator, which .* does not have.*attach"):
         hf_domino.install()
     assert not hf_domino.is_installed()
     assert not hasattr(GenerationMixin._assisted_decoding, "__wrapped__")
@@ -382,8 +383,11 @@ def test_native_dflash_is_still_chosen(tiny_qwen3):
 # --- any order of imports ---------------------------------------------------------------------------------------
 
 ORDERS = {
-    "first": ["import hf_domino", "from transformers import pipeline"],
-    "after transformers": ["import transformers", "import hf_domino", "from transformers import pipeline"],
+    "alone": [
+        "import hf_domino",
+        "from transformers import AutoConfig, AutoModel, pipeline",
+        "assert type(AutoModel.from_pretrained(DRAFTER).config) is type(AutoConfig.from_pretrained(DRAFTER))",
+    ],
     "after pipelines": ["from transformers import pipeline", "import transformers.pipelines.base", "import hf_domino"],
     "after models": ["from transformers import Qwen3Model", "import hf_domino", "from transformers import pipeline"],
     "replaced module": [
@@ -413,10 +417,12 @@ def test_import_orders(saved_pair, order):
 
 def test_no_patch_on_request(monkeypatch):
     script = """
-from transformers import GenerationMixin
-before = GenerationMixin._assisted_decoding
 import hf_domino
-assert GenerationMixin._assisted_decoding is before and not hf_domino.is_installed()
+from transformers import AutoConfig, GenerationMixin
+assert not hasattr(GenerationMixin._assisted_decoding, "__wrapped__") and not hf_domino.is_installed()
+assert type(AutoConfig.for_model("domino")) is hf_domino.DominoConfig
+hf_domino.install()
+assert hasattr(GenerationMixin._assisted_decoding, "__wrapped__") and hf_domino.is_installed()
 """
     monkeypatch.setenv("HF_DOMINO_NO_PATCH", "1")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)

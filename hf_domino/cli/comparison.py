@@ -1,0 +1,107 @@
+"""One prompt, generated plainly and with the drafter, and how both are shown; the outputs must be equal."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+
+from hf_domino.benchmark import generate_timed
+from hf_domino.cli.picture import COLOUR_LEGEND, PLAIN_LEGEND, origins, picture, shows_colour, token_texts
+from hf_domino.pair import Pair
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same prompt generated twice.
+
+    Args:
+        plain (`torch.Tensor`): New token ids of plain `generate`, `[num_new_tokens]`.
+        assisted (`torch.Tensor`): New token ids with the drafter, `[num_new_tokens]`.
+        plain_seconds (`float`): Median over the repeats.
+        assisted_seconds (`float`): Median over the repeats.
+        acceptance_lengths (`list[int]`): Tokens each round committed.
+    """
+
+    plain: torch.Tensor
+    assisted: torch.Tensor
+    plain_seconds: float
+    assisted_seconds: float
+    acceptance_lengths: list[int]
+
+    @property
+    def equal(self) -> bool:
+        """Whether both outputs are the same, token for token."""
+        return torch.equal(self.plain, self.assisted)
+
+
+def compare(pair: Pair, prompt: str, max_new_tokens: int, repeats: int) -> Comparison:
+    """Generate greedily, plain and assisted in turn, after one run of each that is not timed.
+
+    Args:
+        pair (`Pair`): Target, tokenizer and drafter.
+        prompt (`str`): Text to continue.
+        max_new_tokens (`int`): Tokens to generate.
+        repeats (`int`): Timed runs of each.
+    """
+    inputs = pair.tokenizer(prompt, return_tensors="pt")
+    arguments: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
+    plain_seconds, assisted_seconds = [], []
+    for _ in range(repeats + 1):
+        plain, elapsed = generate_timed(pair.target, inputs, **arguments)
+        plain_seconds.append(elapsed)
+        assisted, elapsed = generate_timed(pair.target, inputs, assistant_model=pair.drafter, **arguments)
+        assisted_seconds.append(elapsed)
+    return Comparison(
+        plain=plain[0],
+        assisted=assisted[0],
+        plain_seconds=statistics.median(plain_seconds[1:]),
+        assisted_seconds=statistics.median(assisted_seconds[1:]),
+        acceptance_lengths=pair.drafter.stats.rows[0],
+    )
+
+
+def show(console: Console, pair: Pair, prompt: str, comparison: Comparison) -> None:
+    """Print prompt, both outputs, the picture of rounds and the figures.
+
+    Args:
+        console (`Console`): Where to print; without colours rounds are marked with `|`.
+        pair (`Pair`): The pair that generated.
+        prompt (`str`): The prompt.
+        comparison (`Comparison`): What was generated.
+    """
+    colour = shows_colour(console)
+    assisted = comparison.assisted.tolist()
+    token_origins = origins(len(assisted), comparison.acceptance_lengths)
+    sections = {
+        f"prompt ({pair.name})": prompt,
+        "plain generate": pair.tokenizer.decode(comparison.plain, skip_special_tokens=True),
+        f"with the drafter: {COLOUR_LEGEND if colour else PLAIN_LEGEND}": picture(
+            token_texts(pair.tokenizer, assisted), token_origins, colour
+        ),
+    }
+    for title, text in sections.items():
+        console.print(Rule(title, align="left", style="dim"))
+        console.print(text, markup=False)
+    console.print(Rule(style="dim"))
+    console.print(_figures(comparison))
+    verdict = "equal, token for token" if comparison.equal else "DIFFERENT"
+    console.print(f"outputs: {verdict} ({len(assisted)} tokens, greedy, fp32, {torch.get_num_threads()} threads)")
+
+
+def _figures(comparison: Comparison) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for head in ("", "tokens/s", "speed-up", "target forwards", "tokens per forward"):
+        table.add_column(head, justify="right" if head else "left")
+    plain = len(comparison.plain) / comparison.plain_seconds
+    assisted = len(comparison.assisted) / comparison.assisted_seconds
+    lengths = comparison.acceptance_lengths
+    mean_length = f"{statistics.fmean(lengths):.2f}" if lengths else "no round"
+    table.add_row("plain", f"{plain:.0f}", "1.00 x", str(len(comparison.plain)), "1.00")
+    table.add_row("assisted", f"{assisted:.0f}", f"{assisted / plain:.2f} x", str(len(lengths) + 1), mean_length)
+    return table

@@ -1,0 +1,105 @@
+"""What a call of `generate` or `pipeline` goes through if its assistant is a drafter; the patch leads here.
+
+Kept apart from the patch because it needs all of decoding, which nobody pays for before the first such call.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.generation import GenerationMode
+
+from hf_domino.compatibility import check_is_loaded, check_rows, check_target
+from hf_domino.configuration import DominoConfig
+from hf_domino.decoding.caches.alignment import unalignable
+from hf_domino.decoding.loop import assisted_decoding
+from hf_domino.decoding.sampling import stateful_processors
+from hf_domino.decoding.static.fixed_caches import unfixable
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.drift.shadow import watched
+from hf_domino.identity import recognise
+from hf_domino.integration.call_checks import (
+    check_batch,
+    check_generation,
+    check_inputs,
+    check_native_loop,
+    check_rope,
+    check_static,
+    check_step_outputs,
+)
+from hf_domino.integration.candidate_generator import DominoCandidateGenerator
+
+__all__ = ["candidate_generator", "check_call", "check_is_loaded", "decode", "pipeline_drafter"]
+
+
+def check_call(
+    target: PreTrainedModel,
+    generation_mode: GenerationMode,
+    generation_config: Any,
+    mode_kwargs: dict[str, Any],
+    is_native: bool,
+) -> GenerationMode:
+    """Refuse what a drafter cannot serve, and say as which mode Transformers shall check the rest.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        generation_mode (`GenerationMode`): The mode that Transformers chose.
+        generation_config (`GenerationConfig`): Of the call.
+        mode_kwargs (`dict`): Arguments of the mode, among them the drafter; a second tokenizer is taken out.
+        is_native (`bool`): Whether Transformers' own assisted loop will decode.
+    """
+    drafter = mode_kwargs["assistant_model"]
+    check_generation(target, drafter, generation_config, generation_mode, is_native)
+    recognise(drafter.config, target, mode_kwargs.get("tokenizer"))
+    # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
+    mode_kwargs.pop("assistant_tokenizer", None)
+    # Its own assisted loop takes neither several sequences at once nor recurrent states; ours does both
+    return generation_mode if is_native else GenerationMode.SAMPLE
+
+
+def decode(target: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Check the inputs and decode; arguments and result are those of Transformers' `_assisted_decoding`."""
+    drafter = kwargs["assistant_model"]
+    check_inputs(target, input_ids, kwargs)
+    check_rope(target, drafter.config.num_draft_tokens, input_ids, kwargs, kwargs["generation_config"])
+    check_step_outputs(target, len(input_ids), kwargs["generation_config"])
+    unfixable_layer = unfixable(kwargs["past_key_values"])
+    check_static(target, len(input_ids), kwargs, kwargs["generation_config"], unfixable_layer)
+    stateful = stateful_processors(kwargs["logits_processor"])
+    check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs["past_key_values"]))
+    check_rows(target, drafter.config.num_draft_tokens, len(input_ids), kwargs)
+    unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
+    kept = {name: value for name, value in kwargs.items() if name not in unused}
+    return watched(assisted_decoding)(target, input_ids, *args, drafter=drafter, **kept)
+
+
+def candidate_generator(
+    target: PreTrainedModel,
+    *,
+    assistant_model: DominoDraftModel,
+    input_ids: torch.Tensor,
+    model_kwargs: dict[str, Any],
+    **kwargs: Any,
+) -> DominoCandidateGenerator:
+    """Check the inputs and make what Transformers' own assisted loop drafts with."""
+    config, processors = kwargs["generation_config"], kwargs["logits_processor"]
+    check_native_loop(target, len(input_ids), config, model_kwargs, stateful_processors(processors))
+    check_inputs(target, input_ids, model_kwargs)
+    check_rope(target, assistant_model.config.num_draft_tokens, input_ids, model_kwargs, config)
+    return DominoCandidateGenerator(assistant_model, target, config, processors)
+
+
+def pipeline_drafter(target: PreTrainedModel, assistant: Any) -> DominoDraftModel | None:
+    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model."""
+    if not target.can_generate():
+        return None
+    if isinstance(assistant, (str, os.PathLike)):
+        config, _ = PreTrainedConfig.get_config_dict(assistant)
+        if config.get("model_type") != DominoConfig.model_type:
+            return None
+        assistant = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype).to(target.device)
+    check_target(assistant.config, target)
+    return assistant

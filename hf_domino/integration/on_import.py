@@ -1,0 +1,75 @@
+"""Do something to a module as soon as it has been imported: at once if it has been, else right behind its own code.
+
+To patch a module one needs it, and to import Transformers' generation for that alone would cost everybody who imports
+this package seconds. An action must not import anything of Transformers: its modules import each other in circles.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+Action = Callable[[ModuleType], None]
+
+
+class _Watcher(MetaPathFinder):
+    """Finds nothing itself: lets the other finders find the modules that are waited for, and runs the actions."""
+
+    def __init__(self) -> None:
+        self.actions: dict[str, dict[Action, None]] = {}
+        self._searching: set[str] = set()
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Find a module that is waited for, and have its actions run behind its code."""
+        if not self.actions.get(name) or name in self._searching:
+            return None
+        self._searching.add(name)  # another finder of this kind may ask us again
+        try:
+            found = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+            spec = next(filter(None, found), None)
+        finally:
+            self._searching.discard(name)
+        if spec is not None and spec.loader is not None:
+            self._follow(spec.loader)
+        return spec
+
+    def _follow(self, loader: object) -> None:
+        execute = loader.exec_module  # type: ignore[attr-defined]
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            for action in list(self.actions.get(module.__name__, ())):
+                action(module)
+
+        loader.exec_module = exec_module  # type: ignore[attr-defined]
+
+
+_watcher = _Watcher()
+
+
+def when_imported(name: str, action: Action) -> None:
+    """Call `action` with module `name`: now if it has been imported, and behind each import to come.
+
+    Args:
+        name (`str`): Dotted name of the module; it is not imported.
+        action (`Callable`): Light, and without effect where it is called again. Given twice it counts once.
+    """
+    if _watcher not in sys.meta_path:
+        sys.meta_path.insert(0, _watcher)
+    _watcher.actions.setdefault(name, {})[action] = None
+    if name in sys.modules:
+        action(importlib.import_module(name))  # waits for a thread that is still at it
+
+
+def forget(name: str, action: Action) -> None:
+    """Undo [`when_imported`] for imports to come."""
+    _watcher.actions.get(name, {}).pop(action, None)
+
+
+def is_awaited(name: str, action: Action) -> bool:
+    """Whether [`when_imported`] is in force."""
+    return _watcher in sys.meta_path and action in _watcher.actions.get(name, {})

@@ -1,0 +1,76 @@
+"""The fields of a training that Transformers does not have, or has with other defaults: what `hf-domino train` takes.
+
+Apart from the arguments that use them, which need torch, so that help can list them at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class ModelArguments:
+    """Which target, and whether to go on with what exists."""
+
+    target: str | None = field(default=None, metadata={"help": "Folder or Hub name of the target."})
+    target_dtype: str = field(default="auto", metadata={"help": "dtype of the target: auto, float32, bfloat16."})
+    drafter: str | None = field(default=None, metadata={"help": "A drafter to train further, instead of a new one."})
+    overwrite: bool = field(default=False, metadata={"help": "Start again where output_dir holds an earlier run."})
+
+
+@dataclass
+class DataArguments:
+    """What to train on."""
+
+    train_file: str | None = field(default=None, metadata={"help": "A .jsonl or text file."})
+    eval_file: str | None = field(default=None, metadata={"help": "Like train_file, for evaluation."})
+    on_policy: bool = field(default=False, metadata={"help": "Let the target write the supervised part of every row."})
+    on_policy_prompt_length: int = field(default=64, metadata={"help": "Tokens of plain text to use as a prompt."})
+    on_policy_max_new_tokens: int = field(default=256, metadata={"help": "Longest text of the target, in tokens."})
+    on_policy_temperatures: list[float] = field(
+        default_factory=lambda: [0.0, 0.7, 1.0], metadata={"help": "Temperatures of its batches in turn; 0 is greedy."}
+    )
+    on_policy_batch_size: int = field(default=64, metadata={"help": "Prompts per batch."})
+
+
+@dataclass
+class DrafterArguments:
+    """Shape of a new drafter; what is left out is chosen by [`DominoConfig.for_target`]."""
+
+    num_hidden_layers: int | None = field(default=None, metadata={"help": "Layers of the backbone."})
+    intermediate_size: int | None = field(default=None, metadata={"help": "Width of the MLPs."})
+    block_size: int | None = field(default=None, metadata={"help": "Positions of a block, anchor included."})
+    projector_type: str | None = field(default=None, metadata={"help": "domino, or dflash for no correction head."})
+    gru_hidden_dim: int | None = field(default=None, metadata={"help": "Width of the prefix state."})
+    emb_dim: int | None = field(default=None, metadata={"help": "Low rank of the correction head."})
+    pure_draft_prefix_len: int | None = field(default=None, metadata={"help": "Proposals that are not corrected."})
+    shift_label: bool | None = field(default=None, metadata={"help": "Block position k predicts the token after it."})
+    mask_token_id: int | None = field(default=None, metadata={"help": "Token whose embedding fills the block."})
+    target_layer_ids: list[int] | None = field(default=None, metadata={"help": "Target layers that are read."})
+
+    def overrides(self) -> dict[str, Any]:
+        """The fields that were given."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass
+class TrainingFields:
+    """How to train; described in [`DominoTrainingArguments`], which adds the rest of Transformers' fields."""
+
+    max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
+    num_anchors: int = field(default=256, metadata={"help": "Most blocks trained per sequence and step."})
+    loss_decay: float | None = field(default=None, metadata={"help": "Positions after which a weight falls to 1/e."})
+    lambda_base_decay_ratio: float = field(
+        default=1.0, metadata={"help": "Share of training that fades the base loss out."}
+    )
+    max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
+    muon_learning_rate: float | None = field(
+        default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
+    )
+    walk_rows: int = field(default=16, metadata={"help": "Evaluation rows to walk in real rounds; 0 for none."})
+
+    learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate of AdamW."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
+    warmup_steps: float = field(default=0.04, metadata={"help": "Warm-up steps, or a share of all steps below 1."})
+    num_train_epochs: float = field(default=6.0, metadata={"help": "Passes over the training rows."})

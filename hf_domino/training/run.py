@@ -1,0 +1,126 @@
+"""A training from names and files to a folder with drafter, tokenizer and card: what `hf-domino train` runs."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
+
+from hf_domino.configuration import DominoConfig
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import identify
+from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.data import RowDataset, load_rows, read_rows
+from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
+from hf_domino.training.notices import notice
+from hf_domino.training.on_policy import generate_on_policy
+from hf_domino.training.resuming import prepare_folder
+from hf_domino.training.trainer import DominoTrainer
+
+GREEDY = (0.0,)
+CURRICULUM_RESTARTS = (
+    "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
+    "Set lambda_base_decay_ratio to 0 to train the corrected loss from the first step."
+)
+
+
+def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments) -> bool:
+    """Train, save drafter and tokenizer to `output_dir`, and print the evaluation.
+
+    Args:
+        names (`ModelArguments`): The target, and the drafter to go on with.
+        shape (`DrafterArguments`): Of a new drafter.
+        data (`DataArguments`): Files, and who writes their answers.
+        args (`DominoTrainingArguments`): How to train.
+
+    Returns:
+        `bool`: False where SIGTERM ended the training early.
+
+    Raises:
+        ValueError: If a field is out of range, or a file holds what it should not.
+    """
+    assert names.target is not None
+    tokenizer = AutoTokenizer.from_pretrained(names.target)
+    target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
+    set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
+    drafter = _build_drafter(names, shape, target, tokenizer)
+    identify(target, tokenizer).record_in(drafter.config)
+    checkpoint, finished = prepare_folder(args, drafter.config, names.overwrite)
+    if finished:
+        notice(finished)
+        return True
+    train_rows = _load(data, args, "train", target, tokenizer, names.overwrite)
+    eval_rows = _load(data, args, "eval", target, tokenizer, names.overwrite) if data.eval_file else None
+    trainer = DominoTrainer(
+        drafter, target, args, train_dataset=train_rows, eval_dataset=eval_rows, processing_class=tokenizer
+    )
+    if names.drafter and not checkpoint and drafter.has_correction_head and args.lambda_base_decay_ratio > 0:
+        notice(CURRICULUM_RESTARTS.format(names.drafter))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.stopped_by_signal:
+        return False
+    trainer.save_model()
+    metrics = {} if eval_rows is None else trainer.evaluate()
+    trainer.save_state()
+    if trainer.is_world_process_zero():
+        trainer.create_model_card()
+        figures = [f"{name:32} {value:.4g}" for name, value in sorted(metrics.items())]
+        print(*figures, _next_steps(names.target, target, args), sep="\n")
+    if metrics:
+        trainer.save_metrics("eval", metrics)
+    return True
+
+
+def _next_steps(name: str, target: PreTrainedModel, args: DominoTrainingArguments) -> str:
+    """What one does with a trained drafter, as commands."""
+    where = "" if args.device.type == "cpu" else f" --device {args.device.type}"
+    dtype = "" if target.dtype == torch.float32 else f" --dtype {str(target.dtype).removeprefix('torch.')}"
+    folder = shlex.quote(args.output_dir)
+    pair = f"--target {shlex.quote(name)} --drafter {folder}{where}{dtype}"
+    return (
+        f"The drafter is in {args.output_dir}. Whether it fits, and what it is worth:\n"
+        f"  hf-domino check {pair}\n  hf-domino bench {pair} --rows {folder}/rows.jsonl"
+    )
+
+
+def _build_drafter(
+    names: ModelArguments, shape: DrafterArguments, target: PreTrainedModel, tokenizer: Any
+) -> DominoDraftModel:
+    overrides = shape.overrides()
+    if names.drafter is None:
+        return DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **overrides))
+    if overrides:
+        raise ValueError(
+            f"{', '.join(overrides)} must not be set with drafter={names.drafter!r}: the drafter has its own shape."
+        )
+    return DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
+
+
+def _load(
+    data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any, overwrite: bool
+) -> RowDataset:
+    """Rows of a file, or of what the target writes in place of their supervised part; greedily for evaluation."""
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, args.max_length, vocab_size)
+    if not data.on_policy:
+        return rows
+    world = range(args.world_size)
+    outputs = [Path(args.output_dir) / f"on_policy_{split}-{rank + 1}-of-{len(world)}.jsonl" for rank in world]
+    generate_on_policy(
+        target,
+        rows.prompts(data.on_policy_prompt_length),
+        outputs[args.process_index],
+        max_new_tokens=data.on_policy_max_new_tokens,
+        temperatures=data.on_policy_temperatures if split == "train" else GREEDY,
+        batch_size=data.on_policy_batch_size,
+        seed=args.seed,
+        shard=(args.process_index, len(world)),
+        progress=args.process_index == 0,
+        overwrite=overwrite,
+    )
+    args.distributed_state.wait_for_everyone()
+    longest = args.max_length + data.on_policy_max_new_tokens
+    return RowDataset([row for output in outputs for row in read_rows(output, max_length=longest)])

@@ -1,0 +1,32 @@
+"""The package itself: names and modules come when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import hf_domino
+
+
+def test_public_names_are_there_and_listed():
+    assert set(hf_domino.__all__) <= set(dir(hf_domino))
+    assert all(getattr(hf_domino, name) is not None for name in hf_domino.__all__)
+
+
+def test_modules_are_attributes():
+    assert hf_domino.training is importlib.import_module("hf_domino.training")
+
+
+def test_other_names_are_refused():
+    with pytest.raises(AttributeError, match="no attribute 'DominoDraftModels'"):
+        hf_domino.DominoDraftModels  # noqa: B018
+    assert not hasattr(hf_domino, "__wrapped__")
+
+
+def test_what_a_module_lacks_is_not_hidden(monkeypatch, tmp_path):
+    """A dependency that is missing is named, not turned into an attribute that is missing."""
+    (tmp_path / "incomplete.py").write_text("import a_package_that_is_not_there")
+    monkeypatch.setattr(hf_domino, "__path__", [*hf_domino.__path__, str(tmp_path)])
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+        hf_domino.incomplete  # noqa: B018

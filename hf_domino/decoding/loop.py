@@ -20,7 +20,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.pacer import Pacer, pacer_for
+from hf_domino.decoding.pacing.pacer import Pacer, most_proposals, pacer_for
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
@@ -69,13 +69,14 @@ def assisted_decoding(
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, bool(generation_config.do_sample))
-    stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size)
+    stats = DecodingStats.of_rows(most_proposals(drafter, model, generation_config), batch_size)
     hand_out(streamer, stats)
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
     session = DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context)
     is_static = generation_config.cache_implementation == "static"
+    reads_confidence = input_ids.device.type == "cpu" and not is_static
     parts = make_static(input_ids, runner, session, law, generation_config) if is_static else (runner, session, judge)
     generation = _Generation(
         *parts,
@@ -84,7 +85,7 @@ def assisted_decoding(
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
-        pacer=pacer_for(drafter, model, law.do_sample, input_ids.device.type == "cpu" and not is_static),
+        pacer=pacer_for(drafter, model, stats.num_draft_tokens, law.do_sample, reads_confidence),
         rows=list(range(batch_size)),
     )
     generation.run(input_ids, generation_config)
@@ -209,10 +210,10 @@ class _Generation:
         self.stats.rows[0].append(kept)
         return [kept]
 
-    def _room(self) -> int | None:
-        """Proposals for which the target still has positions; None for no limit."""
-        limit = self.session.target.position_limit
-        return None if limit is None else max(limit - self.runner.next_position() - 1, 0)
+    def _room(self) -> int:
+        """Most proposals of the next round: those of the call, as far as the target still has positions."""
+        limit, most = self.session.target.position_limit, self.stats.num_draft_tokens
+        return most if limit is None else min(max(limit - self.runner.next_position() - 1, 0), most)
 
     def _go_on_with(self, staying: list[int]) -> None:
         """Drop all rows but these, of those there are."""

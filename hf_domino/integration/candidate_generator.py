@@ -17,6 +17,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.pacing.pacer import most_proposals
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.stats import DecodingStats, record_stats
@@ -29,7 +30,8 @@ class DominoCandidateGenerator(CandidateGenerator):
     Args:
         drafter ([`DominoDraftModel`]): The drafter.
         model (`PreTrainedModel`): The target.
-        generation_config (`GenerationConfig`): For `do_sample`, `max_length` and the end-of-text tokens.
+        generation_config (`GenerationConfig`): For `do_sample`, `max_length`, `num_assistant_tokens` and the
+            end-of-text tokens.
         logits_processor (`LogitsProcessorList`): The processors `generate` applies to the target.
     """
 
@@ -50,7 +52,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._eos_token_ids = getattr(generation_config, "_eos_token_tensor", None)
         self._num_observed = self._num_proposed = 0
         self._start = time.perf_counter()
-        self._stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[]], proposed=[[]])
+        self._most = most_proposals(drafter, model, generation_config)
+        self._stats = DecodingStats(self._most, rows=[[]], proposed=[[]])
         record_stats(drafter, self._stats)
 
     def get_candidates(
@@ -76,7 +79,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         if is_first_iteration:
             return input_ids, None
         self._observe(input_ids, (model_kwargs or {}).get("attention_mask"), model_outputs)
-        proposal = self._session.propose(Prefixes.of(input_ids), self._max_length - input_ids.shape[1] - 1)
+        room = self._max_length - input_ids.shape[1] - 1
+        proposal = self._session.propose(Prefixes.of(input_ids), min(room, self._most))
         tokens = proposal.tokens[:, : self._until_end_of_text(proposal.tokens)]
         self._num_proposed = tokens.shape[1]
         if tokens.shape[1] == 0 or proposal.scores is None:

@@ -220,9 +220,10 @@ def test_drafting_comes_back_when_the_text_gets_easy(pacer):
 
 def test_knowledge_is_kept_between_greedy_calls(tiny_qwen3, tiny_drafter):
     tiny_drafter.config.draft_length = "adaptive"
-    pacer = pacer_for(tiny_drafter, tiny_qwen3, False, True)
-    assert pacer_for(tiny_drafter, tiny_qwen3, False, True) is pacer
-    assert pacer_for(tiny_drafter, tiny_qwen3, True, True) is not pacer_for(tiny_drafter, tiny_qwen3, True, True)
+    pacer = pacer_for(tiny_drafter, tiny_qwen3, 5, False, True)
+    assert pacer_for(tiny_drafter, tiny_qwen3, 5, False, True) is pacer
+    assert pacer_for(tiny_drafter, tiny_qwen3, 3, False, True) is not pacer  # shorter blocks cost less
+    assert pacer_for(tiny_drafter, tiny_qwen3, 5, True, True) is not pacer_for(tiny_drafter, tiny_qwen3, 5, True, True)
 
 
 @pytest.fixture

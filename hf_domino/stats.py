@@ -136,6 +136,8 @@ class DecodingStats:
         phases (`dict[str, float]`, *optional*): Seconds of all rounds, prefill not counted, inside [`timed_phases`]:
             `draft` (the drafter's forward), `rollout`, `target_forward`, `verify` (choosing and committing) and `rest`.
             Their sum is the whole.
+        target (`str`, *optional*): In what the target differs from the one the drafter was trained for, such as dtype,
+            name or an adapter; None if in nothing, or if the drafter's configuration does not say.
     """
 
     num_draft_tokens: int
@@ -147,11 +149,12 @@ class DecodingStats:
     pauses: list[Pause] = field(default_factory=list)
     num_paused: int = 0
     num_compared: int = 0
+    target: str | None = None
 
     @classmethod
-    def of_rows(cls, num_draft_tokens: int, num_rows: int) -> DecodingStats:
+    def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
         """Statistics of a call that is about to begin."""
-        return cls(num_draft_tokens, [[] for _ in range(num_rows)], [[] for _ in range(num_rows)])
+        return cls(num_draft_tokens, [[] for _ in range(num_rows)], [[] for _ in range(num_rows)], target=target)
 
     @property
     def acceptance_lengths(self) -> list[int] | list[list[int]]:
@@ -243,6 +246,7 @@ class DecodingStats:
             ("tokens per forward", _number(self.tokens_per_forward)),
             ("tokens/s", _number(self.tokens_per_second, 1)),
         ]
+        lines += [("target", self.target)] if self.target else []
         lines += [("paused", str(pause)) for pause in self.pauses]
         lines += [(f"{name}, s", f"{seconds:.3f}") for name, seconds in (self.phases or {}).items()]
         return "\n".join(f"{name:<24}{value}" for name, value in lines)

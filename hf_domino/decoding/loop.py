@@ -8,6 +8,7 @@ Shapes: B rows still generated, P proposals, N tokens committed in a round, V vo
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,14 +21,16 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.pacer import Pacer, most_proposals, pacer_for
+from hf_domino.decoding.pacing.pacer import Block, Pacer, most_proposals, pacer_for
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
 from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
+from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.verification import Judgement, judge, verify
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import recognise
 from hf_domino.stats import DecodingStats, PhaseTimer, hand_out, record_stats
 from hf_domino.target import TargetModel
 
@@ -68,8 +71,9 @@ def assisted_decoding(
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target = TargetModel(model, drafter.config)
-    law = TokenLaw(logits_processor, bool(generation_config.do_sample))
-    stats = DecodingStats.of_rows(most_proposals(drafter, model, generation_config), batch_size)
+    law = TokenLaw(logits_processor, bool(generation_config.do_sample), KnownStops.among(stopping_criteria))
+    most, known = most_proposals(drafter, model, generation_config), recognise(drafter.config, model)
+    stats = DecodingStats.of_rows(most, batch_size, known)
     hand_out(streamer, stats)
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
@@ -91,15 +95,7 @@ def assisted_decoding(
     generation.run(input_ids, generation_config)
     generation.finish_stats(time.perf_counter() - start)
     record_stats(drafter, stats)
-    cache = generation.runner.cache
-    is_seen_again = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
-    if batch_size == 1 and is_seen_again:
-        keep_context(cache, drafter, generation.session.context(), has_gap)
-    generation.runner.release()
-    result = generation.committed.result(cache, **step_outputs.results())
-    if generation_config.return_dict_in_generate:
-        hand_out(result, stats)
-    return result
+    return generation.finish(generation_config, has_gap)
 
 
 @dataclass
@@ -127,13 +123,30 @@ class _Generation:
             while self.rows:
                 with self.timer.phase("rest"):  # what no phase inside it covers
                     self.run_round()
-        finally:
-            self.runner.end(len(input_ids))
+        except BaseException:
+            try:
+                self.runner.end(len(input_ids))
+            except Exception as error:  # not worth hiding what went wrong first
+                warnings.warn(f"The target's cache could not be brought back to the committed tokens: {error!r}.")
+            raise
+        self.runner.end(len(input_ids))
 
     def finish_stats(self, seconds: float) -> None:
         """Note what the whole call did, in that time."""
         self.stats.num_new_tokens, self.stats.seconds = self.committed.num_new_tokens, seconds
         self.stats.phases = self.timer.seconds() if self.timer.enabled else None
+
+    def finish(self, config: GenerationConfig, has_gap: bool) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """Leave what a next turn goes on from; returns what `generate` does."""
+        cache = self.runner.cache
+        is_seen_again = config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
+        if len(self.stats.rows) == 1 and is_seen_again:
+            keep_context(cache, self.session.drafter, self.session.context(), has_gap)
+        self.runner.release()
+        result = self.committed.result(cache, **self.step_outputs.results())
+        if config.return_dict_in_generate:
+            hand_out(result, self.stats)
+        return result
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None, mask_length: int | None) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
@@ -160,8 +173,9 @@ class _Generation:
     def run_round(self) -> None:
         """Draft, verify and commit one block per row."""
         start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
-        block = self.pacer.begin_round(len(self.rows))
-        proposal = self.session.propose(prefixes, block.choose_length(self._room()), block.goes_on)
+        room = self._room()
+        block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
+        proposal = self.session.propose(prefixes, block.choose_length(room), block.goes_on)
         with self.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposal.tokens)
             if self.law.may_keep_state:
@@ -211,9 +225,13 @@ class _Generation:
         return [kept]
 
     def _room(self) -> int:
-        """Most proposals of the next round: those of the call, as far as the target still has positions."""
-        limit, most = self.session.target.position_limit, self.stats.num_draft_tokens
-        return most if limit is None else min(max(limit - self.runner.next_position() - 1, 0), most)
+        """Most proposals that can be of use: of the call, where the target has positions, and no text ends before."""
+        wanted, limit, rooms = self.committed.room, self.session.target.position_limit, [self.stats.num_draft_tokens]
+        if wanted is not None:
+            rooms.append(self.session.fitting_length(wanted))
+        if limit is not None:
+            rooms.append(max(limit - self.runner.next_position() - 1, 0))
+        return min(rooms)
 
     def _go_on_with(self, staying: list[int]) -> None:
         """Drop all rows but these, of those there are."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as hf
+
+from hf_domino.decoding.stopping import KnownStops
 
 # Look at the scores only: all positions of a block go through at once.
 PREFIX_FREE = (
@@ -111,13 +114,17 @@ class TokenLaw:
     Args:
         processors (`LogitsProcessorList`): Processors and warpers, in order.
         do_sample (`bool`): Whether tokens are sampled or the most likely is taken.
+        stops ([`KnownStops`], *optional*): Where texts end: a caller's function is never asked what comes behind.
     """
 
-    def __init__(self, processors: LogitsProcessorList, do_sample: bool):
-        self.do_sample, self.processors = do_sample, processors
+    def __init__(self, processors: LogitsProcessorList, do_sample: bool, stops: KnownStops | None = None):
+        self.do_sample, self.processors, self.stops = do_sample, processors, stops or KnownStops()
         split = next((i for i in range(len(processors), 0, -1) if type(processors[i - 1]) not in PREFIX_FREE), 0)
         self._per_prefix = LogitsProcessorList(processors[:split])
         self._prefix_free = LogitsProcessorList(processors[split:])
+        # Transformers' own processors know an answer for every prefix; a trie or a grammar may not.
+        calls_back = any(type(processor) is hf.PrefixConstrainedLogitsProcessor for processor in self._per_prefix)
+        self._asked_until = self.stops if calls_back else None
 
     @property
     def needs_prefix(self) -> bool:
@@ -153,16 +160,19 @@ class TokenLaw:
         return scores
 
     def _one_by_one(self, prefixes: Prefixes, scores: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
-        """One call per position and length of prefix."""
-        result = torch.empty_like(scores)
+        """One call per position and length of prefix; scores behind the end of a text stay as they are."""
+        result = scores.clone()
         first = continuation.shape[1] - scores.shape[1] + 1
-        for length in sorted(set(prefixes.lengths)):
-            members = [index for index, current in enumerate(prefixes.lengths) if current == length]
-            ids = torch.cat((prefixes.ids[members, :length], continuation[members]), dim=1)
-            processors = self._for_rows([prefixes.rows[index] for index in members])
-            for position in range(scores.shape[1]):
-                seen = ids[:, : length + first + position]
-                result[members, position] = processors(seen, scores[members, position])
+        most = [continuation.shape[1]] * len(scores)
+        if self._asked_until is not None:
+            most = self._asked_until.num_open(prefixes.lengths, continuation)
+        for length, position in product(sorted(set(prefixes.lengths)), range(scores.shape[1])):
+            num_seen = first + position
+            rows = [row for row, own in enumerate(prefixes.lengths) if own == length and num_seen <= most[row]]
+            if rows:
+                seen = torch.cat((prefixes.ids[rows, :length], continuation[rows, :num_seen]), dim=1)
+                processors = self._for_rows([prefixes.rows[row] for row in rows])
+                result[rows, position] = processors(seen, scores[rows, position])
         return result
 
     def _for_rows(self, rows: list[int]) -> LogitsProcessorList:
@@ -227,4 +237,4 @@ def draft_law(law: TokenLaw, choice: str = "sampled") -> TokenLaw:
             most likely draft always. Verification is exact for both.
     """
     stateless: list[LogitsProcessor] = [processor for processor in law.processors if type(processor) in STATELESS]
-    return TokenLaw(LogitsProcessorList(stateless), do_sample=law.do_sample and choice == "sampled")
+    return TokenLaw(LogitsProcessorList(stateless), law.do_sample and choice == "sampled", law.stops)

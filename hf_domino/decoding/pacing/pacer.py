@@ -192,11 +192,12 @@ class Pace:
             self.tokens.observe(sum(num_committed) / len(num_committed))
             self.cost.observe(block.length, seconds if self.is_timed and not self._is_first else None)
             self._rounds_since_step, self._is_first = self._rounds_since_step + 1, False
+            self._judge()
         else:
             self.cost.observe(0, seconds if self.is_timed else None)
             self._num_steps, self._rounds_since_step = self._num_steps + 1, 0
-        if block.pause is None:
-            self._judge()
+            if block.is_comparison:
+                self._judge()
 
     def _judge(self) -> None:
         """Pause drafting if it surely brings less than single steps in the same time, for longer each time."""

@@ -205,7 +205,8 @@ class Pace:
             return
         if max(self.tokens.most, self.tokens.last) < self.cost.least:
             self._why = Pause(self.tokens.expected, self.cost.typical, self.cost.num_pairs)
-            lost = self._why.cost - self._why.tokens
+            # Few readings of a clock, however bad, make a first pause no longer than one lost step does.
+            lost = min(self._why.cost - self._why.tokens, self._pause / PAUSE)
             self._left, self._pause = math.ceil(self._pause * lost), min(2 * self._pause, MAX_PAUSE)
         elif self.tokens.expected >= self.cost.typical:
             self._pause = PAUSE

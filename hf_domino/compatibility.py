@@ -26,7 +26,7 @@ _IGNORES_STATE = "ignores its recurrent state there"
 _CLAMPS_TIME_STEP = "clamps the time step there and not in single steps"
 DEPENDS_ON_WIDTH = {
     "cpmant": "reads the whole text again in every forward",
-    "doge": "masks otherwise there",
+    "doge": "masks or routes otherwise there",
     "jamba": _IGNORES_STATE,
     "moshi": "sees further back there than in single steps, behind its window",
     "nemotron_h": _CLAMPS_TIME_STEP,

@@ -49,7 +49,7 @@ FIELDS: dict[str, Any] = {name: size for size, names in _NAMES for name in names
 FIELDS |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "is_decoder": True}
 PER_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type", "indexer_types", "no_rope_layers")
 
-ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
 DOTS3 = {"num_key_value_heads": 4, "head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4}
 DOTS3 |= {"swa_q_lora_rank": 16, "swa_kv_lora_rank": 8, "swa_head_dim": 16, "swa_qk_nope_head_dim": 8}
 DOTS3 |= {"swa_v_head_dim": 8}
@@ -62,7 +62,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1, 3]},
     "blenderbot": {"encoder_layers": NUM_LAYERS},
     "blt": {"encoder_hash_byte_group_vocab": 64},
-    "cohere_compass_text": WINDOWED | {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
+    "cohere_compass_text": WINDOWED | {"rope_parameters": {"full_attention": MROPE, "sliding_attention": MROPE}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8.0}},
     "dots1": WINDOWED | {"n_shared_experts": 1},
     "dots3_note": {

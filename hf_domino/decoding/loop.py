@@ -21,7 +21,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.pacer import Block, Pacer, most_proposals, pacer_for
+from hf_domino.decoding.pacing.pacer import Block, Pacer, fitting_length, most_proposals, pacer_for
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
@@ -95,7 +95,7 @@ def assisted_decoding(
     generation.run(input_ids, generation_config)
     generation.finish_stats(time.perf_counter() - start)
     record_stats(drafter, stats)
-    return generation.finish(generation_config, has_gap)
+    return generation.result(drafter, batch_size, generation_config.return_dict_in_generate, has_gap)
 
 
 @dataclass
@@ -131,22 +131,23 @@ class _Generation:
             raise
         self.runner.end(len(input_ids))
 
+    def result(
+        self, drafter: DominoDraftModel, batch_size: int, has_outputs: bool, has_gap: bool
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """What `generate` returns; the drafter's context goes with a cache that is seen again."""
+        cache = self.runner.cache
+        if batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True)):
+            keep_context(cache, drafter, self.session.context(), has_gap)
+        self.runner.release()
+        result = self.committed.result(cache, **self.step_outputs.results())
+        if has_outputs:
+            hand_out(result, self.stats)
+        return result
+
     def finish_stats(self, seconds: float) -> None:
         """Note what the whole call did, in that time."""
         self.stats.num_new_tokens, self.stats.seconds = self.committed.num_new_tokens, seconds
         self.stats.phases = self.timer.seconds() if self.timer.enabled else None
-
-    def finish(self, config: GenerationConfig, has_gap: bool) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        """Leave what a next turn goes on from; returns what `generate` does."""
-        cache = self.runner.cache
-        is_seen_again = config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
-        if len(self.stats.rows) == 1 and is_seen_again:
-            keep_context(cache, self.session.drafter, self.session.context(), has_gap)
-        self.runner.release()
-        result = self.committed.result(cache, **self.step_outputs.results())
-        if config.return_dict_in_generate:
-            hand_out(result, self.stats)
-        return result
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None, mask_length: int | None) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
@@ -226,10 +227,11 @@ class _Generation:
 
     def _room(self) -> int:
         """Most proposals that can be of use: of the call, where the target has positions, and no text ends before."""
-        wanted, limit, rooms = self.committed.room, self.session.target.position_limit, [self.stats.num_draft_tokens]
-        if wanted is not None:
-            rooms.append(self.session.fitting_length(wanted))
-        if limit is not None:
+        rooms = [most := self.stats.num_draft_tokens]
+        if (wanted := self.committed.room) is not None:
+            # One of a few lengths, as in rounds of fixed shape: a seed gives the same text in both.
+            rooms.append(fitting_length(min(wanted, most), most))
+        if (limit := self.session.target.position_limit) is not None:
             rooms.append(max(limit - self.runner.next_position() - 1, 0))
         return min(rooms)
 

@@ -21,7 +21,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.pacer import Block, Pacer, fitting_length, pacer_for
+from hf_domino.decoding.pacing.pacer import Block, Pacer, fitting_length, most_proposals, pacer_for
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
@@ -72,13 +72,15 @@ def assisted_decoding(
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, bool(generation_config.do_sample), KnownStops.among(stopping_criteria))
-    stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size, recognise(drafter.config, model))
+    most, known = most_proposals(drafter, model, generation_config), recognise(drafter.config, model)
+    stats = DecodingStats.of_rows(most, batch_size, known)
     hand_out(streamer, stats)
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
     session = DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context)
     is_static = generation_config.cache_implementation == "static"
+    reads_confidence = input_ids.device.type == "cpu" and not is_static
     parts = make_static(input_ids, runner, session, law, generation_config) if is_static else (runner, session, judge)
     generation = _Generation(
         *parts,
@@ -87,7 +89,7 @@ def assisted_decoding(
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
-        pacer=pacer_for(drafter, model, law.do_sample, input_ids.device.type == "cpu" and not is_static),
+        pacer=pacer_for(drafter, model, stats.num_draft_tokens, law.do_sample, reads_confidence),
         rows=list(range(batch_size)),
     )
     generation.run(input_ids, generation_config)
@@ -223,15 +225,15 @@ class _Generation:
         self.stats.rows[0].append(kept)
         return [kept]
 
-    def _room(self) -> int | None:
-        """Proposals that can be of use: the target has positions for them, no text ends before; None for no limit."""
-        most, rooms = self.session.drafter.config.num_draft_tokens, []
+    def _room(self) -> int:
+        """Most proposals that can be of use: of the call, where the target has positions, and no text ends before."""
+        rooms = [most := self.stats.num_draft_tokens]
         if (wanted := self.committed.room) is not None:
             # One of a few lengths, as in rounds of fixed shape: a seed gives the same text in both.
             rooms.append(fitting_length(min(wanted, most), most))
         if (limit := self.session.target.position_limit) is not None:
             rooms.append(max(limit - self.runner.next_position() - 1, 0))
-        return min(rooms, default=None)
+        return min(rooms)
 
     def _go_on_with(self, staying: list[int]) -> None:
         """Drop all rows but these, of those there are."""

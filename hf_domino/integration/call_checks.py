@@ -49,6 +49,12 @@ GENERATION_RULES = (
     _Rule("assistant_early_exit", _unset, "None", _ONE_SPEEDUP),
     _Rule("use_mtp", _unset, "False", _ONE_SPEEDUP),
     _Rule(
+        "num_assistant_tokens",
+        lambda count: count is None or count >= 1,
+        "None or at least 1",
+        "It is the most proposals of a round; leave it unset for as many as the drafter makes.",
+    ),
+    _Rule(
         "cache_implementation",
         lambda name: name in (None, "dynamic", "dynamic_full", "static"),
         "None, 'dynamic' or 'static'",

@@ -17,6 +17,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.pacing.pacer import most_proposals
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -31,7 +32,8 @@ class DominoCandidateGenerator(CandidateGenerator):
     Args:
         drafter ([`DominoDraftModel`]): The drafter.
         model (`PreTrainedModel`): The target.
-        generation_config (`GenerationConfig`): For `do_sample`, `max_length` and the end-of-text tokens.
+        generation_config (`GenerationConfig`): For `do_sample`, `max_length`, `num_assistant_tokens` and the
+            end-of-text tokens.
         logits_processor (`LogitsProcessorList`): The processors `generate` applies to the target.
     """
 
@@ -55,7 +57,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._target, self._session = target, DraftSession(drafter, target, drafting)
         self._num_observed = self._num_proposed = 0
         self._start = time.perf_counter()
-        self._stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, 1, recognise(drafter.config, model))
+        most = most_proposals(drafter, model, generation_config)
+        self._stats = DecodingStats.of_rows(most, 1, recognise(drafter.config, model))
         record_stats(drafter, self._stats)
 
     def get_candidates(
@@ -81,8 +84,9 @@ class DominoCandidateGenerator(CandidateGenerator):
         if is_first_iteration:
             return input_ids, None
         self._observe(input_ids, (model_kwargs or {}).get("attention_mask"), model_outputs)
-        length = input_ids.shape[1]
-        proposal = self._session.propose(Prefixes.of(input_ids), self._stops.room(length))
+        length, most = input_ids.shape[1], self._stats.num_draft_tokens
+        room = self._stops.room(length)
+        proposal = self._session.propose(Prefixes.of(input_ids), most if room is None else min(room, most))
         # Up to an end of text: as that loop's bonus token it costs no round, and nobody is asked what comes behind.
         tokens = proposal.tokens[:, : self._stops.num_open([length], proposal.tokens)[0]]
         self._num_proposed = tokens.shape[1]

@@ -188,6 +188,19 @@ def run_text(num_positions, accuracy, make_clock, seed, num_tokens=256):
     return tokens / total / STEP, num_steps / num_rounds
 
 
+def test_a_first_pause_is_short_whatever_the_clock_says(num_positions):
+    """Rounds that wait for a busy machine, as threads do for each other, may cost many single steps for a while."""
+    pacer, busy, lengths = Pacer(num_positions, is_timed=True), [True], []
+    for _ in range(80):
+        length, _ = simulate(pacer, [0.9] * 8, 3, lambda seconds: seconds * (20 if busy[0] and seconds > STEP else 1))
+        busy[0] = busy[0] and lengths.count(0) < 8
+        lengths.append(length)
+    assert 0 in lengths
+    first = lengths.index(0, 6)
+    assert sum(lengths[first : first + pacing.PAUSE + 8]) > 0
+    assert min(lengths[-20:]) > 0  # and is over when the machine is free again
+
+
 SEEDS = range(8)
 CLOCKS = (spiky, drifting, of_two_speeds, heavy_tailed, preempted)
 
@@ -220,9 +233,10 @@ def test_drafting_comes_back_when_the_text_gets_easy(pacer):
 
 def test_knowledge_is_kept_between_greedy_calls(tiny_qwen3, tiny_drafter):
     tiny_drafter.config.draft_length = "adaptive"
-    pacer = pacer_for(tiny_drafter, tiny_qwen3, False, True)
-    assert pacer_for(tiny_drafter, tiny_qwen3, False, True) is pacer
-    assert pacer_for(tiny_drafter, tiny_qwen3, True, True) is not pacer_for(tiny_drafter, tiny_qwen3, True, True)
+    pacer = pacer_for(tiny_drafter, tiny_qwen3, 5, False, True)
+    assert pacer_for(tiny_drafter, tiny_qwen3, 5, False, True) is pacer
+    assert pacer_for(tiny_drafter, tiny_qwen3, 3, False, True) is not pacer  # shorter blocks cost less
+    assert pacer_for(tiny_drafter, tiny_qwen3, 5, True, True) is not pacer_for(tiny_drafter, tiny_qwen3, 5, True, True)
 
 
 @pytest.fixture

@@ -16,7 +16,15 @@ import pytest
 import torch
 from oracle import oracle
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModel, DynamicCache, GenerationMixin, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    DynamicCache,
+    GenerationConfig,
+    GenerationMixin,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers.generation.streamers import BaseStreamer
 from transformers.pipelines import base as pipelines_base
 
@@ -100,6 +108,34 @@ def test_greedy_is_lossless(entry, target, make_drafter, projector_type, shift_l
     assert torch.equal(assisted, greedy(target))
     if accuracy == 1.0:
         assert drafter.stats.acceptance_lengths[0] == drafter.config.num_draft_tokens + 1
+
+
+@pytest.mark.parametrize("draft_length", ["full", "adaptive"])
+def test_num_assistant_tokens_is_the_most_that_a_round_drafts(entry, tiny_qwen3, make_drafter, draft_length):
+    drafter, plain = make_drafter(tiny_qwen3, draft_length=draft_length), greedy(tiny_qwen3)
+    variants = [{}, {"cache_implementation": "static"}] if entry == "install" else [{}]
+    with oracle(tiny_qwen3, PROMPT, 0.9, do_sample=False, max_new_tokens=NEW_TOKENS):
+        for wanted, found in ((1, 1), (3, 3), (50, drafter.config.num_draft_tokens)):
+            for options in variants:
+                assisted = greedy(tiny_qwen3, assistant_model=drafter, num_assistant_tokens=wanted, **options)
+                assert torch.equal(assisted, plain)
+                assert max(drafter.stats.proposed[0]) == found
+                assert len(drafter.stats.acceptance_rate_at) == found
+    if entry == "install":
+        rows = PROMPT.expand(2, -1)
+        assert torch.equal(greedy(tiny_qwen3, rows, assistant_model=drafter, num_assistant_tokens=2)[1], plain[0])
+        assert max(drafter.stats.proposed[1]) == 2
+
+
+def test_the_default_of_num_assistant_tokens_is_nobodys_wish(entry, tiny_qwen3, make_drafter, monkeypatch):
+    drafter = make_drafter(tiny_qwen3, block_size=26)  # more than that default
+    for wanted, found in ((None, drafter.config.num_draft_tokens), (20, 20), (4, 4)):
+        monkeypatch.setattr(tiny_qwen3.generation_config, "num_assistant_tokens", wanted)
+        greedy(tiny_qwen3, assistant_model=drafter)
+        assert max(drafter.stats.proposed[0]) == found
+    monkeypatch.setattr(tiny_qwen3.generation_config, "num_assistant_tokens", None)
+    greedy(tiny_qwen3, assistant_model=drafter, generation_config=GenerationConfig(num_assistant_tokens=7))
+    assert max(drafter.stats.proposed[0]) == 7
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 6, 7, 8, 13])  # block_size 6

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from transformers import GenerationConfig
 
 from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, RoundCost, Tokens
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -33,6 +34,7 @@ ROUNDS_PER_STEP = (3, 3, 6, 12, 64)
 PAUSE, MAX_PAUSE = 14, 224
 EXPLORE_EVERY = 16  # blocks; one of them is whole where lengths are chosen by position
 MIN_ROUNDS = 3  # before drafting may pause
+DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft token by token
 
 
 class Block:
@@ -190,11 +192,12 @@ class Pace:
             self.tokens.observe(sum(num_committed) / len(num_committed))
             self.cost.observe(block.length, seconds if self.is_timed and not self._is_first else None)
             self._rounds_since_step, self._is_first = self._rounds_since_step + 1, False
+            self._judge()
         else:
             self.cost.observe(0, seconds if self.is_timed else None)
             self._num_steps, self._rounds_since_step = self._num_steps + 1, 0
-        if block.pause is None:
-            self._judge()
+            if block.is_comparison:
+                self._judge()
 
     def _judge(self) -> None:
         """Pause drafting if it surely brings less than single steps in the same time, for longer each time."""
@@ -202,7 +205,8 @@ class Pace:
             return
         if max(self.tokens.most, self.tokens.last) < self.cost.least:
             self._why = Pause(self.tokens.expected, self.cost.typical, self.cost.num_pairs)
-            lost = self._why.cost - self._why.tokens
+            # Few readings of a clock, however bad, make a first pause no longer than one lost step does.
+            lost = min(self._why.cost - self._why.tokens, self._pause / PAUSE)
             self._left, self._pause = math.ceil(self._pause * lost), min(2 * self._pause, MAX_PAUSE)
         elif self.tokens.expected >= self.cost.typical:
             self._pause = PAUSE
@@ -258,25 +262,46 @@ class WholeBlocks(Pacer):
 _learnt = threading.local()
 
 
-def pacer_for(drafter: DominoDraftModel, target: nn.Module, do_sample: bool, by_confidence: bool) -> Pacer:
+def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: GenerationConfig) -> int:
+    """Most proposals of a round: what the drafter makes, or fewer where `num_assistant_tokens` was set to that.
+
+    `generate` fills in a default where it was not. Nothing tells that from the same number among the arguments of a
+    call, which then counts in the target's own generation configuration only.
+
+    Args:
+        drafter ([`DominoDraftModel`]): The drafter.
+        target (`nn.Module`): The target.
+        config (`GenerationConfig`): The merged configuration of the call.
+    """
+    wanted = config.num_assistant_tokens
+    is_set = getattr(getattr(target, "generation_config", None), "num_assistant_tokens", None) is not None
+    if wanted is None or (wanted == DEFAULT_ASSISTANT_TOKENS and not is_set):
+        return drafter.config.num_draft_tokens
+    return min(wanted, drafter.config.num_draft_tokens)
+
+
+def pacer_for(
+    drafter: DominoDraftModel, target: nn.Module, num_draft_tokens: int, do_sample: bool, by_confidence: bool
+) -> Pacer:
     """The pacer of a call of `generate`, with what the calling thread knows from earlier greedy ones.
 
     Args:
         drafter ([`DominoDraftModel`]): Its `draft_length` says whether blocks are paced at all.
         target (`nn.Module`): The target.
+        num_draft_tokens (`int`): Most proposals of a round.
         do_sample (`bool`): Whether the target samples.
         by_confidence (`bool`): Whether the host can read confidences at no cost, which it can on a CPU only.
     """
     drafter.config.check()  # a field may have been set since
     if drafter.config.draft_length == "full":
         return WholeBlocks()
-    num_positions = None if by_confidence else drafter.config.num_draft_tokens
+    num_positions = None if by_confidence else num_draft_tokens
     if do_sample:
         return Pacer(num_positions, is_timed=False)
     if not hasattr(_learnt, "by_drafter"):
         _learnt.by_drafter = weakref.WeakKeyDictionary()
     pacers = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
-    key = (by_confidence, drafter.config.num_draft_tokens)
+    key = (by_confidence, num_draft_tokens)
     pacer = pacers.setdefault(key, Pacer(num_positions, is_timed=True))
     pacer.begin_call()
     return pacer

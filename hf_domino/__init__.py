@@ -2,20 +2,23 @@
 
 import os
 
+from hf_domino.check import CheckResult, check_fit
 from hf_domino.configuration import DominoConfig
-from hf_domino.decoding.workspace import release_workspaces
-from hf_domino.drift import ShadowReport, shadow
-from hf_domino.integration import attach, detach, install, is_installed, register_auto_classes, uninstall
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.decoding.static.workspace import release_workspaces
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.drift.shadow import ShadowReport, shadow
+from hf_domino.integration.patch import attach, detach, install, is_installed, register_auto_classes, uninstall
 from hf_domino.stats import DecodingStats, timed_phases
 
 __version__ = "0.1.0"
 __all__ = [
+    "CheckResult",
     "DecodingStats",
     "DominoConfig",
     "DominoDraftModel",
     "ShadowReport",
     "attach",
+    "check_fit",
     "detach",
     "install",
     "is_installed",

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.compatibility import check_target
+from hf_domino.drafter.modeling import DominoDraftModel
 
 BUNDLED = "pycoder-13m"
+PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -79,25 +81,66 @@ def dflash_folder(target_folder: Path) -> Path:
     return target_folder.with_name(f"{target_folder.name}-dflash")
 
 
-def load_pair(path: Path | None = None, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Pair:
-    """Load a pair from disk, without any network access.
+def load_pair(
+    target: str | Path | None = None,
+    drafter: str | Path | None = None,
+    twin: str | Path | None = None,
+    assistant: str | Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> Pair:
+    """Load a target and what drafts for it; folders are read without any network access.
 
     Args:
-        path (`Path`, *optional*): As in [`find_pair`].
+        target (`str` or `Path`, *optional*): Folder or Hub name; defaults to the bundled target, as in [`find_pair`].
+        drafter (`str` or `Path`, *optional*): Likewise; defaults to the `-domino` folder beside the target.
+        twin (`str` or `Path`, *optional*): Likewise; defaults to the `-dflash` folder beside the target, if there is
+            one.
+        assistant (`str` or `Path`, *optional*): A small model with the target's vocabulary.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Dtype of all models.
         device (`str`, *optional*, defaults to `"cpu"`): Where to put them.
+
+    Raises:
+        FileNotFoundError: If no target is given and there is no bundled one.
+        ValueError: If no drafter is given and none stands beside the target, or one does not fit the target.
     """
-    folder = find_pair(path).resolve()
-    twin = dflash_folder(folder)
-    options: dict[str, Any] = {"dtype": dtype, "local_files_only": True}
-    return Pair(
-        name=folder.name,
+    folder = find_pair().resolve() if target is None else Path(target)
+    drafter, twin = drafter or _drafter_beside(folder), twin or _twin_beside(folder)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=folder.is_dir())
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    pair = Pair(
+        name=folder.resolve().name,
         folder=folder,
-        target=AutoModelForCausalLM.from_pretrained(folder, **options).to(device).eval(),
-        tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True),
-        drafter=DominoDraftModel.from_pretrained(domino_folder(folder), **options).to(device).eval(),
-        twin=DominoDraftModel.from_pretrained(twin, **options).to(device).eval() if twin.exists() else None,
+        target=_load(AutoModelForCausalLM, folder, dtype, device),
+        tokenizer=tokenizer,
+        drafter=_load(DominoDraftModel, drafter, dtype, device),
+        twin=_load(DominoDraftModel, twin, dtype, device),
+        assistant=_load(AutoModelForCausalLM, assistant, dtype, device),
     )
+    for model in filter(None, (pair.drafter, pair.twin)):
+        check_target(model.config, pair.target)
+    return pair
+
+
+def _load(model_class: Any, name: str | Path | None, dtype: torch.dtype, device: str) -> Any:
+    """A model of a folder or of the Hub, ready to generate; None of no name."""
+    if name is None:
+        return None
+    model = model_class.from_pretrained(str(name), dtype=dtype, local_files_only=Path(name).is_dir())
+    return model.to(torch.device(device)).eval()
+
+
+def _drafter_beside(target: Path) -> Path:
+    folder = domino_folder(target)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"--drafter must be given: there is no {folder} beside the target {target}.")
+    return folder
+
+
+def _twin_beside(target: Path) -> Path | None:
+    folder = dflash_folder(target)
+    return folder if (folder / "config.json").is_file() else None
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:

@@ -16,8 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from hf_domino.decoding import workspace
-from hf_domino.decoding.graphs import StageGraph, StageGraphs
+from hf_domino.decoding.static import workspace
+from hf_domino.decoding.static.graphs import StageGraph, StageGraphs
 
 # On a GPU each of these waits for the device, or makes a shape of its contents, or copies from the host.
 FORBIDDEN = {

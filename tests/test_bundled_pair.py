@@ -86,7 +86,7 @@ def test_walked_acceptance_is_what_generation_measures(pair):
 @pytest.mark.slow
 def test_bf16_differs_at_near_ties_only(capsys):
     """Forwards over a block and over one token round differently, so bf16 text may part where two tokens tie."""
-    pair = load_pair(FOLDER, torch.bfloat16)
+    pair = load_pair(FOLDER, dtype=torch.bfloat16)
     margins, prompts = [], read_prompts(FOLDER / "prompts.jsonl")
     for prompt in prompts:
         inputs = pair.tokenizer(prompt["text"], return_tensors="pt")

@@ -43,7 +43,7 @@ def held_out(pair):
 
 
 def checked(pair, drafter, held_out):
-    return drafter.check(pair.target, pair.tokenizer, held_out)
+    return check_fit(drafter, pair.target, pair.tokenizer, held_out)
 
 
 # --- the bundled pair -------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_bundled_drafter_fits(pair, held_out):
 
 
 def test_bundled_drafter_fits_on_the_default_prompts(pair):
-    assert pair.drafter.check(pair.target, pair.tokenizer).fits
+    assert check_fit(pair.drafter, pair.target, pair.tokenizer).fits
 
 
 def test_twin_fits(pair, held_out):
@@ -129,7 +129,7 @@ def test_nothing_is_changed(pair, held_out):
     weights = [weight.clone() for weight in pair.drafter.parameters()]
     fresh = copy.deepcopy(pair.drafter)
     state = torch.get_rng_state()
-    fresh.check(pair.target, pair.tokenizer, held_out[:2])
+    check_fit(fresh, pair.target, pair.tokenizer, held_out[:2])
     assert torch.equal(torch.get_rng_state(), state)
     assert (fresh.config.to_dict(), pair.target.config.to_dict(), pair.target.generation_config.to_dict()) == before
     assert all(torch.equal(*weights) for weights in zip(weights, fresh.parameters(), strict=True))
@@ -190,7 +190,7 @@ def test_one_layer_off(learned_by_heart, tiny_qwen3, wrong):
 
 def test_wrong_sizes_are_the_compatibility_checks(tiny_drafter, tiny_qwen3):
     with pytest.raises(ValueError, match="the drafter's vocab_size must be"):
-        tiny_drafter.view(vocab_size=65).check(tiny_qwen3, prompts=[[5, 6]])
+        check_fit(tiny_drafter.view(vocab_size=65), tiny_qwen3, prompts=[[5, 6]])
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------
@@ -235,12 +235,12 @@ def test_tokenizer_saved_with_the_target(saved_pair):
 )
 def test_unusable_prompts(tiny_qwen3, tiny_drafter, given, message):
     with pytest.raises(ValueError, match=message):
-        tiny_drafter.check(tiny_qwen3, prompts=given)
+        check_fit(tiny_drafter, tiny_qwen3, prompts=given)
 
 
 def test_messages_without_a_template(tiny_qwen3, tiny_drafter, tiny_tokenizer):
     with pytest.raises(ValueError, match="chat template"):
-        tiny_drafter.check(tiny_qwen3, tiny_tokenizer, [[{"role": "user", "content": "hi"}]])
+        check_fit(tiny_drafter, tiny_qwen3, tiny_tokenizer, [[{"role": "user", "content": "hi"}]])
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------

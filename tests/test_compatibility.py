@@ -25,8 +25,8 @@ from transformers.generation import GenerationMode
 
 import hf_domino
 from hf_domino import DominoDraftModel
-from hf_domino.call_checks import check_generation, check_inputs, check_native_loop, check_rope
 from hf_domino.compatibility import check_target
+from hf_domino.integration.call_checks import check_generation, check_inputs, check_native_loop, check_rope
 
 PROMPT = torch.tensor([[5, 9, 33, 20]])
 

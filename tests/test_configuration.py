@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.context import default_target_layer_ids
+from hf_domino.configuration import default_target_layer_ids
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from hf_domino.benchmark.lean import lean_decoding
 from hf_domino.benchmark.native_dflash import NativeDFlash, has_native_dflash
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import Pair
 
 Arguments = dict[str, Any]

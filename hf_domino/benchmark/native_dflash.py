@@ -15,8 +15,8 @@ from torch import nn
 from transformers import generation
 from transformers.modeling_outputs import BaseModelOutput
 
-from hf_domino.context import ContextCache
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.context import ContextCache
+from hf_domino.drafter.modeling import DominoDraftModel
 
 _CONTEXT = "_hf_domino_context"  # attribute of Transformers' cache: one generation, one context
 

@@ -14,7 +14,7 @@ from hf_domino.check.measure import Measurement, measure_variants, write_text
 from hf_domino.check.prompts import prepare_prompts
 from hf_domino.check.verdict import Cause, CheckResult, judge
 from hf_domino.compatibility import check_drafter, check_target
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.modeling import DominoDraftModel
 
 __all__ = ["Cause", "CheckResult", "Measurement", "check_fit"]
 
@@ -28,20 +28,39 @@ def check_fit(
     prompts: Sequence[Any] | None = None,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> CheckResult:
-    """Measure whether a drafter fits its target; [`DominoDraftModel.check`] is the same.
+    """Measure whether a drafter fits its target, and say why if it does not.
+
+    Generates a little text greedily and looks at what is accepted, as configured and with other layers, the other
+    `shift_label`, without correction head and without context. Neither model is changed.
 
     Args:
         drafter (`DominoDraftModel`): The drafter; not changed.
         target (`PreTrainedModel`): The target; not changed.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the one saved with the target.
-        prompts (`Sequence`, *optional*): Texts, lists of messages, or token ids; defaults to a few short ones.
+        prompts (`Sequence`, *optional*): Texts, lists of messages, or token ids; defaults to a few short ones, in each
+            chat mode that the chat template knows.
         max_new_tokens (`int`, *optional*, defaults to 64): Tokens to generate per prompt.
 
     Returns:
-        [`CheckResult`]: The verdict, printable.
+        [`CheckResult`]: `fits`, `causes` and the measurements; print it for a table.
 
     Raises:
         ValueError: If sizes, layers or model type differ, or if there is nothing to measure.
+
+    Example:
+    ```python
+    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+    >>> from hf_domino import DominoConfig, DominoDraftModel, check_fit
+    >>> target = Qwen3ForCausalLM(Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16, eos_token_id=None,
+    ... ))
+    >>> drafter = DominoDraftModel(DominoConfig.for_target(target.config, block_size=8))
+    >>> result = check_fit(drafter, target, prompts=[[1, 2, 3], [4, 5]])
+    >>> result.fits, result.causes[0].name
+    (False, 'untrained')
+
+    ```
     """
     check_drafter(drafter)
     check_target(drafter.config, target)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_domino.context import ContextCache
-from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.rollout import DraftProposal, GoesOn, rollout
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.context import ContextCache
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.stats import PhaseTimer
 from hf_domino.target import TargetModel
 

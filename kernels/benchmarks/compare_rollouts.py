@@ -34,8 +34,8 @@ import torch.nn.functional as F
 from transformers import LogitsProcessorList
 
 from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.pair import Pair, load_pair, read_prompts

@@ -6,9 +6,9 @@ import xml.etree.ElementTree as ElementTree
 import measured
 import pytest
 
-from hf_domino import cli
 from hf_domino.benchmark.figures import COLOURS, draw_figures
 from hf_domino.benchmark.methods import METHODS
+from hf_domino.cli import main as cli
 
 pytest.importorskip("matplotlib")
 

@@ -10,7 +10,7 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
-from hf_domino.decoding.candidates import CandidatePool, fits_pool
+from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 
 VOCAB, SIZE = 40, 7

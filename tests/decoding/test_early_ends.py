@@ -9,8 +9,8 @@ from scipy.stats import chisquare
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding import rollout as rollout_module
-from hf_domino.decoding.estimates import Acceptance, Costs
-from hf_domino.decoding.pacing import ConfidentBlock
+from hf_domino.decoding.pacing.estimates import Acceptance, Costs
+from hf_domino.decoding.pacing.pacer import ConfidentBlock
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.decoding.verification import verify

@@ -6,8 +6,8 @@ from builders import VOCAB_SIZE, build_drafter
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import domino_kernels
-from hf_domino.decoding import fused
-from hf_domino.decoding.fused import fits_kernels
+from hf_domino.decoding.correcting import fused
+from hf_domino.decoding.correcting.fused import fits_kernels
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.target import TargetModel

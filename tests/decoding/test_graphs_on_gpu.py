@@ -10,8 +10,8 @@ from builders import build_drafter
 from oracle import oracle
 from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
 
-from hf_domino.decoding import workspace
-from hf_domino.decoding.graphs import StageGraphs, without_graphs
+from hf_domino.decoding.static import workspace
+from hf_domino.decoding.static.graphs import StageGraphs, without_graphs
 
 pytestmark = pytest.mark.gpu
 STATIC = {"cache_implementation": "static"}

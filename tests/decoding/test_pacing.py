@@ -12,10 +12,11 @@ import torch
 from oracle import oracle
 from transformers import LogitsProcessorList
 
-from hf_domino.decoding import loop, pacing
+from hf_domino.decoding import loop
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.estimates import EDGES, Acceptance, Costs
-from hf_domino.decoding.pacing import EXPLORE_EVERY, Pacer, pacer_for
+from hf_domino.decoding.pacing import pacer as pacing
+from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, Costs
+from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Pacer, pacer_for
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.target import TargetModel
 

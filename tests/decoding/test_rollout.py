@@ -12,8 +12,8 @@ from transformers import (
 )
 
 from hf_domino.decoding import rollout as rollout_module
-from hf_domino.decoding.corrections import Corrections
-from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.correcting.corrections import Corrections
+from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.target import TargetModel

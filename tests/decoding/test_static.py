@@ -16,9 +16,10 @@ from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
 from transformers import LogitsProcessor, LogitsProcessorList, StaticCache
 
 import hf_domino
-from hf_domino.decoding import graphs, loop, workspace
-from hf_domino.decoding.graphs import StageGraphs
-from hf_domino.decoding.static import StaticRunner, fitting_width
+from hf_domino.decoding import loop
+from hf_domino.decoding.static import graphs, workspace
+from hf_domino.decoding.static.graphs import StageGraphs
+from hf_domino.decoding.static.rounds import StaticRunner, fitting_width
 
 GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
 STATIC = {"cache_implementation": "static"}
@@ -293,7 +294,7 @@ def test_stages_compile_to_one_graph_each(tiny_qwen3, make_drafter, monkeypatch)
 
     monkeypatch.setattr(StageGraphs, "__call__", call)
     monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)  # the GRU's weights are used, never its forward
-    for name in ("domino_kernels.runs_triton", "hf_domino.decoding.fused.runs_triton"):
+    for name in ("domino_kernels.runs_triton", "hf_domino.decoding.correcting.fused.runs_triton"):
         monkeypatch.setattr(name, lambda *arguments: False)  # decided by a context variable, which is not traced
     torch.compiler.reset()
     drafter = make_drafter(tiny_qwen3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_domino.integration import install
+from hf_domino.integration.patch import install
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
 
 NUM_TOKENS = 40

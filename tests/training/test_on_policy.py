@@ -40,6 +40,23 @@ def test_temperatures_take_turns_and_equal_seeds_give_equal_files(target, tmp_pa
     assert [row["temperature"] for row in rows_of(first)] == [0.0, 0.0, 1.0, 1.0, 0.0, 0.0]
 
 
+def test_batches_draw_differently(target, tmp_path):
+    """With one seed for all, equal prompts would be answered alike in every batch."""
+    output = tmp_path / "text.jsonl"
+    generate_on_policy(
+        target, [[4, 5, 6]] * 4, output, max_new_tokens=16, temperatures=(1.0,), batch_size=2, progress=False
+    )
+    rows = [row["input_ids"] for row in rows_of(output)]
+    assert rows[:2] != rows[2:]
+
+
+def test_sampled_text_follows_the_targets_own_law(target, tmp_path):
+    """Whatever truncation its generation configuration asks for."""
+    free = rows_of(generate(target, tmp_path / "free.jsonl", temperatures=(1.0,)))
+    target.generation_config.update(top_k=1, top_p=0.01, min_p=0.9)
+    assert rows_of(generate(target, tmp_path / "truncated.jsonl", temperatures=(1.0,))) == free
+
+
 @pytest.mark.parametrize("kept_characters", [0, 150, 400])
 def test_an_interrupted_run_ends_with_the_same_file(kept_characters, target, tmp_path):
     whole = generate(target, tmp_path / "text.jsonl").read_text()

@@ -1,0 +1,8 @@
+"""`python -m hf_domino.cli`, the same as `hf-domino`."""
+
+import sys
+
+from hf_domino.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

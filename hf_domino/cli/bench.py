@@ -1,0 +1,137 @@
+"""`hf-domino bench`: measure, or show what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from hf_domino.benchmark.figures import draw_figures
+from hf_domino.benchmark.measure import Bench
+from hf_domino.benchmark.methods import choose_methods
+from hf_domino.benchmark.prompts import read_batches
+from hf_domino.benchmark.report import details_table, fill_readme, label, modes_of, results_table
+from hf_domino.benchmark.rows import Row, RowsFile, measured, provenance_of_run, read_rows
+from hf_domino.cli.bench_flags import EXACT_DTYPE, add_arguments, set_up
+from hf_domino.pair import DTYPES, PROMPTS, Pair, check_device, find_pair, load_pair
+
+__all__ = ["add_arguments", "run"]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
+    if options.readme or options.figures:
+        show(options)
+        return 0
+    rows = measure(options)
+    print(results_table(rows))
+    for mode, name in modes_of(rows).items():
+        print(f"{name}:\n\n{details_table(rows, mode)}")
+    return report_differences(rows, options)
+
+
+def show(options: argparse.Namespace) -> None:
+    """Put the rows that were measured into a README, or draw them.
+
+    Args:
+        options (`argparse.Namespace`): Flags of [`add_arguments`].
+    """
+    rows = read_rows(options.rows)
+    if options.readme:
+        fill_readme(options.readme, rows)
+    if options.figures:
+        print(*draw_figures(rows, options.figures), sep="\n")
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Measure what the flags ask for and write `--rows`, a batch at a time.
+
+    Args:
+        options (`argparse.Namespace`): Flags of [`add_arguments`].
+
+    Returns:
+        `list[Row]`: All rows of the file.
+
+    Raises:
+        ValueError: If the flags do not fit one another, the models or the rows that are there.
+    """
+    _check(options)
+    set_up(options)
+    pair = _load(options)
+    methods, skipped = choose_methods(pair, options)
+    batches = read_batches(_prompts_of(options, pair), options.num_prompts, options.batch_size)
+    bench, file = Bench(pair, methods, options), RowsFile(options.rows, provenance_of_run(options, pair.name, methods))
+    todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
+    kept = file.finished(todo, options.temperature) if options.resume else []
+    file.start(skipped, kept)
+    for done in {(row["mode"], row["prompt"]) for row in kept}:
+        del todo[done]
+    if todo:
+        bench.warm_up(batches[0])
+    for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
+        file.append(bench.measure(mode, index, batch))
+    return read_rows(options.rows)
+
+
+def _load(options: argparse.Namespace) -> Pair:
+    if options.target and options.pair:
+        raise ValueError("--target and --pair both name a target: give one of them.")
+    target = options.target or find_pair(options.pair).resolve()
+    dtype = DTYPES[options.dtype]
+    return load_pair(target, options.drafter, options.twin, options.assistant, dtype, options.device)
+
+
+def _prompts_of(options: argparse.Namespace, pair: Pair) -> Path:
+    """File of prompts: the one that was named, else the target's, else the bundled pair's."""
+    own = pair.folder / PROMPTS
+    if options.prompts or own.is_file():
+        return options.prompts or own
+    try:
+        return find_pair() / PROMPTS
+    except FileNotFoundError as error:
+        raise ValueError(f"--prompts must be given: there is no {own}, and no bundled pair.") from error
+
+
+def _check(options: argparse.Namespace) -> None:
+    check_device(options.device)
+    if options.temperature < 0:
+        raise ValueError(f"--temperature must be at least 0, got {options.temperature}.")
+    if options.rows.exists() and not (options.overwrite or options.resume):
+        raise ValueError(
+            f"--rows {options.rows} is there already: go on with it (--resume), replace it (--overwrite), or write "
+            "elsewhere."
+        )
+
+
+def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
+    """Say on stderr which greedy outputs differ from plain generation's.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of one run.
+        options (`argparse.Namespace`): Flags of [`add_arguments`].
+
+    Returns:
+        `int`: The exit code: 1 if any differ and rounding is no excuse.
+    """
+    different: dict[str, list[int]] = {}
+    for row in measured(rows):
+        if row["equals_plain"] is False:
+            different.setdefault(row["method"], []).append(row["prompt"])
+    what = "prompt" if options.batch_size == 1 else "batch"
+    for method, prompts in different.items():
+        print(
+            f"DIFFERENT: greedy output of {label(method)} is not plain generate's for {len(prompts)} {what}(s), first "
+            f"{what} {min(prompts)}.",
+            file=sys.stderr,
+        )
+    if not different or options.dtype == EXACT_DTYPE:
+        return 1 if different else 0
+    print(
+        f"In {options.dtype} a block and single tokens round differently, and an argmax flips where two logits are "
+        f"nearly equal. Whether it is that: --dtype {EXACT_DTYPE}, or `hf_domino.shadow`.",
+        file=sys.stderr,
+    )
+    return 0

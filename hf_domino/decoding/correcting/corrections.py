@@ -1,0 +1,89 @@
+"""The correction head along one block: which tokens it has read, and what it adds to the base logits.
+
+Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W_z z_k + W_s state_k), one GRU step per token.
+
+Shapes: B batch, P proposals, H hidden size, G width of the prefix state, R low rank, M candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.target import TargetModel
+
+FORESEEN = 2  # likeliest tokens of every position whose input products are computed together
+
+
+class Corrections:
+    """Corrections of successive positions.
+
+    Args:
+        drafter ([`DominoDraftModel`]): Gives the correction head.
+        target ([`TargetModel`]): Gives embeddings.
+        draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
+        anchors (`torch.Tensor`): The tokens before the first proposal, `[B]`.
+        candidates (`torch.Tensor`, *optional*): Candidates of each position, likeliest first, `[B, P, M]`, if tokens
+            will be chosen among them.
+        table ([`InputTable`], *optional*): Input products to use and to add to; None to compute them as they come.
+    """
+
+    def __init__(
+        self,
+        drafter: DominoDraftModel,
+        target: TargetModel,
+        draft_hidden: torch.Tensor,
+        anchors: torch.Tensor,
+        candidates: torch.Tensor | None = None,
+        table: InputTable | None = None,
+    ):
+        self._target, self._gru, self._projection = target, drafter.prefix_gru, drafter.embed_proj
+        self._first_corrected = drafter.config.pure_draft_prefix_len
+        self._block_part = self._projection.project_hidden(draft_hidden)  # [B, P, R], once
+        self._rows = None if candidates is None else self._projection.rows(candidates)  # [B, P, M, R]
+        self._table = table
+        if table is not None and candidates is not None:
+            table.add([*anchors.tolist(), *candidates[:, :-1, :FORESEEN].flatten().tolist()])
+        # [B, G] each; the one of proposal i has read the anchor and the i proposals before.
+        self._states = [self._step(anchors, self._gru.initial_state(len(anchors)))]
+
+    def _step(self, token_ids: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        if self._table is not None:
+            return self._gru.advance(self._table.rows(token_ids.tolist()), state)
+        return self._gru.step(self._target.embed(token_ids).to(state), state)
+
+    def read(self, token_ids: torch.Tensor) -> None:
+        """Advance the prefix state by the next proposal, ids `[B]`."""
+        self._states.append(self._step(token_ids, self._states[-1]))
+
+    def forget(self, num_proposals: int) -> None:
+        """Go back to where only the first `num_proposals` had been read."""
+        del self._states[num_proposals + 1 :]
+
+    def apply(self, index: int, base_logits: torch.Tensor) -> torch.Tensor:
+        """Corrected logits of proposal `index`; base logits before the first corrected one.
+
+        Args:
+            index (`int`): Which proposal; those before must have been read.
+            base_logits (`torch.Tensor`): Its base logits, `[B, V]`, or `[B, M]` where there are candidates.
+        """
+        if index < self._first_corrected:
+            return base_logits
+        low_rank = self._block_part[:, index] + self._projection.project_state(self._states[index])
+        rows = None if self._rows is None else self._rows[:, index]
+        return base_logits + self._projection.expand(low_rank, rows).to(base_logits)
+
+    def apply_to_all(self, base_logits: torch.Tensor) -> torch.Tensor:
+        """Corrected logits of the whole vocabulary of the first N proposals; those before each must have been read.
+
+        Args:
+            base_logits (`torch.Tensor`): `[B, N, V]`.
+        """
+        first, count = self._first_corrected, base_logits.shape[1]
+        if count <= first:
+            return base_logits
+        states = torch.stack(self._states[first:count], dim=1)  # [B, N - first, G]
+        low_rank = self._block_part[:, first:count] + self._projection.project_state(states)
+        corrected = base_logits[:, first:] + self._projection.expand(low_rank).to(base_logits)
+        return torch.cat((base_logits[:, :first], corrected), dim=1) if first else corrected

@@ -1,0 +1,69 @@
+"""The greedy rollout by fused kernels: fixed shapes, and nothing that waits for the device.
+
+A step is one GRU kernel, the state's part of the low rank, and one operation that corrects the logits and chooses. For
+rows on a CUDA device where Triton is installed; see `kernels/CARD.md`.
+
+Shapes: B batch, P proposals, H hidden size, V vocabulary, M candidates.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import nn
+
+from domino_kernels import correct_and_choose, runs_triton
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.target import TargetModel
+
+
+def fits_kernels(drafter: DominoDraftModel, law: TokenLaw, base_logits: torch.Tensor) -> bool:
+    """Whether [`choose_fused`] can choose the proposals: greedily, with nothing but the correction before the choice.
+
+    Args:
+        drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
+        law ([`TokenLaw`]): What drafts are chosen from.
+        base_logits (`torch.Tensor`): `[B, P, V]`.
+    """
+    if law.do_sample or law.processors or not drafter.has_correction_head:
+        return False
+    return runs_triton(base_logits) and base_logits.device == drafter.prefix_gru.weight_hh_l0.device
+
+
+def choose_fused(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    draft_hidden: torch.Tensor,
+    base_logits: torch.Tensor,
+    anchors: torch.Tensor,
+) -> torch.Tensor:
+    """Choose the most likely token of each position, from its candidate pool or the whole vocabulary.
+
+    Args:
+        drafter ([`DominoDraftModel`]): Gives the correction head.
+        target ([`TargetModel`]): Gives embeddings.
+        draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
+        base_logits (`torch.Tensor`): `[B, P, V]`.
+        anchors (`torch.Tensor`): The tokens before the first proposal, `[B]`.
+
+    Returns:
+        `torch.Tensor`: Proposals `[B, P]`.
+    """
+    gru, projection = drafter.prefix_gru, drafter.embed_proj
+    up_weight, size = cast(nn.Linear, projection[2]).weight, drafter.config.draft_pool_size
+    block_part, logits, candidates = projection.project_hidden(draft_hidden), base_logits, None
+    if size is not None and size < base_logits.shape[2]:
+        logits, candidates = base_logits.topk(size, dim=2)  # [B, P, M], the likeliest first
+    uncorrected = base_logits[:, : drafter.config.pure_draft_prefix_len].argmax(dim=2)
+    tokens, state = [anchors], gru.initial_state(len(anchors))
+    for index in range(base_logits.shape[1]):
+        state = gru.step(target.embed(tokens[-1]).to(state), state)
+        if index < uncorrected.shape[1]:
+            tokens.append(uncorrected[:, index])
+            continue
+        low_rank = block_part[:, index] + projection.project_state(state)
+        pool = None if candidates is None else candidates[:, index]
+        tokens.append(correct_and_choose(logits[:, index], low_rank, up_weight, pool))
+    return torch.stack(tokens[1:], dim=1)

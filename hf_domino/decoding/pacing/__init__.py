@@ -1,0 +1,1 @@
+"""How far a round drafts, and whether it drafts at all."""

@@ -1,0 +1,267 @@
+"""Pacing: how many tokens a round drafts, and whether it drafts at all.
+
+One more proposal costs time, which is worth `tokens per second` times that time in tokens. It brings a token if it is
+accepted with all before it. So a block goes on while the chance of that is above the price; both are learnt from the
+rounds themselves: the chance from how sure the draft law was, the price from the clock. Where rounds bring less than
+single steps of the target would, single steps are made, and drafting is tried again now and then.
+
+A block ends by what was known before its next token was drawn, so that sampling stays exact. Where the target samples,
+fixed costs stand in for the clock and nothing is kept between calls, so that a seed gives the same text again.
+"""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, Costs
+from hf_domino.drafter.modeling import DominoDraftModel
+
+# After how many rounds the first single steps are made to compare with, and from then on.
+ROUNDS_PER_STEP = (3, 6, 12, 256)
+RECENT_STEPS = 5  # whose time counts
+PAUSE, MAX_PAUSE = 24, 192  # single steps after drafting has lost, twice as many each time
+EXPLORE_EVERY = 16  # blocks; one of them is whole where lengths are chosen by position
+# Costs in single steps where they are not measured: of a round, and of each of its proposals.
+NOMINAL_ROUND, NOMINAL_PROPOSAL = 1.4, 0.03
+NOMINAL_TRIAL = 4  # rounds before drafting may pause where every call starts knowing nothing
+
+
+class Block:
+    """How far a block goes: as far as the drafter makes it."""
+
+    goes_on: Callable[[int, torch.Tensor], bool] | None = None
+
+    def choose_length(self, room: int | None) -> int | None:
+        """Most proposals to make, of `room` at most; None for as many as the drafter makes."""
+        return room
+
+
+class SingleStep(Block):
+    """No proposal: the target makes one step."""
+
+    def choose_length(self, room: int | None) -> int | None:
+        """None at all."""
+        return 0
+
+
+class PacedBlock(Block):
+    """A block that ends where the next proposal is not worth its time.
+
+    Args:
+        acceptance ([`Acceptance`]): What is known of proposals.
+        price (`float`): Tokens that one more proposal must bring, a row.
+        num_rows (`int`): Rows of the batch.
+    """
+
+    def __init__(self, acceptance: Acceptance, price: float, num_rows: int):
+        self._acceptance, self._price = acceptance, price
+        self._reaches = [[1.0] * num_rows]  # chance that all proposals so far are accepted, after none, one, ...
+        self._kinds: list[list[int]] = []  # class of each proposal, per row
+
+    @property
+    def length(self) -> int:
+        """Proposals so far."""
+        return len(self._kinds)
+
+    def kinds(self) -> list[tuple[int, ...]]:
+        """Class of every proposal, per row."""
+        return list(zip(*self._kinds, strict=True)) if self._kinds else [() for _ in self._reaches[0]]
+
+    def add(self, index: int, kinds: list[int]) -> bool:
+        """Count a proposal of these classes, one a row, in place of this and later ones; returns whether to go on."""
+        del self._kinds[index:], self._reaches[index + 1 :]
+        self._kinds.append(kinds)
+        reach = [before * self._acceptance.chance(kind) for before, kind in zip(self._reaches[-1], kinds, strict=True)]
+        self._reaches.append(reach)
+        return self._acceptance.typical * sum(reach) / len(reach) >= self._price
+
+
+class ConfidentBlock(PacedBlock):
+    """Ends while it is drafted, by the confidence of the draft law, which the host must be able to read at once."""
+
+    def goes_on(self, index: int, scores: torch.Tensor) -> bool:
+        """Whether to draft behind a proposal that was chosen from the law of these scores `[B, V]`, of all or a few."""
+        confidences = (scores.amax(dim=-1) - scores.logsumexp(dim=-1)).exp().tolist()
+        return self.add(index, [bisect.bisect(EDGES, confidence) for confidence in confidences])
+
+
+class PlannedBlock(PacedBlock):
+    """Its length is chosen beforehand, by the acceptance of each position: one of a few, each a shape of its own."""
+
+    def choose_length(self, room: int | None) -> int | None:
+        """How many proposals to make."""
+        most = self._acceptance.num_kinds if room is None else min(room, self._acceptance.num_kinds)
+        num_rows = len(self._reaches[0])
+        while self.length < most and self.add(self.length, [self.length] * num_rows):
+            pass
+        for position in range(self.length, fitting_length(self.length, most)):
+            self.add(position, [position] * num_rows)
+        return self.length
+
+
+def fitting_length(length: int, most: int) -> int:
+    """The next of a few lengths, as each is a shape of its own: a power of two, or `most`.
+
+    Args:
+        length (`int`): Proposals, at most `most`.
+        most (`int`): Proposals of a whole block.
+
+    Example:
+    ```python
+    >>> from hf_domino.decoding.pacing.pacer import fitting_length
+    >>> [fitting_length(length, 12) for length in (0, 1, 3, 8, 9)]
+    [0, 1, 4, 8, 12]
+
+    ```
+    """
+    return min(1 << (length - 1).bit_length(), most) if length else 0
+
+
+class Pace:
+    """What is known about drafting for a target in batches of one size.
+
+    Args:
+        acceptance ([`Acceptance`]): What is known of proposals.
+        by_confidence (`bool`): Whether blocks are [`ConfidentBlock`]s or [`PlannedBlock`]s.
+        is_timed (`bool`): Whether costs are measured; nominal otherwise.
+    """
+
+    def __init__(self, acceptance: Acceptance, by_confidence: bool = True, is_timed: bool = True):
+        self.acceptance, self.by_confidence, self.is_timed = acceptance, by_confidence, is_timed
+        self.costs = Costs()
+        self._step_seconds: deque[float] = deque([] if is_timed else [1.0], maxlen=RECENT_STEPS)
+        self._rounds_since_step = self._num_steps = 0  # steps since something has changed
+        self._pause = PAUSE  # single steps after drafting has lost again
+        self.begin_call()
+
+    def begin_call(self) -> None:
+        """A call of `generate` begins: its text may be easier."""
+        self._left = 0  # single steps until drafting is tried again
+        self._is_first = True  # the first round of a call, which stores the prompt's context too
+
+    def begin_round(self, num_rows: int) -> Block:
+        """Choose what the next round drafts."""
+        if self._left or self._wants_step():
+            self._left = max(self._left - 1, 0)
+            return SingleStep()
+        if self.by_confidence:
+            return ConfidentBlock(self.acceptance, self.costs.price, num_rows)
+        is_whole = self.costs.num_rounds % EXPLORE_EVERY == 0
+        return PlannedBlock(self.acceptance, 0.0 if is_whole else self.costs.price, num_rows)
+
+    def _wants_step(self) -> bool:
+        wanted = ROUNDS_PER_STEP[min(self._num_steps, len(ROUNDS_PER_STEP) - 1)]
+        return self.is_timed and self._rounds_since_step >= wanted
+
+    def observe(self, block: Block, num_committed: Sequence[int], seconds: float) -> None:
+        """Learn from a round: its block, the tokens it committed per row, its wall time."""
+        if isinstance(block, PacedBlock):
+            self._rounds_since_step += 1
+            for kinds, count in zip(block.kinds(), num_committed, strict=True):
+                self.acceptance.observe(kinds, count - 1)
+            if not self.is_timed:
+                seconds = NOMINAL_ROUND + NOMINAL_PROPOSAL * block.length
+            is_typical = not (self._is_first and self.is_timed)
+            self.costs.observe(block.length, sum(num_committed) / len(num_committed), seconds if is_typical else None)
+            self._is_first = False
+            if self.costs.num_rounds >= (ROUNDS_PER_STEP[0] if self.is_timed else NOMINAL_TRIAL):
+                self._judge()
+        else:
+            self._num_steps, self._rounds_since_step = self._num_steps + 1, 0
+            if self.is_timed:
+                self._step_seconds.append(seconds)
+            if self._left and self._num_steps >= RECENT_STEPS and not self._loses():
+                self._left = self._num_steps = 0  # the machine has become slower, not the drafts worse
+
+    def _loses(self) -> bool:
+        """Whether rounds bring less than single steps in the same time."""
+        return bool(self._step_seconds) and self.costs.best_rate * statistics.median_low(self._step_seconds) < 1
+
+    def _judge(self) -> None:
+        """Pause drafting if it loses, for longer each time."""
+        if self._loses():
+            self._left, self._pause, self._num_steps = self._pause, min(2 * self._pause, MAX_PAUSE), 0
+        else:
+            self._pause = PAUSE
+
+
+class Pacer:
+    """What is known about drafting for a target: of proposals, and for each size of batch of costs.
+
+    Args:
+        num_positions (`int`, *optional*): Positions of a block, to choose lengths by; None to go by confidence.
+        is_timed (`bool`): Whether costs are measured; nominal otherwise, and the same for all sizes.
+    """
+
+    def __init__(self, num_positions: int | None, is_timed: bool):
+        self.acceptance, self._is_timed = Acceptance(num_positions), is_timed
+        self._by_confidence = num_positions is None
+        self._paces: dict[int, Pace] = {}
+
+    def begin_call(self) -> None:
+        """A call of `generate` begins."""
+        for pace in self._paces.values():
+            pace.begin_call()
+
+    def _pace(self, num_rows: int) -> Pace:
+        key = num_rows if self._is_timed else 0
+        if key not in self._paces:
+            self._paces[key] = Pace(self.acceptance, self._by_confidence, self._is_timed)
+        return self._paces[key]
+
+    def begin_round(self, num_rows: int) -> Block:
+        """Choose what the next round drafts for this many rows."""
+        return self._pace(num_rows).begin_round(num_rows)
+
+    def observe(self, block: Block, num_committed: Sequence[int], seconds: float) -> None:
+        """Learn from a round: its block, the tokens it committed per row, its wall time."""
+        self._pace(len(num_committed)).observe(block, num_committed, seconds)
+
+
+class WholeBlocks(Pacer):
+    """Always drafts as far as the drafter goes."""
+
+    def __init__(self) -> None:
+        super().__init__(None, is_timed=False)
+
+    def begin_round(self, num_rows: int) -> Block:
+        """A whole block."""
+        return Block()
+
+    def observe(self, block: Block, num_committed: Sequence[int], seconds: float) -> None:
+        """Learn nothing."""
+
+
+_learnt = threading.local()
+
+
+def pacer_for(drafter: DominoDraftModel, target: nn.Module, do_sample: bool, by_confidence: bool) -> Pacer:
+    """The pacer of a call of `generate`, with what the calling thread knows from earlier greedy ones.
+
+    Args:
+        drafter ([`DominoDraftModel`]): Its `draft_length` says whether blocks are paced at all.
+        target (`nn.Module`): The target.
+        do_sample (`bool`): Whether the target samples.
+        by_confidence (`bool`): Whether the host can read confidences at no cost, which it can on a CPU only.
+    """
+    drafter.config.check()  # a field may have been set since
+    if drafter.config.draft_length == "full":
+        return WholeBlocks()
+    num_positions = None if by_confidence else drafter.config.num_draft_tokens
+    if do_sample:
+        return Pacer(num_positions, is_timed=False)
+    if not hasattr(_learnt, "by_drafter"):
+        _learnt.by_drafter = weakref.WeakKeyDictionary()
+    pacers = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
+    key = (by_confidence, drafter.config.num_draft_tokens)
+    pacer = pacers.setdefault(key, Pacer(num_positions, is_timed=True))
+    pacer.begin_call()
+    return pacer

@@ -1,0 +1,250 @@
+"""The target's side of a round: prefill, the verification forward, and rewinding its cache.
+
+Shapes: B rows still generated, T prompt tokens, P proposals, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_domino.decoding.caches.alignment import PER_POSITION, Alignment, empty
+from hf_domino.decoding.caches.rewind import (
+    StateSnapshot,
+    activate_past_recording,
+    crop_attention,
+    crop_attention_to,
+    end_past_recording,
+    recurrent_layers,
+)
+from hf_domino.stats import PhaseTimer
+from hf_domino.target import TargetModel
+
+
+class TargetRunner:
+    """Runs the target through `generate`'s own input preparation and keeps its cache at the committed tokens.
+
+    Args:
+        target ([`TargetModel`]): View of the target.
+        model_kwargs (`dict`): What `generate` prepared: cache, attention mask, positions and model-specific inputs.
+        forward_kwargs (`dict`, *optional*): What else to ask the forwards for; see [`StepOutputs`].
+        timer ([`PhaseTimer`], *optional*): Times the target's forwards as `target_forward`.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        model_kwargs: dict[str, Any],
+        forward_kwargs: Mapping[str, bool] | None = None,
+        timer: PhaseTimer | None = None,
+    ):
+        self._timer = timer or PhaseTimer(enabled=False)
+        self.target = target
+        self.model: PreTrainedModel = target.model
+        self.kwargs = model_kwargs
+        self._lengths: list[int] = []  # per row: cached positions, left padding not counted
+        self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
+        wanted = dict(forward_kwargs or {})
+        self._keeps_outputs = bool(wanted)
+        self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
+        self.outputs: Any = None  # of the last forward, if more than logits was asked for
+        self._device = torch.device("cpu")
+        self._snapshot: StateSnapshot | None = None
+        self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
+        self._settled = 0  # positions of the cache that are certain to stay
+        # A sliding-window layer forgets what it would need to step back, unless told beforehand.
+        activate_past_recording(self.cache)
+
+    @property
+    def cache(self) -> Any:
+        """The target's cache."""
+        return self.kwargs["past_key_values"]
+
+    def prefill(
+        self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Process the prompt `[B, T]`, less what the cache already holds.
+
+        Args:
+            input_ids (`torch.Tensor`): The prompt.
+            chunk_size (`int`, *optional*): Positions per forward, which bounds the memory; None for all in one.
+            mask_length (`int`, *optional*): Length of the attention mask where there is none because it was all ones.
+
+        Returns:
+            `tuple`: Logits `[B, 1, V]` of the next token, and the captured hidden states `[B, C, H]` of the positions
+            that were processed, which are the last C.
+        """
+        self._device = input_ids.device  # the target's own may be meta, where parts of it are offloaded
+        new_length = self._uncached_length(input_ids, mask_length)
+        if chunk_size is None or self.kwargs.get("inputs_embeds") is not None:
+            logits, captured = self._forward(input_ids, self.kwargs, new_length, 1, is_first_iteration=True)
+        else:
+            logits, captured = self._prefill_in_chunks(input_ids[:, -(new_length or 0) :], chunk_size)
+        cached = int(self.cache.get_seq_length())
+        mask = self.mask(cached)
+        padding = [0] * len(logits) if mask is None else mask.bool().int().argmax(dim=1).tolist()
+        self._lengths = [cached - count for count in padding]
+        self._settled = cached
+        return logits, captured
+
+    def _prefill_in_chunks(
+        self, new_ids: torch.Tensor, chunk_size: int
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        total = int(self.cache.get_seq_length()) + new_ids.shape[1]
+        pieces = []
+        for chunk in new_ids.split(chunk_size, dim=1):
+            end = int(self.cache.get_seq_length()) + chunk.shape[1]
+            # Cut from the right: masks and positions may or may not cover what was cached before.
+            behind = total - end
+            kwargs = self.kwargs | {
+                name: self.kwargs[name][..., : self.kwargs[name].shape[-1] - behind]
+                for name in PER_POSITION
+                if self.kwargs.get(name) is not None
+            }
+            logits, captured = self._forward(chunk, kwargs, chunk.shape[1], 1, is_first_iteration=True)
+            crop_attention(self.cache, 0)  # sliding-window layers shrink back to their window
+            pieces.append(captured)
+        return logits, tuple(torch.cat(layers, dim=1) for layers in zip(*pieces, strict=True))
+
+    def _uncached_length(self, input_ids: torch.Tensor, mask_length: int | None) -> int | None:
+        """How many of the prompt's last positions to process; None for all it has."""
+        cached, mask = self.cache.get_seq_length(), self.kwargs.get("attention_mask")
+        if not cached:
+            return None
+        embeds = self.kwargs.get("inputs_embeds")
+        length = input_ids.shape[1] if embeds is None else embeds.shape[1]
+        # As generate's own prefill: ids shorter than the mask are the new ones only.
+        mask_length = mask_length if mask is None else mask.shape[1]
+        only_new = mask_length is not None and mask_length != length
+        return None if only_new else length - cached
+
+    @property
+    def sliding_windows(self) -> list[int | None]:
+        """Window of each layer of the cache; None where all positions are seen."""
+        return [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in self.cache.layers]
+
+    def mask(self, length: int) -> torch.Tensor | None:
+        """The last columns `[B, length]` of the two-dimensional attention mask, where there is one."""
+        mask = self.kwargs.get("attention_mask")
+        return mask[:, -length:] if mask is not None and mask.dim() == 2 else None
+
+    def next_position(self) -> int:
+        """The largest position that any row is about to take."""
+        positions = self.kwargs.get("position_ids")
+        return self.cache.get_seq_length() if positions is None else int(positions.max())
+
+    def check_block(
+        self, anchors: torch.Tensor, proposed: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Verification forward over anchors `[B, 1]` and proposals `[B, P]`.
+
+        Returns:
+            `tuple`: Logits `[B, P + 1, V]` and captured hidden states `[B, P + 1, H]`.
+        """
+        width = proposed.shape[1] + 1
+        self._checked = self._advanced(copy.copy(self.kwargs), width - 1) if width > 1 else self.kwargs
+        self._block = torch.cat((anchors, proposed), dim=1)
+        self._snapshot = StateSnapshot(self.cache) if recurrent_layers(self.cache) else None
+        return self._forward(self._block, self._checked, width, logits_to_keep=width, is_first_iteration=False)
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, after prefill and the first new token of each."""
+        if not rows or len(rows) == len(self._lengths):
+            self.kwargs = self._advanced(self.kwargs, 1)
+        else:
+            self._lengths = [self._lengths[row] for row in rows]
+            self._align(Alignment(rows, [0] * len(rows), self._lengths), self.kwargs)
+
+    def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
+        """Keep each row's committed tokens in the cache and drop the rest.
+
+        Args:
+            counts (`Sequence[int]`): Committed tokens per row; the last of them has not been through the target.
+            num_checked (`int`): Positions of the verification forward.
+            rows (`Sequence[int]`): The rows that go on, of those there are.
+        """
+        lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
+        rows = rows or ([0] if len(counts) == 1 else [])  # a single sequence leaves a cache to go on with
+        if len(rows) == len(counts) and min(counts) == max(counts):
+            self._rewind(counts[0], num_checked)
+            self.kwargs = self._advanced(self.kwargs, counts[0])
+        elif rows:
+            dropped = [num_checked - counts[row] for row in rows]
+            self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
+        self._lengths = [lengths[row] for row in rows]
+        self._settled, self._snapshot = self.cache.get_seq_length(), None
+
+    def end(self, batch_size: int) -> None:
+        """Leave a cache that `generate` can go on from: of a single sequence, less what a broken-off round has left.
+
+        Rows of a batch left at different times, and are aligned to a width of their own: an empty cache is left.
+        """
+        if batch_size > 1:
+            empty(self.cache)
+        else:
+            if self._snapshot is not None:  # a round was broken off
+                self._snapshot.restore()
+            # Also when nothing is dropped: sliding-window layers shrink back to their window here.
+            crop_attention_to(self.cache, self._settled or self.cache.get_seq_length())
+        end_past_recording(self.cache)
+
+    def release(self) -> None:
+        """The call is over."""
+
+    def _rewind(self, num_kept: int, num_checked: int) -> None:
+        """Drop the last positions of all rows."""
+        if self._snapshot is None or num_kept == num_checked:
+            # Also when nothing is dropped: sliding-window layers shrink back to their window here.
+            crop_attention(self.cache, num_checked - num_kept)
+            return
+        self._snapshot.restore()
+        crop_attention(self.cache, num_checked)
+        assert self._block is not None
+        again = self._block[:, :num_kept]
+        kwargs = self._advanced(copy.copy(self.kwargs), num_kept - 1) if num_kept > 1 else self.kwargs
+        self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
+        crop_attention(self.cache, 0)
+
+    def _align(self, alignment: Alignment, kwargs: Mapping[str, Any]) -> None:
+        kwargs = dict(kwargs)
+        for name in PER_POSITION:
+            if kwargs.get(name) is not None:
+                kwargs[name] = alignment.align_positions(kwargs[name])
+        mask = kwargs.get("attention_mask")
+        real = alignment.padding_mask(self._device if mask is None else mask.device)
+        kwargs["attention_mask"] = real if mask is None else real.to(mask.dtype) * mask
+        alignment.align_cache(self.cache)
+        self.kwargs = self._advanced(kwargs, 1)
+
+    def _advanced(self, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+        advanced = self.model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=num_tokens)
+        types = advanced.get("token_type_ids")
+        if types is not None and num_tokens > 1:  # token by token the last one is repeated, not the last few
+            types[:, -num_tokens:] = types[:, -num_tokens - 1, None]
+        return advanced
+
+    def _forward(
+        self,
+        input_ids: torch.Tensor,
+        kwargs: dict[str, Any],
+        new_length: int | None,
+        logits_to_keep: int,
+        is_first_iteration: bool,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        inputs = self.model.prepare_inputs_for_generation(
+            input_ids, next_sequence_length=new_length, is_first_iteration=is_first_iteration, **kwargs
+        )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = logits_to_keep
+        with self._timer.phase("target_forward"):
+            outputs = self.model(**(inputs | self._forward_kwargs))
+        if is_first_iteration and not self.cache.get_seq_length():  # Phi-3 starts a new one for long prompts
+            self.kwargs["past_key_values"] = outputs.past_key_values
+            activate_past_recording(self.cache)
+        self.outputs = outputs if self._keeps_outputs else None
+        logits = outputs.logits[:, -logits_to_keep:].to(input_ids.device)
+        return logits, self.target.captured(outputs)

@@ -1,0 +1,182 @@
+"""Caches of fixed shape for one sequence: the target's, and that of the drafter's context.
+
+What is valid in them is a length on the device, not a shape. A forward writes behind it and never moves it, so that a
+block that is not accepted needs no rewinding, and a captured graph may be replayed at any length.
+
+Shapes: A key/value heads, S capacity, C new context positions, Q block positions, D head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import Cache, DynamicCache, cache_utils
+from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
+
+from hf_domino.drafter.context import ContextCache
+
+# In place of layers that use the keys of others; older versions of Transformers leave those out.
+PLACEHOLDERS = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
+# Sliding-window layers keep all positions here: one that keeps its window only cannot step back.
+FIXABLE_LAYERS = (StaticLayer, StaticSlidingWindowLayer, *PLACEHOLDERS)
+
+
+def unfixable(cache: Any) -> str | None:
+    """Name of a kind of layer that has no fixed-shape counterpart here, of those of a static cache; None without."""
+    return next((type(layer).__name__ for layer in cache.layers if type(layer) not in FIXABLE_LAYERS), None)
+
+
+class FixedLayer(StaticLayer):
+    """A layer that writes behind a length it shares with the others, and leaves the length alone.
+
+    Args:
+        capacity (`int`): Positions (S).
+        length (`torch.Tensor`): Valid positions, `[]` int64 on the layer's device.
+    """
+
+    def __init__(self, capacity: int, length: torch.Tensor):
+        super().__init__(max_cache_len=capacity)
+        self.cumulative_length = length
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Allocate the buffers, such that they can be written to in any autograd mode."""
+        with torch.inference_mode(False):
+            super().lazy_initialization(key_states, value_states)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write keys and values `[1, A, C, D]` behind the length; returns the buffers `[1, A, S, D]`."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        slots = self.cumulative_length + torch.arange(key_states.shape[2], device=self.device)
+        self.keys.index_copy_(2, slots, key_states)
+        self.values.index_copy_(2, slots, value_states)
+        return self.keys, self.values
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Nothing to do: what is behind the length is not there."""
+
+
+class FixedCache(Cache):
+    """The target's cache of one sequence, all layers as long as the longest text.
+
+    Args:
+        like (`Cache`): A static cache of layers of `FIXABLE_LAYERS`, for their kinds.
+        capacity (`int`): Positions (S).
+        device (`torch.device`): Where the target is.
+    """
+
+    _is_user_defined = False
+
+    def __init__(self, like: Cache, capacity: int, device: torch.device):
+        with torch.inference_mode(False):
+            self.length = torch.zeros((), dtype=torch.long, device=device)
+        super().__init__(
+            layers=[
+                type(layer)() if isinstance(layer, PLACEHOLDERS) else FixedLayer(capacity, self.length)
+                for layer in like.layers
+            ]
+        )
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Make it empty. Zeros, so that nothing an earlier text left can spoil a weighted sum."""
+        self.length.zero_()
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys.zero_()
+                layer.values.zero_()
+
+    def to_dynamic(self, config: Any) -> DynamicCache:
+        """A copy that grows, to go on from with the target of this configuration."""
+        cache, length = DynamicCache(config=config), int(self.length)
+        for index, layer in enumerate(self.layers):
+            if layer.is_initialized:
+                cache.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
+        return cache
+
+
+class FixedContext:
+    """Keys and values of the context of one sequence, as [`ContextCache`] keeps them, in buffers of fixed shape.
+
+    Slots are absolute positions. The block stands behind the context's last slot, where no context comes.
+
+    Args:
+        num_layers (`int`): Drafter layers.
+        shape (`tuple[int, int]`): Key/value heads and head width (A, D).
+        capacity (`int`): Context positions (S).
+        block_size (`int`): Positions of a block.
+        dtype (`torch.dtype`): The drafter's.
+        device (`torch.device`): The drafter's.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        shape: tuple[int, int],
+        capacity: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
+        self.capacity = capacity
+        size = (num_layers, 1, shape[0], capacity + block_size, shape[1])
+        with torch.inference_mode(False):
+            self._keys, self._values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
+            self.start = torch.zeros((), dtype=torch.long, device=device)
+            self.length = torch.zeros((), dtype=torch.long, device=device)
+        self._length = 0
+
+    def announce(self, count: int) -> None:
+        """The next new context starts behind all there is, and its first `count` positions are valid."""
+        self.start.fill_(self._length)
+        self._length += count
+        self.length.fill_(self._length)
+
+    def begin(self, batch_size: int, num_positions: int, counts: Any) -> torch.Tensor:
+        """Which slots a block may look at, `[1, S]` bool."""
+        return (torch.arange(self.capacity, device=self.length.device) < self.length)[None]
+
+    def join(
+        self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new context and, behind the last slot, the block; see [`ContextCache.join`].
+
+        Args:
+            layer_index (`int`): Which drafter layer.
+            keys (`torch.Tensor`): New context, then the block, `[1, A, C + Q, D]`.
+            values (`torch.Tensor`): Likewise.
+            length (`int`): Block positions (Q).
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor]`: Keys and values `[1, A, S + Q, D]`.
+        """
+        count = keys.shape[2] - length
+        slots = self.start + torch.arange(count, device=keys.device)
+        results = []
+        for buffer, new in ((self._keys[layer_index], keys), (self._values[layer_index], values)):
+            buffer.index_copy_(2, slots, new[:, :, :count])
+            buffer[:, :, self.capacity : self.capacity + length] = new[:, :, count:]
+            results.append(buffer[:, :, : self.capacity + length])
+        return results[0], results[1]
+
+    def advance(self) -> None:
+        """Nothing to do: [`~FixedContext.announce`] has moved the length."""
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Make it empty."""
+        self._length = 0
+        for tensor in (self._keys, self._values, self.start, self.length):
+            tensor.zero_()
+
+    def to_dynamic(self) -> ContextCache:
+        """A copy that grows."""
+        copy, length = ContextCache(len(self._keys)), self._length
+        copy.begin(1, length, None)
+        for index, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
+            copy.append(index, keys[:, :, :length], values[:, :, :length])
+        copy.advance()
+        return copy

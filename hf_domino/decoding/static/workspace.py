@@ -1,0 +1,133 @@
+"""Workspaces: the fixed-shape buffers and captured graphs of a target and a drafter, kept from one call to the next.
+
+Capturing takes seconds, so a call takes the workspace an earlier one has left, if its text fits, and gives it back when
+it is done. A call has its workspace for itself: calls in several threads each make their own, and the last one back
+stays. It is dropped with the target or the drafter, and not taken again where weights have moved since.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from hf_domino.decoding.static.fixed_caches import FixedCache, FixedContext
+from hf_domino.decoding.static.graphs import StageGraphs
+from hf_domino.drafter.modeling import DominoDraftModel
+
+CAPACITY_STEP = 64  # capacities are multiples of it: texts of nearly the same length share graphs
+
+_lock = threading.Lock()
+_idle: weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary[DominoDraftModel, Workspace]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class Workspace:
+    """Buffers and graphs for one text at a time.
+
+    Holds no module: the graphs know where the weights are, and nothing keeps the models alive.
+
+    Args:
+        like (`Cache`): A static cache, for the kinds of the target's layers.
+        drafter ([`DominoDraftModel`]): For the shapes of its context.
+        capacity (`int`): Positions of both caches.
+        device (`torch.device`): Where the target is.
+        state (`Hashable`): What the graphs depend on beside shapes; see `_state`.
+    """
+
+    def __init__(
+        self, like: Cache, drafter: DominoDraftModel, capacity: int, device: torch.device, state: Hashable = None
+    ):
+        config = drafter.config
+        self.capacity, self.device, self.state = capacity, device, state
+        self.cache = FixedCache(like, capacity, device)
+        self.context = FixedContext(
+            config.num_hidden_layers,
+            (config.num_key_value_heads, config.head_dim),
+            capacity,
+            config.block_size,
+            drafter.dtype,
+            drafter.device,
+        )
+        # A graph is of one device.
+        self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
+        self._held: dict[str, torch.Tensor] = {}
+
+    def clear(self) -> None:
+        """Start a new text."""
+        self.cache.clear()
+        self.context.clear()
+
+    def hold(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Keep what is fixed for a text where graphs find it; returns the tensor of that address.
+
+        Args:
+            name (`str`): Whatever names it.
+            values (`torch.Tensor`): Copied. Of another shape than before, all graphs are captured anew.
+        """
+        held = self._held.get(name)
+        if held is None or held.shape != values.shape or held.dtype != values.dtype:
+            self.graphs.clear()
+            with torch.inference_mode(False):
+                held = self._held[name] = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+        held.copy_(values)
+        return held
+
+
+def take_workspace(
+    target: PreTrainedModel, drafter: DominoDraftModel, like: Cache, num_positions: int, device: torch.device
+) -> Workspace:
+    """A cleared workspace for a text of at most `num_positions`, an earlier call's if it fits.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        drafter ([`DominoDraftModel`]): The drafter.
+        like (`Cache`): The static cache that `generate` has prepared.
+        num_positions (`int`): Positions wanted, those of a last rejected block included.
+        device (`torch.device`): Where the target is.
+    """
+    state = _state(target, drafter)
+    with _lock:
+        found = _idle.get(target, {}).pop(drafter, None)
+    if found is None or found.state != state or found.device != device or found.capacity < num_positions:
+        del found  # its memory is free before the new one's is wanted
+        capacity = -(-num_positions // CAPACITY_STEP) * CAPACITY_STEP
+        return Workspace(like, drafter, capacity, device, state)
+    found.clear()
+    return found
+
+
+def give_back(target: PreTrainedModel, drafter: DominoDraftModel, workspace: Workspace) -> None:
+    """Leave a workspace to the next call, which a call that was broken off does not do."""
+    with _lock:
+        _idle.setdefault(target, weakref.WeakKeyDictionary())[drafter] = workspace
+
+
+def release_workspaces() -> None:
+    """Free the buffers and graphs that calls with `cache_implementation="static"` have left for the next.
+
+    Example:
+    ```python
+    >>> import hf_domino
+    >>> hf_domino.release_workspaces()
+
+    ```
+    """
+    with _lock:
+        _idle.clear()
+
+
+def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
+    """What a captured graph has read that is no tensor's content: addresses, and options of both models."""
+    models = (target, drafter)
+    tensors = (t for model in models for part in (model.parameters(), model.buffers()) for t in part)
+    options: list[Any] = [(model.training, getattr(model.config, "_attn_implementation", None)) for model in models]
+    config = drafter.config
+    fields = ("block_size", "shift_label", "pure_draft_prefix_len", "draft_pool_size", "mask_token_id")
+    options += [getattr(config, field) for field in fields] + [tuple(config.target_layer_ids or ())]
+    return (tuple(hash((t.data_ptr(), t.dtype, t.requires_grad)) for t in tensors), *options)

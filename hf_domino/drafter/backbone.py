@@ -1,0 +1,154 @@
+"""The DFlash backbone (arXiv 2602.06036): Qwen3-style layers whose queries are the block's only.
+
+Keys and values come from the context features and the block; attention inside a block is not causal.
+
+Shapes: B batch, Q block positions, C new context positions, S all context positions, H hidden size, A heads,
+D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, apply_rotary_pos_emb
+
+from hf_domino.configuration import DominoConfig
+from hf_domino.drafter.context import ContextCache
+
+
+class RotaryTable:
+    """Rotary embedding whose frequencies stay in fp32, whatever dtype the model is moved to.
+
+    A registered buffer would be rounded by `.to(torch.bfloat16)`, which is radians of phase error at position 3000.
+
+    Args:
+        config (`DominoConfig`): For `rope_parameters`, `head_dim` and `max_position_embeddings`.
+    """
+
+    def __init__(self, config: DominoConfig):
+        self.config = config
+        self._frequencies: dict[torch.device, tuple[torch.Tensor, float]] = {}
+
+    def __call__(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines `[B, T, D]` in fp32 of the absolute positions `[B, T]`."""
+        frequencies, scaling = self._on(position_ids.device)
+        angles = position_ids[..., None].float() * frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos() * scaling, angles.sin() * scaling
+
+    def _on(self, device: torch.device) -> tuple[torch.Tensor, float]:
+        if device not in self._frequencies:
+            self._frequencies[device] = self._compute(device)
+        return self._frequencies[device]
+
+    def _compute(self, device: torch.device) -> tuple[torch.Tensor, float]:
+        rope = self.config.rope_parameters or {}
+        if rope.get("rope_type", "default") != "default":
+            frequencies, scaling = ROPE_INIT_FUNCTIONS[rope["rope_type"]](self.config, device)
+            return frequencies.float().to(device), scaling
+        exponents = torch.arange(0, self.config.head_dim, 2, dtype=torch.float32, device=device) / self.config.head_dim
+        return rope["rope_theta"] ** -exponents, 1.0
+
+
+@dataclass
+class AttentionInputs:
+    """What every layer shares in one forward.
+
+    Args:
+        context (`torch.Tensor`, *optional*): New context features `[B, C, H]`.
+        rotary (`tuple`): Cosines and sines `[B, C + Q, D]` of the new context, then the block.
+        mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look, or `[B, 1, 1, S + Q]` for
+            all queries; None for everywhere.
+        cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
+    """
+
+    context: torch.Tensor | None
+    rotary: tuple[torch.Tensor, torch.Tensor]
+    mask: torch.Tensor | None
+    cache: ContextCache | None
+
+
+class ContextAttention(nn.Module):
+    """Attention of a block's positions over the context features and the whole block.
+
+    Args:
+        config (`DominoConfig`): Sizes.
+        layer_index (`int`): Which layer of the cache is this one's.
+    """
+
+    def __init__(self, config: DominoConfig, layer_index: int):
+        super().__init__()
+        self.layer_index = layer_index
+        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.dropout = config.attention_dropout
+        query_size = config.num_attention_heads * config.head_dim
+        key_value_size = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, query_size, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, key_value_size, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, key_value_size, bias=False)
+        self.o_proj = nn.Linear(query_size, config.hidden_size, bias=False)
+        self.q_norm = Qwen3RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        self.k_norm = Qwen3RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+
+    def forward(self, block: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
+        """Attend from the normed block `[B, Q, H]`; returns `[B, Q, H]`."""
+        length = block.shape[1]
+        # One product for the keys of context and block, then split: fewer and larger kernels than one for each.
+        both = block if inputs.context is None else torch.cat((inputs.context, block), dim=1)  # [B, C + Q, H]
+        queries = self.q_norm(self._split_heads(self.q_proj(block)))
+        keys = self.k_norm(self._split_heads(self.k_proj(both)))
+        values = self._split_heads(self.v_proj(both)).transpose(1, 2)  # [B, A, C + Q, D]
+        cosines, sines = inputs.rotary
+        start = both.shape[1] - length
+        queries = _rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:])
+        keys = _rotate(keys.transpose(1, 2), cosines, sines)
+        if inputs.cache is not None:
+            keys, values = inputs.cache.join(self.layer_index, keys, values, length)
+        is_shared = inputs.mask is not None and inputs.mask.shape[2] == 1
+        if is_shared:  # by all queries: those of a group of heads are queries of one head, and no key is repeated
+            per_head = queries.shape[1] // keys.shape[1] * length
+            queries = queries.reshape(len(block), keys.shape[1], per_head, self.head_dim)
+        attended = F.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=inputs.mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=not is_shared,
+        )
+        attended = attended.reshape(len(block), self.num_heads, length, self.head_dim)
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+    def _split_heads(self, projected: torch.Tensor) -> torch.Tensor:
+        return projected.unflatten(-1, (-1, self.head_dim))  # [B, T, A, D]
+
+
+class BackboneLayer(nn.Module):
+    """Pre-norm attention and MLP of the block; context features are not normed again.
+
+    Args:
+        config (`DominoConfig`): Sizes.
+        layer_index (`int`): Position in the backbone.
+    """
+
+    def __init__(self, config: DominoConfig, layer_index: int):
+        super().__init__()
+        self.self_attn = ContextAttention(config, layer_index)
+        self.mlp = Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, block: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
+        """Transform the block `[B, Q, H]`."""
+        block = block + self.self_attn(self.input_layernorm(block), inputs)
+        return block + self.mlp(self.post_attention_layernorm(block))
+
+
+def _rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Apply RoPE in fp32 to `[B, A, T, D]` and return its dtype."""
+    rotated, _ = apply_rotary_pos_emb(states.float(), states[:, :0].float(), cosines, sines)
+    return rotated.to(states.dtype)

@@ -1,0 +1,193 @@
+"""`DominoDraftModel`: context fusion, backbone and correction head under the tensor names of the releases.
+
+Domino is arXiv 2605.29707, DFlash arXiv 2602.06036. Embeddings and lm_head are the target's and are not stored.
+
+Shapes: B batch, Q block positions, C new context positions, S all context positions, H hidden size, L captured layers.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from hf_domino.compatibility import check_loading_info
+from hf_domino.configuration import DominoConfig
+from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
+from hf_domino.drafter.context import ContextCache
+from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.stats import DecodingStats, last_stats
+
+
+class DominoDraftModel(PreTrainedModel):
+    """A drafter: reads target hidden states and proposes a block of tokens in one parallel pass.
+
+    Pass it as `assistant_model` to `generate` or to a text-generation pipeline. With `projector_type="dflash"` in the
+    configuration there is no correction head.
+
+    Args:
+        config (`DominoConfig`): Sizes and conventions; see [`DominoConfig.for_target`].
+
+    Example:
+    ```python
+    >>> from transformers import Qwen3Config
+    >>> from hf_domino import DominoConfig, DominoDraftModel
+    >>> target_config = Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16,
+    ... )
+    >>> drafter = DominoDraftModel(DominoConfig.for_target(target_config, block_size=8))
+    >>> drafter.has_correction_head, drafter.config.num_draft_tokens
+    (True, 8)
+
+    ```
+    """
+
+    config_class = DominoConfig
+    base_model_prefix = "model"
+    main_input_name = "noise_embeds"
+    input_modalities = ("text",)
+    _no_split_modules = ["BackboneLayer"]
+    _supports_sdpa = True
+
+    def __init__(self, config: DominoConfig):
+        config.check()  # `from_pretrained` sets fields after it has built the configuration
+        super().__init__(config)
+        self.fc = nn.Linear(len(config.target_layer_ids or ()) * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(BackboneLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if config.projector_type == "domino":
+            self.prefix_gru = PrefixGRU(config.hidden_size, config.gru_hidden_dim)
+            self.embed_proj = CorrectionProjection(
+                config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.vocab_size
+            )
+        self._rotary = RotaryTable(config)
+        self.post_init()
+
+    @property
+    def has_correction_head(self) -> bool:
+        """Whether drafts are corrected token by token (Domino) or taken as they are (DFlash)."""
+        return self.config.projector_type == "domino"
+
+    @property
+    def stats(self) -> DecodingStats:
+        """Statistics of the calling thread's last assisted `generate` with this drafter.
+
+        Raises:
+            RuntimeError: If the calling thread has not generated with it yet.
+        """
+        return last_stats(self)
+
+    def view(self, **changes: Any) -> DominoDraftModel:
+        """A second drafter over the same weights, with fields of the configuration changed; this one stays as it is.
+
+        Args:
+            changes: Fields of [`DominoConfig`] that do not change the weights' shapes, such as `draft_length`.
+
+        Raises:
+            ValueError: If there is no such field, or its value is out of range.
+
+        Example:
+        ```python
+        >>> from hf_domino import DominoConfig, DominoDraftModel
+        >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+        >>> drafter = DominoDraftModel(DominoConfig(**sizes, mask_token_id=3, emb_dim=8, gru_hidden_dim=8))
+        >>> drafter.view(draft_length="full").config.draft_length, drafter.config.draft_length
+        ('full', 'adaptive')
+
+        ```
+        """
+        view = copy.copy(self)
+        view.config = copy.deepcopy(self.config)
+        for field, value in changes.items():
+            if not hasattr(self.config, field):
+                raise ValueError(f"{field} must be a field of DominoConfig, got none of that name: see its docstring.")
+            setattr(view.config, field, value)
+        view.config.check()
+        return view
+
+    def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Fuse target hidden states into context features.
+
+        Args:
+            hidden_states (`Sequence[torch.Tensor]`): L tensors `[B, C, H]`, the outputs of `config.target_layer_ids`.
+
+        Returns:
+            `torch.Tensor`: Context features `[B, C, H]` in the drafter's dtype.
+        """
+        return self.hidden_norm(self.fc(torch.cat(tuple(hidden_states), dim=-1).to(self.fc.weight)))
+
+    def forward(
+        self,
+        noise_embeds: torch.Tensor,
+        position_ids: torch.Tensor,
+        context_features: torch.Tensor | None = None,
+        context_position_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        cache: ContextCache | None = None,
+        context_counts: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Run the backbone over one block, or over several side by side under a mask.
+
+        Args:
+            noise_embeds (`torch.Tensor`): Target embeddings of anchor and masks, `[B, Q, H]`.
+            position_ids (`torch.Tensor`): Absolute positions `[B, Q]`.
+            context_features (`torch.Tensor`, *optional*): New context `[B, C, H]`, as `fuse_context` returns it.
+            context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
+            attention_mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look; None for
+                everywhere. Keys are ordered: cached context, new context, block.
+            cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it. It makes
+                the mask.
+            context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
+                positions, where a cache is given; None for all.
+
+        Returns:
+            `torch.Tensor`: Draft hidden states `[B, Q, H]`.
+        """
+        if cache is not None:
+            num_new = 0 if context_features is None else context_features.shape[1]
+            attention_mask = _block_mask(cache.begin(len(noise_embeds), num_new, context_counts), noise_embeds)
+        if context_position_ids is not None:
+            position_ids = torch.cat((context_position_ids, position_ids), dim=1)
+        inputs = AttentionInputs(context_features, self._rotary(position_ids), attention_mask, cache)
+        block = noise_embeds.to(self.norm.weight)
+        for layer in self.layers:
+            block = layer(block, inputs)
+        if cache is not None:
+            cache.advance()
+        return self.norm(block)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, ZeroLinear):
+            nn.init.zeros_(module.weight)
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> DominoDraftModel:
+        """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
+
+        Raises:
+            ValueError: If weights are missing, misshapen or of the other `projector_type`: random weights would draft
+                garbage without a word.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        check_loading_info(model.config, info)
+        return (model, info) if wants_info else model  # type: ignore[return-value]
+
+
+def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:
+    """Mask `[B, 1, 1, S + Q]` of a block that sees the `visible` `[B, S]` context and all of itself."""
+    if visible is None:
+        return None
+    length = noise_embeds.shape[1]
+    return F.pad(visible, (0, length), value=True)[:, None, None].to(noise_embeds.device)

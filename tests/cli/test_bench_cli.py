@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from hf_domino.benchmark import distinct_ngram_ratio
+from hf_domino.benchmark.methods import METHODS
+from hf_domino.benchmark.rows import measured, read_rows
+from hf_domino.cli import main as cli
+from hf_domino.stats import PHASES
+
+FLAGS = ["--num-prompts", "2", "--max-new-tokens", "8", "--repeats", "2", "--threads", "1", "--device", "cpu"]
+GREEDY = ["--temperature", "0", "--repeats", "1", "--methods", "domino"]
+
+
+def bench(pair, rows, *flags):
+    """Run `hf-domino bench` on a pair; the exit code."""
+    return cli.main(["bench", "--pair", str(pair), "--rows", str(rows), *FLAGS, *flags])
+
+
+def can_exit_early():
+    from transformers.cache_utils import DynamicLayer
+
+    try:
+        DynamicLayer().crop(-1)
+    except TypeError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def rows_file(tiny_pair_folder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "rows.jsonl"
+    assert bench(tiny_pair_folder, path, "--assistant", str(tiny_pair_folder), "--early-exit", "2") == 0
+    return path
+
+
+def test_one_row_per_prompt_method_and_mode(rows_file):
+    rows = read_rows(rows_file)
+    methods = [method for method in METHODS if method != "early_exit" or can_exit_early()]
+    assert [(row["mode"], row["prompt"], row["method"]) for row in measured(rows)] == [
+        (mode, prompt, method) for mode in ("greedy", "sample") for prompt in range(2) for method in methods
+    ]
+    assert {row["method"] for row in rows if "skipped" in row} == set(METHODS) - set(methods)
+
+
+def test_rows_carry_their_origin(rows_file):
+    for row in read_rows(rows_file):
+        assert row["pair"] == "tiny"
+        assert (row["threads"], row["device"], row["early_exit"], row["assistant"]) == (1, "cpu", 2, "tiny")
+        for field in ("hardware", "cores", "torch", "transformers", "commit", "seed", "date"):
+            assert row[field] is not None, field
+
+
+def test_greedy_outputs_are_equal_and_rounds_are_counted(rows_file):
+    for row in measured(read_rows(rows_file)):
+        assert row["new_tokens"] <= 8
+        assert row["equals_plain"] is (True if row["mode"] == "greedy" else None)
+        if row["method"] in ("plain", "lean"):
+            assert (row["num_rounds"], row["acceptance_length"], row["acceptance_rate_at"]) == (0, None, None)
+        else:
+            assert row["acceptance_length"] == pytest.approx(1 + sum(row["acceptance_rate_at"] or [0]))
+        if row["method"] == "assistant" and row["mode"] == "greedy":
+            assert row["acceptance_length"] > 1.5  # it is the target itself
+
+
+def test_rows_carry_times(rows_file):
+    for row in measured(read_rows(rows_file)):
+        assert len(row["seconds_each"]) == 2
+        assert row["tokens_per_second"] == pytest.approx(row["new_tokens"] / row["seconds"])
+        assert row["ttft_seconds"] > 0
+        assert row["peak_memory_bytes"] is None  # meaningless on a CPU
+        if row["method"].startswith(("dflash", "domino")):
+            assert list(row["ms_per_round"]) == list(PHASES)
+        else:
+            assert row["ms_per_round"] is None
+
+
+def test_batches(tiny_pair_folder, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    assert bench(tiny_pair_folder, path, "--temperature", "0", "--batch-size", "2") == 0
+    rows = read_rows(path)
+    assert [row["method"] for row in measured(rows)] == [
+        *("plain", "lean", "dflash", "dflash_adaptive", "domino", "domino_adaptive")
+    ]
+    assert all(len(row["sources"]) == 2 and row["new_tokens"] <= 16 for row in measured(rows))
+    assert "prompt lookup (Transformers decodes it one sequence at a time)" in capsys.readouterr().out
+
+
+def test_readme_flag_only_writes_the_table(rows_file, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
+    before = rows_file.read_text()
+    assert cli.main(["bench", "--rows", str(rows_file), "--readme", str(readme)]) == 0
+    assert "| **Domino** |" in readme.read_text()
+    assert rows_file.read_text() == before
+
+
+def test_rows_are_never_lost_silently(tiny_pair_folder, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("precious\n")
+    assert bench(tiny_pair_folder, path, *GREEDY) == cli.USER_ERROR
+    assert "(--resume), replace it (--overwrite)" in capsys.readouterr().err
+    assert path.read_text() == "precious\n"
+    assert bench(tiny_pair_folder, path, *GREEDY, "--overwrite") == 0
+    assert len(read_rows(path)) == 4
+
+
+def test_a_run_that_was_broken_off_goes_on(tiny_pair_folder, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    assert bench(tiny_pair_folder, path, *GREEDY) == 0
+    whole = path.read_text()
+    path.write_text("".join(whole.splitlines(keepends=True)[:3]))
+    assert bench(tiny_pair_folder, path, *GREEDY, "--resume") == 0
+    assert path.read_text().splitlines()[:2] == whole.splitlines()[:2]
+    assert [(row["prompt"], row["method"]) for row in read_rows(path)] == [
+        (prompt, method) for prompt in range(2) for method in ("plain", "domino")
+    ]
+    assert bench(tiny_pair_folder, path, *GREEDY, "--resume", "--seed", "7") == cli.USER_ERROR
+    assert "seed" in capsys.readouterr().err
+
+
+def test_bench_fails_where_outputs_differ(tiny_pair_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hf_domino.benchmark.measure.torch.equal", lambda first, second: False)
+    path = tmp_path / "rows.jsonl"
+    assert bench(tiny_pair_folder, path, *GREEDY) == cli.FAILED_CHECK
+    assert not json.loads(path.read_text().splitlines()[0])["equals_plain"]
+    assert (
+        "DIFFERENT: greedy output of Domino, whole blocks is not plain generate's for 2 prompt(s), first prompt 0"
+        in (capsys.readouterr().err)
+    )
+
+
+def test_differences_in_low_precision_are_explained(tiny_pair_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("hf_domino.benchmark.measure.torch.equal", lambda first, second: False)
+    assert bench(tiny_pair_folder, tmp_path / "rows.jsonl", *GREEDY, "--dtype", "bfloat16") == 0
+    errors = capsys.readouterr().err
+    assert "for 2 prompt(s)" in errors
+    assert "In bfloat16 a block and single tokens round differently" in errors
+
+
+def test_models_named_one_by_one(tiny_pair_folder, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    flags = ["--target", str(tiny_pair_folder), "--drafter", str(tiny_pair_folder.with_name("tiny-domino"))]
+    flags += ["--twin", str(tiny_pair_folder.with_name("tiny-dflash")), "--methods", "dflash"]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "def f(a):"}\n')
+    arguments = ["bench", *flags, "--rows", str(path), "--prompts", str(prompts), *FLAGS, "--temperature", "0"]
+    assert cli.main(arguments) == 0
+    assert [row["method"] for row in read_rows(path)] == ["plain", "dflash"]
+    assert read_rows(path)[0]["sources"][0][:2] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--methods", "plain,magic"], "--methods must name some of plain, lean, .*, got 'magic'"),
+        (["--methods", "early_exit"], "--methods early_exit needs --early-exit"),
+        (["--early-exit", "4"], r"--early-exit must be in \[1, 3\] for this target, got 4"),
+        (["--temperature", "-1"], "--temperature must be at least 0, got -1.0"),
+        (["--target", "elsewhere"], "--target and --pair both name a target"),
+    ],
+)
+def test_errors_name_the_flag(tiny_pair_folder, tmp_path, capsys, flags, message):
+    path = tmp_path / "rows.jsonl"
+    assert bench(tiny_pair_folder, path, *flags) == cli.USER_ERROR
+    assert re.search(message, capsys.readouterr().err)
+    assert not path.exists()
+
+
+def test_an_assistant_of_another_vocabulary_is_refused(tiny_pair_folder, tiny_qwen3, tmp_path, capsys):
+    tiny_qwen3.save_pretrained(tmp_path / "other")
+    assert bench(tiny_pair_folder, tmp_path / "rows.jsonl", "--assistant", str(tmp_path / "other")) == cli.USER_ERROR
+    assert "--assistant must have the target's vocabulary of 400 tokens, got 64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("tokens", "ratio"), [([1, 2, 3], 1.0), ([1, 2, 3, 4, 5], 1.0), ([7] * 8, 0.2)])
+def test_distinct_ngram_ratio(tokens, ratio):
+    assert distinct_ngram_ratio(tokens) == ratio
+
+
+def test_chats_are_rendered_by_the_template(tiny_tokenizer):
+    from hf_domino.benchmark.prompts import encode
+
+    batch = [{"messages": [{"role": "user", "content": "abc"}]}, {"text": "a"}]
+    with pytest.raises(ValueError, match="chat template"):
+        encode(tiny_tokenizer, batch)
+    tiny_tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}:"
+    try:
+        encoded = encode(tiny_tokenizer, batch)
+    finally:
+        tiny_tokenizer.chat_template = None
+    pad, (a, b, c, colon) = tiny_tokenizer.pad_token_id, tiny_tokenizer.convert_tokens_to_ids(list("abc:"))
+    assert torch.equal(encoded["input_ids"], torch.tensor([[a, b, c, colon], [pad, pad, pad, a]]))
+    assert encoded["attention_mask"].sum(dim=1).tolist() == [4, 1]

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_domino.cli import demo
+from hf_domino.cli import main as cli
+from hf_domino.pair import load_pair
+
+FLAGS = ["--max-new-tokens", "24", "--repeats", "1", "--threads", "1"]
+
+
+def test_demo_shows_both_outputs_and_the_rounds(tiny_pair_folder, capsys, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert cli.main(["demo", "--pair", str(tiny_pair_folder), *FLAGS]) == 0
+    shown = capsys.readouterr().out
+    assert "plain generate" in shown
+    assert "outputs: equal, token for token" in shown
+    assert "|" in shown
+    assert "\x1b[" not in shown
+
+
+def test_demo_fails_where_outputs_differ(tiny_pair_folder, capsys, monkeypatch):
+    monkeypatch.setattr(demo.Comparison, "equal", property(lambda comparison: False))
+    assert cli.main(["demo", "--pair", str(tiny_pair_folder), *FLAGS]) == cli.FAILED_CHECK
+    assert "outputs: DIFFERENT" in capsys.readouterr().out
+
+
+def test_comparison_is_repeatable_and_rounds_cover_the_text(tiny_pair_folder):
+    pair = load_pair(tiny_pair_folder)
+    first, second = (demo.compare(pair, "def f(x):", max_new_tokens=24, repeats=1) for _ in range(2))
+    assert first.equal
+    assert torch.equal(first.assisted, second.assisted)
+    assert first.acceptance_lengths == second.acceptance_lengths
+    assert (
+        len(first.assisted) <= 1 + sum(first.acceptance_lengths) < len(first.assisted) + max(first.acceptance_lengths)
+    )
+
+
+def test_wrong_index_is_named(tiny_pair_folder, capsys):
+    assert cli.main(["demo", "--pair", str(tiny_pair_folder), "--index", "3"]) == cli.USER_ERROR
+    assert "--index must be in [0, 2] for tiny, got 3" in capsys.readouterr().err
+
+
+def test_missing_pair(tmp_path, capsys):
+    assert cli.main(["demo", "--pair", str(tmp_path)]) == cli.USER_ERROR
+    assert "no pair at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", ["0", "-1"])
+def test_counts_must_be_positive(tiny_pair_folder, count, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["demo", "--pair", str(tiny_pair_folder), "--repeats", count])
+    assert exit_.value.code == cli.USER_ERROR
+    assert f"--repeats: must be at least 1, got {count}" in capsys.readouterr().err
+
+
+def test_empty_prompt_is_refused(tiny_pair_folder, capsys):
+    assert cli.main(["demo", "--pair", str(tiny_pair_folder), "--prompt", ""]) == cli.USER_ERROR
+    assert "--prompt must be a text" in capsys.readouterr().err

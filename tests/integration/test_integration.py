@@ -1,0 +1,404 @@
+"""Entering Transformers: the patch comes and goes, and what comes out of `generate` is what the target alone says."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from oracle import oracle
+from transformers import AutoConfig, AutoModel, DynamicCache, GenerationMixin, LlamaConfig, LlamaForCausalLM
+from transformers.generation.streamers import BaseStreamer
+from transformers.pipelines import base as pipelines_base
+
+import hf_domino
+from hf_domino import DominoConfig, DominoDraftModel, integration
+
+ROOT = Path(__file__).parents[2]
+PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
+NEW_TOKENS = 40
+
+
+@pytest.fixture(params=["install", "attach"])
+def entry(request, tiny_qwen3, tiny_llama):
+    """Both ways in: the patch with our loop, and one attached instance with Transformers' loop."""
+    if request.param == "attach":
+        hf_domino.uninstall()
+        for target in (tiny_qwen3, tiny_llama):
+            hf_domino.attach(target)
+    yield request.param
+    for target in (tiny_qwen3, tiny_llama):
+        hf_domino.detach(target)
+    hf_domino.install()
+
+
+@pytest.fixture
+def uninstalled():
+    """No patch while the test runs."""
+    hf_domino.uninstall()
+    yield
+    hf_domino.install()
+
+
+@pytest.fixture(params=["qwen3", "llama"])
+def target(request):
+    return request.getfixturevalue(f"tiny_{request.param}")
+
+
+class Recorder(BaseStreamer):
+    """Keeps what is streamed."""
+
+    def __init__(self):
+        self.tokens, self.ended = [], False
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended = True
+
+
+def greedy(target, prompt=PROMPT, **kwargs):
+    return target.generate(prompt, **({"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1} | kwargs))
+
+
+# --- the same text ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("shift_label", [True, False])
+@pytest.mark.parametrize("projector_type", ["domino", "dflash"])
+def test_greedy_is_lossless(entry, target, make_drafter, projector_type, shift_label, accuracy):
+    drafter = make_drafter(target, shift_label=shift_label, projector_type=projector_type)
+    with oracle(target, PROMPT, accuracy, do_sample=False, max_new_tokens=NEW_TOKENS):
+        assisted = greedy(target, assistant_model=drafter)
+    assert torch.equal(assisted, greedy(target))
+    if accuracy == 1.0:
+        assert drafter.stats.acceptance_lengths[0] == drafter.config.num_draft_tokens + 1
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 6, 7, 8, 13])  # block_size 6
+def test_budget(entry, tiny_qwen3, tiny_drafter, max_new_tokens):
+    with oracle(tiny_qwen3, PROMPT, 0.9, do_sample=False, max_new_tokens=NEW_TOKENS):
+        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, max_new_tokens=max_new_tokens)
+    assert torch.equal(assisted, greedy(tiny_qwen3, max_new_tokens=max_new_tokens))
+
+
+@pytest.mark.parametrize("position", [1, 4, 9, 17])
+def test_end_of_text_inside_a_block(entry, tiny_qwen3, tiny_drafter, position):
+    eos = greedy(tiny_qwen3)[0, PROMPT.shape[1] + position].item()
+    with oracle(tiny_qwen3, PROMPT, 0.95, do_sample=False, max_new_tokens=NEW_TOKENS):
+        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, eos_token_id=[eos, 0])
+    assert torch.equal(assisted, greedy(tiny_qwen3, eos_token_id=[eos, 0]))
+
+
+def test_prompt_that_ends_with_end_of_text(entry, tiny_qwen3, tiny_drafter):
+    eos = PROMPT[0, -1].item()
+    plain = greedy(tiny_qwen3, eos_token_id=eos)
+    assert torch.equal(greedy(tiny_qwen3, assistant_model=tiny_drafter, eos_token_id=eos), plain)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_prompt_of_padding_alone(entry, tiny_qwen3, tiny_drafter, batch_size):
+    """As where the pad token is also the first token of every text."""
+    if entry == "attach" and batch_size > 1:
+        pytest.skip("the native loop takes one sequence at a time")
+    prompt = torch.full((batch_size, 1), tiny_qwen3.config.pad_token_id)
+    assert torch.equal(greedy(tiny_qwen3, prompt, assistant_model=tiny_drafter), greedy(tiny_qwen3, prompt))
+
+
+def test_prompt_of_32_bit_integers(tiny_qwen3, tiny_drafter):
+    plain = greedy(tiny_qwen3, PROMPT.int())
+    assisted = greedy(tiny_qwen3, PROMPT.int(), assistant_model=tiny_drafter)
+    assert torch.equal(assisted, plain)
+    assert assisted.dtype == plain.dtype
+
+
+def test_prompt_of_one_token(entry, tiny_qwen3, tiny_drafter):
+    prompt = PROMPT[:, :1]
+    assert torch.equal(greedy(tiny_qwen3, prompt, assistant_model=tiny_drafter), greedy(tiny_qwen3, prompt))
+
+
+def test_left_padding(entry, target, make_drafter):
+    padded = torch.cat((torch.full((1, 5), 2), PROMPT), dim=1)
+    mask = (torch.arange(padded.shape[1]) >= 5).long()[None]
+    plain = greedy(target, padded, attention_mask=mask)
+    drafter = make_drafter(target)
+    with oracle(target, padded, 0.8, do_sample=False, max_new_tokens=NEW_TOKENS, attention_mask=mask):
+        assisted = greedy(target, padded, attention_mask=mask, assistant_model=drafter)
+    assert torch.equal(assisted, plain)
+    assert torch.equal(plain[:, 5:], greedy(target))  # the padding itself changes nothing
+
+
+@pytest.mark.parametrize("padding", [0, 6])
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3}], ids=["", "repetition_penalty"])
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_prompt_of_embeddings(target, make_drafter, with_ids, options, padding):
+    """Without ids `generate` returns the new tokens only, and its processors see those only."""
+    ids = torch.cat((torch.nn.functional.pad(PROMPT[:, padding:], (padding, 0)), PROMPT))
+    prompt = {"inputs_embeds": target.get_input_embeddings()(ids).detach()} | ({"input_ids": ids} if with_ids else {})
+    options = {"attention_mask": (torch.arange(ids.shape[1]) >= torch.tensor([[padding], [0]])).long()} | options
+    arguments = prompt | options | {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    plain = target.generate(**arguments)
+    assert torch.equal(target.generate(**arguments, assistant_model=make_drafter(target)), plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_drafter_of_another_dtype(entry, tiny_qwen3, tiny_drafter, dtype):
+    drafter = tiny_drafter.to(dtype)
+    assert torch.equal(greedy(tiny_qwen3, assistant_model=drafter), greedy(tiny_qwen3))
+    assert greedy(tiny_qwen3, assistant_model=drafter, do_sample=True).shape == greedy(tiny_qwen3).shape
+
+
+def test_padding_does_not_change_drafts(entry, tiny_qwen3, tiny_drafter):
+    padded = torch.cat((torch.full((1, 5), 2), PROMPT), dim=1)
+    mask = (torch.arange(padded.shape[1]) >= 5).long()[None]
+    greedy(tiny_qwen3, assistant_model=tiny_drafter)
+    unpadded = tiny_drafter.stats.acceptance_lengths
+    greedy(tiny_qwen3, padded, attention_mask=mask, assistant_model=tiny_drafter)
+    assert tiny_drafter.stats.acceptance_lengths == unpadded
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3},
+        {"no_repeat_ngram_size": 2},
+        {"bad_words_ids": [[7], [9, 33]]},
+        {"min_new_tokens": 12, "eos_token_id": 7},
+        {"prefix_allowed_tokens_fn": lambda _, ids: list(range(int(ids[-1]) % 2, 64, 2))},
+    ],
+)
+def test_greedy_with_processors(entry, tiny_qwen3, tiny_drafter, options):
+    plain = greedy(tiny_qwen3, **options)
+    with oracle(tiny_qwen3, PROMPT, 0.8, do_sample=False, max_new_tokens=NEW_TOKENS, **options):
+        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, **options)
+    assert torch.equal(assisted, plain)
+
+
+def test_streaming(entry, tiny_qwen3, tiny_drafter):
+    streamer = Recorder()
+    with oracle(tiny_qwen3, PROMPT, 0.9, do_sample=False, max_new_tokens=NEW_TOKENS):
+        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, streamer=streamer)
+    assert streamer.tokens == assisted[0].tolist()
+    assert streamer.ended
+
+
+@pytest.mark.parametrize("position", [3, 8, 14])
+def test_stop_string_inside_a_block(tiny_qwen3, tiny_drafter, tiny_tokenizer, position):
+    start = PROMPT.shape[1] + position
+    text = tiny_tokenizer.decode(greedy(tiny_qwen3)[0, start : start + 3])
+    options = {"stop_strings": [text], "tokenizer": tiny_tokenizer}
+    plain, streamer = greedy(tiny_qwen3, **options), Recorder()
+    with oracle(tiny_qwen3, PROMPT, 0.95, do_sample=False, max_new_tokens=NEW_TOKENS):
+        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, streamer=streamer, **options)
+    assert torch.equal(assisted, plain)
+    assert streamer.tokens == plain[0].tolist()
+
+
+def test_return_dict(entry, tiny_qwen3, tiny_drafter):
+    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "max_new_tokens": 20}
+    plain = greedy(tiny_qwen3, **options)
+    with oracle(tiny_qwen3, PROMPT, 0.8, do_sample=False, max_new_tokens=NEW_TOKENS):
+        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, **options)
+    assert torch.equal(assisted.sequences, plain.sequences)
+    for field in ("scores", "logits"):
+        torch.testing.assert_close(torch.cat(assisted[field]), torch.cat(plain[field]), atol=1e-4, rtol=1e-4)
+    assert assisted.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
+
+
+@pytest.mark.parametrize("reused", [0, 1])
+def test_second_turn_on_a_filled_cache(tiny_qwen3, tiny_drafter, reused):
+    """The usual form: all ids of both turns, and the cache of the first, which assisted or plain decoding filled."""
+    first = greedy(tiny_qwen3, return_dict_in_generate=True, assistant_model=[None, tiny_drafter][reused])
+    prompt = torch.cat((first.sequences, PROMPT), dim=1)
+    cache = first.past_key_values
+    assert isinstance(cache, DynamicCache)
+    with oracle(tiny_qwen3, prompt, 0.8, do_sample=False, max_new_tokens=NEW_TOKENS):
+        second = greedy(tiny_qwen3, prompt, past_key_values=cache, assistant_model=tiny_drafter)
+    assert torch.equal(second, greedy(tiny_qwen3, prompt))
+
+
+@pytest.mark.parametrize("entry", ["attach"], indirect=True)
+def test_native_loop_refuses_what_it_would_get_wrong(entry, tiny_qwen3, tiny_drafter, tiny_tokenizer):
+    first = greedy(tiny_qwen3, return_dict_in_generate=True)
+    prompt = torch.cat((first.sequences, PROMPT), dim=1)
+    with pytest.raises(ValueError, match=r"past_key_values must be empty.*hf_domino.install"):
+        greedy(tiny_qwen3, prompt, past_key_values=first.past_key_values, assistant_model=tiny_drafter)
+    with pytest.raises(ValueError, match=r"stop_strings .* must be None.*hf_domino.install"):
+        greedy(tiny_qwen3, assistant_model=tiny_drafter, stop_strings=["a"], tokenizer=tiny_tokenizer)
+
+
+def test_threads_keep_their_own_rounds(tiny_qwen3, tiny_drafter):
+    prompts = [PROMPT.roll(shift, 1) for shift in range(4)]
+    plain = [greedy(tiny_qwen3, prompt) for prompt in prompts]
+    results = {}
+
+    def work(index):
+        results[index] = greedy(tiny_qwen3, prompts[index], assistant_model=tiny_drafter), tiny_drafter.stats
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert all(torch.equal(results[index][0], plain[index]) for index in range(4))
+    assert len({id(stats) for _, stats in results.values()}) == 4
+
+
+# --- the patch --------------------------------------------------------------------------------------------------
+
+
+def functions():
+    return [getattr(owner, name) for owner, name, _ in integration._PATCHES]
+
+
+def test_install_is_idempotent_and_undoable(uninstalled):
+    originals = functions()
+    assert not hf_domino.is_installed()
+    hf_domino.install()
+    hf_domino.install()
+    assert hf_domino.is_installed()
+    assert all(installed is not original for installed, original in zip(functions(), originals, strict=True))
+    assert [inspect.signature(f) for f in functions()] == [inspect.signature(f) for f in originals]
+    hf_domino.uninstall()
+    hf_domino.uninstall()
+    assert functions() == originals
+
+
+def test_somebody_elses_patch_survives(uninstalled, monkeypatch):
+    hf_domino.install()
+    ours = GenerationMixin._assisted_decoding
+    theirs = functools.wraps(ours)(lambda *args, **kwargs: ours(*args, **kwargs))
+    GenerationMixin._assisted_decoding = theirs
+    hf_domino.install()
+    hf_domino.uninstall()
+    assert GenerationMixin._assisted_decoding is theirs
+    GenerationMixin._assisted_decoding = ours
+
+
+def test_missing_private_name(uninstalled, monkeypatch):
+    monkeypatch.delattr(pipelines_base, "load_assistant_model")
+    with pytest.warns(UserWarning, match=r"needs load_assistant_model, which transformers .* does not have.*attach"):
+        hf_domino.install()
+    assert not hf_domino.is_installed()
+    assert not hasattr(GenerationMixin._assisted_decoding, "__wrapped__")
+
+
+def test_attach_on_an_unknown_transformers(uninstalled, tiny_qwen3, monkeypatch):
+    monkeypatch.delattr(GenerationMixin, "_get_candidate_generator")
+    with pytest.raises(ValueError, match=r"Qwen3ForCausalLM .* lacks _get_candidate_generator"):
+        hf_domino.attach(tiny_qwen3)
+
+
+def test_attached_targets_copy_pickle_and_save(uninstalled, tiny_qwen3, tiny_drafter, tmp_path):
+    target = type(tiny_qwen3)(tiny_qwen3.config).eval()
+    target.load_state_dict(tiny_qwen3.state_dict())
+    hf_domino.attach(target)
+    unpickled = pickle.loads(pickle.dumps(target))
+    hf_domino.attach(unpickled)
+    for model in (unpickled, copy.deepcopy(target), target):
+        assert torch.equal(greedy(model, assistant_model=tiny_drafter), greedy(tiny_qwen3))
+    target.save_pretrained(tmp_path)
+    hf_domino.detach(target)
+    hf_domino.detach(target)
+    assert not {"_get_candidate_generator", "_validate_generation_mode"} & set(vars(target))
+
+
+def test_auto_classes(tiny_drafter, tmp_path):
+    tiny_drafter.save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is DominoConfig
+    loaded = AutoModel.from_pretrained(tmp_path)
+    assert isinstance(loaded, DominoDraftModel)
+    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in tiny_drafter.state_dict().items())
+    assert isinstance(AutoModel.from_config(tiny_drafter.config), DominoDraftModel)
+
+
+# --- everybody else ---------------------------------------------------------------------------------------------
+
+
+def other_assistants(target):
+    config = LlamaConfig(**(target.config.to_dict() | {"num_hidden_layers": 1}))
+    torch.manual_seed(3)
+    assistant = LlamaForCausalLM(config).eval()
+    return {"assistant": {"assistant_model": assistant}, "lookup": {"prompt_lookup_num_tokens": 3}}
+
+
+@pytest.mark.parametrize("kind", ["assistant", "lookup"])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_other_assistants_are_untouched(tiny_llama, kind, do_sample):
+    texts = []
+    for change in (hf_domino.uninstall, hf_domino.install):
+        change()
+        torch.manual_seed(0)
+        texts.append(greedy(tiny_llama, do_sample=do_sample, **other_assistants(tiny_llama)[kind]))
+    assert torch.equal(*texts)
+
+
+def test_other_assistants_are_still_refused_batches(tiny_llama):
+    with pytest.raises(ValueError, match=r"assisted generate is only supported for batch_size = 1"):
+        greedy(tiny_llama, PROMPT.repeat(2, 1), **other_assistants(tiny_llama)["assistant"])
+
+
+def test_native_dflash_is_still_chosen(tiny_qwen3):
+    generators = pytest.importorskip("transformers.generation.candidate_generator")
+    if not hasattr(generators, "DFlashTokenCandidateGenerator"):
+        pytest.skip("this version of transformers has no native DFlash")
+    assistant = copy.deepcopy(tiny_qwen3)
+    assistant.config.update({"target_layer_ids": [1, 2], "block_size": 4, "mask_token_id": 3})
+    config = copy.deepcopy(tiny_qwen3.generation_config)
+    config.speculation_type = "dflash"
+    names = ("input_ids", "inputs_tensor", "logits_processor", "model_kwargs")
+    chosen = tiny_qwen3._get_candidate_generator(
+        generation_config=config, assistant_model=assistant, **dict.fromkeys(names)
+    )
+    assert type(chosen) is generators.DFlashTokenCandidateGenerator
+
+
+# --- any order of imports ---------------------------------------------------------------------------------------
+
+ORDERS = {
+    "first": ["import hf_domino", "from transformers import pipeline"],
+    "after transformers": ["import transformers", "import hf_domino", "from transformers import pipeline"],
+    "after pipelines": ["from transformers import pipeline", "import transformers.pipelines.base", "import hf_domino"],
+    "after models": ["from transformers import Qwen3Model", "import hf_domino", "from transformers import pipeline"],
+    "replaced module": [
+        "import hf_domino",
+        "from transformers.utils.import_utils import direct_transformers_import as again",
+        "import os, transformers; again(os.path.dirname(transformers.__file__))",
+        "from transformers import pipeline",
+    ],
+}
+ASK = """
+options = {"do_sample": False, "max_new_tokens": 24}
+plain = pipeline("text-generation", model=TARGET)("def f(a):", **options)
+piped = pipeline("text-generation", model=TARGET, assistant_model=DRAFTER)
+assert piped("def f(a):", **options) == plain
+print(type(piped.assistant_model).__name__, piped.assistant_model.stats.num_new_tokens)
+"""
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_import_orders(saved_pair, order):
+    target, drafter = saved_pair
+    lines = [f"TARGET, DRAFTER = {str(target)!r}, {str(drafter)!r}", *ORDERS[order], ASK]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "DominoDraftModel"
+
+
+def test_no_patch_on_request(monkeypatch):
+    script = """
+from transformers import GenerationMixin
+before = GenerationMixin._assisted_decoding
+import hf_domino
+assert GenerationMixin._assisted_decoding is before and not hf_domino.is_installed()
+"""
+    monkeypatch.setenv("HF_DOMINO_NO_PATCH", "1")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -25,8 +25,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, Qwen3Config, Qwen
 from transformers.generation import logits_process as hf
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import DraftProposal, rollout
-from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
+from hf_domino.decoding.sampling import TokenLaw, draft_law
 from hf_domino.decoding.verification import judge
 from hf_domino.modeling import DominoDraftModel
 from hf_domino.pair import DTYPES

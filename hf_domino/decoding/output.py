@@ -14,7 +14,7 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from hf_domino.decoding.sampling import Prefixes
+from hf_domino.decoding.prefixes import Prefixes
 
 
 class CommittedSequences:

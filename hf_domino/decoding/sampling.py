@@ -15,15 +15,9 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors import (
-    PREFIX_FREE,
-    STATELESS,
-    Banned,
-    Effect,
-    Scores,
-    effect_of,
-    one_by_one,
-)
+from hf_domino.decoding.processors.effects import Banned, Effect
+from hf_domino.decoding.processors.scores import Scores
+from hf_domino.decoding.processors.stock import PREFIX_FREE, STATELESS, effect_of, one_by_one
 
 
 class TokenLaw:

@@ -17,7 +17,8 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.sampling import TokenLaw, draft_law
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.stats import DecodingStats, record_stats
 from hf_domino.target import TargetModel

@@ -15,7 +15,8 @@ from functools import partial
 import torch
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors import PREFIX_FREE, CandidateScores, Scores
+from hf_domino.decoding.processors.scores import CandidateScores, Scores
+from hf_domino.decoding.processors.stock import PREFIX_FREE
 from hf_domino.decoding.sampling import TokenLaw
 
 LIFTED_SHARE = 4  # at most one of so many candidates is there for what a processor may do

@@ -1,11 +1,11 @@
-"""Stock logits processors by the few tokens they touch, so that all positions of a block go through at once.
+"""What the processors of Transformers do, in terms of the few tokens each of them touches.
 
-A processor of Transformers sees one position at a time and writes a whole vocabulary for it. Each known one has an
-`Effect` here: for many positions, each with its own prefix, it names tokens and what becomes of their scores, by the
-arithmetic of the original. An effect is written once and works on the scores of the whole vocabulary, where it equals
-the original bit for bit, and on those of a few candidates.
+A processor sees one position at a time and writes a whole vocabulary for it. Its `Effect` names tokens of many
+positions, each with its own prefix, and what becomes of their scores, by the arithmetic of the original. It is written
+once and works on the scores of the whole vocabulary, where it equals the original bit for bit, and on those of a few
+candidates.
 
-Shapes: R positions, T tokens so far, C tokens named for each position, M candidates, V vocabulary.
+Shapes: R positions, C tokens named for each, S sequences, T tokens so far, V vocabulary, W windows, n of an n-gram.
 """
 
 from __future__ import annotations
@@ -16,99 +16,12 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor
 from transformers.generation import logits_process as hf
 
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.processors.scores import Scores
 
-# Look at the scores only: all positions of a block go through at once as they are.
-PREFIX_FREE = (
-    hf.TemperatureLogitsWarper,
-    hf.TopKLogitsWarper,
-    hf.TopPLogitsWarper,
-    hf.MinPLogitsWarper,
-    hf.TypicalLogitsWarper,
-    hf.EpsilonLogitsWarper,
-    hf.EtaLogitsWarper,
-    hf.LogitNormalization,
-    hf.InfNanRemoveLogitsProcessor,
-)
-NewScores = Callable[..., torch.Tensor]  # of scores and of values beside them
 GREEN_LISTS = 64  # kept of a watermark: those of a round and its drafts
-
-
-class Scores:
-    """A copy of the scores of all tokens, for effects to change.
-
-    Args:
-        scores (`torch.Tensor`): `[R, V]`.
-        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Of the copy.
-    """
-
-    def __init__(self, scores: torch.Tensor, dtype: torch.dtype = torch.float32):
-        self._shape, self.vocab_size = scores.shape, scores.shape[1]
-        self._flat = torch.empty(scores.numel() + 1, dtype=dtype, device=scores.device)
-        self.tensor.copy_(scores)
-        self._flat[-1] = 0.0  # takes what goes nowhere
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The scores as they are now, `[R, V]`."""
-        return self._flat[:-1].view(self._shape)
-
-    def change(self, ids: torch.Tensor, where: torch.Tensor | None, new: NewScores, *values: torch.Tensor) -> None:
-        """Replace the scores of some tokens; ids that have none are passed over.
-
-        Args:
-            ids (`torch.Tensor`): `[R, C]`, or `[C]` for all positions alike. A token named twice must fare alike.
-            where (`torch.Tensor`, *optional*): Which are meant, `[R, C]` or `[R, 1]`; None for all.
-            new (`Callable`): Gives new scores from old ones `[R, C]` and from the values.
-            values (`torch.Tensor`): What else they depend on, `[R, C]` or `[R, 1]`.
-        """
-        num_positions, width = self._shape
-        columns, is_meant = self._columns(ids.expand(num_positions, -1))
-        if where is not None:
-            is_meant = is_meant & where
-        offsets = width * torch.arange(num_positions, device=ids.device)[:, None]
-        index = torch.where(is_meant, offsets + columns, num_positions * width)  # [R, C]
-        changed = new(self._flat[index], *values).to(self._flat)
-        self._flat.scatter_(0, index.flatten(), changed.flatten())
-
-    def add(self, amounts: torch.Tensor) -> None:
-        """Add an amount `[R, V]` to the score of each token."""
-        self.tensor.add_(amounts)
-
-    def forbid_all(self, positions: list[int]) -> None:
-        """Forbid all tokens at some of the R positions."""
-        self.tensor[positions] = -torch.inf
-
-    def _columns(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """In which columns the scores of tokens stand, and which have one, both `[R, C]`."""
-        return ids, (ids >= 0) & (ids < self.vocab_size)
-
-
-class CandidateScores(Scores):
-    """A copy of the scores of a few candidates of each position.
-
-    Args:
-        scores (`torch.Tensor`): `[R, M]`.
-        token_ids (`torch.Tensor`): The candidates, `[R, M]`, in ascending order.
-        order (`torch.Tensor`): The column of each in the scores, `[R, M]`.
-        vocab_size (`int`): All tokens there are.
-    """
-
-    def __init__(self, scores: torch.Tensor, token_ids: torch.Tensor, order: torch.Tensor, vocab_size: int):
-        super().__init__(scores)
-        self._token_ids, self._order, self.vocab_size = token_ids.contiguous(), order, vocab_size
-
-    def add(self, amounts: torch.Tensor) -> None:
-        """Add an amount `[R, V]` to the score of each token."""
-        self.tensor.scatter_add_(1, self._order, amounts.gather(1, self._token_ids))
-
-    def _columns(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        ids = ids.contiguous()
-        rank = torch.searchsorted(self._token_ids, ids).clamp_max(self._token_ids.shape[1] - 1)
-        return self._order.gather(1, rank), self._token_ids.gather(1, rank) == ids
 
 
 class Effect:
@@ -363,61 +276,6 @@ class GreenTokens(Effect):
             green = self.processor._get_greenlist_ids(torch.tensor([token], device=device))
             self._amounts[token] = torch.zeros(vocab_size, device=device).index_fill(0, green, self.processor.bias)
         return self._amounts[token]
-
-
-EFFECTS: dict[type, Callable[[Any], Effect | None]] = {
-    hf.MinLengthLogitsProcessor: lambda p: Banned(p.eos_token_id, lambda length: length < p.min_length),
-    hf.MinNewTokensLengthLogitsProcessor: lambda p: Banned(
-        p.eos_token_id, lambda length: length - p.prompt_length_to_skip < p.min_new_tokens
-    ),
-    hf.SuppressTokensLogitsProcessor: lambda p: Banned(p.suppress_tokens, lambda length: True),
-    hf.SuppressTokensAtBeginLogitsProcessor: lambda p: Banned(
-        p.begin_suppress_tokens, lambda length: length == p.begin_index
-    ),
-    hf.ForcedBOSTokenLogitsProcessor: lambda p: Forced(p.bos_token_id, lambda length: length == 1),
-    hf.ForcedEOSTokenLogitsProcessor: lambda p: Forced(p.eos_token_id, lambda length: length == p.max_length - 1),
-    hf.ExponentialDecayLengthPenalty: LengthDecay,
-    hf.RepetitionPenaltyLogitsProcessor: SeenPenalty,
-    hf.EncoderRepetitionPenaltyLogitsProcessor: PromptPenalty,
-    hf.NoRepeatNGramLogitsProcessor: RepeatedNGrams,
-    hf.EncoderNoRepeatNGramLogitsProcessor: PromptNGrams,
-    hf.SequenceBiasLogitsProcessor: BiasedSequences,
-    hf.NoBadWordsLogitsProcessor: BiasedSequences,
-    # By the candidate itself it sorts the vocabulary and draws forty lists for each position.
-    hf.WatermarkLogitsProcessor: lambda p: GreenTokens(p) if p.seeding_scheme == "lefthash" else None,
-}
-# Functions of prefix and scores alone: safe to run on drafted prefixes that may be rejected.
-STATELESS = (*PREFIX_FREE, *EFFECTS, hf.PrefixConstrainedLogitsProcessor)
-
-
-def effect_of(processor: LogitsProcessor) -> Effect | None:
-    """The effect of a processor, if it is known."""
-    known = EFFECTS.get(type(processor))
-    return None if known is None else known(processor)
-
-
-def one_by_one(processor: LogitsProcessor, scores: torch.Tensor, prefixes: Prefixes) -> torch.Tensor:
-    """Ask a processor itself, once for each length of text.
-
-    Args:
-        processor (`LogitsProcessor`): Of any kind.
-        scores (`torch.Tensor`): `[R, V]`, not written to.
-        prefixes ([`Prefixes`]): What each of the R positions sees.
-    """
-    result = torch.empty_like(scores)
-    for length in sorted(set(prefixes.lengths)):
-        members = [index for index, current in enumerate(prefixes.lengths) if current == length]
-        own = _for_rows(processor, [prefixes.rows[index] for index in members])
-        result[members] = own(prefixes.ids[members, :length], scores[members])
-    return result
-
-
-def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:
-    """A processor that treats the rows it is given as these rows of the batch; most treat all rows alike."""
-    if not isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
-        return processor
-    allowed = processor._prefix_allowed_tokens_fn
-    return hf.PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(rows[index], ids), num_beams=1)
 
 
 def _ban(scores: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import os
 
-from hf_domino.check import CheckResult, check_fit
+from hf_domino.check import CheckResult, WidthProbe, check_fit, probe_width
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.static.workspace import release_workspaces
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -17,11 +17,13 @@ __all__ = [
     "DominoConfig",
     "DominoDraftModel",
     "ShadowReport",
+    "WidthProbe",
     "attach",
     "check_fit",
     "detach",
     "install",
     "is_installed",
+    "probe_width",
     "release_workspaces",
     "shadow",
     "timed_phases",

@@ -7,12 +7,11 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from hf_domino.target_config import DEFAULT_ROPE_THETA, ROPE_TYPES, fields_from_target
+
 PROJECTOR_TYPES = ("domino", "dflash")
 DRAFT_LAWS = ("sampled", "greedy")
 DRAFT_LENGTHS = ("adaptive", "full")
-# RoPE variants whose frequencies do not change with the length of the input.
-ROPE_TYPES = ("default", "linear", "yarn", "llama3")
-DEFAULT_ROPE_THETA = 10_000.0
 MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
 
 
@@ -90,6 +89,14 @@ class DominoConfig(PreTrainedConfig):
             position, which is faster and hardly changes them; None for the whole vocabulary.
         draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
             not worth its time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
+        target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
+            This and the next five are set by training, and compared with a target when they meet; None says nothing.
+        target_revision (`str`, *optional*): Its commit on the Hub.
+        target_config_digest (`str`, *optional*): Digest of its sizes.
+        target_weights_digest (`str`, *optional*): Digest of a few of its weights, equal in every dtype, or why there is
+            none: `"adapted"`, `"quantised"`, `"offloaded"` or `"sharded"`.
+        target_tokenizer_size (`int`, *optional*): Tokens that its tokenizer knows.
+        target_dtype (`str`, *optional*): What it ran in, such as `"bfloat16"`.
         bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): The target's.
 
     Raises:
@@ -133,6 +140,12 @@ class DominoConfig(PreTrainedConfig):
     draft_law: str = "sampled"
     draft_pool_size: int | None = 128
     draft_length: str = "adaptive"
+    target_name: str | None = None
+    target_revision: str | None = None
+    target_config_digest: str | None = None
+    target_weights_digest: str | None = None
+    target_tokenizer_size: int | None = None
+    target_dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
@@ -197,7 +210,7 @@ class DominoConfig(PreTrainedConfig):
             `DominoConfig`: A validated configuration.
 
         Raises:
-            ValueError: If the target is an encoder-decoder model, or an override is out of range.
+            ValueError: If the target is an encoder-decoder model or has no width, or an override is out of range.
 
         Example:
         ```python
@@ -214,65 +227,10 @@ class DominoConfig(PreTrainedConfig):
                 "a Domino drafter reads a decoder-only target."
             )
         text = target_config.get_text_config(decoder=True)
-        fields = _fields_from_target(text) | _token_ids(text, tokenizer) | overrides
+        fields = fields_from_target(text, tokenizer) | overrides
         if "target_layer_ids" not in overrides:
             fields["target_layer_ids"] = default_target_layer_ids(fields["num_target_layers"], MAX_CAPTURED_LAYERS)
         return cls(**fields)
-
-
-def _fields_from_target(text: PreTrainedConfig) -> dict[str, Any]:
-    hidden_size, num_layers = text.hidden_size, text.num_hidden_layers
-    intermediate_size = getattr(text, "intermediate_size", None)
-    return _head_fields(text) | {
-        "vocab_size": text.vocab_size,
-        "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size if isinstance(intermediate_size, int) else 3 * hidden_size,
-        "num_hidden_layers": max(1, min(5, num_layers // 4)),
-        "max_position_embeddings": getattr(text, "max_position_embeddings", None) or 40960,
-        "rms_norm_eps": getattr(text, "rms_norm_eps", None) or 1e-6,
-        "rope_parameters": _rope_parameters(text),
-        "num_target_layers": num_layers,
-        "target_model_type": text.model_type,
-        "emb_dim": max(16, min(256, hidden_size // 4)),
-        "gru_hidden_dim": max(32, min(1024, hidden_size // 2)),
-    }
-
-
-def _head_fields(text: PreTrainedConfig) -> dict[str, int]:
-    """Heads of the target, or plain 64-wide ones where it has no ordinary attention heads."""
-    num_heads = getattr(text, "num_attention_heads", None) or 1
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // num_heads
-    num_key_value_heads = getattr(text, "num_key_value_heads", None) or num_heads
-    ordinary = isinstance(num_heads, int) and isinstance(num_key_value_heads, int) and isinstance(head_dim, int)
-    if not ordinary or head_dim % 2 or num_heads % num_key_value_heads:
-        num_heads = num_key_value_heads = max(1, text.hidden_size // 64)
-        head_dim = 64
-    return {"num_attention_heads": num_heads, "num_key_value_heads": num_key_value_heads, "head_dim": head_dim}
-
-
-def _rope_parameters(text: PreTrainedConfig) -> dict[str, Any]:
-    """The target's RoPE where its frequencies are fixed; only its base where they are not, or differ by layer."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)
-    if not isinstance(rope, dict) or rope.get("rope_type", "default") not in ROPE_TYPES:
-        rope = {"rope_theta": rope.get("rope_theta") if isinstance(rope, dict) else None}
-    kept = {key: value for key, value in rope.items() if key != "partial_rotary_factor" and value is not None}
-    return {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA} | kept
-
-
-def _token_ids(text: PreTrainedConfig, tokenizer: Any) -> dict[str, Any]:
-    eos = text.eos_token_id
-    first_eos = eos[0] if isinstance(eos, (list, tuple)) else eos
-    mask = getattr(tokenizer, "mask_token_id", None)
-    if mask is None and tokenizer is not None and len(tokenizer) < text.vocab_size:
-        mask = len(tokenizer)
-    candidates = (mask, text.pad_token_id, first_eos, text.vocab_size - 1)
-    return {
-        "mask_token_id": next(token for token in candidates if token is not None and token >= 0),
-        "bos_token_id": text.bos_token_id,
-        "eos_token_id": list(eos) if isinstance(eos, tuple) else eos,
-        "pad_token_id": text.pad_token_id,
-    }
 
 
 def _check_range(config: DominoConfig, field: str, low: int, high: int | None = None, hint: str = "") -> None:
@@ -289,8 +247,9 @@ def _check_sizes(config: DominoConfig) -> None:
     for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
         _check_range(config, field, 1)
     _check_range(config, "block_size", 2)
-    if config.draft_pool_size is not None:
-        _check_range(config, "draft_pool_size", 1)
+    for field in ("draft_pool_size", "target_tokenizer_size"):
+        if getattr(config, field) is not None:
+            _check_range(config, field, 1)
     _check_range(config, "mask_token_id", 0, config.vocab_size - 1, f"vocab_size={config.vocab_size}")
     _check_range(
         config, "pure_draft_prefix_len", 0, config.num_draft_tokens - 1, f"num_draft_tokens={config.num_draft_tokens}"

@@ -6,8 +6,8 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ PHASES = ("draft", "rollout", "target_forward", "verify", "rest")
 
 _timing_phases: ContextVar[bool] = ContextVar("timing_phases", default=False)
 _last = threading.local()
+_last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -93,6 +94,32 @@ class PhaseTimer:
 
 
 @dataclass
+class Pause:
+    """Why drafting paused: rounds brought fewer tokens than single steps of the target in the same time.
+
+    Args:
+        tokens (`float`): Tokens a round was expected to bring, a row.
+        cost (`float`): Time of a round, in single steps.
+        num_readings (`int`): Comparisons of a round with the single step beside it that say so; 0 for a nominal cost.
+        first_round (`int`): Rounds of the call before it.
+        num_steps (`int`): Single steps it lasted.
+    """
+
+    tokens: float
+    cost: float
+    num_readings: int
+    first_round: int = 0
+    num_steps: int = 0
+
+    def __str__(self) -> str:
+        source = f"measured {self.num_readings} x" if self.num_readings else "nominal"
+        return (
+            f"after round {self.first_round}, for {self.num_steps}: a round was to bring {self.tokens:.2f} tokens "
+            f"and to cost {self.cost:.2f} single steps ({source})"
+        )
+
+
+@dataclass
 class DecodingStats:
     """What one assisted `generate` did.
 
@@ -103,9 +130,14 @@ class DecodingStats:
         proposed (`list[list[int]]`): Per row, how many tokens each round proposed; 0 for a single step of the target.
         num_new_tokens (`int`): Tokens returned, over all rows.
         seconds (`float`): Wall time of the decoding loop, prefill included.
+        pauses (`list[Pause]`): When drafting paused, and why.
+        num_paused (`int`): Single steps, over all rows, because drafting paused.
+        num_compared (`int`): Single steps, over all rows, that were made to compare their time with that of rounds.
         phases (`dict[str, float]`, *optional*): Seconds of all rounds, prefill not counted, inside [`timed_phases`]:
             `draft` (the drafter's forward), `rollout`, `target_forward`, `verify` (choosing and committing) and `rest`.
             Their sum is the whole.
+        target (`str`, *optional*): In what the target differs from the one the drafter was trained for, such as dtype,
+            name or an adapter; None if in nothing, or if the drafter's configuration does not say.
     """
 
     num_draft_tokens: int
@@ -114,11 +146,15 @@ class DecodingStats:
     num_new_tokens: int = 0
     seconds: float = 0.0
     phases: dict[str, float] | None = None
+    pauses: list[Pause] = field(default_factory=list)
+    num_paused: int = 0
+    num_compared: int = 0
+    target: str | None = None
 
     @classmethod
-    def of_rows(cls, num_draft_tokens: int, num_rows: int) -> DecodingStats:
+    def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
         """Statistics of a call that is about to begin."""
-        return cls(num_draft_tokens, [[] for _ in range(num_rows)], [[] for _ in range(num_rows)])
+        return cls(num_draft_tokens, [[] for _ in range(num_rows)], [[] for _ in range(num_rows)], target=target)
 
     @property
     def acceptance_lengths(self) -> list[int] | list[list[int]]:
@@ -131,28 +167,37 @@ class DecodingStats:
         return sum(len(row) for row in self.rows)
 
     @property
+    def num_drafted(self) -> int:
+        """Rounds with proposals, over all rows; all rounds where it is not known how many they proposed."""
+        return len(self._drafted_lengths)
+
+    @property
     def acceptance_length(self) -> float:
-        """Mean tokens per verification, bonus included; NaN without a round."""
-        return sum(sum(row) for row in self.rows) / self.num_rounds if self.num_rounds else float("nan")
+        """Mean tokens of the rounds that drafted, bonus included; NaN if none did."""
+        return _mean(self._drafted_lengths)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Mean tokens of all verifications, single steps included; NaN without a round."""
+        return _mean([length for row in self.rows for length in row])
 
     @property
     def acceptance_rate_at(self) -> list[float]:
-        """Share of rounds that accepted proposal k, for k in `[0, num_draft_tokens)`; empty without a round.
+        """Share of drafted rounds that accepted proposal k, for k in `[0, num_draft_tokens)`; empty if none did.
 
         A round that made fewer proposals did not accept it; the sum is the acceptance length less one.
         """
-        lengths = [length for row in self.rows for length in row]
+        lengths = self._drafted_lengths
         return [sum(n > k + 1 for n in lengths) / len(lengths) for k in range(self.num_draft_tokens)] if lengths else []
 
     @property
     def proposal_length(self) -> float:
         """Mean proposals of the rounds that drafted; NaN if none did."""
-        counts = [count for row in self.proposed for count in row if count]
-        return sum(counts) / len(counts) if counts else float("nan")
+        return _mean([count for row in self.proposed for count in row if count])
 
     @property
     def num_single_steps(self) -> int:
-        """Rounds without proposals, over all rows: drafting did not pay there, or nothing was left to draft."""
+        """Rounds without proposals, over all rows: of pauses, to compare times, or where nothing was left to draft."""
         return sum(count == 0 for row in self.proposed for count in row)
 
     @property
@@ -160,37 +205,87 @@ class DecodingStats:
         """New tokens per second of wall time, prefill included."""
         return self.num_new_tokens / self.seconds if self.seconds else float("nan")
 
+    @property
+    def _drafted_lengths(self) -> list[int]:
+        proposed = self.proposed if any(self.proposed) else self.rows
+        # Asked from another thread, a round may just have been committed.
+        pairs = (pair for row in zip(self.rows, proposed, strict=True) for pair in zip(*row, strict=False))
+        return [length for length, count in pairs if count]
+
+    def count_round(self, rows: Sequence[int], num_proposed: int, pause: Pause | None, is_comparison: bool) -> None:
+        """Note what a round of these rows proposed, or why nothing.
+
+        Args:
+            rows (`Sequence[int]`): Rows of the batch.
+            num_proposed (`int`): Tokens it proposed in each; 0 for a single step.
+            pause (`Pause`, *optional*): The pause it is part of.
+            is_comparison (`bool`): Whether it was made to compare its time with that of rounds.
+        """
+        if pause is not None:
+            if not pause.num_steps:
+                pause.first_round = len(self.proposed[rows[0]])
+                self.pauses.append(pause)
+            pause.num_steps += 1
+            self.num_paused += len(rows)
+        self.num_compared += len(rows) * is_comparison
+        for row in rows:
+            self.proposed[row].append(num_proposed)
+
     def __str__(self) -> str:
         rates = " ".join(f"{rate:.2f}" for rate in self.acceptance_rate_at)
         lines = [
-            ("rounds", f"{self.num_rounds}"),
             ("new tokens", f"{self.num_new_tokens}"),
-            ("  without proposals", f"{self.num_single_steps}"),
-            ("  proposals in others", "-" if math.isnan(self.proposal_length) else f"{self.proposal_length:.2f}"),
-            ("acceptance length", f"{self.acceptance_length:.2f}" if self.num_rounds else "-"),
+            ("rounds", f"{self.num_rounds}"),
+            ("  that drafted", f"{self.num_drafted}"),
+            ("  single steps", f"{self.num_single_steps}"),
+            ("    drafting paused", f"{self.num_paused}"),
+            ("    to compare times", f"{self.num_compared}"),
+            ("proposals a draft", _number(self.proposal_length)),
+            ("acceptance length", _number(self.acceptance_length)),
             ("acceptance rate at", rates or "-"),
-            ("tokens/s", f"{self.tokens_per_second:.1f}"),
+            ("tokens per forward", _number(self.tokens_per_forward)),
+            ("tokens/s", _number(self.tokens_per_second, 1)),
         ]
+        lines += [("target", self.target)] if self.target else []
+        lines += [("paused", str(pause)) for pause in self.pauses]
         lines += [(f"{name}, s", f"{seconds:.3f}") for name, seconds in (self.phases or {}).items()]
         return "\n".join(f"{name:<24}{value}" for name, value in lines)
 
 
+def _mean(values: Sequence[int]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
 def record_stats(drafter: nn.Module, stats: DecodingStats) -> None:
-    """Make `stats` what `drafter.stats` returns in the calling thread."""
+    """Make `stats` what `drafter.stats` returns in the calling thread, and in threads that have not generated."""
     if not hasattr(_last, "by_drafter"):
         _last.by_drafter = weakref.WeakKeyDictionary()
-    _last.by_drafter[drafter] = stats
+    _last.by_drafter[drafter] = _last_of_any_thread[drafter] = stats
 
 
 def last_stats(drafter: nn.Module) -> DecodingStats:
-    """Statistics of the calling thread's last assisted generation with `drafter`.
+    """Statistics of the calling thread's last assisted generation with `drafter`, or else of any thread's.
 
     Raises:
         RuntimeError: If there was none.
     """
-    stats = getattr(_last, "by_drafter", {}).get(drafter)
+    own: DecodingStats | None = getattr(_last, "by_drafter", {}).get(drafter)
+    stats = own or _last_of_any_thread.get(drafter)
     if stats is None:
-        raise RuntimeError(
-            "drafter.stats is empty: call model.generate(..., assistant_model=drafter) in this thread first."
-        )
+        raise RuntimeError("drafter.stats is empty: call model.generate(..., assistant_model=drafter) first.")
     return stats
+
+
+def hand_out(carrier: Any, stats: DecodingStats) -> None:
+    """Let what a call was given or returns carry its statistics, for whoever reads them in another thread.
+
+    Args:
+        carrier (`Any`): A streamer or an output; gets an attribute `stats` if it takes attributes.
+        stats ([`DecodingStats`]): Of the call.
+    """
+    with suppress(AttributeError):
+        carrier.stats = stats

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, output_capturing
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.target_config import LENGTH_LIMITS
 
 # A list of wanted hidden states counts as the full tuple does, embedding output first, from Transformers 5.23 on, and
 # from the first layer's output before.
@@ -73,10 +74,11 @@ class TargetModel:
 
     @property
     def position_limit(self) -> int | None:
-        """Most positions the target can embed, or None where positions are rotary or relative."""
+        """Most positions the target can have, or None where positions are rotary or relative."""
         if getattr(self.text_config, "rope_parameters", None) is not None:
             return None
-        return getattr(self.text_config, "max_position_embeddings", None)
+        limits = (getattr(self.text_config, field, None) for field in LENGTH_LIMITS)
+        return next((limit for limit in limits if limit is not None), None)
 
 
 def _scale_logits(logits: torch.Tensor, text_config: Any) -> torch.Tensor:

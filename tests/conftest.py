@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 import triton_interpreter  # noqa: F401, it must come before what follows
+import yaml
 from builders import EOS, MASK, PAD, SEED, TINY, build_drafter
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
@@ -112,3 +113,40 @@ def tiny_pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+@pytest.fixture
+def recipe(saved_pair, tmp_path):
+    """Fields of a tiny training, with files that exist."""
+    lines = [{"prompt": f"t{4 + i} t5 t6", "completion": "t7 t8 t9 t10 t11 t12 t13 t14"} for i in range(8)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {
+        "target": str(saved_pair[0]),
+        "output_dir": str(tmp_path / "run"),
+        "train_file": str(tmp_path / "train.jsonl"),
+        "eval_file": str(tmp_path / "train.jsonl"),
+        "num_hidden_layers": 1,
+        "block_size": 4,
+        "shift_label": False,
+        "max_steps": 4,
+        "save_steps": 2,
+        "num_anchors": 4,
+        "learning_rate": "1e-3",
+        "lr_scheduler_kwargs": {"num_cycles": 0.5},
+        "use_cpu": True,
+        "report_to": "none",
+    }
+
+
+@pytest.fixture
+def train(tmp_path):
+    """A function that writes the fields to a YAML file and runs the command with it and further flags."""
+
+    from hf_domino.cli.main import main
+
+    def run(fields, *flags) -> int:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(fields))
+        return main(["train", str(path), *flags])
+
+    return run

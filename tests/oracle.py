@@ -39,3 +39,32 @@ def oracle(target: PreTrainedModel, prompt: torch.Tensor, accuracy: float, **gen
         yield
     finally:
         drafting.DraftSession.propose = propose
+
+
+@contextlib.contextmanager
+def faults(truth: list[list[int]], vocab_size: int) -> Iterator[None]:
+    """Propose the target's own continuation up to one fault, whose place moves on every round: all lengths occur.
+
+    Args:
+        truth (`list[list[int]]`): Prompt and text of each row, as the target alone writes it.
+        vocab_size (`int`): To make a wrong token of a right one.
+    """
+    propose, rounds = drafting.DraftSession.propose, [0] * len(truth)
+
+    def propose_faulty(self, prefixes, *args, **kwargs):
+        proposal = propose(self, prefixes, *args, **kwargs)
+        count = proposal.tokens.shape[1]
+        for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
+            fault = (3 * rounds[row] + row) % (self.drafter.config.num_draft_tokens + 1)
+            rounds[row] += 1
+            right = torch.tensor(truth[row][start : start + min(count, fault + 1)])
+            proposal.tokens[index, : len(right)] = right
+            if fault < len(right):
+                proposal.tokens[index, fault] = (right[fault] + 1) % vocab_size
+        return proposal
+
+    drafting.DraftSession.propose = propose_faulty
+    try:
+        yield
+    finally:
+        drafting.DraftSession.propose = propose

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from hf_domino.benchmark import distinct_ngram_ratio
+from hf_domino.identity import TargetIdentity, identify
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
 
@@ -46,6 +48,12 @@ def check_prompts(pair: Pair, prompts: list[dict], max_new_tokens: int) -> list[
             different.append(index)
     assert different == []
     return ratios
+
+
+def test_the_drafters_name_their_target(pair):
+    for drafter in (pair.drafter, pair.twin):
+        recorded = TargetIdentity.recorded_in(drafter.config)
+        assert replace(recorded, dtype=None) == replace(identify(pair.target, pair.tokenizer), dtype=None)
 
 
 def test_greedy_is_lossless_on_some_prompts(pair):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from builders import TINY
+from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -17,6 +18,8 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     StaticCache,
     T5Config,
     T5ForConditionalGeneration,
@@ -25,7 +28,7 @@ from transformers.generation import GenerationMode
 
 import hf_domino
 from hf_domino import DominoDraftModel
-from hf_domino.compatibility import check_target
+from hf_domino.compatibility import check_rows, check_target
 from hf_domino.integration.call_checks import check_generation, check_inputs, check_native_loop, check_rope
 
 PROMPT = torch.tensor([[5, 9, 33, 20]])
@@ -52,6 +55,7 @@ def _same_signature(original, replacement):
     [
         ("num_beams", 2, ["num_beams", "must be 1", "got 2", "drop assistant_model"]),
         ("use_cache", False, ["use_cache", "True", "got False", "use_cache=True"]),
+        ("dola_layers", "low", ["dola_layers", "must be None", "got 'low'", "leave it unset"]),
         ("guidance_scale", 1.5, ["guidance_scale", "1.5", "leave it unset"]),
         ("assistant_ensemble_weight", 0.5, ["assistant_ensemble_weight", "0.5", "leave it unset"]),
         ("prompt_lookup_num_tokens", 4, ["prompt_lookup_num_tokens", "got 4", "not both"]),
@@ -204,14 +208,60 @@ def test_calls_across_a_change_of_rotary_frequencies(rope_type, lengths, new_tok
         rope_call(rope_type, lengths, new_tokens, **kwargs)
 
 
-def test_targets_whose_forward_depends_on_its_width(tiny_qwen3, make_drafter):
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "jamba"}, r"model_type must be one whose forward .* got 'jamba'. .* drop assistant_model"),
+        ({"model_type": "zamba2"}, "model_type .* got 'zamba2'. .* clamps the time step there and not in single steps"),
+        (
+            {"time_step_limit": [0.1, float("inf")]},
+            r"time_step_limit must be \(0.0, inf\), got \(0.1, inf\). .* clamps",
+        ),
+        ({"time_step_limit": (0.0, 0.1)}, r"time_step_limit must be \(0.0, inf\), got \(0.0, 0.1\)"),
+        ({"hc_mult": 4}, r"hc_mult must be .*one stream.*, got 4"),
+        ({"cross_attention_layers": [3]}, r"cross_attention_layers must be empty, got \[3\]"),
+        ({"num_layers": 2}, r"num_layers must be num_hidden_layers=4, got 2"),
+        ({"is_decoder": False}, r"is_decoder must be True, got False. .* with is_decoder=True"),
+        ({"use_bidirectional_attention": "all"}, r"use_bidirectional_attention must be False, got 'all'"),
+    ],
+)
+def test_targets_that_cannot_be_drafted_for(tiny_qwen3, make_drafter, fields, words):
+    config = make_drafter(tiny_qwen3).config
     target = copy.copy(tiny_qwen3)
     target.config = copy.deepcopy(target.config)
-    target.config.model_type = "jamba"
+    for name, value in fields.items():
+        setattr(target.config, name, value)
+    with pytest.raises(ValueError, match=words):
+        check_target(config, target)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"time_step_limit": [0.0, float("inf")]}, {"is_decoder": False, "model_type": "gpt_neox"}]
+)
+def test_fields_that_do_no_harm(tiny_qwen3, make_drafter, fields):
+    config = make_drafter(tiny_qwen3, target_model_type=None).config
+    target = copy.copy(tiny_qwen3)
+    target.config = copy.deepcopy(target.config)
+    for name, value in fields.items():
+        setattr(target.config, name, value)
+    check_target(config, target)
+
+
+def test_batches_of_targets_that_count_columns(tiny_qwen3):
+    call = {"position_ids": PROMPT, "generation_config": GenerationConfig(max_length=12)}
+    target = copy.copy(tiny_qwen3)
+    target.config = copy.deepcopy(target.config)
+    check_rows(target, 6, 2, call)
     with pytest.raises(
-        ValueError, match=r"model_type must be one whose forward .* got 'jamba'. .* drop assistant_model"
+        ValueError, match=r"model_type must be one that takes position_ids .* got 'qwen3'.*one at a time"
     ):
-        check_target(make_drafter(tiny_qwen3).config, target)
+        check_rows(target, 6, 2, call | {"position_ids": None})
+    check_rows(target, 6, 1, call | {"position_ids": None})
+    target.config.attn_temperature_tuning, target.config.floor_scale = True, 19
+    check_rows(target, 6, 2, call)
+    target.config.floor_scale = 18
+    with pytest.raises(ValueError, match=r"max_length of a batch must be at most 11 \(floor_scale=18\), got 12"):
+        check_rows(target, 6, 2, call)
 
 
 def test_embeddings_of_another_width(tiny_qwen3, tiny_drafter, monkeypatch):
@@ -225,6 +275,21 @@ def test_target_without_a_cache_of_ours(tiny_qwen3):
         ValueError, match=r"the target's cache must be a DynamicCache, got None. .* drop assistant_model"
     ):
         check_inputs(tiny_qwen3, PROMPT, {})
+
+
+def test_target_that_takes_no_cache(make_drafter, monkeypatch):
+    sizes = {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 4, "n_head": 4}
+    target = OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes, pad_token_id=0))
+    monkeypatch.setattr(target.transformer, "forward", lambda *_, **__: pytest.fail("a forward ran"))
+    with pytest.raises(ValueError, match=r"cache must be a DynamicCache, got None. OpenAIGPTLMHeadModel .* elsewhere"):
+        target.generate(PROMPT, assistant_model=make_drafter(target), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_targets_with_learned_prompts(target, tiny_drafter, kind):
+    prompted = get_peft_model(copy.deepcopy(target), kind(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    with pytest.raises(ValueError, match=r"PEFT adapter must be one that adds no virtual tokens, .* got 'P.*_TUNING'"):
+        prompted.generate(input_ids=PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
 
 
 def test_encoder_decoder_target(tiny_drafter):

@@ -2,13 +2,21 @@
 
 import pytest
 from transformers import (
+    ArceeConfig,
+    BltConfig,
+    CodeGenConfig,
+    CpmAntConfig,
     DeepseekV3Config,
     FalconConfig,
     Gemma3Config,
     Gemma3TextConfig,
+    Gemma4Config,
     GPT2Config,
     LlamaConfig,
+    MptConfig,
     Qwen3Config,
+    RwkvConfig,
+    Starcoder2Config,
     T5Config,
 )
 
@@ -64,6 +72,12 @@ def test_captured_layers_are_unique_and_inside(num_layers):
         Gemma3Config(),
         DeepseekV3Config(),
         FalconConfig(),
+        Gemma4Config(),  # heads differ by layer
+        CodeGenConfig(),  # without token ids, as the next two
+        RwkvConfig(),
+        CpmAntConfig(),
+        ArceeConfig(),  # with token ids that its vocabulary does not have, as the next one
+        Starcoder2Config(),
     ],
     ids=lambda config: config.model_type,
 )
@@ -75,6 +89,21 @@ def test_for_any_target(target):
     assert config.target_model_type == text.model_type
     assert config.block_size == 8
     assert DominoConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_what_differs_by_layer_is_the_first_layers():
+    target = Gemma4Config().get_text_config()
+    assert DominoConfig.for_target(target).head_dim == target.per_layer_config[0].head_dim == 256
+    assert DominoConfig.for_target(target, head_dim=64).head_dim == 64
+
+
+def test_the_longest_text_follows_the_target():
+    assert DominoConfig.for_target(MptConfig(max_seq_len=64)).max_position_embeddings == 64
+
+
+def test_targets_without_a_width_are_refused():
+    with pytest.raises(ValueError, match=r"target_config.hidden_size must be an integer, got None \(blt\)"):
+        DominoConfig.for_target(BltConfig())
 
 
 def test_the_mask_token(tiny_tokenizer):

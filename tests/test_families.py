@@ -27,6 +27,15 @@ FAMILIES = {
     "Qwen2": {},
     "Gemma2": {**SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8},
     "Gemma3": {**SLIDING, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2},
+    "Gemma4": {
+        **SLIDING,
+        "head_dim": 8,
+        "global_head_dim": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,  # they keep nothing in the cache
+        "vocab_size_per_layer_input": VOCAB,
+        "hidden_size_per_layer_input": 8,
+    },
     "Phi3": SLIDING,
     "Cohere2": SLIDING,
     "GPTNeoX": {},
@@ -106,7 +115,7 @@ def test_prefill_in_chunks(family, chunk_size, make_drafter):
         assert drafter.stats.acceptance_lengths == rounds  # the drafter saw all of the prompt
 
 
-@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3", "GPT2"])
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3", "Gemma4", "GPT2"])
 @pytest.mark.parametrize("accuracy", [0.0, 0.7])
 def test_hidden_states_and_attentions(family, accuracy, make_drafter):
     target = build(family)
@@ -124,9 +133,12 @@ def test_hidden_states_and_attentions(family, accuracy, make_drafter):
                 torch.testing.assert_close(layer, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_last_position_a_target_can_embed(make_drafter):
-    """Learned positions end: near the end fewer tokens are drafted, and the last one is still reached."""
-    target = build("GPT2")
+@pytest.mark.parametrize("family", ["GPT2", "Mpt"])
+def test_last_position_a_target_can_have(make_drafter, family):
+    """Learned positions and tables of biases end: near it fewer tokens are drafted, and the last one is reached."""
+    sizes = {"vocab_size": VOCAB, "d_model": 32, "n_layers": 4, "n_heads": 4, "max_seq_len": 128, "use_cache": True}
+    mpt = transformers.MptForCausalLM(transformers.MptConfig(**sizes, **TOKENS)).eval()
+    target = mpt if family == "Mpt" else build(family)
     options = {"do_sample": False, "max_new_tokens": 128 - PROMPT.shape[1]}
     plain = target.generate(PROMPT, **options)
     with oracle(target, PROMPT, 0.9, **options):

@@ -6,6 +6,9 @@ import pytest
 import torch
 import transformers
 from oracle import oracle
+from transformers import DynamicCache
+
+from hf_domino.decoding.runner import TargetRunner
 
 VOCAB = 96
 PROMPT = torch.arange(7, 27)[None]
@@ -59,6 +62,31 @@ def test_the_cache_can_be_gone_on_with(family, make_drafter):
         )
     rest = target.generate(first.sequences, past_key_values=first.past_key_values, do_sample=False, max_new_tokens=27)
     assert torch.equal(rest, whole)
+
+
+@pytest.mark.parametrize("family", ["Qwen3_5Text", "FalconH1"])
+@pytest.mark.parametrize("layer", [1, 3])
+def test_an_interrupt_while_committed_tokens_run_once_more(family, layer, make_drafter, monkeypatch):
+    target, cache = build(family), DynamicCache(config=build(family).config)
+    plain, rewind = target.generate(PROMPT, **OPTIONS), TargetRunner._rewind
+
+    def break_off(*_):
+        raise KeyboardInterrupt
+
+    def rewind_and_break_off(self, num_kept, num_checked):
+        handle = target.model.layers[layer].register_forward_hook(break_off)
+        try:
+            rewind(self, num_kept, num_checked)
+        finally:
+            handle.remove()
+
+    monkeypatch.setattr(TargetRunner, "_rewind", rewind_and_break_off)
+    with oracle(target, PROMPT, 0.8, **OPTIONS), pytest.raises(KeyboardInterrupt):
+        target.generate(PROMPT, past_key_values=cache, assistant_model=make_drafter(target), **OPTIONS)
+    length = cache.get_seq_length()
+    assert length >= PROMPT.shape[1]
+    rest = OPTIONS | {"max_new_tokens": plain.shape[1] - length - 1}
+    assert torch.equal(target.generate(plain[:, : length + 1], past_key_values=cache, **rest), plain)
 
 
 def test_batches_are_refused(make_drafter):

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import TextIteratorStreamer
 
 import hf_domino
-from hf_domino.stats import PHASES, PhaseTimer
+from hf_domino.decoding import loop
+from hf_domino.decoding.pacing.pacer import Pacer
+from hf_domino.stats import PHASES, DecodingStats, PhaseTimer
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
 
@@ -60,3 +65,99 @@ def test_phases_on_a_gpu_are_not_synchronised(tiny_qwen3, tiny_drafter, monkeypa
         target.cpu()
     assert sum(drafter.stats.phases.values()) > 0
     assert len(calls) == 1
+
+
+def test_drafted_rounds_are_told_from_single_steps():
+    stats = DecodingStats(3, rows=[[1, 4, 1], [3, 1]], proposed=[[0, 3, 0], [3, 0]])
+    assert (stats.num_rounds, stats.num_drafted, stats.num_single_steps) == (5, 2, 3)
+    assert (stats.acceptance_length, stats.tokens_per_forward) == (3.5, 2.0)
+    assert stats.acceptance_rate_at == [1.0, 1.0, 0.5]
+
+
+def test_rounds_of_unknown_proposals_count_as_drafted():
+    stats = DecodingStats(2, rows=[[1, 3]])
+    assert stats.num_drafted == 2
+    assert stats.acceptance_length == stats.tokens_per_forward == 2.0
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_pauses_are_told_with_their_reason(tiny_qwen3, make_drafter, monkeypatch, batch_size):
+    monkeypatch.setattr(loop, "pacer_for", lambda *arguments: Pacer(6, is_timed=False))  # whatever the clock says
+    drafter = make_drafter(tiny_qwen3, draft_length="adaptive")
+    options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": -1}
+    tiny_qwen3.generate(PROMPT.expand(batch_size, -1), assistant_model=drafter, **options)
+    stats = drafter.stats
+    assert stats.num_paused == batch_size * sum(pause.num_steps for pause in stats.pauses) > 0
+    assert stats.num_single_steps - stats.num_paused in (0, batch_size)  # the last token, behind which nothing fits
+    first = stats.pauses[0]
+    assert first.tokens < first.cost
+    assert stats.proposed[0][first.first_round : first.first_round + first.num_steps] == [0] * first.num_steps
+    assert stats.proposed[0][first.first_round - 1] > 0
+    assert f"after round {first.first_round}, for {first.num_steps}" in str(stats)
+    assert stats.acceptance_length >= stats.tokens_per_forward
+
+
+def in_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    return thread
+
+
+def test_a_streamed_call_has_its_statistics_on_the_streamer(tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3)
+    options = {"assistant_model": drafter, "do_sample": False, "eos_token_id": -1}
+
+    def stream(count):
+        streamer = TextIteratorStreamer(SimpleNamespace(decode=lambda ids, **_: " ".join(map(str, ids))))
+        thread = in_thread(lambda: tiny_qwen3.generate(PROMPT, streamer=streamer, max_new_tokens=count, **options))
+        assert "".join(streamer)
+        thread.join()
+        return streamer.stats
+
+    stats = stream(12)
+    assert stats.num_new_tokens == 12
+    assert drafter.stats is stats  # this thread has not generated
+    tiny_qwen3.generate(PROMPT, max_new_tokens=4, **options)
+    assert stream(9).num_new_tokens == 9
+    assert drafter.stats.num_new_tokens == 4  # its own
+
+
+def test_threads_keep_their_own_statistics(tiny_qwen3, tiny_drafter):
+    done, seen = threading.Barrier(2), {}
+
+    def run(count):
+        options = {"do_sample": False, "eos_token_id": -1, "max_new_tokens": count}
+        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **options)
+        done.wait(60)
+        seen[count] = tiny_drafter.stats.num_new_tokens
+
+    for thread in [in_thread(lambda count=count: run(count)) for count in (5, 9)]:
+        thread.join()
+    assert seen == {5: 5, 9: 9}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_an_output_has_the_statistics_of_its_call(tiny_qwen3, tiny_drafter, share):
+    options = {"do_sample": False, "max_new_tokens": 6, "return_dict_in_generate": True}
+    plain = tiny_qwen3.generate(PROMPT, **options)
+    with hf_domino.shadow(share=share):
+        output = tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **options)
+    assert output.stats is tiny_drafter.stats
+    assert output.keys() == plain.keys()
+
+
+def test_a_streamer_may_refuse_attributes(tiny_qwen3, tiny_drafter):
+    class Streamer:
+        __slots__ = ()
+
+        def put(self, value): ...
+
+        def end(self): ...
+
+    tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, streamer=Streamer(), max_new_tokens=4, do_sample=False)
+    assert tiny_drafter.stats.num_new_tokens == 4
+
+
+def test_statistics_before_any_call_say_what_to_do(tiny_qwen3, make_drafter):
+    with pytest.raises(RuntimeError, match="is empty: call"):
+        _ = make_drafter(tiny_qwen3).stats

@@ -141,7 +141,9 @@ class Bench:
             stats = DecodingStats(0)
         return {
             "num_rounds": stats.num_rounds,
-            "acceptance_length": stats.acceptance_length if stats.num_rounds else None,
+            "num_drafted": stats.num_drafted,
+            "acceptance_length": stats.acceptance_length if stats.num_drafted else None,
+            "tokens_per_forward": stats.tokens_per_forward if stats.num_rounds else None,
             "acceptance_rate_at": stats.acceptance_rate_at or None,
             "ms_per_round": {name: 1000 * s / loops for name, s in phases.items()} if phases and loops else None,
         }

@@ -49,7 +49,13 @@ def _cells(summary: Summary, has_lean: bool) -> list[str]:
     if summary.quartiles is not None:
         speed += f" ({summary.quartiles[0]:.0f}-{summary.quartiles[1]:.0f})"
     over_lean = [_number(summary.speed_up_over_lean, " x")] if has_lean else []
-    return [speed, _number(summary.speed_up, " x"), *over_lean, _number(summary.acceptance_length)]
+    return [speed, _number(summary.speed_up, " x"), *over_lean, _acceptance(summary)]
+
+
+def _acceptance(summary: Summary) -> str:
+    """Acceptance length, and where single steps were among the rounds the tokens per forward behind it."""
+    length, per_forward = _number(summary.acceptance_length), _number(summary.tokens_per_forward)
+    return length if length == per_forward else f"{length} ({per_forward})"
 
 
 def details_table(rows: Sequence[Row], mode: str) -> str:
@@ -121,6 +127,8 @@ def _notes(rows: Sequence[Row]) -> str:
             f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()
         ]
         notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
+    if any("(" in _acceptance(summarize(rows, method, mode)) for method in methods_of(rows) for mode in modes_of(rows)):
+        notes += " Acceptance length is of rounds that drafted; in brackets, tokens per forward."
     skipped = [f"{label(row['method']).replace('*', '')} ({row['skipped']})" for row in rows if "skipped" in row]
     return notes + (f" Not measured: {'; '.join(skipped)}." if skipped else "")
 

@@ -22,8 +22,11 @@ class Summary:
         quartiles (`tuple[float, float]`, *optional*): Of tokens/s over all prompts and repeats.
         speed_up (`float`): `tokens_per_second` over plain generation's.
         speed_up_over_lean (`float`, *optional*): The same over the lean loop's.
-        acceptance_length (`float`, *optional*): Mean over all rounds of all prompts; None without rounds.
-        acceptance_rate_at (`list[float]`): Share of all rounds that accepted proposal k; empty without rounds.
+        acceptance_length (`float`, *optional*): Mean over all rounds that drafted, or over all rounds of rows that do
+            not tell them apart; None without rounds.
+        tokens_per_forward (`float`, *optional*): Mean over all rounds, single steps included; None without rounds.
+        acceptance_rate_at (`list[float]`): Share of the same rounds as `acceptance_length` that accepted proposal k;
+            empty without rounds.
         ttft_ms (`float`, *optional*): Milliseconds to the first token, median over prompts.
         tpot_ms (`float`, *optional*): Milliseconds per further token, median over prompts.
         ms_per_round (`dict[str, float]`): Mean milliseconds of a round in each phase; empty without rounds of ours.
@@ -38,6 +41,7 @@ class Summary:
     speed_up: float
     speed_up_over_lean: float | None
     acceptance_length: float | None
+    tokens_per_forward: float | None
     acceptance_rate_at: list[float]
     ttft_ms: float | None
     tpot_ms: float | None
@@ -75,7 +79,8 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
         quartiles=_quartiles(chosen),
         speed_up=speed / plain,
         speed_up_over_lean=speed / lean if lean else None,
-        acceptance_length=_mean_acceptance(chosen),
+        acceptance_length=_mean_length([(_num_drafted(row), row["acceptance_length"]) for row in chosen]),
+        tokens_per_forward=_mean_length([(row["num_rounds"], _tokens_per_forward(row)) for row in chosen]),
         acceptance_rate_at=_mean_rates(chosen),
         ttft_ms=_median_ms(chosen, "ttft_seconds"),
         tpot_ms=_median_ms(chosen, "tpot_seconds"),
@@ -109,18 +114,28 @@ def _median_ms(rows: Iterable[Row], field: str) -> float | None:
     return 1000 * statistics.median(values) if values else None
 
 
-def _mean_acceptance(rows: Iterable[Row]) -> float | None:
-    counted = [row for row in rows if row["num_rounds"]]
-    rounds = sum(row["num_rounds"] for row in counted)
-    return sum(row["acceptance_length"] * row["num_rounds"] for row in counted) / rounds if rounds else None
+def _num_drafted(row: Row) -> int:
+    """Rounds with proposals; all rounds in rows that do not tell them apart."""
+    count: int | None = row.get("num_drafted")
+    return row["num_rounds"] if count is None else count
+
+
+def _tokens_per_forward(row: Row) -> float | None:
+    return row.get("tokens_per_forward", row["acceptance_length"])
+
+
+def _mean_length(weighted: Iterable[tuple[int, float | None]]) -> float | None:
+    counted = [(weight, length) for weight, length in weighted if weight and length is not None]
+    rounds = sum(weight for weight, _ in counted)
+    return sum(length * weight for weight, length in counted) / rounds if rounds else None
 
 
 def _mean_rates(rows: Iterable[Row]) -> list[float]:
     """Rates of all rounds together; a row that says nothing of a position accepted none there."""
     counted = [row for row in rows if row.get("acceptance_rate_at")]
-    rounds = sum(row["num_rounds"] for row in counted)
+    rounds = sum(map(_num_drafted, counted))
     depth = max((len(row["acceptance_rate_at"]) for row in counted), default=0)
-    padded = [(row["num_rounds"], row["acceptance_rate_at"] + [0.0] * depth) for row in counted]
+    padded = [(_num_drafted(row), row["acceptance_rate_at"] + [0.0] * depth) for row in counted]
     return [sum(weight * rates[k] for weight, rates in padded) / rounds for k in range(depth)]
 
 

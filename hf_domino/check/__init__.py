@@ -1,6 +1,7 @@
 """The self-test: does a drafter fit its target, although all shapes match, and if not, why not.
 
-`prompts` prepares what is asked, `measure` runs real rounds and variants of them, `verdict` says what they mean.
+`width` asks first whether the target can be drafted for at all; `prompts` prepares what is asked, `measure` runs real
+rounds and variants of them, `verdict` says what they mean.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from transformers import PreTrainedModel
 from hf_domino.check.measure import Measurement, measure_variants, write_text
 from hf_domino.check.prompts import prepare_prompts
 from hf_domino.check.verdict import Cause, CheckResult, judge
+from hf_domino.check.width import WidthProbe, probe_width
 from hf_domino.compatibility import check_drafter, check_target
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import recognise
 
-__all__ = ["Cause", "CheckResult", "Measurement", "check_fit"]
+__all__ = ["Cause", "CheckResult", "Measurement", "WidthProbe", "check_fit", "probe_width"]
 
 MAX_NEW_TOKENS = 64  # per prompt; with the default prompts enough rounds for a rate
 
@@ -45,7 +48,8 @@ def check_fit(
         [`CheckResult`]: `fits`, `causes` and the measurements; print it for a table.
 
     Raises:
-        ValueError: If sizes, layers or model type differ, or if there is nothing to measure.
+        ValueError: If sizes, layers or model type differ, if the target's forward depends on how many positions it is
+            given (see [`probe_width`]), or if there is nothing to measure.
 
     Example:
     ```python
@@ -64,6 +68,8 @@ def check_fit(
     """
     check_drafter(drafter)
     check_target(drafter.config, target)
+    recognise(drafter.config, target, tokenizer)
+    probe_width(target)
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts = [write_text(drafter, target, prompt, max_new_tokens) for prompt in prepared]
     modes: dict[str, list[int]] = {}

@@ -131,7 +131,7 @@ def show(console: Console, pair: Pair, prompt: str, comparison: Comparison) -> N
 
 def _figures(comparison: Comparison) -> Table:
     table = Table(box=None, pad_edge=False)
-    for head in ("", "tokens/s", "speed-up", "target forwards", "acceptance length"):
+    for head in ("", "tokens/s", "speed-up", "target forwards", "tokens per forward"):
         table.add_column(head, justify="right" if head else "left")
     plain = len(comparison.plain) / comparison.plain_seconds
     assisted = len(comparison.assisted) / comparison.assisted_seconds

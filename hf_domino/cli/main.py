@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         `int`: 0, or 1 where a check failed (outputs differ, a drafter does not fit), 2 where the input is wrong, 130 on
-        an interrupt.
+        an interrupt, 143 where SIGTERM ended a training early.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     options = build_parser(arguments).parse_args(arguments)

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, PreTrainedModel
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, PreTrainedModel, set_seed
 
+from hf_domino.cli.exits import TERMINATED
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import identify
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.data import RowDataset, load_rows, read_rows
+from hf_domino.training.notices import notice
 from hf_domino.training.on_policy import generate_on_policy
+from hf_domino.training.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 
 GREEDY = (0.0,)
+CURRICULUM_RESTARTS = (
+    "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
+    "Set lambda_base_decay_ratio to 0 to train the corrected loss from the first step."
+)
 
 
 @dataclass
@@ -45,11 +53,12 @@ class DrafterArguments:
 
 @dataclass
 class ModelArguments:
-    """Which target, and whether to go on with a drafter that exists."""
+    """Which target, and whether to go on with what exists."""
 
     target: str | None = field(default=None, metadata={"help": "Folder or Hub name of the target."})
     target_dtype: str = field(default="auto", metadata={"help": "dtype of the target: auto, float32, bfloat16."})
     drafter: str | None = field(default=None, metadata={"help": "A drafter to train further, instead of a new one."})
+    overwrite: bool = field(default=False, metadata={"help": "Start again where output_dir holds an earlier run."})
 
 
 @dataclass
@@ -58,7 +67,6 @@ class DataArguments:
 
     train_file: str | None = field(default=None, metadata={"help": "A .jsonl or text file."})
     eval_file: str | None = field(default=None, metadata={"help": "Like train_file, for evaluation."})
-    max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
     on_policy: bool = field(default=False, metadata={"help": "Let the target write the supervised part of every row."})
     on_policy_prompt_length: int = field(default=64, metadata={"help": "Tokens of plain text to use as a prompt."})
     on_policy_max_new_tokens: int = field(default=256, metadata={"help": "Longest text of the target, in tokens."})
@@ -87,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         options (`argparse.Namespace`): Parsed flags.
 
     Returns:
-        `int`: 0.
+        `int`: 0, or 143 where SIGTERM ended the training early.
 
     Raises:
         ValueError: If a field is unknown, missing or out of range, or a file holds what it should not.
@@ -99,24 +107,48 @@ def run(options: argparse.Namespace) -> int:
     for name in ("train_file", "eval_file"):  # before anything is loaded or generated
         path = getattr(data, name)
         if path is not None and not Path(path).is_file():
-            raise ValueError(f"{name} must be a .jsonl or text file, got {path!r}: there is none of that name.")
+            raise ValueError(f"{name} must be a .jsonl, .json or text file, got {path!r}: there is none of that name.")
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
+    set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     drafter = _build_drafter(names, shape, target, tokenizer)
-    train_rows = _load(data, args, "train", target, tokenizer)
-    eval_rows = _load(data, args, "eval", target, tokenizer) if data.eval_file else None
+    identify(target, tokenizer).record_in(drafter.config)
+    checkpoint, finished = prepare_folder(args, drafter.config, names.overwrite)
+    if finished:
+        notice(finished)
+        return 0
+    train_rows = _load(data, args, "train", target, tokenizer, names.overwrite)
+    eval_rows = _load(data, args, "eval", target, tokenizer, names.overwrite) if data.eval_file else None
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=train_rows, eval_dataset=eval_rows, processing_class=tokenizer
     )
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint or _last_checkpoint(args.output_dir))
+    if names.drafter and not checkpoint and drafter.has_correction_head and args.lambda_base_decay_ratio > 0:
+        notice(CURRICULUM_RESTARTS.format(names.drafter))
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.stopped_by_signal:
+        return TERMINATED
     trainer.save_model()
+    metrics = {} if eval_rows is None else trainer.evaluate()
     trainer.save_state()
-    if eval_rows is not None:
-        metrics = trainer.evaluate()
+    if trainer.is_world_process_zero():
+        trainer.create_model_card()
+        figures = [f"{name:32} {value:.4g}" for name, value in sorted(metrics.items())]
+        print(*figures, _next_steps(names.target, target, args), sep="\n")
+    if metrics:
         trainer.save_metrics("eval", metrics)
-        if trainer.is_world_process_zero():
-            print("\n".join(f"{name:32} {value:.4g}" for name, value in sorted(metrics.items())))
     return 0
+
+
+def _next_steps(name: str, target: PreTrainedModel, args: DominoTrainingArguments) -> str:
+    """What one does with a trained drafter, as commands."""
+    where = "" if args.device.type == "cpu" else f" --device {args.device.type}"
+    dtype = "" if target.dtype == torch.float32 else f" --dtype {str(target.dtype).removeprefix('torch.')}"
+    folder = shlex.quote(args.output_dir)
+    pair = f"--target {shlex.quote(name)} --drafter {folder}{where}{dtype}"
+    return (
+        f"The drafter is in {args.output_dir}. Whether it fits, and what it is worth:\n"
+        f"  hf-domino check {pair}\n  hf-domino bench {pair} --rows {folder}/rows.jsonl"
+    )
 
 
 def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
@@ -166,9 +198,12 @@ def _build_drafter(
     return DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
 
 
-def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any) -> RowDataset:
+def _load(
+    data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any, overwrite: bool
+) -> RowDataset:
     """Rows of a file, or of what the target writes in place of their supervised part; greedily for evaluation."""
-    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, data.max_length)
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, args.max_length, vocab_size)
     if not data.on_policy:
         return rows
     world = range(args.world_size)
@@ -183,11 +218,8 @@ def _load(data: DataArguments, args: DominoTrainingArguments, split: str, target
         seed=args.seed,
         shard=(args.process_index, len(world)),
         progress=args.process_index == 0,
+        overwrite=overwrite,
     )
     args.distributed_state.wait_for_everyone()
-    longest = data.max_length + data.on_policy_max_new_tokens
+    longest = args.max_length + data.on_policy_max_new_tokens
     return RowDataset([row for output in outputs for row in read_rows(output, max_length=longest)])
-
-
-def _last_checkpoint(output_dir: str) -> str | None:
-    return get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None

@@ -8,6 +8,7 @@ Shapes: B rows still generated, P proposals, N tokens committed in a round, V vo
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,16 +21,18 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.pacer import Pacer, pacer_for
+from hf_domino.decoding.pacing.pacer import Block, Pacer, fitting_length, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw, draft_law
 from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
+from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.verification import Judgement, judge, verify
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.stats import DecodingStats, PhaseTimer, record_stats
+from hf_domino.identity import recognise
+from hf_domino.stats import DecodingStats, PhaseTimer, hand_out, record_stats
 from hf_domino.target import TargetModel
 
 Judge = Callable[[TokenLaw, Prefixes, DraftProposal, torch.Tensor], Judgement]
@@ -69,8 +72,9 @@ def assisted_decoding(
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target = TargetModel(model, drafter.config)
-    law = TokenLaw(logits_processor, bool(generation_config.do_sample))
-    stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size)
+    law = TokenLaw(logits_processor, bool(generation_config.do_sample), KnownStops.among(stopping_criteria))
+    stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, batch_size, recognise(drafter.config, model))
+    hand_out(streamer, stats)
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
@@ -90,12 +94,7 @@ def assisted_decoding(
     generation.run(input_ids, generation_config)
     generation.finish_stats(time.perf_counter() - start)
     record_stats(drafter, stats)
-    cache = generation.runner.cache
-    is_seen_again = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", True)
-    if batch_size == 1 and is_seen_again:
-        keep_context(cache, drafter, generation.session.context(), has_gap)
-    generation.runner.release()
-    return generation.committed.result(cache, **step_outputs.results())
+    return generation.result(drafter, batch_size, generation_config.return_dict_in_generate, has_gap)
 
 
 @dataclass
@@ -123,8 +122,26 @@ class _Generation:
             while self.rows:
                 with self.timer.phase("rest"):  # what no phase inside it covers
                     self.run_round()
-        finally:
-            self.runner.end(len(input_ids))
+        except BaseException:
+            try:
+                self.runner.end(len(input_ids))
+            except Exception as error:  # not worth hiding what went wrong first
+                warnings.warn(f"The target's cache could not be brought back to the committed tokens: {error!r}.")
+            raise
+        self.runner.end(len(input_ids))
+
+    def result(
+        self, drafter: DominoDraftModel, batch_size: int, has_outputs: bool, has_gap: bool
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """What `generate` returns; the drafter's context goes with a cache that is seen again."""
+        cache = self.runner.cache
+        if batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True)):
+            keep_context(cache, drafter, self.session.context(), has_gap)
+        self.runner.release()
+        result = self.committed.result(cache, **self.step_outputs.results())
+        if has_outputs:
+            hand_out(result, self.stats)
+        return result
 
     def finish_stats(self, seconds: float) -> None:
         """Note what the whole call did, in that time."""
@@ -156,8 +173,9 @@ class _Generation:
     def run_round(self) -> None:
         """Draft, verify and commit one block per row."""
         start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
-        block = self.pacer.begin_round(len(self.rows))
-        proposal = self.session.propose(prefixes, block.choose_length(self._room()), block.goes_on)
+        room = self._room()
+        block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
+        proposal = self.session.propose(prefixes, block.choose_length(room), block.goes_on)
         with self.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposal.tokens)
             if self.law.may_keep_state:
@@ -171,8 +189,7 @@ class _Generation:
             self.session.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, proposal.tokens.shape[1] + 1, staying)
-        for row in self.rows:
-            self.stats.proposed[row].append(proposal.tokens.shape[1])
+        self.stats.count_round(self.rows, proposal.tokens.shape[1], block.pause, block.is_comparison)
         self.pacer.observe(block, [self.stats.rows[row][-1] for row in self.rows], time.perf_counter() - start)
         self._go_on_with(staying)
 
@@ -208,9 +225,14 @@ class _Generation:
         return [kept]
 
     def _room(self) -> int | None:
-        """Proposals for which the target still has positions; None for no limit."""
-        limit = self.session.target.position_limit
-        return None if limit is None else max(limit - self.runner.next_position() - 1, 0)
+        """Proposals that can be of use: the target has positions for them, no text ends before; None for no limit."""
+        most, rooms = self.session.drafter.config.num_draft_tokens, []
+        if (wanted := self.committed.room) is not None:
+            # One of a few lengths, as in rounds of fixed shape: a seed gives the same text in both.
+            rooms.append(fitting_length(min(wanted, most), most))
+        if (limit := self.session.target.position_limit) is not None:
+            rooms.append(max(limit - self.runner.next_position() - 1, 0))
+        return min(rooms, default=None)
 
     def _go_on_with(self, staying: list[int]) -> None:
         """Drop all rows but these, of those there are."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, StoppingCriteriaList
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.stopping import KNOWN_CRITERIA, KnownStops
 
 
 class CommittedSequences:
@@ -45,10 +45,8 @@ class CommittedSequences:
         self._pad = getattr(generation_config, "_pad_token_tensor", None)
         self._scores: list[list[torch.Tensor]] = [[] for _ in input_ids]
         self._logits: list[list[torch.Tensor]] = [[] for _ in input_ids]
-        fast = (EosTokenCriteria, MaxLengthCriteria)
-        self._criteria = StoppingCriteriaList(c for c in stopping_criteria if type(c) not in fast)
-        self._eos = [c.eos_token_id.flatten().tolist() for c in stopping_criteria if type(c) is EosTokenCriteria]
-        self._limits = [c.max_length for c in stopping_criteria if type(c) is MaxLengthCriteria]
+        self._known = KnownStops.among(stopping_criteria)
+        self._criteria = StoppingCriteriaList(c for c in stopping_criteria if type(c) not in KNOWN_CRITERIA)
         # As plain generation asks: without it, rows that stopped are not padded.
         self._pads_finished = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
 
@@ -58,8 +56,14 @@ class CommittedSequences:
         if self._pads_finished:
             return [row for row, stop in enumerate(self._stops) if stop is None]
         stops = [stop for stop in self._stops if stop is not None]
-        longest = max(stops) if len(stops) == len(self._stops) else min(self._limits, default=float("inf"))
+        limit = float("inf") if self._known.max_length is None else self._known.max_length
+        longest = max(stops) if len(stops) == len(self._stops) else limit
         return [row for row, length in enumerate(self._lengths) if length < longest]
+
+    @property
+    def room(self) -> int | None:
+        """Proposals after which the rows that still grow may need a token more; None for no limit."""
+        return self._known.room(min(self._lengths[row] for row in self.unfinished))
 
     @property
     def num_new_tokens(self) -> int:
@@ -127,7 +131,7 @@ class CommittedSequences:
         return len(values)
 
     def _stops_at(self, row: int, length: int, value: int) -> bool:
-        stop = any(value in ids for ids in self._eos) or any(length >= limit for limit in self._limits)
+        stop = self._known.stops_at(length, value)
         if self._criteria:
             so_far = self._scores[row][: length - self._prompt_length]
             given = tuple(scores[None] for scores in so_far) if self._wants("output_scores") else None

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from hf_domino.decoding.caches.alignment import PER_POSITION, Alignment, empty
 from hf_domino.decoding.caches.rewind import (
+    PLACEHOLDERS,
     StateSnapshot,
     activate_past_recording,
     crop_attention,
@@ -124,8 +125,13 @@ class TargetRunner:
 
     @property
     def sliding_windows(self) -> list[int | None]:
-        """Window of each layer of the cache; None where all positions are seen."""
-        return [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in self.cache.layers]
+        """Window of each of the target's layers; None where all positions are seen."""
+        layers = [layer for layer in self.cache.layers if not isinstance(layer, PLACEHOLDERS)]
+        windows = [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in layers]
+        kinds = getattr(self.target.text_config, "layer_types", None) or []
+        # The last layers may keep nothing: they use the keys of the last ones of their kind that do.
+        window_of = dict(zip(kinds, windows, strict=False))
+        return windows + [window_of.get(kind) for kind in kinds[len(windows) :]]
 
     def mask(self, length: int) -> torch.Tensor | None:
         """The last columns `[B, length]` of the two-dimensional attention mask, where there is one."""

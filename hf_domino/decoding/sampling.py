@@ -12,12 +12,13 @@ import copy
 from collections.abc import Callable
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, PrefixConstrainedLogitsProcessor
 
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.effects import Banned, Effect
 from hf_domino.decoding.processors.scores import Scores
 from hf_domino.decoding.processors.stock import PREFIX_FREE, STATELESS, effect_of, one_by_one
+from hf_domino.decoding.stopping import KnownStops
 
 
 class TokenLaw:
@@ -26,10 +27,11 @@ class TokenLaw:
     Args:
         processors (`LogitsProcessorList`): Processors and warpers, in order.
         do_sample (`bool`): Whether tokens are sampled or the most likely is taken.
+        stops ([`KnownStops`], *optional*): Where texts end: a caller's function is never asked what comes behind.
     """
 
-    def __init__(self, processors: LogitsProcessorList, do_sample: bool):
-        self.do_sample, self.processors = do_sample, processors
+    def __init__(self, processors: LogitsProcessorList, do_sample: bool, stops: KnownStops | None = None):
+        self.do_sample, self.processors, self.stops = do_sample, processors, stops or KnownStops()
         # In order: effects in place of the processors that have one.
         self._steps: list[Effect | LogitsProcessor] = [effect_of(processor) or processor for processor in processors]
 
@@ -93,13 +95,24 @@ class TokenLaw:
             `torch.Tensor`: Scores `[B, N, V]` in fp32.
         """
         seen = prefixes.along(continuation, logits.shape[1]) if self.needs_prefix else prefixes
-        return self.process(logits.flatten(0, 1), seen).view_as(logits)
+        is_open = self._open(prefixes, continuation, logits.shape[1])
+        return self.process(logits.flatten(0, 1), seen, is_open=is_open).view_as(logits)
+
+    def _open(self, prefixes: Prefixes, continuation: torch.Tensor, num_positions: int) -> list[bool] | None:
+        """Whether the text goes on before each position, if a function of the caller is asked; None for all."""
+        # Transformers' own processors know an answer for every prefix; a trie or a grammar may not.
+        if not any(type(processor) is PrefixConstrainedLogitsProcessor for processor in self.processors):
+            return None
+        first = continuation.shape[1] - num_positions + 1
+        most = self.stops.num_open(prefixes.lengths, continuation)
+        return [first + index <= count for count in most for index in range(num_positions)]
 
     def process(
         self,
         scores: torch.Tensor,
         prefixes: Prefixes,
         changeable: Callable[[torch.Tensor], Scores] = Scores,
+        is_open: list[bool] | None = None,
     ) -> torch.Tensor:
         """Process the scores of R positions.
 
@@ -107,6 +120,7 @@ class TokenLaw:
             scores (`torch.Tensor`): `[R, V]`, or `[R, M]` of candidates; not written to.
             prefixes ([`Prefixes`]): What each position sees.
             changeable (`Callable`, *optional*): Makes the copy that effects change; defaults to one of all tokens.
+            is_open (`list[bool]`, *optional*): At which of them processors without an effect are asked; None for all.
 
         Returns:
             `torch.Tensor`: The same in fp32.
@@ -120,7 +134,7 @@ class TokenLaw:
             else:
                 alone, changed = type(step) not in PREFIX_FREE, None
                 scores = scores.float()
-                scores = one_by_one(step, scores, prefixes) if alone else step(prefixes.ids, scores)
+                scores = one_by_one(step, scores, prefixes, is_open) if alone else step(prefixes.ids, scores)
         return scores.float()
 
     def choose(self, scores: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from hf_domino.compatibility import check_loading_info
+from hf_domino.compatibility import check_loading_info, refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
@@ -78,12 +78,23 @@ class DominoDraftModel(PreTrainedModel):
 
     @property
     def stats(self) -> DecodingStats:
-        """Statistics of the calling thread's last assisted `generate` with this drafter.
+        """Statistics of the calling thread's last assisted `generate` with this drafter, or else of any thread's.
+
+        A call that streams has its own as `streamer.stats`, one with `return_dict_in_generate` as `output.stats`.
 
         Raises:
-            RuntimeError: If the calling thread has not generated with it yet.
+            RuntimeError: If no thread has generated with it yet.
         """
         return last_stats(self)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to generate: a drafter has no law of its own.
+
+        Raises:
+            ValueError: Always, saying which call is meant.
+        """
+        remedy = "Call target.generate(..., assistant_model=drafter)."
+        raise refusal("the model that generates", "the target, which a drafter only assists", "a drafter", remedy)
 
     def view(self, **changes: Any) -> DominoDraftModel:
         """A second drafter over the same weights, with fields of the configuration changed; this one stays as it is.

@@ -22,6 +22,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_domino.drift.replay import Replay, ReplayedRow
+from hf_domino.stats import hand_out
 
 # Units in the last place of the largest logit. Measured in bf16: margins up to half of one behind twelve layers; deeper
 # targets round more.
@@ -214,7 +215,11 @@ def watched(decode: Callable[..., Any]) -> Callable[..., Any]:
                 report.add(call, replay.run(result.sequences, result.logits), bool(wanted.do_sample), model.dtype)
         if not wanted.return_dict_in_generate:
             return result.sequences
-        return result if wanted.output_logits else type(result)(**{k: v for k, v in result.items() if k != "logits"})
+        if wanted.output_logits:
+            return result
+        without = type(result)(**{k: v for k, v in result.items() if k != "logits"})
+        hand_out(without, result.stats)
+        return without
 
     return decode_and_compare
 

@@ -5,6 +5,7 @@ Two moments: `generate` picks its mode, a loop gets its inputs.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,9 @@ from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from hf_domino.compatibility import check_drafter, check_target, refusal
 
+# Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
+# tensors, which in a cache of fixed shape is not the text's.
+READS_CACHE_LENGTH = ("gpt_neo", "mpt")
 # RoPE whose frequencies change with the length of the input, for a block at another point than for single tokens.
 GROWING_ROPE_TYPES = ("dynamic", "longrope")
 
@@ -38,6 +42,7 @@ _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 GENERATION_RULES = (
     _Rule("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
     _Rule("use_cache", lambda on: on is not False, "True", _NEEDS_CACHE),
+    _Rule("dola_layers", _unset, "None", _NO_LAW),
     _Rule("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _NO_LAW),
     _Rule("assistant_ensemble_weight", _unset, "None", _NO_LAW),
     _Rule("prompt_lookup_num_tokens", _unset, "None", _ONE_SPEEDUP),
@@ -110,13 +115,19 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
         )
         raise refusal("synced_gpus", False, True, remedy)
     cache = model_kwargs.get("past_key_values")
-    if cache is None:
+    if cache is None or not _takes_cache(target):
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
         raise refusal("the target's cache", "a DynamicCache", None, remedy)
     is_prepared = not getattr(cache, "_is_user_defined", False)
     if (isinstance(cache, StaticCache) and not is_prepared) or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
         raise refusal("past_key_values", "a DynamicCache", type(cache).__name__, remedy)
+
+
+def _takes_cache(target: PreTrainedModel) -> bool:
+    """Whether the target's forward takes keys and values: `generate` prepares a cache also for some that do not."""
+    parameters = inspect.signature(type(target).forward).parameters
+    return "past_key_values" in parameters or "input_ids" not in parameters
 
 
 def check_rope(
@@ -258,8 +269,9 @@ def check_static(
         cache_part (`str`, *optional*): Name of a layer of the cache that has no fixed shape here.
 
     Raises:
-        ValueError: For a batch, recurrent layers, changing rotary frequencies, attention kernels that need the length,
-            a target on several devices, hidden states and attentions.
+        ValueError: For a batch, recurrent layers, attention that goes by the cache's length, changing rotary
+            frequencies, attention kernels that need the length, a target on several devices, hidden states and
+            attentions.
     """
     if config.cache_implementation != "static":
         return
@@ -270,6 +282,9 @@ def check_static(
     kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
     if batch_size > 1:
         raise refusal(f"the batch size {static}", 1, batch_size, f"{remedy[:-1]}, or generate one at a time.")
+    if text.model_type in READS_CACHE_LENGTH:
+        expected = f"none of {READS_CACHE_LENGTH}, whose attention goes by the length of the cache"
+        raise refusal(f"the target's model_type {static}", expected, text.model_type, remedy)
     if cache_part:
         raise refusal(f"the target's layers {static}", "attention layers", cache_part, remedy)
     if growing := [kind for kind in GROWING_ROPE_TYPES if kind in kinds]:

@@ -19,7 +19,9 @@ from transformers.utils import ModelOutput
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, draft_law
+from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import recognise
 from hf_domino.stats import DecodingStats, record_stats
 from hf_domino.target import TargetModel
 
@@ -43,15 +45,18 @@ class DominoCandidateGenerator(CandidateGenerator):
         generation_config: GenerationConfig,
         logits_processor: LogitsProcessorList,
     ):
-        target, law = TargetModel(model, drafter.config), TokenLaw(logits_processor, bool(generation_config.do_sample))
+        ends = getattr(generation_config, "_eos_token_tensor", None)
+        self._stops = KnownStops(
+            frozenset() if ends is None else frozenset(ends.flatten().tolist()), generation_config.max_length
+        )
+        law = TokenLaw(logits_processor, bool(generation_config.do_sample), self._stops)
+        target = TargetModel(model, drafter.config)
         self.model_kwargs_overrides = target.capture_kwargs()
         drafting = draft_law(law, drafter.config.draft_law)
         self._target, self._session = target, DraftSession(drafter, target, drafting)
-        self._max_length = generation_config.max_length
-        self._eos_token_ids = getattr(generation_config, "_eos_token_tensor", None)
         self._num_observed = self._num_proposed = 0
         self._start = time.perf_counter()
-        self._stats = DecodingStats(drafter.config.num_draft_tokens, rows=[[]], proposed=[[]])
+        self._stats = DecodingStats.of_rows(drafter.config.num_draft_tokens, 1, recognise(drafter.config, model))
         record_stats(drafter, self._stats)
 
     def get_candidates(
@@ -77,8 +82,10 @@ class DominoCandidateGenerator(CandidateGenerator):
         if is_first_iteration:
             return input_ids, None
         self._observe(input_ids, (model_kwargs or {}).get("attention_mask"), model_outputs)
-        proposal = self._session.propose(Prefixes.of(input_ids), self._max_length - input_ids.shape[1] - 1)
-        tokens = proposal.tokens[:, : self._until_end_of_text(proposal.tokens)]
+        length = input_ids.shape[1]
+        proposal = self._session.propose(Prefixes.of(input_ids), self._stops.room(length))
+        # Up to an end of text: as that loop's bonus token it costs no round, and nobody is asked what comes behind.
+        tokens = proposal.tokens[:, : self._stops.num_open([length], proposal.tokens)[0]]
         self._num_proposed = tokens.shape[1]
         if tokens.shape[1] == 0 or proposal.scores is None:
             return torch.cat((input_ids, tokens), dim=1), None
@@ -102,10 +109,3 @@ class DominoCandidateGenerator(CandidateGenerator):
             positions = (real.cumsum(dim=1) - 1).clamp_min(0)[:, :num_new]
             self._session.observe(captured, positions, real[:, :num_new])
         self._num_observed += num_new
-
-    def _until_end_of_text(self, tokens: torch.Tensor) -> int:
-        """How many proposals to keep: all, or those up to the first end-of-text token."""
-        if self._eos_token_ids is None:
-            return tokens.shape[1]
-        ends = torch.isin(tokens[0], self._eos_token_ids.to(tokens.device)).nonzero()
-        return tokens.shape[1] if ends.numel() == 0 else int(ends[0]) + 1

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModel, GenerationMixin, PreTrainedConfi
 from transformers.generation import GenerationMode
 from transformers.pipelines import base as pipelines_base
 
-from hf_domino.compatibility import check_target
+from hf_domino.compatibility import check_is_loaded, check_rows, check_target
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.loop import assisted_decoding
@@ -28,6 +28,7 @@ from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drift.shadow import watched
+from hf_domino.identity import recognise
 from hf_domino.integration.call_checks import (
     check_batch,
     check_generation,
@@ -68,10 +69,14 @@ def _original_of(function: Callable | None) -> Callable | None:
 def _wrap_validation(original: Callable) -> Callable:
     @_wrapper_of(original)
     def validate(self, generation_mode, generation_config, generation_mode_kwargs):
-        drafter = generation_mode_kwargs.get("assistant_model")
-        if isinstance(drafter, DominoDraftModel):
+        assistant = generation_mode_kwargs.get("assistant_model")
+        check_is_loaded(assistant)
+        drafter = _drafter_of(assistant)
+        if drafter is not None:
+            generation_mode_kwargs["assistant_model"] = drafter
             is_native = _runs_native_loop(self)
             check_generation(self, drafter, generation_config, generation_mode, is_native)
+            recognise(drafter.config, self, generation_mode_kwargs.get("tokenizer"))
             # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
             generation_mode_kwargs.pop("assistant_tokenizer", None)
             if not is_native:
@@ -95,6 +100,7 @@ def _wrap_decoding(original: Callable) -> Callable:
         check_static(self, len(input_ids), kwargs, kwargs["generation_config"], unfixable_layer)
         stateful = stateful_processors(kwargs["logits_processor"])
         check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs["past_key_values"]))
+        check_rows(self, drafter.config.num_draft_tokens, len(input_ids), kwargs)
         unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
         kept = {name: value for name, value in kwargs.items() if name not in unused}
         return watched(assisted_decoding)(self, input_ids, *args, drafter=drafter, **kept)
@@ -124,6 +130,13 @@ def _wrap_pipeline_loading(original: Callable) -> Callable:
     return load_assistant_model
 
 
+def _drafter_of(assistant: Any) -> DominoDraftModel | None:
+    """The drafter that an assistant is, or that PEFT has put adapters into; None if it is not ours."""
+    if not isinstance(assistant, PreTrainedModel) and hasattr(assistant, "peft_config"):
+        assistant = assistant.get_base_model()
+    return assistant if isinstance(assistant, DominoDraftModel) else None
+
+
 def _runs_native_loop(target: PreTrainedModel) -> bool:
     """Whether Transformers' own assisted loop will decode: the target is attached and nothing is installed."""
     return not hasattr(type(target)._assisted_decoding, _MARK)
@@ -148,10 +161,10 @@ def _pipeline_drafter(target: PreTrainedModel, assistant: Any) -> DominoDraftMod
         if config.get("model_type") != DominoConfig.model_type:
             return None
         assistant = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype).to(target.device)
-    if not isinstance(assistant, DominoDraftModel):
-        return None
-    check_target(assistant.config, target)
-    return assistant
+    drafter = _drafter_of(assistant)
+    if drafter is not None:
+        check_target(drafter.config, target)
+    return drafter
 
 
 _PATCHES: tuple[tuple[Any, str, Callable[[Callable], Callable]], ...] = (
@@ -212,8 +225,9 @@ def attach(target: PreTrainedModel) -> None:
     """Let one target take a [`DominoDraftModel`] as `assistant_model`, without patching any class.
 
     Drafts then run in Transformers' own assisted loop: exact as ours, but it refuses stop strings and filled caches,
-    and asks custom stopping criteria at the end of a round only. While [`install`] is in force our own loop is used
-    instead. Copies stay attached; one that was pickled must be attached again. [`detach`] undoes it.
+    and asks custom stopping criteria at the end of a round only; statistics are in `drafter.stats` alone. While
+    [`install`] is in force our own loop is used instead. Copies stay attached; one that was pickled must be attached
+    again. [`detach`] undoes it.
 
     Args:
         target (`PreTrainedModel`): A causal language model; two private methods are set on this instance.

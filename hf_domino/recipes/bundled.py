@@ -8,6 +8,7 @@ others.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -22,14 +23,16 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import TargetIdentity, check_same, identify
 from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
 from hf_domino.recipes.cards import write_cards
 from hf_domino.recipes.corpus import REQUIREMENTS, Module, collect_modules
 from hf_domino.recipes.pretrain import TargetRecipe, stage_folder
 from hf_domino.recipes.prompts import held_out_prompts, training_prompts, write_prompts
 from hf_domino.recipes.tokenizer import train_tokenizer
-from hf_domino.training.on_policy import generate_on_policy
+from hf_domino.training.on_policy import generate_on_policy, settings_file
 
 MAX_SHARD_SIZE = "12MB"
 TOKENIZER_MODULES = 2500
@@ -79,9 +82,31 @@ def make_pair(options: argparse.Namespace) -> int:
     ]
     for number, (name, result, make) in enumerate(stages, start=1):
         print(f"[{number}/{len(stages)}] {name}{' (already made)' if result.exists() else ''}", flush=True)
-        if not result.exists():
+        if result.exists():
+            check_belongs(result, options.output)
+        else:
             make()
     return 0
+
+
+def check_belongs(result: Path, output: Path) -> None:
+    """Refuse to go on from a text or a drafter that was made with another target than the one in `output`.
+
+    Args:
+        result (`Path`): What a stage left: a text with its settings, or a drafter's weights beside its configuration.
+        output (`Path`): Folder of the pair.
+
+    Raises:
+        ValueError: If it names another target; naming what to delete.
+    """
+    recorded = None
+    if (settings := settings_file(result)).exists():
+        recorded = TargetIdentity.from_dict(json.loads(settings.read_text(encoding="utf-8")).get("target"))
+    elif result.name == "model.safetensors":
+        recorded = TargetIdentity.recorded_in(DominoConfig.from_pretrained(result.parent))
+    if recorded is not None:
+        stale = result.parent if result.name == "model.safetensors" else result
+        check_same(recorded, identify(_load_target(output)), str(stale), f"Delete {stale} and call the command again.")
 
 
 def prepare_corpus(work: Path, packages: Path | None, recipe: TargetRecipe) -> None:
@@ -154,7 +179,9 @@ def write_on_policy(work: Path, output: Path, processes: int) -> None:
     held_out = np.load(work / "held_out.npy")
     prompts = training_prompts(held_out, NUM_EVALUATION_ROWS, recipe.prompt_lengths, _end_of_text(target), recipe.seed)
     generate_on_policy(target, prompts, work / "evaluation.jsonl", recipe.max_new_tokens, temperatures=(0.0,))
-    (work / "on_policy.jsonl").write_text("".join(path.read_text() for path in parts))
+    result = work / "on_policy.jsonl"
+    settings_file(result).write_text(json.dumps({"target": identify(target).to_dict()}), encoding="utf-8")
+    result.write_text("".join(path.read_text() for path in parts))
 
 
 def _write_shard(job: tuple[Path, Path, int, int]) -> Path:
@@ -205,5 +232,5 @@ def export_drafters(work: Path, output: Path) -> None:
     for projector_type, folder in folders.items():
         drafter = DominoDraftModel.from_pretrained(work / projector_type, dtype=torch.bfloat16)
         drafter.save_pretrained(folder)
-    write_cards(output / BUNDLED)
+    write_cards(output / BUNDLED, work)
     (work / "cards.done").touch()

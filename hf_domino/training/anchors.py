@@ -9,6 +9,7 @@ Shapes: B batch, S sequence length, N blocks per row, K block size.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -60,6 +61,24 @@ def sample_anchors(loss_mask: torch.Tensor, num_anchors: int, generator: torch.G
         rows.append(positions[chosen].sort().values)
     anchors = pad_sequence(rows, batch_first=True, padding_value=UNUSED)
     return anchors if anchors.shape[1] else anchors.new_full((len(rows), 1), UNUSED)
+
+
+def sample_anchors_by_content(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: int) -> torch.Tensor:
+    """Draw anchors that depend on nothing but a row's own tokens: not on its batch, its place or its process.
+
+    Args:
+        batch (`Mapping[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask`, `[B, S]`.
+        num_anchors (`int`): Most anchors of a row.
+        seeds (`int`): Seeds beside the tokens.
+
+    Returns:
+        `torch.Tensor`: `[B, N]` int64 as from [`sample_anchors`], on the batch's device.
+    """
+    rows = []
+    for ids, loss_mask, seen in zip(batch["input_ids"], batch["loss_mask"], batch["attention_mask"], strict=True):
+        generator = seeded_generator(*seeds, *ids[seen.bool()].tolist())
+        rows.append(sample_anchors(loss_mask[None], num_anchors, generator)[0])
+    return pad_sequence(rows, batch_first=True, padding_value=UNUSED).to(batch["input_ids"].device)
 
 
 def block_positions(anchors: torch.Tensor, block_size: int) -> torch.Tensor:

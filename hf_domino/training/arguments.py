@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
+
+from hf_domino.compatibility import refusal
 
 # Positions after which a loss weight has fallen to 1/e, by block size (arXiv 2605.29707, 2602.06036).
 LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
@@ -30,6 +33,7 @@ class DominoTrainingArguments(TrainingArguments):
     """Training arguments of a drafter; the defaults follow the published recipe (arXiv 2605.29707).
 
     Args:
+        max_length (`int`, *optional*, defaults to 2048): Longest row in tokens; longer ones are cut.
         num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
         loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
             blocks of 16, 5 for 10, 4 for 8.
@@ -47,6 +51,7 @@ class DominoTrainingArguments(TrainingArguments):
         ValueError: If a field is out of range.
     """
 
+    max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
     num_anchors: int = field(default=256, metadata={"help": "Most blocks trained per sequence and step."})
     loss_decay: float | None = field(default=None, metadata={"help": "Positions after which a weight falls to 1/e."})
     lambda_base_decay_ratio: float = field(
@@ -65,13 +70,20 @@ class DominoTrainingArguments(TrainingArguments):
     dataloader_pin_memory: bool = field(
         default_factory=torch.accelerator.is_available, metadata={"help": "Pin batches; on where there is a GPU."}
     )
+    # A loss that is not finite ends training: nothing is to be filtered, and each filtered step waits for the device.
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "No effect: such a loss is an error."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Drafter batches carry columns of their own."})
     # The correction head runs outside the wrapped forward: a search for unused parameters would miss it.
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Must stay False."})
 
     def __post_init__(self):
+        # Without an accelerator training runs on the CPU in any case; said here, bf16 works there too.
+        if not torch.accelerator.is_available():
+            self.use_cpu = True
         super().__post_init__()
+        self._check_reports()
         for name, low, high in (
+            ("max_length", 2, None),
             ("num_anchors", 1, None),
             ("lambda_base_decay_ratio", 0, 1),
             ("max_logits_per_chunk", 1, None),
@@ -83,3 +95,11 @@ class DominoTrainingArguments(TrainingArguments):
                 raise ValueError(f"{name} must be {allowed}, got {value}.")
         if self.loss_decay is not None and self.loss_decay <= 0:
             raise ValueError(f"loss_decay must be above 0, or None for the published value, got {self.loss_decay}.")
+
+    def _check_reports(self) -> None:
+        """Refuse backends that are not installed: the trainer would, but after everything is loaded and generated."""
+        # flyte is not among what Transformers looks for.
+        usable = {*get_available_reporting_integrations(), "flyte"}
+        if missing := [name for name in self.report_to if name not in usable]:
+            expected = f"among what is installed ({', '.join(sorted(usable - {'flyte'})) or 'nothing'}) or 'none'"
+            raise refusal("report_to", expected, missing[0], f"Install it (pip install {missing[0]}), or set 'none'.")

@@ -2,7 +2,8 @@
 
 A chat template with a generation block says itself which tokens are the assistant's. For any other, the conversation
 is rendered turn by turn, and what an assistant turn adds to its generation prompt is the assistant's. Turns that the
-template renders differently once others follow (dropped reasoning) carry no loss.
+template renders differently once others follow (dropped reasoning) carry no loss, nor does one that opens the
+conversation: the target writes none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def encode_chat(
         `tuple[list[int], list[int]]`: Token ids, and 1 for the assistant's or 0.
 
     Raises:
-        ValueError: If the tokenizer has no chat template, or the assistant's tokens cannot be told.
+        ValueError: If the tokenizer has no chat template, the template refuses the conversation, or the assistant's
+            tokens cannot be told.
     """
     template = tokenizer.chat_template
     if template is None:
@@ -37,21 +39,21 @@ def encode_chat(
             "set tokenizer.chat_template, or use `prompt` and `completion`."
         )
     if isinstance(template, str) and GENERATION_BLOCK.search(template):
-        encoded = tokenizer.apply_chat_template(
-            list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        encoded = _render(
+            list(messages), tokenizer, place, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
         return list(encoded["input_ids"]), list(encoded["assistant_masks"])
     return _encode_by_turns(list(messages), tokenizer, place)
 
 
 def _encode_by_turns(messages: list[dict[str, Any]], tokenizer: Any, place: str) -> tuple[list[int], list[int]]:
-    whole = tokenizer.apply_chat_template(messages, tokenize=False)
+    whole = _render(messages, tokenizer, place, tokenize=False)
     spans = []
     for index, message in enumerate(messages):
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or index == 0:
             continue
-        before = tokenizer.apply_chat_template(messages[:index], tokenize=False, add_generation_prompt=True)
-        after = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False)
+        before = _render(messages[:index], tokenizer, place, tokenize=False, add_generation_prompt=True)
+        after = _render(messages[: index + 1], tokenizer, place, tokenize=False)
         # Some templates drop the reasoning of earlier turns; such a turn is context, not what the target would write.
         if whole.startswith(after) and after.startswith(before):
             spans.append((len(before), len(after)))
@@ -62,6 +64,13 @@ def _encode_by_turns(messages: list[dict[str, Any]], tokenizer: Any, place: str)
         )
     encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
     return encoded["input_ids"], [_inside(first, last, spans) for first, last in encoded["offset_mapping"]]
+
+
+def _render(messages: list[dict[str, Any]], tokenizer: Any, place: str, **kwargs: Any) -> Any:
+    try:
+        return tokenizer.apply_chat_template(messages, **kwargs)
+    except Exception as error:  # a template is a program of its own, and may raise anything
+        raise ValueError(f"{place}: field `messages`: the chat template refuses it: {error}") from error
 
 
 def _inside(start: int, end: int, spans: list[tuple[int, int]]) -> int:

@@ -17,8 +17,12 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from hf_domino.compatibility import refusal
+from hf_domino.identity import TargetIdentity, check_same, identify
+
 # Truncation that a target's generation configuration may ask for, switched off.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+START_AGAIN = "Delete the file or pass overwrite=True (--overwrite true) to start it again, or choose another folder."
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ def generate_on_policy(
     bf16: bool = False,
     shard: tuple[int, int] = (0, 1),
     progress: bool = True,
+    overwrite: bool = False,
 ) -> Path:
     """Let the target continue prompts, and write what it says as token ids.
 
@@ -61,19 +66,22 @@ def generate_on_policy(
         shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes that share
             the prompts, each with an `output` of its own; together they write what one process would.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
+        overwrite (`bool`, *optional*, defaults to `False`): Start again where `output` was begun with another target or
+            other settings.
 
     Returns:
         `Path`: `output`.
 
     Raises:
-        ValueError: If there are no prompts, one is empty, or `output` was begun with other settings.
+        ValueError: If there are no prompts, one is empty, or `output` was begun with another target or other settings.
     """
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise ValueError(f"prompts must be non-empty lists of token ids, got {len(prompts)} with one empty or none.")
     output = Path(output)
     settings = {"max_new_tokens": max_new_tokens, "temperatures": list(temperatures), "batch_size": batch_size}
     digest = hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode()).hexdigest()[:16]
-    _check_settings(output, settings | {"seed": seed, "bf16": bf16, "shard": list(shard), "digest of prompts": digest})
+    settings |= {"seed": seed, "bf16": bf16, "shard": list(shard), "digest of prompts": digest}
+    _begin(output, settings | {"target": identify(target).to_dict()}, overwrite)
     batches = list(_plan(prompts, temperatures, batch_size))[shard[0] :: shard[1]]
     done = _keep_whole_batches(output, [len(batch.prompts) for batch in batches])
     autocast = torch.autocast(target.device.type, torch.bfloat16) if bf16 else nullcontext()
@@ -92,19 +100,33 @@ def _plan(prompts: Sequence[Sequence[int]], temperatures: Sequence[float], batch
         yield _PromptBatch(index, ordered[start : start + batch_size], temperatures[index % len(temperatures)])
 
 
-def _check_settings(output: Path, settings: dict[str, Any]) -> None:
-    """Refuse to continue a file that was begun differently."""
-    path = output.with_name(output.name + ".settings.json")
+def settings_file(output: Path) -> Path:
+    """Where the settings of a text are kept, the target among them."""
+    return output.with_name(output.name + ".settings.json")
+
+
+def _begin(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
+    """Note the settings of a new file; refuse to continue one that was begun differently, or start it again."""
+    path = settings_file(output)
     if path.exists() and output.exists():
-        found = json.loads(path.read_text())
-        for name, value in settings.items():
-            if found.get(name) != value:
-                raise ValueError(
-                    f"{name} must be {found.get(name)!r}, with which {output} was begun, got {value!r}: "
-                    "delete the file to start again."
-                )
+        try:
+            _check_settings(output, json.loads(path.read_text(encoding="utf-8")), settings)
+            return
+        except ValueError:
+            if not overwrite:
+                raise
+            output.unlink()
     output.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(settings))
+    path.write_text(json.dumps(settings), encoding="utf-8")
+
+
+def _check_settings(output: Path, found: dict[str, Any], settings: dict[str, Any]) -> None:
+    recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, settings))
+    assert target is not None
+    check_same(recorded, target, str(output), START_AGAIN)
+    for name, value in settings.items():
+        if name != "target" and found.get(name) != value:
+            raise refusal(name, f"{found.get(name)!r}, with which {output} was begun", value, START_AGAIN)
 
 
 def _keep_whole_batches(output: Path, sizes: Sequence[int]) -> int:

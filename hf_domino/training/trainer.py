@@ -8,36 +8,47 @@ gradient accumulation equals a large batch (arXiv 2605.29707).
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel
 
-from hf_domino.compatibility import check_target
+from hf_domino.compatibility import check_target, refusal
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.identity import identify
 from hf_domino.target import TargetModel
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
-from hf_domino.training.anchors import block_labels, sample_anchors, seeded_generator
+from hf_domino.training.anchors import block_labels, sample_anchors, sample_anchors_by_content, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
-from hf_domino.training.data import collate_rows
+from hf_domino.training.card import drafter_card, training_facts, training_section
+from hf_domino.training.checkpoints import CheckpointingTrainer, last_checkpoint
+from hf_domino.training.data import collate_rows, encode_dataset
 from hf_domino.training.forward import draft_blocks, read_target
 from hf_domino.training.losses import DraftLosses, draft_losses, lambda_base_at
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
+from hf_domino.training.resuming import check_resumable, save_run
 
 Batch = dict[str, torch.Tensor]
+NOT_FINITE = (
+    "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
+    "if it is the first step, run the target in a wider dtype."
+)
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 
 
-class DominoTrainer(Trainer):
+class DominoTrainer(CheckpointingTrainer):
     """Trains a drafter (Domino or DFlash) for a target.
 
-    Logs `base_loss`, `corrected_loss`, `lambda_base` and the teacher-forced `acceptance_length` beside the trainer's
-    own fields. Evaluation adds `walked_acceptance_length`: tokens per target forward in real rounds over the
-    evaluation text, which is what generation measures when that text is the target's own greedy continuation.
+    Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `num_input_tokens_seen`
+    and `hours` beside the trainer's own fields. Evaluation adds `walked_acceptance_length`: tokens per target forward
+    in real rounds over the evaluation text, which is what generation measures when that text is the target's own greedy
+    continuation.
 
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
@@ -45,10 +56,37 @@ class DominoTrainer(Trainer):
             training device; it is never saved.
         args (`DominoTrainingArguments`): Training arguments.
         data_collator (*optional*): Defaults to [`~training.data.collate_rows`] with the drafter's pad token.
-        kwargs: As for [`~transformers.Trainer`]; datasets are [`~training.data.RowDataset`]s or lists of such rows.
+        train_dataset, eval_dataset (*optional*): [`~training.data.RowDataset`]s, or records with `messages`, `prompt`
+            and `completion`, `text` or `input_ids` as in [`~training.load_rows`], which are tokenized here. With a
+            `data_collator` of your own they are left as they are.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text.
+        kwargs: As for [`~transformers.Trainer`].
 
     Raises:
-        ValueError: If the drafter does not fit the target, or several GPUs are driven by one process.
+        ValueError: If the drafter does not fit the target, a record is not as described, or several GPUs are driven by
+            one process.
+
+    Example:
+    ```python
+    >>> from tempfile import TemporaryDirectory
+    >>> from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
+    >>> from hf_domino import DominoConfig, DominoDraftModel
+    >>> from hf_domino.training import DominoTrainer, DominoTrainingArguments
+    >>> set_seed(0)
+    >>> target = Qwen3ForCausalLM(Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16,
+    ... ))
+    >>> drafter = DominoDraftModel(DominoConfig.for_target(target.config, block_size=4))
+    >>> rows = [{"input_ids": [1, 2, 3, 4, 5, 6, 7, 8], "prompt_length": 2}]
+    >>> with TemporaryDirectory() as folder:
+    ...     args = DominoTrainingArguments(folder, max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
+    ...     trainer = DominoTrainer(drafter, target, args, train_dataset=rows)
+    ...     trainer.train().global_step
+    {'train_runtime': ...}
+    1
+
+    ```
     """
 
     args: DominoTrainingArguments
@@ -60,6 +98,9 @@ class DominoTrainer(Trainer):
         target: PreTrainedModel,
         args: DominoTrainingArguments,
         data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
         **kwargs: Any,
     ):
         check_target(model.config, target)
@@ -67,14 +108,37 @@ class DominoTrainer(Trainer):
             raise ValueError(
                 f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU."
             )
-        collate = data_collator or partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
-        super().__init__(model=model.float(), args=args, data_collator=collate, **kwargs)
+        if data_collator is None:
+            shape = (processing_class, args.max_length, model.config.vocab_size)
+            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset")
+            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset")
+            data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
+        super().__init__(
+            model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
+            eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
+        )  # fmt: skip
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
         self.model_accepts_loss_kwargs = True
         self.drafter = model
         self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
         self.loss_decay = args.loss_decay or default_loss_decay(model.config.block_size)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
+        self._clock = time.monotonic()
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as [`~transformers.Trainer.train`] does; hours are counted from here, and the drafter names its target.
+
+        Raises:
+            ValueError: If the checkpoint is of another target, shape or optimizer.
+        """
+        identify(self.target.model, self.processing_class).record_in(self.drafter.config)
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint = last_checkpoint(str(self.args.output_dir)) or True
+        if isinstance(checkpoint, str):
+            check_resumable(checkpoint, self.drafter.config, self.args, self.train_dataset)
+        self._clock = time.monotonic()
+        return super().train(checkpoint, *args, **kwargs)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer: Muon beside AdamW if `muon_learning_rate` is set, else what the arguments say."""
@@ -94,10 +158,13 @@ class DominoTrainer(Trainer):
         """
         batches = list(itertools.islice(epoch_iterator, num_batches))
         generator = seeded_generator(self.args.seed, self.state.global_step, self.args.process_index)
-        total = torch.zeros((), device=device)
+        sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:
-            total += self._draw_anchors(batch, generator).to(device)
-        return batches, self.accelerator.reduce(total, "sum")
+            weights = self._draw_anchors(batch, generator)
+            sums += torch.stack((weights, batch["attention_mask"].sum().to(weights.dtype))).to(device)
+        total, num_tokens = self.accelerator.reduce(sums, "sum")
+        self.state.num_input_tokens_seen += int(num_tokens)
+        return batches, total
 
     def compute_loss(
         self,
@@ -106,20 +173,28 @@ class DominoTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """This process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
+        """This process's share of the loss of one micro-batch, scaled for the averaging of gradients.
+
+        Raises:
+            ValueError: If it is not finite; the error names the step.
+        """
         assert num_items_in_batch is not None  # `get_batch_samples` counts
         losses, is_correct, weights = self._draft(model, inputs)
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(losses, is_correct, weights, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        return losses.combine(self._lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
+        loss = losses.combine(self._lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
+        if not torch.isfinite(loss):
+            raise refusal(f"the loss of step {self.state.global_step + 1}", "finite", loss.item(), NOT_FINITE)
+        return loss
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, None, None]:
         """Score one evaluation batch; sums go to the evaluation's meter."""
         inputs = self._prepare_inputs(inputs)
-        self._draw_anchors(inputs, self._evaluation_generator)
+        inputs["loss_mask"][self._num_own_rows(len(inputs["loss_mask"])) :] = 0
+        inputs["anchors"] = sample_anchors_by_content(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
         with torch.no_grad():
             losses, is_correct, weights = self._draft(model, inputs)
         self._evaluation_meter.add(losses, is_correct, weights)
@@ -127,7 +202,6 @@ class DominoTrainer(Trainer):
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
-        self._evaluation_generator = seeded_generator(self.args.seed, self.args.process_index, EVALUATION_STREAM)
         self._evaluation_meter = TrainingMeter(self.drafter.config.label_offset, self.args.device)
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         prefix = kwargs.get("metric_key_prefix", "eval")
@@ -138,14 +212,42 @@ class DominoTrainer(Trainer):
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
+    def _num_own_rows(self, batch_size: int) -> int:
+        """Rows of an evaluation batch that count: with several processes, the last batches repeat the first rows."""
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or state.remainder <= 0:
+            return batch_size
+        return min(max(state.remainder - self.args.process_index * batch_size, 0), batch_size)
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the drafter's figures, averaged since the last log, to training logs."""
+        """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""
         if "loss" in logs:
+            logs |= {"num_input_tokens_seen": self.state.num_input_tokens_seen, "hours": self._hours()}
             logs |= self.meter.means(self.accelerator)
             if self.drafter.has_correction_head:
                 logs["lambda_base"] = self._lambda_base(self.state.global_step - 1)  # of the last step
             self.meter.reset()
         super().log(logs, *args, **kwargs)
+
+    def _hours(self) -> float:
+        """Wall-clock hours of training, those before a resumed checkpoint included."""
+        before = next((entry["hours"] for entry in reversed(self.state.log_history) if "hours" in entry), 0.0)
+        since, self._clock = self._clock, time.monotonic()
+        return before + (self._clock - since) / 3600
+
+    def create_model_card(self, model_name: str | None = None, **metadata: Any) -> None:
+        """Write the drafter's card to `output_dir`, from what was recorded while it was trained.
+
+        Args:
+            model_name (`str`, *optional*): Defaults to the name of `output_dir`.
+            metadata: Fields for the head of the card, such as `license`.
+        """
+        name = model_name or Path(self.args.output_dir).resolve().name
+        datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
+        facts = training_facts(self.args, self.drafter.config, self.loss_decay, datasets)
+        section = training_section(self.state, facts)
+        card = drafter_card(name, self.target.model.name_or_path, self.drafter.config, section, metadata)
+        Path(self.args.output_dir, "README.md").write_text(card, encoding="utf-8")
 
     def _lambda_base(self, step: int) -> float:
         return lambda_base_at(step, self.state.max_steps, self.args.lambda_base_decay_ratio)
@@ -176,9 +278,11 @@ class DominoTrainer(Trainer):
             losses = draft_losses(self.drafter, self.target, scored, self.args.max_logits_per_chunk)
         return losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights
 
-    def _save(self, *args: Any, **kwargs: Any) -> None:
+    def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it; a drafter has no such choice
-        super()._save(*args, **kwargs)
+        super()._save(output_dir, *args, **kwargs)
+        if self.args.should_save:
+            save_run(output_dir or str(self.args.output_dir), self.args, self.train_dataset)
 
     def _walk(self, dataset: Any) -> dict[str, float]:
         rows = [dataset[index] for index in range(min(self.args.walk_rows, len(dataset)))]

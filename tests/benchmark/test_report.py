@@ -53,6 +53,22 @@ def test_rates_are_means_over_rounds_of_all_prompts():
     assert summarize(uneven, "domino", "greedy").acceptance_rate_at == pytest.approx([2 / 3, 1 / 3])
 
 
+def test_single_steps_are_told_from_drafted_rounds():
+    told = {"num_drafted": 2, "acceptance_length": 3.0, "tokens_per_forward": 2.0, "acceptance_rate_at": [1.0, 1.0]}
+    rows = [
+        measured.row("plain", 0, [1]),
+        measured.row("domino", 0, [1], [3, 3, 1, 1]) | told,
+        measured.row("domino", 1, [1], [6]),  # as published before they were told apart
+    ]
+    summary = summarize(rows, "domino", "greedy")
+    assert summary.acceptance_length == pytest.approx((2 * 3 + 6) / 3)
+    assert summary.tokens_per_forward == pytest.approx((4 * 2 + 6) / 5)
+    assert summary.acceptance_rate_at == pytest.approx([1, 1, 1 / 3, 1 / 3, 1 / 3])
+    assert "| 4.00 (2.80) |" in results_table(rows)
+    assert "in brackets, tokens per forward" in results_table(rows)
+    assert "in brackets" not in results_table(measured.rows())
+
+
 def test_missing_rows_are_named():
     with pytest.raises(ValueError, match="method='dflash'"):
         summarize(ROWS, "dflash", "greedy")

@@ -63,6 +63,9 @@ def test_greedy_outputs_are_equal_and_rounds_are_counted(rows_file):
             assert (row["num_rounds"], row["acceptance_length"], row["acceptance_rate_at"]) == (0, None, None)
         else:
             assert row["acceptance_length"] == pytest.approx(1 + sum(row["acceptance_rate_at"] or [0]))
+            num_steps = row["num_rounds"] - row["num_drafted"]
+            tokens = row["num_drafted"] * row["acceptance_length"] + num_steps
+            assert row["tokens_per_forward"] * row["num_rounds"] == pytest.approx(tokens)
         if row["method"] == "assistant" and row["mode"] == "greedy":
             assert row["acceptance_length"] > 1.5  # it is the target itself
 

@@ -3,49 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from hf_domino import DominoDraftModel
-from hf_domino.cli.main import build_parser, main
+from hf_domino.cli.main import build_parser
 from hf_domino.cli.train import parse_options
-
-
-@pytest.fixture
-def recipe(saved_pair, tmp_path):
-    """Fields of a tiny training, with files that exist."""
-    lines = [{"prompt": f"t{4 + i} t5 t6", "completion": "t7 t8 t9 t10 t11 t12 t13 t14"} for i in range(8)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return {
-        "target": str(saved_pair[0]),
-        "output_dir": str(tmp_path / "run"),
-        "train_file": str(tmp_path / "train.jsonl"),
-        "eval_file": str(tmp_path / "train.jsonl"),
-        "num_hidden_layers": 1,
-        "block_size": 4,
-        "shift_label": False,
-        "max_steps": 4,
-        "save_steps": 2,
-        "num_anchors": 4,
-        "learning_rate": "1e-3",
-        "lr_scheduler_kwargs": {"num_cycles": 0.5},
-        "use_cpu": True,
-        "report_to": "none",
-    }
-
-
-@pytest.fixture
-def train(tmp_path):
-    """A function that writes the fields to a YAML file and runs the command with it and further flags."""
-
-    def run(fields, *flags) -> int:
-        path = tmp_path / "recipe.yaml"
-        path.write_text(yaml.safe_dump(fields))
-        return main(["train", str(path), *flags])
-
-    return run
 
 
 def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, tmp_path, capsys):
@@ -53,8 +21,26 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
     assert (drafter.config.num_hidden_layers, drafter.config.block_size, drafter.config.shift_label) == (1, 4, False)
     assert (tmp_path / "run" / "tokenizer.json").exists()
-    assert "eval_walked_acceptance_length" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "eval_walked_acceptance_length" in said
+    pair = f"--target {recipe['target']} --drafter {tmp_path / 'run'}"
+    commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
+    assert commands == [f"  hf-domino check {pair}", f"  hf-domino bench {pair} --rows {tmp_path / 'run'}/rows.jsonl"]
+    for command in commands:  # they are what the parser takes
+        build_parser(shlex.split(command)[1:]).parse_args(shlex.split(command)[1:])
+    assert "| steps | 4 |" in (tmp_path / "run" / "README.md").read_text()
     assert "use_cache" not in json.loads((tmp_path / "run" / "config.json").read_text())
+
+
+def test_the_seed_decides_the_weights_of_a_new_drafter(recipe, train, tmp_path):
+    weights = []
+    for index, seed in enumerate((0, 0, 1)):
+        folder = tmp_path / f"run{index}"
+        torch.manual_seed(100 + index)  # whatever ran before in this process
+        assert train(recipe | {"output_dir": str(folder), "eval_file": None, "seed": seed, "max_steps": 1}) == 0
+        weights.append(DominoDraftModel.from_pretrained(folder).fc.weight)
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.allclose(weights[0], weights[2], atol=0.01)
 
 
 def test_flags_win_and_training_resumes(recipe, train, tmp_path):
@@ -65,7 +51,7 @@ def test_flags_win_and_training_resumes(recipe, train, tmp_path):
     assert not (tmp_path / "run" / "checkpoint-6").exists()
 
 
-def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path):
+def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path, caplog):
     for field in ("num_hidden_layers", "block_size", "shift_label"):
         recipe.pop(field)
     recipe |= {"drafter": str(saved_pair[1]), "on_policy": True, "on_policy_max_new_tokens": 12, "bf16": True}
@@ -73,6 +59,10 @@ def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path
     for split, temperature in (("train", 0.7), ("eval", 0.0)):  # what is evaluated on is written greedily
         lines = (tmp_path / "run" / f"on_policy_{split}-1-of-1.jsonl").read_text().splitlines()
         assert [json.loads(line)["temperature"] for line in lines] == [temperature] * 8
+    assert "lambda_base starts at 1 again" in caplog.text
+    caplog.clear()
+    assert train(recipe, "--on_policy_temperatures=0.7", "--max_steps=5") == 0  # from its own checkpoint
+    assert "lambda_base" not in caplog.text
 
 
 def test_yaml_is_converted_like_flags(recipe, tmp_path):
@@ -88,9 +78,10 @@ def test_yaml_is_converted_like_flags(recipe, tmp_path):
 
 
 def test_the_example_is_valid(tmp_path):
-    arguments = ["train", str(files("hf_domino.training") / "example.yaml"), "--use_cpu", f"--output_dir={tmp_path}"]
+    arguments = ["train", str(files("hf_domino.training") / "example.yaml"), f"--output_dir={tmp_path}"]
     names, shape, data, args = parse_options(build_parser(arguments).parse_args(arguments))
     assert (names.target, shape.block_size, data.on_policy, args.num_anchors) == ("Qwen/Qwen3-8B", 16, True, 256)
+    assert args.use_cpu is not torch.accelerator.is_available()  # its bf16 would be refused without a GPU
 
 
 @pytest.mark.parametrize(
@@ -99,12 +90,19 @@ def test_the_example_is_valid(tmp_path):
         ({"blocksize": 4}, "field `blocksize` is not known"),
         ({"target": None}, "target must be set"),
         ({"train_file": None}, "train_file must be set"),
-        ({"train_file": "none.jsonl"}, "train_file must be a .jsonl or text file, got 'none.jsonl'"),
-        ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl or text file, got 'none.jsonl'"),
+        ({"train_file": "none.jsonl"}, "train_file must be a .jsonl, .json or text file, got 'none.jsonl'"),
+        ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl, .json or text file, got 'none.jsonl'"),
+        (
+            {"train_file": "beyond.jsonl"},
+            "beyond.jsonl, line 2: token ids must be in [0, 63] (the target's vocab_size), got 64",
+        ),
+        ({"report_to": "wandb"}, "report_to must be among what is installed"),
         ({"block_size": 1}, "block_size must be at least 2, got 1"),
         ({"drafter": "folder"}, "must not be set with drafter='folder'"),
     ],
 )
-def test_bad_recipes(change, message, recipe, train, capsys):
+def test_bad_recipes(change, message, recipe, train, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("beyond.jsonl").write_text('{"input_ids": [4, 5, 63]}\n{"input_ids": [4, 64, 5]}\n')
     assert train(recipe | change) == 2
     assert message in capsys.readouterr().err

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 from hf_domino.decoding import drafting
+from hf_domino.decoding.runner import TargetRunner
 
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": -1}
 PROMPT = torch.arange(5, 17)[None]
@@ -203,6 +204,15 @@ def test_an_interrupt_inside_a_forward(tiny_qwen3, tiny_drafter, layer):
     assert length >= PROMPT.shape[1]
     rest = OPTIONS | {"max_new_tokens": plain.shape[1] - length - 1}
     assert torch.equal(tiny_qwen3.generate(plain[:, : length + 1], past_key_values=cache, **rest), plain)
+
+
+def test_a_cache_that_cannot_be_tidied_does_not_hide_what_went_wrong(tiny_qwen3, tiny_drafter, monkeypatch):
+    def end(*args):
+        raise RuntimeError("in the way")
+
+    monkeypatch.setattr(TargetRunner, "end", end)
+    with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="brought back .*in the way"):
+        tiny_qwen3.generate(PROMPT, streamer=Breaking(), assistant_model=tiny_drafter, **OPTIONS)
 
 
 def test_saved_caches_do_not_hold_the_drafter(tiny_qwen3, tiny_drafter, tmp_path):

@@ -15,7 +15,7 @@ from transformers import LogitsProcessorList
 from hf_domino.decoding import loop
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.pacing import pacer as pacing
-from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, Costs
+from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, RoundCost
 from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Pacer, pacer_for
 from hf_domino.decoding.sampling import Prefixes, TokenLaw
 from hf_domino.target import TargetModel
@@ -89,14 +89,23 @@ def test_chances_are_learnt_not_believed():
     assert acceptance.chance(unsure) > 0.9
 
 
-def test_the_price_is_the_slope_of_the_clock():
-    costs = Costs()
+def test_costs_are_read_from_neighbours():
+    """A clock that drifts by a factor of ten says the same as one that does not."""
+    cost, draws = RoundCost(), random.Random(0)
     for index in range(300):
-        length = index % 9
-        costs.observe(length, 3.0, 2.0 + 0.1 * length)
-    rate = 3.0 / 2.4
-    assert costs.best_rate == pytest.approx(rate, rel=0.1)
-    assert costs.price == pytest.approx(0.1 * rate, rel=0.1)
+        length, speed = draws.randrange(9), math.exp(2.3 * math.sin(index / 40))
+        cost.observe(length, (1.9 + 0.1 * length if length else 1.0) * speed)
+    assert cost.typical == pytest.approx(2.35, rel=0.2)
+    assert cost.slope == pytest.approx(0.1 / 2.35, rel=0.15)
+
+
+def test_a_few_wrong_readings_do_not_matter():
+    cost = RoundCost()
+    for index in range(20):
+        cost.observe(8, 60.0 if index % 5 == 0 else 2.0)
+        cost.observe(0, 30.0 if index % 5 == 2 else 1.0)
+    assert cost.typical == pytest.approx(2.0)
+    assert 1.1 <= cost.least <= 2.0
 
 
 def test_a_hopeless_drafter_costs_little(pacer):
@@ -121,6 +130,85 @@ def test_a_drafter_that_pays_is_hardly_interrupted(num_positions):
             length, _ = simulate(pacer, [0.8] * 8, accepted, lambda seconds, hiccup=hiccup: hiccup * seconds)
             interruptions.append(length == 0)
     assert statistics.fmean(interruptions) < 0.04  # 6 of 256 are the steps that are made to compare with
+
+
+def spiky(draws):
+    return lambda seconds: seconds * (draws.choice([3, 5, 10]) if draws.random() < 0.15 else 1)
+
+
+def drifting(draws):
+    levels = [0.0]
+
+    def clock(seconds):
+        levels.append(min(max(levels[-1] + draws.gauss(0, 0.12), -0.2), 1.8))
+        return seconds * math.exp(levels[-1])
+
+    return clock
+
+
+def of_two_speeds(draws):
+    factors = [1, 3]
+
+    def clock(seconds):
+        if draws.random() < 0.08:
+            factors.reverse()
+        return seconds * factors[0]
+
+    return clock
+
+
+def heavy_tailed(draws):
+    return lambda seconds: seconds * (math.exp(abs(draws.gauss(0, 0.5))) + 0.3 * (draws.paretovariate(1.2) - 1))
+
+
+def preempted(draws):
+    """Others take a slice now and then, the likelier the longer something runs."""
+
+    def clock(seconds):
+        left, total = seconds, seconds
+        while (left := left - draws.expovariate(1.25)) > 0:
+            total += draws.choice([0.3, 0.4, 0.8, 1.2])
+        return total
+
+    return clock
+
+
+def run_text(num_positions, accuracy, make_clock, seed, num_tokens=256):
+    """Speed over plain decoding and share of single steps, for a text with easy and hard passages."""
+    pacer, draws = Pacer(num_positions, is_timed=True), random.Random(seed)
+    clock, num_rounds, num_steps, tokens, total = make_clock(random.Random(seed)), 0, 0, 0, 0.0
+    while tokens < num_tokens:
+        ease = accuracy + 0.5 * (draws.random() - 0.5) if accuracy else 0.0
+        confidences = [min(max(ease + draws.gauss(0, 0.1), 0.05), 0.95) for _ in range(8)]
+        misses = (index for index, chance in enumerate(confidences) if draws.random() > (chance if accuracy else 0.0))
+        accepted = next(misses, 8)
+        length, seconds = simulate(pacer, confidences, accepted, clock)
+        tokens, total = tokens + min(accepted, length) + 1, total + seconds
+        num_rounds, num_steps = num_rounds + 1, num_steps + (length == 0)
+    return tokens / total / STEP, num_steps / num_rounds
+
+
+SEEDS = range(8)
+CLOCKS = (spiky, drifting, of_two_speeds, heavy_tailed, preempted)
+
+
+@pytest.mark.parametrize("make_clock", CLOCKS)
+def test_a_good_drafter_is_not_paused_by_a_noisy_clock(num_positions, make_clock):
+    quiet = [run_text(num_positions, 0.8, lambda draws: lambda seconds: seconds, seed)[0] for seed in SEEDS]
+    noisy = [run_text(num_positions, 0.8, make_clock, seed) for seed in SEEDS]
+    assert min(quiet) > 1.3
+    assert all(speed > 0.75 * calm for (speed, _), calm in zip(noisy, quiet, strict=True))
+    assert statistics.fmean(speed for speed, _ in noisy) > 0.88 * statistics.fmean(quiet)
+    assert statistics.fmean(share for _, share in noisy) < 0.15  # 5 of about 80 rounds are there to compare with
+
+
+@pytest.mark.parametrize("make_clock", CLOCKS)
+def test_a_bad_drafter_costs_little_on_a_noisy_clock(num_positions, make_clock):
+    untrained = [run_text(num_positions, 0.0, make_clock, seed) for seed in SEEDS]
+    assert min(speed for speed, _ in untrained) > 0.92
+    assert statistics.fmean(speed for speed, _ in untrained) > 0.955
+    mediocre = [run_text(num_positions, 0.35, make_clock, seed)[0] for seed in SEEDS]
+    assert statistics.fmean(mediocre) > 0.92
 
 
 def test_drafting_comes_back_when_the_text_gets_easy(pacer):

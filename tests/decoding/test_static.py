@@ -465,6 +465,14 @@ def test_refused_targets(make_drafter):
         target.generate(PROMPT, assistant_model=make_drafter(target), max_new_tokens=4, **STATIC)
 
 
+def test_attention_that_goes_by_the_length_of_the_cache(make_drafter):
+    sizes = {"hidden_size": 32, "num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]]}
+    config = transformers.GPTNeoConfig(vocab_size=96, window_size=8, max_position_embeddings=64, **sizes)
+    target = transformers.GPTNeoForCausalLM(config).eval()
+    with pytest.raises(ValueError, match=r"model_type .* must be none of .*'gpt_neo', .* got 'gpt_neo'. Leave"):
+        target.generate(PROMPT, assistant_model=make_drafter(target), max_new_tokens=4, **STATIC)
+
+
 def test_refused_caches_and_loops(tiny_qwen3, tiny_drafter):
     cache = StaticCache(config=tiny_qwen3.config, max_cache_len=64)
     with pytest.raises(ValueError, match="past_key_values must be a DynamicCache, got 'StaticCache'"):

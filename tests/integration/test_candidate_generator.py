@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
+from hf_domino.decoding.stopping import KnownStops
 from hf_domino.integration.candidate_generator import DominoCandidateGenerator
 from hf_domino.target import TargetModel
 
@@ -57,13 +58,13 @@ def test_candidates_leave_room_for_the_bonus_token(tiny_qwen3, tiny_drafter, max
     assert (scores is not None) == (do_sample and expected > 0)
 
 
-def test_candidates_end_at_end_of_text(tiny_qwen3, tiny_drafter):
+def test_candidates_end_before_end_of_text(tiny_qwen3, tiny_drafter):
     ids, candidates, _ = draft(tiny_qwen3, generator(tiny_qwen3, tiny_drafter))
     drafted = candidates[0, ids.shape[1] :].tolist()
     ending = generator(tiny_qwen3, tiny_drafter)
-    ending._eos_token_ids = torch.tensor([drafted[2]])
+    ending._stops = KnownStops(frozenset({drafted[2]}), 64)
     ids, candidates, _ = draft(tiny_qwen3, ending)
-    assert candidates[0, ids.shape[1] :].tolist() == drafted[: drafted.index(drafted[2]) + 1]
+    assert candidates[0, ids.shape[1] :].tolist() == drafted[: drafted.index(drafted[2])]
 
 
 def test_left_padding_is_not_read(tiny_qwen3, tiny_drafter):

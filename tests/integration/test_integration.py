@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -14,12 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 from oracle import oracle
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModel, DynamicCache, GenerationMixin, LlamaConfig, LlamaForCausalLM
 from transformers.generation.streamers import BaseStreamer
 from transformers.pipelines import base as pipelines_base
 
 import hf_domino
-from hf_domino import DominoConfig, DominoDraftModel, integration
+from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.decoding.drafting import DraftSession
+from hf_domino.integration import patch
 
 ROOT = Path(__file__).parents[2]
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
@@ -50,6 +54,21 @@ def uninstalled():
 @pytest.fixture(params=["qwen3", "llama"])
 def target(request):
     return request.getfixturevalue(f"tiny_{request.param}")
+
+
+@contextlib.contextmanager
+def recorded_proposals():
+    """The proposals of the calls inside, `[1, P]` each."""
+    proposals, propose = [], DraftSession.propose
+
+    def record(self, *args, **kwargs):
+        proposal = propose(self, *args, **kwargs)
+        proposals.append(proposal.tokens)
+        return proposal
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftSession, "propose", record)
+        yield proposals
 
 
 class Recorder(BaseStreamer):
@@ -255,7 +274,7 @@ def test_threads_keep_their_own_rounds(tiny_qwen3, tiny_drafter):
 
 
 def functions():
-    return [getattr(owner, name) for owner, name, _ in integration._PATCHES]
+    return [getattr(owner, name) for owner, name, _ in patch._PATCHES]
 
 
 def test_install_is_idempotent_and_undoable(uninstalled):
@@ -402,3 +421,41 @@ assert GenerationMixin._assisted_decoding is before and not hf_domino.is_install
     monkeypatch.setenv("HF_DOMINO_NO_PATCH", "1")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# --- what is passed as assistant_model --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_path", [str, Path])
+def test_the_name_of_a_drafter(entry, target, saved_pair, as_path):
+    with pytest.raises(ValueError, match=r"a loaded model, got '/.*hf_domino.DominoDraftModel.from_pretrained\('/"):
+        greedy(target, assistant_model=as_path(saved_pair[1]))
+
+
+def test_a_drafter_does_not_generate(tiny_drafter):
+    assert not tiny_drafter.can_generate()
+    with pytest.raises(
+        ValueError, match=r"must be the target, .* Call target.generate\(..., assistant_model=drafter\)"
+    ):
+        tiny_drafter.generate(PROMPT, max_new_tokens=4)
+
+
+def test_a_drafter_with_adapters(entry, tiny_qwen3, make_drafter):
+    alone = make_drafter(tiny_qwen3)
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = get_peft_model(make_drafter(tiny_qwen3), config).eval()
+    plain, drafts = greedy(tiny_qwen3, max_new_tokens=8), []
+    for choose in (lambda: alone, lambda: adapted, adapted.merge_and_unload):
+        with recorded_proposals() as proposals:
+            assert torch.equal(greedy(tiny_qwen3, assistant_model=choose(), max_new_tokens=8), plain)
+        drafts.append(proposals[0])
+    assert not torch.equal(drafts[0], drafts[1])
+    assert torch.equal(drafts[1], drafts[2])
+    assert adapted.stats.num_new_tokens == 8
+
+
+def test_a_drafter_with_an_adapted_correction_head(tiny_qwen3, tiny_drafter):
+    adapted = get_peft_model(tiny_drafter, LoraConfig(r=4, target_modules=["embed_proj.2"]))
+    with pytest.raises(ValueError, match=r"correction head must be without adapters, got \['embed_proj.2'\]. Merge"):
+        greedy(tiny_qwen3, assistant_model=adapted)
+    assert torch.equal(greedy(tiny_qwen3, assistant_model=adapted.merge_and_unload()), greedy(tiny_qwen3))

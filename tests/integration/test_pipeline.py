@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, pipeline
 
 import hf_domino
@@ -44,6 +45,15 @@ def test_object(saved_pair, expected):
     generator, answer = ask(saved_pair[0], drafter)
     assert answer == expected
     assert generator.assistant_model is drafter
+
+
+def test_object_with_adapters(saved_pair, expected):
+    drafter = DominoDraftModel.from_pretrained(saved_pair[1])
+    adapted = get_peft_model(drafter, LoraConfig(target_modules=["q_proj"]))
+    generator, answer = ask(saved_pair[0], adapted)
+    assert answer == expected
+    assert generator.assistant_model is drafter
+    assert adapted.stats.num_new_tokens == 24
 
 
 def test_object_with_the_targets_tokenizer(saved_pair, expected, tiny_tokenizer):

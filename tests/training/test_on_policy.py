@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -94,8 +95,27 @@ def test_bf16(target, tmp_path):
 
 def test_other_settings_are_refused(target, tmp_path):
     generate(target, tmp_path / "text.jsonl")
-    with pytest.raises(ValueError, match=r"max_new_tokens must be 8, with which .* got 9: delete"):
+    with pytest.raises(ValueError, match=r"max_new_tokens must be 8, with which .* got 9. Delete"):
         generate(target, tmp_path / "text.jsonl", max_new_tokens=9)
+
+
+def test_text_of_another_target_is_refused(target, tmp_path):
+    before = generate(target, tmp_path / "text.jsonl").read_text()
+    generate(copy.deepcopy(target).to(torch.bfloat16), tmp_path / "text.jsonl")  # a copy of it
+    other = copy.deepcopy(target)
+    other.model.layers[0].mlp.up_proj.weight.data.normal_()
+    with pytest.raises(
+        ValueError, match=r"weights_digest must be .* with which .*text.jsonl was made.*Delete the file"
+    ):
+        generate(other, tmp_path / "text.jsonl")
+    assert (tmp_path / "text.jsonl").read_text() == before
+    settings = json.loads((tmp_path / "text.jsonl.settings.json").read_text())
+    assert str(tmp_path) not in json.dumps(settings)
+    settings.pop("target")  # as of a version that did not write it
+    (tmp_path / "text.jsonl.settings.json").write_text(json.dumps(settings))
+    generate(other, tmp_path / "text.jsonl")
+    assert "target" not in json.loads((tmp_path / "text.jsonl.settings.json").read_text())
+    assert generate(other, tmp_path / "text.jsonl", seed=1, overwrite=True).read_text() != before
 
 
 def test_empty_prompts_are_refused(target, tmp_path):

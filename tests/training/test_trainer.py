@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 
 from hf_domino import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
+from hf_domino.training.trainer import DominoTrainer
 
 # One fp32 rounding per sum; Adam divides by gradients' own size, so differences do not shrink with them.
 ACCUMULATION_TOL = {"rtol": 1e-4, "atol": 1e-6}
@@ -25,6 +26,10 @@ class StopAfter(TrainerCallback):
         control.should_training_stop = state.global_step >= self.steps
 
 
+PLAIN_TEMPLATE = (
+    "{% for m in messages %}t9 {{ m.role == 'user' and 't10' or 't11' }} {{ m.content }} end {% endfor %}"
+    "{% if add_generation_prompt %}t9 t11 {% endif %}"
+)
 NAMES = ("loss", "base_loss", "corrected_loss", "lambda_base")
 
 
@@ -115,6 +120,15 @@ def test_accumulation_equals_a_large_batch(target, make_drafter, make_trainer, g
     assert results[0][1] == pytest.approx(results[1][1], rel=1e-4)
 
 
+def test_evaluation_does_not_depend_on_batches_and_order(target, make_drafter, make_trainer, greedy_rows):
+    drafter, results = make_drafter(target), []
+    for rows, batch_size in ((greedy_rows, 8), (greedy_rows[::-1], 3)):
+        trainer = make_trainer(drafter, rows, rows, num_anchors=2, per_device_eval_batch_size=batch_size, walk_rows=0)
+        metrics = trainer.evaluate()
+        results.append([metrics["eval_loss"], metrics["eval_base_loss"], metrics["eval_acceptance_length"]])
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
 def test_the_target_is_neither_trained_nor_saved(target, make_drafter, make_trainer, greedy_rows, tmp_path):
     before = copy.deepcopy(target.state_dict())
     trainer = make_trainer(make_drafter(target), greedy_rows, save_strategy="steps", save_steps=6)
@@ -154,6 +168,26 @@ def test_a_drafter_for_another_target_is_refused(target, tiny_llama, make_drafte
 def test_arguments_out_of_range(field, value, tmp_path):
     with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
         DominoTrainingArguments(output_dir=str(tmp_path), **{field: value})
+
+
+def test_records_with_text_are_tokenized(target, make_drafter, word_tokenizer, tmp_path):
+    tokenizer = copy.deepcopy(word_tokenizer)
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    chat = [{"role": "user", "content": "t20"}, {"role": "assistant", "content": "t30 t31 t32 t33"}]
+    evaluation = {"chat": [{"messages": chat}], "text": [{"text": "t4 t5 t6 t7"}]}
+    args = DominoTrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to="none", max_length=9)
+    trainer = DominoTrainer(
+        make_drafter(target), target, args, train_dataset=[{"messages": chat}, {"prompt": "t4", "completion": "t5 t6"}],
+        eval_dataset=evaluation, processing_class=tokenizer,
+    )  # fmt: skip
+    assert trainer.train_dataset.rows == [
+        {"input_ids": [9, 10, 20, 1, 9, 11, 30, 31, 32], "loss_mask": [0, 0, 0, 0, 0, 0, 1, 1, 1]},
+        {"input_ids": [4, 5, 6, 1], "loss_mask": [0, 1, 1, 1]},
+    ]
+    assert trainer.train().global_step == 1
+    assert {"eval_chat_loss", "eval_text_loss"} <= set(trainer.evaluate())
+    with pytest.raises(ValueError, match=r"eval_dataset\['text'\]\[0\]: needs a tokenizer, got none"):
+        DominoTrainer(make_drafter(target), target, args, eval_dataset={"text": evaluation["text"]})
 
 
 def test_published_loss_decays():

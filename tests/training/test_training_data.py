@@ -25,6 +25,11 @@ LAST_TURN_TEMPLATE = (
     "{{ loop.last and m.role == 'assistant' and 't12 ' or '' }}{{ m.content }} end {% endfor %}"
     "{% if add_generation_prompt %}t9 t11 {% endif %}"
 )
+# As templates do that want user and assistant in turn.
+REFUSING_TEMPLATE = (
+    "{% if messages and messages[0].role != 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    + PLAIN_TEMPLATE
+)
 MESSAGES = [
     {"role": "user", "content": "t20"},
     {"role": "assistant", "content": "t30 t31"},
@@ -76,6 +81,59 @@ def test_turns_that_are_rendered_differently_later_carry_no_loss(write, word_tok
     assert [token for token, supervised in zip(ids, loss_mask, strict=True) if supervised] == [12, 32, 1]
 
 
+def test_a_turn_that_opens_the_conversation_carries_no_loss(write, word_tokenizer):
+    tokenizer = copy.deepcopy(word_tokenizer)
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    ids, loss_mask = only_row(write({"messages": [{"role": "assistant", "content": "t40"}, *MESSAGES[:2]]}), tokenizer)
+    assert [token for token, supervised in zip(ids, loss_mask, strict=True) if supervised] == [30, 31, 1]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "message"),
+    [
+        (PLAIN_TEMPLATE, [{"role": "assistant", "content": "t40"}], "do not tell which tokens are the assistant's"),
+        (REFUSING_TEMPLATE, [MESSAGES[1], MESSAGES[0]], "the chat template refuses it: roles must alternate"),
+        (None, MESSAGES, "needs a tokenizer with a chat template"),
+    ],
+)
+def test_errors_of_templates_name_the_line(template, messages, message, write, word_tokenizer):
+    tokenizer = copy.deepcopy(word_tokenizer)
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=rf"rows\.jsonl, line 2: .*{message}"):
+        load_rows(write({"text": "t4 t5"}, {"messages": messages}), tokenizer)
+
+
+def test_a_json_file_holds_a_list_or_lines(tmp_path, word_tokenizer):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"text": "t5 t6"}, {"text": "t7 t8"}], indent=1))
+    assert [row["input_ids"] for row in load_rows(path, word_tokenizer).rows] == [[5, 6], [7, 8]]
+    path.write_text('{"text": "t5 t6"}\n{"text": "t7 t8"}\n')
+    assert len(load_rows(path, word_tokenizer)) == 2
+    path.write_text('[{"text": "t5 t6"}, 3]')
+    with pytest.raises(ValueError, match=r"rows\.json, item 2: must be a JSON object, got int"):
+        load_rows(path, word_tokenizer)
+    path.write_text('[\n{"text": "t5 t6"},\n{"text": }]')
+    with pytest.raises(ValueError, match=r"rows\.json, line 3: must be a JSON list of objects"):
+        load_rows(path, word_tokenizer)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.txt"])
+def test_bytes_that_are_not_utf8_are_named_by_line(name, tmp_path, word_tokenizer):
+    path = tmp_path / name
+    path.write_bytes(b'{"text": "t4 t5"}\n{"text": "t5 caf\xe9 t6"}\n')
+    with pytest.raises(ValueError, match=rf"{name}, line 2: must be UTF-8, got byte 0xe9"):
+        load_rows(path, word_tokenizer)
+
+
+def test_ids_beyond_the_vocabulary(write, word_tokenizer):
+    path = write({"text": "t4 t5 t63"}, {"input_ids": [4, 64, 5]})
+    assert len(load_rows(path, word_tokenizer)) == 2
+    with pytest.raises(ValueError, match=r"line 2: token ids must be in \[0, 63\] .*, got 64"):
+        load_rows(path, word_tokenizer, vocab_size=64)
+    with pytest.raises(ValueError, match=r"line 1: token ids must be in \[0, 62\] .*, got 63"):
+        load_rows(path, word_tokenizer, vocab_size=63)
+
+
 def test_token_ids(write):
     assert only_row(write({"input_ids": [5, 6, 7], "prompt_length": 1})) == ([5, 6, 7], [0, 1, 1])
     assert only_row(write({"input_ids": [5, 6, 7], "loss_mask": [1, 1, 0]})) == ([5, 6, 7], [1, 1, 0])
@@ -88,9 +146,15 @@ def test_a_text_file_is_cut_into_rows(tmp_path, word_tokenizer):
     assert [row["input_ids"] for row in rows] == [[4, 5], [6, 7]]  # the last piece holds no anchor
 
 
-def test_rows_without_an_anchor_are_left_out():
+def test_rows_without_an_anchor_are_left_out_and_counted(caplog):
     good = {"input_ids": [4, 5, 6], "loss_mask": [0, 1, 1]}
-    assert RowDataset([good, {"input_ids": [4, 5, 6], "loss_mask": [1, 0, 1]}]).rows == [good]
+    bad = {"input_ids": [4, 5, 6], "loss_mask": [1, 0, 1]}
+    assert RowDataset([good, bad, good, bad]).rows == [good, good]
+    (record,) = caplog.records
+    assert record.message.startswith("2 of 4 rows are left out, the first is row 2")
+    caplog.clear()
+    assert len(RowDataset([good])) == 1
+    assert not caplog.records
     with pytest.raises(ValueError, match="none in 0 rows"):
         RowDataset([])
 
@@ -106,6 +170,8 @@ def test_collated_rows_are_padded_on_the_right():
     assert batch["loss_mask"].tolist() == [[0, 1], [1, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1], [1, 0]]
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    with pytest.raises(ValueError, match="rows must have `input_ids` and `loss_mask`, got `messages`"):
+        collate_rows([{"messages": MESSAGES}])
 
 
 @pytest.mark.parametrize(

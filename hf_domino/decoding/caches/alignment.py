@@ -17,7 +17,9 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-ALIGNABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+from hf_domino.decoding.caches.rewind import PLACEHOLDERS
+
+ALIGNABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, *PLACEHOLDERS)
 # Keyword arguments of the target's forward with one entry per position, the last dimension; rows are the one before.
 PER_POSITION = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
@@ -67,7 +69,7 @@ class Alignment:
         """
         longest, indices = max(self.lengths), {}
         for layer in cache.layers:
-            if not layer.is_initialized:  # shares the keys of another layer
+            if layer.keys is None:  # uses those of another layer
                 continue
             kept = min(longest, layer.sliding_window - 1) if layer.is_sliding else longest
             shape = (*layer.keys.shape[:3], kept, layer.keys.device)
@@ -94,6 +96,8 @@ def _select(states: torch.Tensor, index: torch.Tensor, num_rows: int, kept: int)
 def empty(cache: Cache) -> None:
     """Drop all positions of a cache of `ALIGNABLE_LAYERS`."""
     for layer in cache.layers:
+        if isinstance(layer, PLACEHOLDERS):
+            continue
         layer.keys = layer.values = None
         layer.is_initialized = False
         if layer.is_sliding:

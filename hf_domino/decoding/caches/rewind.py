@@ -9,8 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
+# In place of layers that keep nothing (they use the keys of others, or have no attention); older versions of
+# Transformers leave those out.
+PLACEHOLDERS = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
 _STATES = ("conv_states", "recurrent_states", "has_previous_state")
 
 
@@ -51,6 +55,8 @@ def crop_attention_to(cache: Any, length: int) -> None:
 
 def _attention_kind(layer: Any) -> Any:
     """The class that keeps a layer's keys and values; None where it has none."""
+    if isinstance(layer, PLACEHOLDERS):
+        return None
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
         return type(layer)
     kinds = (DynamicSlidingWindowLayer, DynamicLayer)
@@ -71,10 +77,10 @@ class StateSnapshot:
         ]
 
     def restore(self) -> None:
-        """Put the states back; may be called once."""
+        """Put copies of the states back: the forward that follows may be broken off in the middle of a layer."""
         for layer, states in self._saved:
             for name, value in states.items():
-                setattr(layer, name, value)
+                setattr(layer, name, _clone(value))
 
 
 def _clone(value: Any) -> Any:

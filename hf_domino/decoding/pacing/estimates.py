@@ -1,23 +1,32 @@
-"""What rounds teach: how likely proposals are accepted, what rounds bring and what they cost."""
+"""What rounds teach: how likely proposals are accepted, what rounds bring, and what they cost in single steps.
+
+The machine's other work makes durations vary by factors, and by the same ones for what is done at the same time. So a
+round is compared with the single step beside it, a round with the round before it, and never one time with another.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 # Confidence of the draft law in its likeliest token; between two edges, one acceptance rate is learnt.
 EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
 PRIOR_ROUNDS = 4.0  # weight of the first guess
 PRIOR_BY_POSITION = 0.8
 MEMORY = 0.98  # of acceptance, a proposal of its class
-PRIOR_VARIANCE = 1.0  # of a round's tokens: a few rounds may all be alike by chance
-RECENT_ROUNDS = 48  # whose tokens and seconds count
+RECENT_ROUNDS = 48  # whose tokens and lengths count
 LATEST_ROUNDS, HABIT_ROUNDS = 12, 6  # of those, the last ones say how the text is now; all count as so many of them
-HICCUP = 1.5  # durations beyond this many medians are the machine's doing
-# Of a round's time, one proposal more: before it is known, and at most.
-DEFAULT_SLOPE, MAX_SLOPE = 0.02, 0.2
-SURE_BY = 1.0  # standard errors by which rounds must bring too little before drafting pauses
+PRIOR_SQUARES = 6.0  # added to those of tokens about their mean: a few rounds may all be alike by chance
+# Cost of a round in single steps, before the clock has been read and as one reading beside those of the clock.
+NOMINAL_ROUND, NOMINAL_PROPOSAL = 1.4, 0.03
+LEAST_COST = 1.1  # a round is a single step and more
+RECENT_PAIRS = 16  # of a round and a single step beside it
+HICCUP = 0.4  # logarithm of how much longer one of two rounds takes; what is beyond is the machine's doing
+MAX_SLOPE = 0.2  # of a round's time, one proposal more
+PRIOR_LENGTHS = 50.0  # weight of the first guess of it, in squared differences of lengths
+SURE_BY = 1.0  # standard errors by which rounds must bring too little, and cost too much, before drafting pauses
 
 
 class Acceptance:
@@ -56,50 +65,95 @@ class Acceptance:
             self._seen[kind] = MEMORY * self._seen[kind] + 1
 
 
-class Costs:
-    """What recent rounds brought and took, and what a proposal more costs."""
+class Tokens:
+    """What recent rounds brought."""
 
     def __init__(self) -> None:
         self.num_rounds = 0
-        self._recent: deque[tuple[int, float, float | None]] = deque(maxlen=RECENT_ROUNDS)
+        self._recent: deque[float] = deque(maxlen=RECENT_ROUNDS)
 
     @property
-    def best_rate(self) -> float:
-        """Tokens per second that rounds may well bring: what they brought of late, not without what they did before."""
-        seconds = typical_seconds([seconds for _, _, seconds in self._recent if seconds is not None])
-        if not seconds:
-            return float("inf")
-        tokens = [tokens for _, tokens, _ in self._recent]
-        latest = tokens[-LATEST_ROUNDS:]
-        habit, weight = sum(tokens) / len(tokens), min(len(tokens), HABIT_ROUNDS)
-        variance = sum((count - habit) ** 2 for count in tokens) / len(tokens) + PRIOR_VARIANCE
-        mean = (weight * habit + sum(latest)) / (weight + len(latest))
-        return (mean + SURE_BY * (variance / (weight + len(latest))) ** 0.5) / seconds
+    def last(self) -> float:
+        """Tokens of the last round; 0 without one."""
+        return self._recent[-1] if self._recent else 0.0
 
     @property
-    def price(self) -> float:
-        """Tokens that the time of one more proposal is worth; 0 before it is known."""
-        timed = [(length, seconds) for length, _, seconds in self._recent if seconds is not None]
-        mean = typical_seconds([seconds for _, seconds in timed])
-        if not mean:
-            return 0.0
-        mean_length = sum(length for length, _ in timed) / len(timed)
-        deviations = [(length - mean_length, min(seconds, HICCUP * mean) - mean) for length, seconds in timed]
-        covariance = sum(longer * later for longer, later in deviations) / len(timed)
-        variance = sum(longer**2 for longer, _ in deviations) / len(timed)
-        slope = (covariance + DEFAULT_SLOPE * mean) / (variance + 1)  # one proposal's worth of prior
-        rate = sum(tokens for _, tokens, _ in self._recent) / len(self._recent) / mean
-        return rate * min(max(slope, 0.0), MAX_SLOPE * mean)
+    def mean(self) -> float:
+        """Tokens of recent rounds; 0 without one."""
+        return statistics.fmean(self._recent) if self._recent else 0.0
 
-    def observe(self, num_proposed: int, num_tokens: float, seconds: float | None) -> None:
-        """Count a round: proposals per row, tokens per row it committed on average, wall time if it is typical."""
+    @property
+    def expected(self) -> float:
+        """Tokens of the next round: what rounds brought of late, not without what they did before."""
+        latest, weight = list(self._recent)[-LATEST_ROUNDS:], min(len(self._recent), HABIT_ROUNDS)
+        return (weight * self.mean + sum(latest)) / (weight + len(latest)) if latest else 0.0
+
+    @property
+    def most(self) -> float:
+        """Tokens that rounds may well bring, as far as one can be sure; of at least one round."""
+        count, mean = len(self._recent), self.mean
+        variance = (sum((tokens - mean) ** 2 for tokens in self._recent) + PRIOR_SQUARES) / count
+        return self.expected + SURE_BY * math.sqrt(variance / (min(count, HABIT_ROUNDS) + min(count, LATEST_ROUNDS)))
+
+    def observe(self, num_tokens: float) -> None:
+        """Count a round and the tokens it committed, the mean of its rows."""
         self.num_rounds += 1
-        self._recent.append((num_proposed, num_tokens, seconds))
+        self._recent.append(num_tokens)
 
 
-def typical_seconds(seconds: Collection[float]) -> float:
-    """Mean of durations, less what hiccups of the machine added; 0 of none."""
-    if not seconds:
-        return 0.0
-    most = HICCUP * statistics.median(seconds)
-    return sum(min(duration, most) for duration in seconds) / len(seconds)
+class RoundCost:
+    """What a round costs in single steps, and a proposal more of a round: nominal, until neighbours have been timed."""
+
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=RECENT_ROUNDS)
+        self._ratios: deque[float] = deque(maxlen=RECENT_PAIRS)  # of a round and the single step beside it
+        self._differences: deque[tuple[int, float]] = deque(maxlen=RECENT_ROUNDS)  # between a round and the next
+        self._before: tuple[int, float] | None = None  # proposals and seconds of what was timed last
+
+    @property
+    def num_pairs(self) -> int:
+        """Rounds that were compared with the single step beside them, of late."""
+        return len(self._ratios)
+
+    @property
+    def nominal(self) -> float:
+        """Cost of rounds as long as recent ones, before it is known."""
+        return NOMINAL_ROUND + NOMINAL_PROPOSAL * (statistics.fmean(self._lengths) if self._lengths else 0.0)
+
+    @property
+    def typical(self) -> float:
+        """Cost of a round: the median reading."""
+        return statistics.median_low([*self._ratios, self.nominal])
+
+    @property
+    def least(self) -> float:
+        """Cost that a round has at least, as far as one can be sure: a reading below the median, whatever their law."""
+        readings = sorted([*self._ratios, self.nominal])
+        return readings[int((len(readings) - SURE_BY * math.sqrt(len(readings))) / 2)]
+
+    @property
+    def slope(self) -> float:
+        """Share of a round's cost that one proposal more adds."""
+        squares = sum(longer**2 for longer, _ in self._differences)
+        products = sum(longer * later for longer, later in self._differences)
+        guess = PRIOR_LENGTHS * NOMINAL_PROPOSAL / self.nominal
+        return min(max((products + guess) / (squares + PRIOR_LENGTHS), 0.0), MAX_SLOPE)
+
+    def observe(self, num_proposed: int, seconds: float | None) -> None:
+        """Count a round of so many proposals per row, or a single step, and its wall time if that is typical."""
+        if num_proposed:
+            self._lengths.append(num_proposed)
+        before, self._before = self._before, None if seconds is None else (num_proposed, max(seconds, 1e-9))
+        if before is None or self._before is None:
+            return
+        longer, ratio = num_proposed - before[0], self._before[1] / before[1]
+        if num_proposed and before[0]:
+            most = HICCUP + MAX_SLOPE * abs(longer)
+            self._differences.append((longer, min(max(math.log(ratio), -most), most)))
+        elif num_proposed or before[0]:
+            self._ratios.append(max(ratio if num_proposed else 1 / ratio, LEAST_COST))
+            self._before = None  # each duration counts in one comparison
+
+    def begin_call(self) -> None:
+        """What is timed next is no neighbour of what was timed last."""
+        self._before = None

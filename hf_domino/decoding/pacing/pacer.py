@@ -2,42 +2,45 @@
 
 One more proposal costs time, which is worth `tokens per second` times that time in tokens. It brings a token if it is
 accepted with all before it. So a block goes on while the chance of that is above the price; both are learnt from the
-rounds themselves: the chance from how sure the draft law was, the price from the clock. Where rounds bring less than
-single steps of the target would, single steps are made, and drafting is tried again now and then.
+rounds themselves: the chance from how sure the draft law was, the price from the clock.
+
+Where rounds seem to bring less than single steps of the target would, rounds and single steps take turns, so that the
+clock can compare neighbours; once that is sure, single steps are made, and drafting is tried again now and then. How
+long it pauses goes by what its trial has cost.
 
 A block ends by what was known before its next token was drawn, so that sampling stays exact. Where the target samples,
-fixed costs stand in for the clock and nothing is kept between calls, so that a seed gives the same text again.
+nominal costs stand and nothing is kept between calls, so that a seed gives the same text again.
 """
 
 from __future__ import annotations
 
 import bisect
-import statistics
+import math
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, Costs
+from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, RoundCost, Tokens
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.stats import Pause
 
 # After how many rounds the first single steps are made to compare with, and from then on.
-ROUNDS_PER_STEP = (3, 6, 12, 256)
-RECENT_STEPS = 5  # whose time counts
-PAUSE, MAX_PAUSE = 24, 192  # single steps after drafting has lost, twice as many each time
+ROUNDS_PER_STEP = (3, 3, 6, 12, 64)
+# Single steps after drafting has lost, for each step's worth that a round lost; twice as many each time.
+PAUSE, MAX_PAUSE = 14, 224
 EXPLORE_EVERY = 16  # blocks; one of them is whole where lengths are chosen by position
-# Costs in single steps where they are not measured: of a round, and of each of its proposals.
-NOMINAL_ROUND, NOMINAL_PROPOSAL = 1.4, 0.03
-NOMINAL_TRIAL = 4  # rounds before drafting may pause where every call starts knowing nothing
+MIN_ROUNDS = 3  # before drafting may pause
 
 
 class Block:
     """How far a block goes: as far as the drafter makes it."""
 
     goes_on: Callable[[int, torch.Tensor], bool] | None = None
+    pause: Pause | None = None  # that it is part of
+    is_comparison = False  # whether it is made to compare its time
 
     def choose_length(self, room: int | None) -> int | None:
         """Most proposals to make, of `room` at most; None for as many as the drafter makes."""
@@ -45,7 +48,14 @@ class Block:
 
 
 class SingleStep(Block):
-    """No proposal: the target makes one step."""
+    """No proposal: the target makes one step.
+
+    Args:
+        pause (`Pause`, *optional*): The pause of drafting it is part of; without one it is made to compare its time.
+    """
+
+    def __init__(self, pause: Pause | None = None):
+        self.pause, self.is_comparison = pause, pause is None
 
     def choose_length(self, room: int | None) -> int | None:
         """None at all."""
@@ -136,60 +146,65 @@ class Pace:
 
     def __init__(self, acceptance: Acceptance, by_confidence: bool = True, is_timed: bool = True):
         self.acceptance, self.by_confidence, self.is_timed = acceptance, by_confidence, is_timed
-        self.costs = Costs()
-        self._step_seconds: deque[float] = deque([] if is_timed else [1.0], maxlen=RECENT_STEPS)
-        self._rounds_since_step = self._num_steps = 0  # steps since something has changed
-        self._pause = PAUSE  # single steps after drafting has lost again
+        self.tokens, self.cost = Tokens(), RoundCost()
+        self._num_steps = 0
+        self._pause = PAUSE  # single steps for each that is lost, after drafting has lost again
+        self._why: Pause | None = None
         self.begin_call()
 
     def begin_call(self) -> None:
         """A call of `generate` begins: its text may be easier."""
         self._left = 0  # single steps until drafting is tried again
+        self._rounds_since_step = 0
         self._is_first = True  # the first round of a call, which stores the prompt's context too
+        self.cost.begin_call()
+
+    @property
+    def price(self) -> float:
+        """Tokens that the time of one more proposal is worth, in rounds or in single steps; 0 before it is known."""
+        return self.cost.slope * max(self.tokens.mean, self.cost.typical) if self.tokens.num_rounds else 0.0
 
     def begin_round(self, num_rows: int) -> Block:
         """Choose what the next round drafts."""
-        if self._left or self._wants_step():
-            self._left = max(self._left - 1, 0)
+        if self._left:
+            self._left -= 1
+            return SingleStep(self._why)
+        if self._wants_step():
             return SingleStep()
         if self.by_confidence:
-            return ConfidentBlock(self.acceptance, self.costs.price, num_rows)
-        is_whole = self.costs.num_rounds % EXPLORE_EVERY == 0
-        return PlannedBlock(self.acceptance, 0.0 if is_whole else self.costs.price, num_rows)
+            return ConfidentBlock(self.acceptance, self.price, num_rows)
+        is_whole = self.tokens.num_rounds % EXPLORE_EVERY == 0
+        return PlannedBlock(self.acceptance, 0.0 if is_whole else self.price, num_rows)
 
     def _wants_step(self) -> bool:
+        """Whether to compare with a single step: now and then, and in doubt after every round."""
         wanted = ROUNDS_PER_STEP[min(self._num_steps, len(ROUNDS_PER_STEP) - 1)]
-        return self.is_timed and self._rounds_since_step >= wanted
+        is_doubtful = self.tokens.num_rounds >= MIN_ROUNDS and self.tokens.expected < self.cost.typical
+        return self.is_timed and self._rounds_since_step >= (1 if is_doubtful else wanted)
 
     def observe(self, block: Block, num_committed: Sequence[int], seconds: float) -> None:
         """Learn from a round: its block, the tokens it committed per row, its wall time."""
-        if isinstance(block, PacedBlock):
-            self._rounds_since_step += 1
+        if isinstance(block, PacedBlock) and block.length:
             for kinds, count in zip(block.kinds(), num_committed, strict=True):
                 self.acceptance.observe(kinds, count - 1)
-            if not self.is_timed:
-                seconds = NOMINAL_ROUND + NOMINAL_PROPOSAL * block.length
-            is_typical = not (self._is_first and self.is_timed)
-            self.costs.observe(block.length, sum(num_committed) / len(num_committed), seconds if is_typical else None)
-            self._is_first = False
-            if self.costs.num_rounds >= (ROUNDS_PER_STEP[0] if self.is_timed else NOMINAL_TRIAL):
-                self._judge()
+            self.tokens.observe(sum(num_committed) / len(num_committed))
+            self.cost.observe(block.length, seconds if self.is_timed and not self._is_first else None)
+            self._rounds_since_step, self._is_first = self._rounds_since_step + 1, False
         else:
+            self.cost.observe(0, seconds if self.is_timed else None)
             self._num_steps, self._rounds_since_step = self._num_steps + 1, 0
-            if self.is_timed:
-                self._step_seconds.append(seconds)
-            if self._left and self._num_steps >= RECENT_STEPS and not self._loses():
-                self._left = self._num_steps = 0  # the machine has become slower, not the drafts worse
-
-    def _loses(self) -> bool:
-        """Whether rounds bring less than single steps in the same time."""
-        return bool(self._step_seconds) and self.costs.best_rate * statistics.median_low(self._step_seconds) < 1
+        if block.pause is None:
+            self._judge()
 
     def _judge(self) -> None:
-        """Pause drafting if it loses, for longer each time."""
-        if self._loses():
-            self._left, self._pause, self._num_steps = self._pause, min(2 * self._pause, MAX_PAUSE), 0
-        else:
+        """Pause drafting if it surely brings less than single steps in the same time, for longer each time."""
+        if self.tokens.num_rounds < MIN_ROUNDS or (self.is_timed and not self.cost.num_pairs):
+            return
+        if max(self.tokens.most, self.tokens.last) < self.cost.least:
+            self._why = Pause(self.tokens.expected, self.cost.typical, self.cost.num_pairs)
+            lost = self._why.cost - self._why.tokens
+            self._left, self._pause = math.ceil(self._pause * lost), min(2 * self._pause, MAX_PAUSE)
+        elif self.tokens.expected >= self.cost.typical:
             self._pause = PAUSE
 
 

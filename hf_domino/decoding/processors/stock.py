@@ -70,17 +70,21 @@ def effect_of(processor: LogitsProcessor) -> Effect | None:
     return None if known is None else known(processor)
 
 
-def one_by_one(processor: LogitsProcessor, scores: torch.Tensor, prefixes: Prefixes) -> torch.Tensor:
+def one_by_one(
+    processor: LogitsProcessor, scores: torch.Tensor, prefixes: Prefixes, is_open: list[bool] | None = None
+) -> torch.Tensor:
     """Ask a processor itself, once for each length of text.
 
     Args:
         processor (`LogitsProcessor`): Of any kind.
         scores (`torch.Tensor`): `[R, V]`, not written to.
         prefixes ([`Prefixes`]): What each of the R positions sees.
+        is_open (`list[bool]`, *optional*): Which of them it is asked about; the others' scores stay as they are.
     """
-    result = torch.empty_like(scores)
-    for length in sorted(set(prefixes.lengths)):
-        members = [index for index, current in enumerate(prefixes.lengths) if current == length]
+    result, lengths = scores.clone(), prefixes.lengths
+    asked = [index for index in range(len(lengths)) if is_open is None or is_open[index]]
+    for length in sorted({lengths[index] for index in asked}):
+        members = [index for index in asked if lengths[index] == length]
         own = _for_rows(processor, [prefixes.rows[index] for index in members])
         result[members] = own(prefixes.ids[members, :length], scores[members])
     return result

@@ -11,13 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, cache_utils
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
+from hf_domino.decoding.caches.rewind import PLACEHOLDERS
 from hf_domino.drafter.context import ContextCache
 
-# In place of layers that use the keys of others; older versions of Transformers leave those out.
-PLACEHOLDERS = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
 # Sliding-window layers keep all positions here: one that keeps its window only cannot step back.
 FIXABLE_LAYERS = (StaticLayer, StaticSlidingWindowLayer, *PLACEHOLDERS)
 
@@ -85,7 +84,7 @@ class FixedCache(Cache):
         """Make it empty. Zeros, so that nothing an earlier text left can spoil a weighted sum."""
         self.length.zero_()
         for layer in self.layers:
-            if layer.is_initialized:
+            if layer.keys is not None:
                 layer.keys.zero_()
                 layer.values.zero_()
 
@@ -93,7 +92,7 @@ class FixedCache(Cache):
         """A copy that grows, to go on from with the target of this configuration."""
         cache, length = DynamicCache(config=config), int(self.length)
         for index, layer in enumerate(self.layers):
-            if layer.is_initialized:
+            if layer.keys is not None:
                 cache.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
         return cache
 

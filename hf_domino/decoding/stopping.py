@@ -1,0 +1,57 @@
+"""Where a text ends for certain: behind an end-of-text token, or at its longest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
+
+KNOWN_CRITERIA = (EosTokenCriteria, MaxLengthCriteria)  # subclasses may ask for more
+
+
+@dataclass(frozen=True)
+class KnownStops:
+    """The stopping criteria that need not be asked.
+
+    Args:
+        eos_token_ids (`frozenset[int]`, *optional*): Tokens that end a text.
+        max_length (`int`, *optional*): Tokens at which it ends, prompt included; None for no limit.
+    """
+
+    eos_token_ids: frozenset[int] = frozenset()
+    max_length: int | None = None
+
+    @classmethod
+    def among(cls, criteria: StoppingCriteriaList) -> KnownStops:
+        """Those of the criteria that `generate` prepared; a criterion of another class must be asked."""
+        ends = [c.eos_token_id.flatten() for c in criteria if type(c) is EosTokenCriteria]
+        limits = [c.max_length for c in criteria if type(c) is MaxLengthCriteria]
+        return cls(frozenset(torch.cat(ends).tolist() if ends else ()), min(limits, default=None))
+
+    def stops_at(self, length: int, token_id: int) -> bool:
+        """Whether a text of this length, prompt included, ends with this token."""
+        return token_id in self.eos_token_ids or (self.max_length is not None and length >= self.max_length)
+
+    def room(self, length: int) -> int | None:
+        """Proposals behind a text of this length after which it may need a token more; None for no limit."""
+        return None if self.max_length is None else max(self.max_length - length - 1, 0)
+
+    def num_open(self, lengths: Sequence[int], continuation: torch.Tensor) -> list[int]:
+        """How many tokens of a continuation leave a text that goes on.
+
+        Args:
+            lengths (`Sequence[int]`): Tokens so far of the B rows.
+            continuation (`torch.Tensor`): Tokens behind them, `[B, M]`.
+
+        Returns:
+            `list[int]`: Per row, in `[0, M]`.
+        """
+        counts = []
+        for length, tokens in zip(lengths, continuation.tolist(), strict=True):
+            ends = (count for count, token in enumerate(tokens) if token in self.eos_token_ids)
+            room = self.room(length)
+            counts.append(min(next(ends, len(tokens)), len(tokens) if room is None else room))
+        return counts

@@ -1,0 +1,164 @@
+"""A trainer whose checkpoints are whole or not there, and that saves one when it is asked to stop.
+
+A checkpoint is written aside and gets its name when all of it is on disk: a run that is killed leaves what it had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+
+from hf_domino.compatibility import refusal
+from hf_domino.training.notices import notice
+
+UNFINISHED = "_unfinished"  # uploads of a trainer leave out names that start so
+STATE_FILE = "trainer_state.json"  # a trainer writes it last
+
+
+def last_checkpoint(output_dir: str | Path) -> str | None:
+    """The newest whole checkpoint in a folder; those that are not are skipped with a word.
+
+    Args:
+        output_dir (`str` or `Path`): The folder; it need not exist.
+
+    Returns:
+        `str`, *optional*: Its folder.
+    """
+    steps = {path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in Path(output_dir).glob("*-*")}
+    found = sorted((path for path, step in steps.items() if step.isdigit()), key=lambda path: -int(steps[path]))
+    partial = [path.name for path in found if not _is_whole(path)]
+    partial += sorted(path.name for path in Path(output_dir, UNFINISHED).glob("*"))
+    if partial:
+        notice(f"{output_dir}: unfinished {', '.join(partial)} of a run that was killed is left out.")
+    return next((str(path) for path in found if _is_whole(path)), None)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+class CheckpointingTrainer(Trainer):
+    """Transformers' trainer with whole checkpoints of finite weights, and a stop on SIGTERM that saves first."""
+
+    _is_saving = False
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._stop = _StopOnSignal(self.accelerator)
+        if not self.args.enable_jit_checkpoint:  # that is Transformers' own way to do so
+            self.add_callback(self._stop)
+
+    @property
+    def stopped_by_signal(self) -> bool:
+        """Whether the last training ended early because of SIGTERM; its last step is saved as a checkpoint."""
+        return self._stop.has_stopped
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as [`~transformers.Trainer.train`] does; after SIGTERM, end with the step and save a checkpoint."""
+        if self.is_local_process_zero():
+            shutil.rmtree(Path(self.args.output_dir, UNFINISHED), ignore_errors=True)
+        with self._stop.listening():
+            return super().train(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the drafter.
+
+        Raises:
+            ValueError: If a weight is not finite; nothing is written then.
+        """
+        broken = [name for name, weight in self.model.named_parameters() if not torch.isfinite(weight).all()]
+        if broken:
+            field = f"the drafter's weights after step {self.state.global_step}"
+            remedy = "They are not saved. Go on from an earlier checkpoint with a lower learning rate."
+            raise refusal(field, "finite", f"nan or inf in {', '.join(broken[:3])} ({len(broken)} tensors)", remedy)
+        super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self._is_saving = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._is_saving = False
+        folder = Path(self._get_output_dir(trial))
+        checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        aside = folder / UNFINISHED / checkpoint.name
+        best = self.state.best_model_checkpoint
+        if best is not None and Path(best) == aside:  # it was looked for where it was being written
+            self.state.best_model_checkpoint = str(checkpoint)
+            if self.args.should_save:
+                self.state.save_to_json(str(aside / STATE_FILE))
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            _publish(aside, checkpoint)
+            rotate_checkpoints(str(folder), self.args.save_total_limit, self.state.best_model_checkpoint, True)
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(checkpoint))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = super()._get_output_dir(trial)
+        return os.path.join(folder, UNFINISHED) if self._is_saving else folder
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self._is_saving:  # uploads run in the background, from a folder that must not be renamed meanwhile
+            super()._push_from_checkpoint(checkpoint_folder)
+
+
+def _publish(aside: Path, checkpoint: Path) -> None:
+    """Give a checkpoint that was written aside its name, in place of one that has it."""
+    if checkpoint.exists():
+        os.rename(checkpoint, aside.with_name("replaced"))
+    os.rename(aside, checkpoint)
+    shutil.rmtree(aside.parent)
+
+
+class _StopOnSignal(TrainerCallback):
+    """Ends training with the step in which SIGTERM reached any process, and has that step saved."""
+
+    def __init__(self, accelerator: Any):
+        self.accelerator = accelerator
+        self.has_stopped = self._is_asked = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Note SIGTERM while training runs; only the main thread may."""
+        self.has_stopped = self._is_asked = False
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = signal.signal(signal.SIGTERM, self._ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+
+    def _ask(self, *_: Any) -> None:
+        self._is_asked = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask all processes, as the signal need not reach them in the same step."""
+        asked = torch.tensor(float(self._is_asked), device=self.accelerator.device)
+        if self.accelerator.num_processes > 1:
+            asked = self.accelerator.reduce(asked, "sum")
+        if asked.item():
+            self.has_stopped = control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
+            notice(
+                f"stopped by SIGTERM after step {state.global_step} of {state.max_steps}; "
+                f"{PREFIX_CHECKPOINT_DIR}-{state.global_step} is saved, and the same command goes on from it."
+            )

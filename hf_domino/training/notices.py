@@ -1,0 +1,15 @@
+"""What training says beside its log: once for all processes of a run."""
+
+from __future__ import annotations
+
+import os
+
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
+
+
+def notice(message: str) -> None:
+    """Say something that changes what is trained, on the first process only."""
+    if os.environ.get("RANK", "0") == "0":
+        logger.warning(message)

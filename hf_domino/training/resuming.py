@@ -1,0 +1,162 @@
+"""What the folder of a run belongs to: whether this run may go on with it, and whether anything is left to do.
+
+A checkpoint's configuration names its target and shape, and `run.json` beside it the rest. What its optimizer keeps
+cannot be changed on the way; what can be is said. What an older checkpoint does not say is not compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from hf_domino.compatibility import refusal
+from hf_domino.configuration import DominoConfig
+from hf_domino.identity import TargetIdentity, check_same
+from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.checkpoints import STATE_FILE, UNFINISHED, last_checkpoint
+from hf_domino.training.notices import notice
+
+RUN_FILE, CONFIG_FILE = "run.json", "config.json"
+SHAPE = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "block_size", "mask_token_id", "target_layer_ids", "projector_type", "emb_dim"),
+    *("gru_hidden_dim", "pure_draft_prefix_len", "shift_label"),
+)
+KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay")  # by the optimizer's state, whatever is asked
+CHANGEABLE = (
+    *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "lambda_base_decay_ratio", "loss_decay"),
+    *("num_anchors", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
+)
+SAMPLED_ROWS = 64
+START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
+
+
+def prepare_folder(
+    args: DominoTrainingArguments, config: DominoConfig, overwrite: bool = False
+) -> tuple[str | None, str | None]:
+    """Find out what is left to do in `output_dir`, before any work.
+
+    Args:
+        args (`DominoTrainingArguments`): Of this run.
+        config (`DominoConfig`): Of its drafter, which names its target.
+        overwrite (`bool`, *optional*, defaults to `False`): Delete the checkpoints and records of an earlier run.
+
+    Returns:
+        `tuple[str | None, str | None]`: The checkpoint to go on from, and, if the run is finished, a line that says so.
+
+    Raises:
+        ValueError: If what is there is of another target, shape or optimizer, or left no checkpoint to go on from, and
+            if a run is to go on and to start again.
+    """
+    folder = Path(str(args.output_dir))
+    if overwrite:
+        if args.resume_from_checkpoint:
+            remedy = "Leave one of them out: a run goes on or starts again."
+            raise refusal("resume_from_checkpoint with overwrite", None, args.resume_from_checkpoint, remedy)
+        if args.process_index == 0:
+            _delete_run(folder)
+        args.distributed_state.wait_for_everyone()
+        return None, None
+    state, checkpoint = _read(folder / STATE_FILE), args.resume_from_checkpoint or last_checkpoint(folder)
+    if state and state["global_step"] >= state["max_steps"]:
+        check_resumable(folder, config, args)
+        if _has_enough(state, args):
+            return checkpoint, _say_finished(folder, state)
+        if checkpoint is None:
+            remedy = f"Start from its drafter, --drafter {folder} with another output_dir, or use --overwrite true."
+            raise refusal(f"{folder}, a finished run that is to go on,", "with checkpoints", "none", remedy)
+    if checkpoint:
+        check_resumable(checkpoint, config, args)
+    return checkpoint, None
+
+
+def check_resumable(
+    checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, rows: Any = None
+) -> None:
+    """Refuse a checkpoint that this run would not really go on with; what else differs is said.
+
+    Args:
+        checkpoint (`str` or `Path`): Its folder, or that of a finished run.
+        config (`DominoConfig`): Of the drafter to be trained, which names its target.
+        args (`DominoTrainingArguments`): Of this run.
+        rows (*optional*): The training rows, where they are known already.
+
+    Raises:
+        ValueError: If target, shape or optimizer differ; naming the first field that does.
+    """
+    saved, run = _read(Path(checkpoint) / CONFIG_FILE), _read(Path(checkpoint) / RUN_FILE)
+    found = TargetIdentity.recorded_in(config)
+    if saved and found:
+        recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved))
+        check_same(recorded, found, str(checkpoint), START_AGAIN)
+    _check_equal(checkpoint, saved, {name: getattr(config, name) for name in SHAPE})
+    now = _facts(args, rows)
+    _check_equal(checkpoint, run, {name: now[name] for name in KEPT})
+    changed = [name for name in (*CHANGEABLE, "rows") if name in run and now[name] != run[name]]
+    if rows is not None and changed:
+        words = ", ".join(f"{name} {now[name]} (until then: {run[name]})" for name in changed)
+        notice(f"training goes on from {checkpoint} with {words}.")
+
+
+def save_run(folder: str | Path, args: DominoTrainingArguments, rows: Any) -> None:
+    """Write what a run is to `run.json`, beside a drafter that was saved.
+
+    Args:
+        folder (`str` or `Path`): Of the drafter.
+        args (`DominoTrainingArguments`): Of the run.
+        rows: Its training rows.
+    """
+    (Path(folder) / RUN_FILE).write_text(json.dumps(_facts(args, rows), indent=2) + "\n", encoding="utf-8")
+
+
+def _facts(args: DominoTrainingArguments, rows: Any) -> dict[str, Any]:
+    values = {name: getattr(args, name) for name in (*KEPT, *CHANGEABLE)}
+    return {name: getattr(value, "value", value) for name, value in values.items()} | {"rows": _digest_rows(rows)}
+
+
+def _digest_rows(rows: Any) -> str | None:
+    """Number and digest of the training rows, from a few of them."""
+    if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        return None
+    some = [rows[index] for index in range(0, len(rows), max(1, len(rows) // SAMPLED_ROWS))]
+    digest = hashlib.sha256(json.dumps(some, default=str, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{len(rows)} of {digest}"
+
+
+def _check_equal(checkpoint: str | Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    for name, value in now.items():
+        if name in before and before[name] != value:
+            raise refusal(
+                name, f"{before[name]!r}, with which {checkpoint} was trained", value, f"Set it back. {START_AGAIN}"
+            )
+
+
+def _has_enough(state: dict[str, Any], args: DominoTrainingArguments) -> bool:
+    if args.max_steps > 0:
+        return state["global_step"] >= args.max_steps
+    return (state["epoch"] or 0.0) >= args.num_train_epochs - 1e-6
+
+
+def _say_finished(folder: Path, state: dict[str, Any]) -> str:
+    return (
+        f"{folder} holds a finished run ({state['global_step']} steps, {state['epoch']:g} epochs), so nothing was "
+        "trained. For more of it, raise max_steps or num_train_epochs; for another run, choose another output_dir, or "
+        "start again with --overwrite true."
+    )
+
+
+def _delete_run(folder: Path) -> None:
+    """Delete checkpoints and records; texts of the target stay, and are checked by their own settings."""
+    for path in (*folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), folder / UNFINISHED):
+        shutil.rmtree(path, ignore_errors=True)
+    for name in (STATE_FILE, RUN_FILE):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

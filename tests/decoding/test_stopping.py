@@ -1,0 +1,129 @@
+"""Nobody is asked about text behind its end: tries, automata and grammars know no such prefix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from builders import EOS, left_padded
+from oracle import oracle
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+import hf_domino
+from hf_domino.decoding.stopping import KnownStops
+
+PROMPTS = [torch.arange(7, 20), torch.arange(30, 38), torch.arange(40, 45)]
+LENGTH = 13
+BUDGET = 14
+OPTIONS = {"do_sample": False, "max_new_tokens": BUDGET}
+WORDS = [[4, 9, 12, 30], [4, 9, 12, 31, 6, 7, 8, 21], [4, 40], [22, 23, 24, 25, 26, 27, 28, 29, 33, 34, 35]]
+
+
+class Automaton:
+    """One state per new token, known up to the last one that `generate` asks for; the text may end in some states."""
+
+    def __init__(self, end: int, last: int = BUDGET):
+        self.tokens = [list(range(4 + state % 3, 64, 3)) for state in range(last)]
+        self.end, self.asked = end, 0
+
+    def strict(self, row: int, ids: torch.Tensor) -> list[int]:
+        """Fail as automata do, behind an end of text or the last state."""
+        new, self.asked = ids[LENGTH:].tolist(), self.asked + 1
+        if EOS in new:
+            raise KeyError(EOS)
+        # Rows end at different times.
+        return [EOS] if len(new) == self.end + row else self.tokens[len(new)]
+
+    def lenient(self, row: int, ids: torch.Tensor) -> list[int]:
+        """Plain `generate` asks about a batch's rows that have ended, too."""
+        return [EOS] if EOS in ids[LENGTH:].tolist() else self.strict(row, ids)
+
+
+class Trie:
+    """Knows its words, each followed by the end of text, and nothing else."""
+
+    def __init__(self, words: list[list[int]]):
+        self.children: dict[tuple[int, ...], list[int]] = {}
+        for word in words:
+            for count, token in enumerate([*word, EOS]):
+                self.children.setdefault(tuple(word[:count]), []).append(token)
+
+    def __call__(self, _: int, ids: torch.Tensor) -> list[int]:
+        return self.children[tuple(ids[LENGTH:].tolist())]
+
+
+def plain_row(target, ids, mask, row, automaton):
+    """What the target alone says in one row of a batch."""
+    allowed = {"prefix_allowed_tokens_fn": lambda _, prefix: automaton.strict(row, prefix)}
+    here = slice(row, row + 1)
+    return target.generate(ids[here], attention_mask=mask[here], **OPTIONS, **allowed)[0]
+
+
+@pytest.fixture(params=["install", "static", "attach"])
+def entry(request, tiny_qwen3):
+    """Options for each of the loops."""
+    if request.param == "attach":
+        hf_domino.uninstall()
+        hf_domino.attach(tiny_qwen3)
+    yield {"cache_implementation": "static"} if request.param == "static" else {}
+    hf_domino.detach(tiny_qwen3)
+    hf_domino.install()
+
+
+def assisted(target, drafter, ids, mask, automaton, **options):
+    lenient = {"prefix_allowed_tokens_fn": automaton.lenient, "eos_token_id": EOS}
+    with oracle(target, ids, 0.8, attention_mask=mask, **OPTIONS, **lenient):
+        allowed = {"prefix_allowed_tokens_fn": automaton.strict}
+        return target.generate(ids, attention_mask=mask, assistant_model=drafter, **OPTIONS, **allowed, **options)
+
+
+@pytest.mark.parametrize("end", [4, BUDGET + 1])
+def test_one_prompt(tiny_qwen3, tiny_drafter, entry, end):
+    automaton = Automaton(end)
+    ids, mask = left_padded(PROMPTS[:1])
+    output = assisted(tiny_qwen3, tiny_drafter, ids, mask, automaton, **entry)
+    assert torch.equal(output[0], plain_row(tiny_qwen3, ids, mask, 0, automaton))
+    assert output.shape[1] == LENGTH + min(end + 1, BUDGET)
+    assert tiny_drafter.stats.acceptance_length > 1.5
+
+
+@pytest.mark.parametrize("end", [4, BUDGET - 2])
+def test_padded_batch(tiny_qwen3, tiny_drafter, end):
+    automaton = Automaton(end)
+    ids, mask = left_padded(PROMPTS)
+    output = assisted(tiny_qwen3, tiny_drafter, ids, mask, automaton)
+    for row, text in enumerate(output):
+        truth = plain_row(tiny_qwen3, ids, mask, row, automaton)
+        assert torch.equal(text[: len(truth)], truth)
+
+
+@pytest.mark.parametrize("projector_type", ["domino", "dflash"])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_trie(tiny_qwen3, make_drafter, entry, projector_type, do_sample):
+    is_many = do_sample and not entry and hf_domino.is_installed()
+    options = OPTIONS | {"do_sample": do_sample, "num_return_sequences": 6 if is_many else 1} | entry
+    drafter, ids = make_drafter(tiny_qwen3, projector_type=projector_type), PROMPTS[0][None]
+    output = tiny_qwen3.generate(ids, assistant_model=drafter, prefix_allowed_tokens_fn=Trie(WORDS), **options)
+    for text in output[:, LENGTH:].tolist():
+        assert text[: text.index(EOS)] in WORDS
+    if not do_sample:
+        assert torch.equal(output, tiny_qwen3.generate(ids, prefix_allowed_tokens_fn=Trie(WORDS), **OPTIONS))
+
+
+@pytest.mark.parametrize(("room", "length"), [(0, 0), (1, 1), (2, 2), (3, 4), (5, 6), (9, 6)])
+def test_hardly_more_is_proposed_than_the_budget_needs(tiny_qwen3, tiny_drafter, room, length):
+    ids = PROMPTS[0][None]
+    tiny_qwen3.generate(ids, assistant_model=tiny_drafter, do_sample=False, max_new_tokens=room + 2, eos_token_id=-1)
+    assert tiny_drafter.stats.proposed[0][0] == length
+
+
+def test_known_stops():
+    criteria = StoppingCriteriaList([MaxLengthCriteria(9), EosTokenCriteria([EOS, 5]), MaxLengthCriteria(8)])
+    stops = KnownStops.among(criteria)
+    assert stops == KnownStops(frozenset({EOS, 5}), 8)
+    assert [stops.room(length) for length in (3, 7, 8)] == [4, 0, 0]
+    continuation = torch.tensor([[6, 7, 8, 9], [6, 5, 7, EOS], [EOS, 6, 6, 6]])
+    assert stops.num_open([2, 2, 2], continuation) == [4, 1, 0]
+    assert stops.num_open([6, 2, 7], continuation) == [1, 1, 0]
+    assert KnownStops().num_open([2, 2, 2], continuation) == [4, 4, 4]
+    assert KnownStops.among(LogitsProcessorList()).room(3) is None

@@ -1,0 +1,74 @@
+"""Cards tell what the trainer recorded, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+from transformers import TrainerState
+
+from hf_domino import DominoConfig
+from hf_domino.training.card import MOST_LOG_ROWS, drafter_card, training_section
+
+
+def cells(card: str, first: str) -> list[str]:
+    """The other cells of the row of a card's table that starts with `first`."""
+    return re.search(rf"^\| {first} \| (.*) \|$", card, re.MULTILINE)[1].split(" | ")
+
+
+def test_a_trained_drafters_card_comes_from_what_was_recorded(
+    target, make_drafter, make_trainer, greedy_rows, tmp_path
+):
+    fields = {"save_strategy": "steps", "save_steps": 4, "logging_steps": 2, "max_steps": 4}
+    make_trainer(make_drafter(target), greedy_rows, greedy_rows[:3], **fields).train()
+    trainer = make_trainer(make_drafter(target), greedy_rows, greedy_rows[:3], **(fields | {"max_steps": 6}))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
+    metrics = trainer.evaluate()
+    trainer.save_state()
+    trainer.create_model_card(license="apache-2.0")
+    recorded = json.loads((tmp_path / "run/trainer_state.json").read_text())
+    card = (tmp_path / "run/README.md").read_text()
+
+    # Batches of 4 of 8 rows: each pass over the rows takes two steps.
+    num_tokens = 3 * sum(len(row["input_ids"]) for row in greedy_rows)
+    assert recorded["num_input_tokens_seen"] == num_tokens
+    assert cells(card, "steps") == ["6"]
+    assert cells(card, "tokens read") == [f"{num_tokens:,}"]
+    log = [entry for entry in recorded["log_history"] if "hours" in entry]
+    hours = [entry["hours"] for entry in log]
+    assert hours == sorted(hours)
+    assert hours[0] > 0
+    assert cells(card, "hours") == [f"{hours[-1]:.4g}"]
+    assert [entry["step"] for entry in log] == [2, 4, 6]
+    for entry in log:
+        figures = [entry[name] for name in ("base_loss", "corrected_loss", "acceptance_length")]
+        assert cells(card, entry["step"])[-3:] == [f"{value:.4g}" for value in figures]
+    assert cells(card, "walked_acceptance_length") == [f"{metrics['eval_walked_acceptance_length']:.4g}"]
+    assert cells(card, "train rows") == ["8"]
+    assert cells(card, "seed") == ["42"]
+    assert ModelCard(card).data.license == "apache-2.0"
+    assert str(tmp_path) not in card
+
+
+def test_a_long_log_is_thinned_and_what_is_not_recorded_is_left_out():
+    entries = [{"step": step, "base_loss": 1.0, "corrected_loss": 0.5} for step in range(10, 1010, 10)]
+    section = training_section(TrainerState(global_step=1000, log_history=entries))
+    steps = re.findall(r"^\| ([\d,]+) \|", section, re.MULTILINE)
+    assert len(steps) == MOST_LOG_ROWS
+    assert (steps[0], steps[-1]) == ("10", "1,000")
+    assert "hours" not in section
+    assert "Evaluation" not in section
+
+
+@pytest.mark.parametrize(
+    ("target", "base_model", "shown"),
+    [("org/name-1.7B", "org/name-1.7B", '"org/name-1.7B"'), ("/some/folder/name", None, '"name"')],
+)
+def test_only_a_name_on_the_hub_is_a_base_model(target, base_model, shown):
+    card = drafter_card("mine", target, DominoConfig(), "## Training")
+    assert yaml.safe_load(card.split("---")[1]).get("base_model") == base_model
+    assert f"from_pretrained({shown}, dtype" in card
+    assert "/some/folder" not in card

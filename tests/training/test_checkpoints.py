@@ -1,0 +1,170 @@
+"""Checkpoints are whole or not there, whenever a run is killed, and a run that is asked to stop saves first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_domino import DominoDraftModel
+from hf_domino.training.checkpoints import UNFINISHED, last_checkpoint
+
+ROOT = Path(__file__).parents[2]
+# Forked from one process that has imported everything and has trained nothing.
+SCRIPT = """
+import json, os, shutil, signal, sys, torch
+import transformers.modeling_utils, transformers.trainer_callback, transformers.trainer_utils
+from transformers import TrainerCallback
+from hf_domino.cli.main import main
+from hf_domino.training.trainer import DominoTrainer
+
+torch.set_num_threads(1)
+# Where a kill falls in the second checkpoint: after these, with what they wrote cut in half, or before these.
+POINTS = {
+    "weights": (transformers.modeling_utils.PreTrainedModel, "save_pretrained"),
+    "state": (transformers.trainer_callback.TrainerState, "save_to_json"),
+    "sweep": (shutil, "rmtree"),
+}
+
+def die_at(point, folder):
+    owner, name = POINTS[point]
+    original = getattr(owner, name)
+    def dying(*args, **kwargs):
+        if "checkpoint-4" not in str([*args, *folder.glob("checkpoint-4")]):
+            return original(*args, **kwargs)
+        if point != "sweep":
+            original(*args, **kwargs)
+            newest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
+            os.truncate(newest, newest.stat().st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    setattr(owner, name, dying)
+
+class Asked(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+def ask_to_stop():
+    original = DominoTrainer.__init__
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.add_callback(Asked())
+    DominoTrainer.__init__ = init
+
+def run(flags, before=lambda: None):
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        before()
+        os._exit(main(["train", *flags]))
+    except BaseException as error:
+        print(repr(error), file=sys.stderr)
+        os._exit(99)
+
+from pathlib import Path
+work, flags = Path(sys.argv[1]), sys.argv[2:]
+codes = {"whole": run([*flags, f"--output_dir={work / 'whole'}"])}
+for point in [*POINTS, "asked"]:
+    folder = work / point
+    mine = [*flags, f"--output_dir={folder}"]
+    codes[point] = [run(mine, ask_to_stop if point == "asked" else lambda: die_at(point, folder))]
+    codes[point] += [sorted(str(p.relative_to(folder)) for p in folder.glob("*checkpoint-*"))]
+    codes[point] += [run(mine)]
+(work / "codes.json").write_text(json.dumps(codes))
+"""
+
+
+@pytest.fixture(scope="module")
+def killed(saved_pair, tmp_path_factory):
+    """Work folder with one run per way to die, each followed by the same command; and their exit codes."""
+    work = tmp_path_factory.mktemp("killed")
+    (work / "train.jsonl").write_text('{"input_ids": [4, 5, 6, 7, 8, 9, 10, 11]}\n{"input_ids": [9, 8, 7, 6, 5]}\n' * 4)
+    fields = {
+        "target": saved_pair[0], "train_file": work / "train.jsonl", "num_hidden_layers": 1, "block_size": 4,
+        "max_steps": 5, "save_steps": 2, "save_total_limit": 2, "per_device_train_batch_size": 2, "num_anchors": 2,
+        "use_cpu": True, "report_to": "none", "disable_tqdm": True,
+    }  # fmt: skip
+    flags = [f"--{name}={value}" for name, value in fields.items()]
+    script = work / "script.py"
+    script.write_text(SCRIPT)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "kernels/torch-ext")] + sys.path)}
+    done = subprocess.run(
+        [sys.executable, str(script), str(work), *flags], capture_output=True, text=True, timeout=240, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return work, json.loads((work / "codes.json").read_text()), done.stderr
+
+
+def weights(folder):
+    return DominoDraftModel.from_pretrained(folder).state_dict()
+
+
+@pytest.mark.parametrize("point", ["weights", "state", "sweep"])
+def test_a_kill_inside_a_save_costs_at_most_what_came_after_the_last_checkpoint(point, killed):
+    work, codes, _ = killed
+    assert codes["whole"] == 0
+    died, left, again = codes[point]
+    assert died == -9
+    assert left == (["checkpoint-2", "checkpoint-4"] if point == "sweep" else ["checkpoint-2"])
+    assert again == 0
+    torch.testing.assert_close(weights(work / point), weights(work / "whole"), rtol=0, atol=0)
+    assert not (work / point / UNFINISHED).exists()
+
+
+def test_a_run_that_is_asked_to_stop_saves_first(killed):
+    work, codes, said = killed
+    assert codes["asked"] == [143, ["checkpoint-2", "checkpoint-3"], 0]
+    assert "stopped by SIGTERM after step 3 of 5" in said
+    assert "unfinished checkpoint-4" in said  # of the killed runs, when they went on
+    torch.testing.assert_close(weights(work / "asked"), weights(work / "whole"), rtol=0, atol=0)
+
+
+def test_partial_checkpoints_are_skipped_with_a_word(tmp_path, caplog):
+    for step, state in ((2, "{}"), (10, '{"global_st'), (9, None)):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        if state is not None:
+            (folder / "trainer_state.json").write_text(state)
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
+    assert "checkpoint-10, checkpoint-9" in caplog.text
+    assert last_checkpoint(tmp_path / "none") is None
+
+
+def test_the_best_checkpoint_is_found_under_its_own_name(target, make_drafter, make_trainer, greedy_rows, tmp_path):
+    trainer = make_trainer(
+        make_drafter(target), greedy_rows, greedy_rows, max_steps=4, save_strategy="steps", save_steps=2,
+        eval_strategy="steps", eval_steps=2, load_best_model_at_end=True, walk_rows=0, save_total_limit=1,
+    )  # fmt: skip
+    trainer.train()
+    best = trainer.state.best_model_checkpoint
+    assert Path(best).parent == tmp_path / "run"
+    assert json.loads((Path(best) / "trainer_state.json").read_text())["best_model_checkpoint"] == best
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [Path(best).name]
+
+
+def test_a_loss_that_is_not_finite_ends_training_and_names_the_step(
+    target, make_drafter, make_trainer, greedy_rows, tmp_path
+):
+    trainer = make_trainer(
+        make_drafter(target), greedy_rows, learning_rate=1e30, warmup_steps=0, save_strategy="steps", save_steps=1
+    )
+    with pytest.raises(ValueError, match=r"the loss of step 2 must be finite, got (nan|inf)"):
+        trainer.train()
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint-1"]
+    assert all(weight.isfinite().all() for weight in weights(tmp_path / "run/checkpoint-1").values())
+
+
+def test_weights_that_are_not_finite_are_never_saved(target, make_drafter, make_trainer, greedy_rows, tmp_path):
+    drafter = make_drafter(target)
+    trainer = make_trainer(drafter, greedy_rows)
+    with torch.no_grad():
+        drafter.fc.weight[0, 0] = float("inf")
+    with pytest.raises(ValueError, match=r"weights after step 0 must be finite, got .*fc.weight \(1 tens"):
+        trainer.save_model()
+    assert list((tmp_path / "run").iterdir()) == []

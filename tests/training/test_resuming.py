@@ -1,0 +1,154 @@
+"""A folder belongs to one target, one shape and one optimizer: what differs is refused or said, before any work."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_domino import DominoDraftModel
+from hf_domino.identity import TargetIdentity, identify
+from hf_domino.training.trainer import DominoTrainer
+
+
+@pytest.fixture
+def other_target(saved_pair, tmp_path) -> Path:
+    """A folder called like the target's, of a target with other weights."""
+    target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
+    for weight in target.parameters():
+        weight.data += 0.1 * torch.randn_like(weight)
+    folder = tmp_path / "elsewhere" / saved_pair[0].name
+    target.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(saved_pair[0]).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def finished(recipe, train, tmp_path) -> Path:
+    """The folder of a finished run of four steps."""
+    assert train(recipe | {"eval_file": None}) == 0
+    return tmp_path / "run"
+
+
+def weights_in(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_a_trained_drafter_names_its_target(finished, saved_pair):
+    target, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(saved_pair[0]),
+        AutoTokenizer.from_pretrained(saved_pair[0]),
+    )
+    for folder in (finished, finished / "checkpoint-4"):
+        recorded = TargetIdentity.recorded_in(DominoDraftModel.from_pretrained(folder).config)
+        assert recorded == identify(target, tokenizer)
+        assert (recorded.name, recorded.tokenizer_size) == (saved_pair[0].name, 64)
+        assert str(saved_pair[0].parent) not in (folder / "config.json").read_text()
+
+
+def test_a_finished_run_says_so(finished, recipe, train, caplog, monkeypatch):
+    before = weights_in(finished)
+    with monkeypatch.context() as patch:
+        patch.setattr(DominoTrainer, "__init__", lambda *args, **kwargs: pytest.fail("something was trained"))
+        assert train(recipe) == 0
+        assert train(recipe, "--max_steps=3", "--on_policy") == 0
+    assert "holds a finished run (4 steps, 4 epochs), so nothing was trained" in caplog.text
+    assert "raise max_steps or num_train_epochs; for another run, choose another output_dir, or" in caplog.text
+    assert weights_in(finished) == before
+    assert train(recipe | {"max_steps": -1, "num_train_epochs": 5.0}) == 0
+    assert json.loads((finished / "trainer_state.json").read_text())["global_step"] == 5
+    assert "goes on from" in caplog.text
+    assert "max_steps -1 (until then: 4), num_train_epochs 5.0 (until then: 6.0)" in caplog.text
+
+
+def test_another_shape_optimizer_or_target_is_refused(finished, recipe, train, other_target, capsys):
+    before = weights_in(finished)
+    for index, (change, message) in enumerate(
+        [
+            ({"learning_rate": 0.1}, "learning_rate must be 0.001, with which"),
+            ({"muon_learning_rate": 0.01}, "muon_learning_rate must be None, with which"),
+            ({"block_size": 6}, "block_size must be 4, with which"),
+            ({"num_hidden_layers": 2}, "num_hidden_layers must be 1, with which"),
+            ({"projector_type": "dflash"}, "projector_type must be 'domino', with which"),
+            ({"target": str(other_target)}, "the target's weights_digest must be"),
+            ({"target": str(other_target)}, "the target's weights_digest must be"),
+        ]
+    ):
+        max_steps = (4, 6)[index % 2]  # a finished run, and one that goes on
+        assert train(recipe | change | {"max_steps": max_steps, "on_policy": True}) == 2
+        said = capsys.readouterr().err
+        assert message in said
+        assert "Choose another output_dir, or start again (--overwrite true" in said
+    assert weights_in(finished) == before
+    assert not list(finished.glob("on_policy*"))
+
+
+def test_a_copy_in_another_dtype_and_place_goes_on(finished, recipe, train, saved_pair, tmp_path):
+    copied = tmp_path / "copy"
+    AutoModelForCausalLM.from_pretrained(saved_pair[0], dtype=torch.bfloat16).save_pretrained(copied)
+    AutoTokenizer.from_pretrained(saved_pair[0]).save_pretrained(copied)
+    assert train(recipe | {"target": str(copied), "max_steps": 5, "eval_file": None}) == 0
+    assert DominoDraftModel.from_pretrained(finished).config.target_dtype == "bfloat16"
+
+
+def test_overwriting_starts_again(finished, recipe, train, other_target, capsys):
+    (finished / "notes.txt").write_text("mine")
+    change = {"target": str(other_target), "block_size": 6, "max_steps": 2, "eval_file": None}
+    assert train(recipe | change, "--overwrite", "true") == 0
+    assert sorted(path.name for path in finished.glob("checkpoint-*")) == ["checkpoint-2"]
+    assert DominoDraftModel.from_pretrained(finished).config.block_size == 6
+    assert (finished / "notes.txt").read_text() == "mine"
+    assert train(recipe, "--overwrite", "true", f"--resume_from_checkpoint={finished / 'checkpoint-2'}") == 2
+    assert "resume_from_checkpoint with overwrite must be None" in capsys.readouterr().err
+
+
+def test_a_run_without_checkpoints_is_not_lost(finished, recipe, train, capsys):
+    for checkpoint in finished.glob("checkpoint-*"):
+        checkpoint.rename(checkpoint.with_name(f"kept_{checkpoint.name[-1]}"))
+    assert train(recipe | {"max_steps": 9}) == 2
+    assert "must be with checkpoints, got 'none'. Start from its drafter, --drafter" in capsys.readouterr().err
+
+
+def test_text_of_another_target_is_refused(recipe, train, other_target, tmp_path, capsys):
+    recipe |= {"on_policy": True, "on_policy_max_new_tokens": 4, "max_steps": 1, "eval_file": None}
+    assert train(recipe) == 0
+    text = tmp_path / "run" / "on_policy_train-1-of-1.jsonl"
+    before = text.read_text()
+    for name in ("checkpoint-1/config.json", "config.json"):  # as of a run before drafters named their targets
+        config = json.loads((tmp_path / "run" / name).read_text())
+        kept = {key: value for key, value in config.items() if not key.startswith("target_w")}
+        (tmp_path / "run" / name).write_text(json.dumps(kept))
+    recipe |= {"target": str(other_target), "max_steps": 2}
+    assert train(recipe) == 2
+    said = capsys.readouterr().err
+    assert "the target's weights_digest must be" in said
+    assert text.name in said
+    assert text.read_text() == before
+    assert train(recipe, "--overwrite", "true") == 0
+    assert text.read_text() != before
+
+
+def test_the_class_refuses_and_says_the_same(target, make_drafter, make_trainer, greedy_rows, tmp_path, caplog):
+    drafter, folder = make_drafter(target), str(tmp_path / "run")
+    fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    make_trainer(copy.deepcopy(drafter), greedy_rows, **fields).train()
+    assert TargetIdentity.recorded_in(drafter.config) is None
+    fields["max_steps"] = 3
+    make_trainer(copy.deepcopy(drafter), greedy_rows, **fields, num_anchors=5).train(f"{folder}/checkpoint-2")
+    assert "num_anchors 5 (until then: 6)" in caplog.text
+    caplog.clear()
+    make_trainer(copy.deepcopy(drafter), greedy_rows[:7], **fields).train(
+        resume_from_checkpoint=f"{folder}/checkpoint-2"
+    )
+    assert "rows 7 of " in caplog.text
+    with pytest.raises(ValueError, match=r"weight_decay must be 0.0, with which .*checkpoint-3 was trained, got 0.1"):
+        make_trainer(copy.deepcopy(drafter), greedy_rows, **fields, weight_decay=0.1).train(True)
+    with pytest.raises(ValueError, match=r"num_hidden_layers must be 2, with which .* got 1"):
+        make_trainer(make_drafter(target, num_hidden_layers=1), greedy_rows, **fields).train(True)
+    target.model.layers[0].mlp.up_proj.weight.data.normal_()
+    with pytest.raises(ValueError, match="the target's weights_digest must be"):
+        make_trainer(drafter, greedy_rows, **fields).train(resume_from_checkpoint=True)

@@ -18,8 +18,9 @@ from hf_domino.check.estimate import Estimate, estimate_mean
 from hf_domino.check.prompts import Prompt
 from hf_domino.configuration import DominoConfig, default_target_layer_ids
 from hf_domino.decoding.loop import assisted_decoding
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
-from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
+from hf_domino.decoding.sampling import TokenLaw, draft_law
 from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel

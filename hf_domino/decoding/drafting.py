@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 
 from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import DraftProposal, GoesOn, rollout
-from hf_domino.decoding.sampling import Prefixes, TokenLaw
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.stats import PhaseTimer

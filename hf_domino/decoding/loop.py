@@ -22,9 +22,10 @@ from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.pacing.pacer import Block, Pacer, fitting_length, most_proposals, pacer_for
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
+from hf_domino.decoding.sampling import TokenLaw, draft_law
 from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops

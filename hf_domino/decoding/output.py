@@ -13,7 +13,7 @@ from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from hf_domino.decoding.sampling import Prefixes
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.stopping import KNOWN_CRITERIA, KnownStops
 
 

@@ -18,7 +18,8 @@ from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels
 from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.sampling import Prefixes, TokenLaw
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 
@@ -68,7 +69,7 @@ def rollout(
     Returns:
         [`DraftProposal`]: P tokens per row, or fewer.
     """
-    base_logits = target.logits(draft_hidden.to(prefixes.ids.device))
+    base_logits, law = law.settled(prefixes, target.logits(draft_hidden.to(prefixes.ids.device)))
     if not (drafter.has_correction_head or law.needs_prefix):
         scores = law.scores(prefixes, base_logits, prefixes.ids[:, :0])
         scores = scores[:, : _length(scores, goes_on)]
@@ -76,10 +77,10 @@ def rollout(
     size, anchors = drafter.config.draft_pool_size, prefixes.last()[:, 0]
     if goes_on is None and fits_kernels(drafter, law, base_logits):
         return DraftProposal(choose_fused(drafter, target, draft_hidden, base_logits, anchors), None)
-    pool = None
-    is_guessing = fits_pool(law.processors) and not (is_fixed and size is None)
-    if is_guessing and (size or EXACT_POOL_SIZE) < base_logits.shape[2]:
-        pool = CandidatePool(base_logits, size or EXACT_POOL_SIZE, law.processors, prefixes)
+    pool, num_candidates = None, size or EXACT_POOL_SIZE
+    is_guessing = fits_pool(law, num_candidates) and not (is_fixed and size is None)
+    if is_guessing and num_candidates < base_logits.shape[2]:
+        pool = CandidatePool(base_logits, num_candidates, law, prefixes)
     corrections = None
     if drafter.has_correction_head:
         candidates = None if pool is None else pool.token_ids
@@ -113,20 +114,20 @@ def _choose_from_pool(
     Returns:
         `tuple`: All proposals `[B, P]`, or fewer, and the scores `[B, M]` of each of the new ones.
     """
-    chosen, all_scores = list(tokens.unbind(dim=1)), []
-    for index in range(len(chosen), pool.num_positions):
+    all_scores = []
+    for index in range(tokens.shape[1], pool.num_positions):
         logits = pool.logits[:, index]
         if corrections is not None:
             logits = corrections.apply(index, logits)
-        scores = pool.scores(index, logits)
-        choice = law.choose(scores, None if noise is None else noise[:, index].gather(1, pool.token_ids[:, index]))
-        chosen.append(pool.take(index, choice))
+        scores, candidates = pool.scores(logits, tokens), pool.token_ids[:, index]
+        choice = law.choose(scores, None if noise is None else noise[:, index].gather(1, candidates))
+        tokens = torch.cat((tokens, candidates.gather(1, choice[:, None])), dim=1)
         all_scores.append(scores)
         if (goes_on is not None and not goes_on(index, scores)) or index + 1 == pool.num_positions:
             break
         if corrections is not None:
-            corrections.read(chosen[-1])
-    return torch.stack(chosen, dim=1), all_scores
+            corrections.read(tokens[:, -1])
+    return tokens, all_scores
 
 
 def _choose_and_check(
@@ -157,7 +158,6 @@ def _choose_and_check(
         tokens = torch.cat((tokens[:, :num_checked], choice[:, num_checked:count]), dim=1)
         if count == length:
             return DraftProposal(tokens, scores if law.do_sample else None)
-        pool.retake(tokens)
         if corrections is not None:
             corrections.forget(count - 1)
             corrections.read(tokens[:, -1])

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import DraftProposal
-from hf_domino.decoding.sampling import Prefixes, TokenLaw, sample
+from hf_domino.decoding.sampling import TokenLaw, sample
 
 
 @dataclass(frozen=True)

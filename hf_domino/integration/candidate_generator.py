@@ -18,7 +18,8 @@ from transformers.utils import ModelOutput
 
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.pacing.pacer import most_proposals
-from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.sampling import TokenLaw, draft_law
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import recognise

@@ -36,8 +36,9 @@ from transformers import LogitsProcessorList
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
-from hf_domino.decoding.sampling import Prefixes, TokenLaw
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.pair import Pair, load_pair, read_prompts
 from hf_domino.provenance import provenance
 from hf_domino.target import TargetModel

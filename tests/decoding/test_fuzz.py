@@ -21,6 +21,21 @@ MANNER = {
     "phases": (Phase.explicit, Phase.reuse, Phase.generate),
     "suppress_health_check": [HealthCheck.function_scoped_fixture],
 }
+PROCESSORS = [
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram_size": 2},
+    {"min_new_tokens": 9},
+    {"bad_words_ids": [[token, token + 1] for token in range(VOCAB - 1)] + [[7], [8]]},
+    {"sequence_bias": [[[token, VOCAB - token], 3.0] for token in range(4, 9)] + [[[9], 1.0]]},
+    {"encoder_repetition_penalty": 1.3, "encoder_no_repeat_ngram_size": 2},
+    {"forced_eos_token_id": 5, "suppress_tokens": [*range(10, 20)], "begin_suppress_tokens": [5, 6, 7, 8]},
+]
+
+
+def merged(options: list[dict]) -> dict:
+    return {name: value for some in options for name, value in some.items()}
+
+
 CALLS = st.fixed_dictionaries(
     {
         "target": st.sampled_from(["qwen3", "llama", "mistral"]),
@@ -29,7 +44,7 @@ CALLS = st.fixed_dictionaries(
         "end_of_text": st.one_of(st.none(), st.integers(4, VOCAB - 1)),
         "accuracy": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
         "drafter": st.sampled_from([{}, {"block_size": 2}, {"block_size": 9}, {"projector_type": "dflash"}]),
-        "processors": st.sampled_from([{}, {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}]),
+        "processors": st.lists(st.sampled_from(PROCESSORS), max_size=3).map(merged),
         "to_the_limit": st.booleans(),
         "seed": st.integers(0, 10_000),
     }

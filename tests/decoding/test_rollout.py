@@ -6,6 +6,7 @@ from builders import VOCAB_SIZE, build_drafter
 from transformers import (
     LogitsProcessorList,
     NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -100,12 +101,17 @@ def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
 
 
 @torch.no_grad()
-def test_processors_no_pool_can_stand_for_are_asked_step_by_step(block):
-    processor = NoRepeatNGramLogitsProcessor(1)  # no token twice
-    law = TokenLaw(LogitsProcessorList([processor]), do_sample=False)
-    drafter, target, hidden, prefixes = block
-    tokens = rollout(drafter, target, hidden, prefixes, law).tokens
+def test_processors_no_pool_can_stand_for_are_asked_step_by_step(monkeypatch, block):
+    def unseen(row, ids):
+        return [token for token in range(VOCAB_SIZE) if token not in ids]
+
+    def proposed(processor):
+        return rollout(*block, TokenLaw(LogitsProcessorList([processor]), do_sample=False)).tokens
+
+    monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
+    tokens, prefixes = proposed(PrefixConstrainedLogitsProcessor(unseen, num_beams=1)), block[-1]
     for row, length in enumerate(prefixes.lengths):
         seen = prefixes.ids[row, :length].tolist() + tokens[row].tolist()
         assert len(set(seen[length:])) == len(tokens[row])
         assert not set(seen[length:]) & set(seen[:length])
+    assert torch.equal(proposed(NoRepeatNGramLogitsProcessor(1)), tokens)  # the same law, guessed and checked

@@ -1,20 +1,25 @@
 """Candidate pools: drafts chosen among the likeliest tokens of each position instead of the whole vocabulary.
 
 A correction moves the likely tokens among each other; it hardly ever lifts one from far below. So only the tokens with
-the highest base logits are corrected. What is drawn is drawn from the pool's own law, which verification is given:
-drafts change a little, the output does not.
+the highest base logits are corrected, as far as is known by what the draft law makes of these: a token it forces is
+among them, one it forbids is not. What is drawn is drawn from the pool's own law, which verification is given: drafts
+change a little, the output does not.
 
-Shapes: B rows, P proposals, M candidates per position, T tokens so far, V vocabulary.
+Shapes: B rows, P proposals, M candidates per position, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import torch
-from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from hf_domino.decoding.sampling import PREFIX_FREE, Prefixes
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.processors.scores import CandidateScores, Scores
+from hf_domino.decoding.processors.stock import PREFIX_FREE
+from hf_domino.decoding.sampling import TokenLaw
+
+LIFTED_SHARE = 4  # at most one of so many candidates is there for what a processor may do
 
 
 class CandidatePool:
@@ -23,49 +28,36 @@ class CandidatePool:
     Args:
         base_logits (`torch.Tensor`): `[B, P, V]`.
         size (`int`): Candidates per position (M), the likeliest.
-        processors (`Sequence[LogitsProcessor]`): The draft law's, which must pass [`fits_pool`].
+        law ([`TokenLaw`]): What drafts are chosen from, which must pass [`fits_pool`].
         prefixes ([`Prefixes`]): Tokens so far of the B rows.
     """
 
-    def __init__(self, base_logits: torch.Tensor, size: int, processors: Sequence[LogitsProcessor], prefixes: Prefixes):
-        self._processors, self._vocab_size = processors, base_logits.shape[2]
-        self.logits, self.token_ids = base_logits.topk(size, dim=2)  # [B, P, M]
-        self._in_prefix: torch.Tensor | None = None  # [B, P, M], whether a candidate is in the prefix
-        for processor in processors:
-            if type(processor) not in PREFIX_FREE:
-                ids = _counted_ids(prefixes, getattr(processor, "prompt_ignore_length", None))
-                in_prefix = torch.zeros_like(base_logits[:, 0], dtype=torch.bool).scatter(1, ids, True)
-                self._in_prefix = in_prefix.gather(1, self.token_ids.flatten(1)).view_as(self.token_ids)
-        self._seen = self._in_prefix  # the same with the proposals so far
+    def __init__(self, base_logits: torch.Tensor, size: int, law: TokenLaw, prefixes: Prefixes):
+        self._law, self._prefixes, self._vocab_size = law, prefixes, base_logits.shape[2]
+        likely = base_logits
+        if lifting := [effect for effect in law.effects if effect.may_lift]:
+            num_positions = base_logits.shape[1]
+            foreseen = Scores(base_logits.flatten(0, 1), base_logits.dtype)
+            known = prefixes.along(prefixes.last().expand(-1, num_positions - 1), num_positions)
+            for effect in lifting:
+                effect.foresee(foreseen, known)
+            likely = foreseen.tensor.view_as(base_logits)
+        self.token_ids = likely.topk(size, dim=2).indices  # [B, P, M]
+        self.logits = base_logits.gather(2, self.token_ids)
+        self._ascending, self._order = self.token_ids.sort(dim=2)
 
     @property
     def num_positions(self) -> int:
         """Positions of the block (P)."""
         return self.token_ids.shape[1]
 
-    def scores(self, index: int, logits: torch.Tensor) -> torch.Tensor:
-        """Process the logits `[B, M]` of position `index`."""
-        for processor in self._processors:
-            if type(processor) in PREFIX_FREE:
-                logits = processor(self.token_ids[:, index], logits)
-            else:
-                penalty = processor.penalty
-                penalised = torch.where(logits < 0, logits * penalty, logits / penalty)
-                assert self._seen is not None
-                logits = torch.where(self._seen[:, index], penalised, logits)
-        return logits
-
-    def take(self, index: int, choice: torch.Tensor) -> torch.Tensor:
-        """Token ids `[B]` of the chosen candidates `[B]` of position `index`; they count as prefix from then on."""
-        token_ids = self.token_ids[:, index].gather(1, choice[:, None])
-        if self._seen is not None:
-            self._seen = self._seen | (self.token_ids == token_ids[..., None])
-        return token_ids[:, 0]
-
-    def retake(self, token_ids: torch.Tensor) -> None:
-        """Go back to where only these proposals `[B, N]`, of the pool or not, count as prefix."""
-        if self._in_prefix is not None:
-            self._seen = self._in_prefix | (self.token_ids[..., None] == token_ids[:, None, None]).any(dim=-1)
+    def scores(self, logits: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:
+        """Process the logits `[B, M]` of the candidates behind some proposals `[B, N]`, in fp32."""
+        if not self._law.effects:
+            return self._law.process(logits, self._prefixes)
+        own, index = partial(CandidateScores, vocab_size=self._vocab_size), proposals.shape[1]
+        changeable = partial(own, token_ids=self._ascending[:, index], order=self._order[:, index])
+        return self._law.process(logits, self._prefixes.along(proposals, 1), changeable)
 
     def spread(self, scores: torch.Tensor) -> torch.Tensor:
         """Scores `[B, P, M]` of the first P positions as ones of all tokens, `[B, P, V]`: no other can be drawn."""
@@ -73,16 +65,7 @@ class CandidatePool:
         return scores.new_full((*scores.shape[:2], self._vocab_size), -torch.inf).scatter(2, token_ids, scores)
 
 
-def _counted_ids(prefixes: Prefixes, ignored: torch.Tensor | int | None) -> torch.Tensor:
-    """Ids `[B, T]` of the prefixes without the first `ignored` ones, of all rows or per row: the last one instead."""
-    ids = prefixes.filled(prefixes.ids[:, :0], 0)[:, 0]
-    if ignored is None:
-        return ids
-    start = ignored[prefixes.rows, None] if isinstance(ignored, torch.Tensor) and ignored.dim() else ignored
-    return torch.where(torch.arange(ids.shape[1], device=ids.device) < start, prefixes.last(), ids)
-
-
-def fits_pool(processors: Sequence[LogitsProcessor]) -> bool:
-    """Whether processors can be applied to a few tokens of the vocabulary alone, or nearly so."""
-    others = [type(processor) for processor in processors if type(processor) not in PREFIX_FREE]
-    return others in ([], [RepetitionPenaltyLogitsProcessor])
+def fits_pool(law: TokenLaw, size: int) -> bool:
+    """Whether a law can be applied to this many candidates alone, or nearly so."""
+    is_known = len(law.effects) == sum(type(processor) not in PREFIX_FREE for processor in law.processors)
+    return is_known and LIFTED_SHARE * sum(effect.num_guesses for effect in law.effects) <= size

@@ -19,9 +19,11 @@ from transformers.generation import logits_process as hf
 from hf_domino.decoding.caches.alignment import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.pacing.pacer import fitting_length
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.processors.stock import PREFIX_FREE
 from hf_domino.decoding.rollout import DraftProposal, GoesOn, rollout
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import PREFIX_FREE, Prefixes, TokenLaw
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.workspace import Workspace, give_back, take_workspace
 from hf_domino.decoding.verification import Judgement, judge
 from hf_domino.drafter.context import ContextCache

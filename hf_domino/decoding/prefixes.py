@@ -1,0 +1,71 @@
+"""The tokens so far of every row, and those that each position of a block sees.
+
+Shapes: B rows, T tokens so far, N positions, M tokens behind the prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """The tokens so far of the rows that are still generated; rows differ in length.
+
+    Args:
+        ids (`torch.Tensor`): Ids `[B, T]`, each row from its first token on; what stands behind its length is anything.
+        lengths (`list[int]`): Tokens of each row.
+        rows (`list[int]`): Which row of the batch that `generate` was given each one is.
+    """
+
+    ids: torch.Tensor
+    lengths: list[int]
+    rows: list[int]
+
+    @classmethod
+    def of(cls, ids: torch.Tensor) -> Prefixes:
+        """All rows of a batch `[B, T]`, equally long."""
+        return cls(ids, [ids.shape[1]] * len(ids), list(range(len(ids))))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows are equally long."""
+        return min(self.lengths) == max(self.lengths)
+
+    def last(self) -> torch.Tensor:
+        """The last token of each row, `[B, 1]`."""
+        return self.endings(1)
+
+    def endings(self, count: int) -> torch.Tensor:
+        """The last `count` tokens of each row, `[B, count]`; of a shorter row anything."""
+        if self.is_even and count <= (length := self.lengths[0]):
+            return self.ids[:, length - count : length]
+        columns = self.per_row(self.lengths) - count + torch.arange(count, device=self.ids.device)
+        return self.ids.gather(1, columns.clamp_min(0))
+
+    def per_row(self, values: list) -> torch.Tensor:
+        """One value of the host for each row, `[B, 1]` beside the ids, without waiting for their device."""
+        return torch.tensor(values)[:, None].to(self.ids.device, non_blocking=True)
+
+    def along(self, continuation: torch.Tensor, num_positions: int) -> Prefixes:
+        """What successive positions see: the last one all of a continuation, each one before it a token less.
+
+        Args:
+            continuation (`torch.Tensor`): Tokens behind the prefixes, `[B, M]`.
+            num_positions (`int`): Positions of each row (N), at most M + 1.
+
+        Returns:
+            [`Prefixes`]: B * N of them, the positions of the first row first.
+        """
+        longest, count = max(self.lengths), continuation.shape[1]
+        ids = torch.cat((self.ids[:, :longest], continuation), dim=1)
+        if not self.is_even:
+            columns = self.per_row(self.lengths) + torch.arange(count, device=ids.device)
+            ids = ids.scatter(1, columns, continuation)
+        first = count - num_positions + 1
+        lengths = [length + first + index for length in self.lengths for index in range(num_positions)]
+        rows = [row for row in self.rows for _ in range(num_positions)]
+        seen = ids.repeat_interleave(num_positions, dim=0) if num_positions > 1 else ids
+        return Prefixes(seen, lengths, rows)

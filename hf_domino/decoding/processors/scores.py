@@ -1,0 +1,86 @@
+"""Scores that effects change: of the whole vocabulary, or of a few candidates of each position.
+
+Shapes: R positions, C tokens named for each, M candidates, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+NewScores = Callable[..., torch.Tensor]  # of scores and of values beside them
+
+
+class Scores:
+    """A copy of the scores of all tokens, for effects to change.
+
+    Args:
+        scores (`torch.Tensor`): `[R, V]`.
+        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Of the copy.
+    """
+
+    def __init__(self, scores: torch.Tensor, dtype: torch.dtype = torch.float32):
+        self._shape, self.vocab_size = scores.shape, scores.shape[1]
+        self._flat = torch.empty(scores.numel() + 1, dtype=dtype, device=scores.device)
+        self.tensor.copy_(scores)
+        self._flat[-1] = 0.0  # takes what goes nowhere
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The scores as they are now, `[R, V]`."""
+        return self._flat[:-1].view(self._shape)
+
+    def change(self, ids: torch.Tensor, where: torch.Tensor | None, new: NewScores, *values: torch.Tensor) -> None:
+        """Replace the scores of some tokens; ids that have none are passed over.
+
+        Args:
+            ids (`torch.Tensor`): `[R, C]`, or `[C]` for all positions alike. A token named twice must fare alike.
+            where (`torch.Tensor`, *optional*): Which are meant, `[R, C]` or `[R, 1]`; None for all.
+            new (`Callable`): Gives new scores from old ones `[R, C]` and from the values.
+            values (`torch.Tensor`): What else they depend on, `[R, C]` or `[R, 1]`.
+        """
+        num_positions, width = self._shape
+        columns, is_meant = self._columns(ids.expand(num_positions, -1))
+        if where is not None:
+            is_meant = is_meant & where
+        offsets = width * torch.arange(num_positions, device=ids.device)[:, None]
+        index = torch.where(is_meant, offsets + columns, num_positions * width)  # [R, C]
+        changed = new(self._flat[index], *values).to(self._flat)
+        self._flat.scatter_(0, index.flatten(), changed.flatten())
+
+    def add(self, amounts: torch.Tensor) -> None:
+        """Add an amount `[R, V]` to the score of each token."""
+        self.tensor.add_(amounts)
+
+    def forbid_all(self, positions: list[int]) -> None:
+        """Forbid all tokens at some of the R positions."""
+        self.tensor[positions] = -torch.inf
+
+    def _columns(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """In which columns the scores of tokens stand, and which have one, both `[R, C]`."""
+        return ids, (ids >= 0) & (ids < self.vocab_size)
+
+
+class CandidateScores(Scores):
+    """A copy of the scores of a few candidates of each position.
+
+    Args:
+        scores (`torch.Tensor`): `[R, M]`.
+        token_ids (`torch.Tensor`): The candidates, `[R, M]`, in ascending order.
+        order (`torch.Tensor`): The column of each in the scores, `[R, M]`.
+        vocab_size (`int`): All tokens there are.
+    """
+
+    def __init__(self, scores: torch.Tensor, token_ids: torch.Tensor, order: torch.Tensor, vocab_size: int):
+        super().__init__(scores)
+        self._token_ids, self._order, self.vocab_size = token_ids.contiguous(), order, vocab_size
+
+    def add(self, amounts: torch.Tensor) -> None:
+        """Add an amount `[R, V]` to the score of each token."""
+        self.tensor.scatter_add_(1, self._order, amounts.gather(1, self._token_ids))
+
+    def _columns(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = ids.contiguous()
+        rank = torch.searchsorted(self._token_ids, ids).clamp_max(self._token_ids.shape[1] - 1)
+        return self._order.gather(1, rank), self._token_ids.gather(1, rank) == ids

@@ -1,0 +1,197 @@
+"""Processors by the tokens they touch: bit for bit the originals, asked position by position, in any company."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+import torch
+from builders import VOCAB_SIZE, build_drafter
+from transformers import LogitsProcessorList
+from transformers.generation import logits_process as hf
+
+from hf_domino.decoding import rollout as rollout_module
+from hf_domino.decoding import sampling as sampling_module
+from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.processors.stock import EFFECTS, PREFIX_FREE
+from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.verification import judge
+from hf_domino.target import TargetModel
+
+V, CASES = 12, 24  # CASES: random lists, texts and logits for each kind
+EOS = ([3], [1, 5], [-1], [3, V + 4])
+POOL_TOLERANCE = {"rtol": 0, "atol": 1e-6}  # the same arithmetic on fewer columns
+
+
+def sequences(draw):
+    return {tuple(draw.choices(range(V), k=draw.choice([1, 1, 2, 2, 3, 4]))) for _ in range(draw.randint(1, 30))}
+
+
+def bad_words(draw, prompts):
+    return hf.NoBadWordsLogitsProcessor([list(tokens) for tokens in sequences(draw)], draw.choice([None, [3]]))
+
+
+def sequence_bias(draw, prompts):
+    biases = [[list(tokens), draw.choice([-torch.inf, draw.gauss(0, 3)])] for tokens in sequences(draw)]
+    return hf.SequenceBiasLogitsProcessor(biases)
+
+
+def less_padding(draw, prompts):
+    try:
+        return hf.RepetitionPenaltyLogitsProcessor(1.3, torch.tensor(draw.choices(range(9), k=len(prompts))))
+    except ValueError:  # one number for all rows, in older versions
+        return hf.RepetitionPenaltyLogitsProcessor(1.3, draw.randint(0, 9))
+
+
+@cache
+def watermark(context_width):
+    return hf.WatermarkLogitsProcessor(V, "cpu", context_width=context_width)  # it draws a million numbers
+
+
+KINDS = {
+    "min length": lambda draw, prompts: hf.MinLengthLogitsProcessor(draw.randint(0, 14), draw.choice(EOS)),
+    "min new tokens": lambda draw, prompts: hf.MinNewTokensLengthLogitsProcessor(
+        draw.randint(1, 8), draw.randint(0, 6), draw.choice(EOS)
+    ),
+    "suppress": lambda draw, prompts: hf.SuppressTokensLogitsProcessor(draw.choices(range(V), k=draw.randint(1, 6))),
+    "suppress at begin": lambda draw, prompts: hf.SuppressTokensAtBeginLogitsProcessor(
+        draw.choices(range(V + 3), k=5), draw.randint(1, 12)
+    ),
+    "forced bos": lambda draw, prompts: hf.ForcedBOSTokenLogitsProcessor(draw.randrange(V)),
+    "forced eos": lambda draw, prompts: hf.ForcedEOSTokenLogitsProcessor(
+        draw.randint(1, 14), draw.choices(range(V), k=2)
+    ),
+    "decay": lambda draw, prompts: hf.ExponentialDecayLengthPenalty(
+        (draw.randint(0, 3), draw.choice([0.7, 1.3])), [1, 3], draw.randint(1, 8)
+    ),
+    "penalty": lambda draw, prompts: hf.RepetitionPenaltyLogitsProcessor(draw.choice([0.7, 1.3])),
+    "penalty less a start": lambda draw, prompts: hf.RepetitionPenaltyLogitsProcessor(1.3, draw.randint(0, 12)),
+    "penalty less padding": less_padding,
+    "prompt penalty": lambda draw, prompts: hf.EncoderRepetitionPenaltyLogitsProcessor(
+        draw.choice([0.7, 1.3]), prompts
+    ),
+    "n-grams": lambda draw, prompts: hf.NoRepeatNGramLogitsProcessor(draw.randint(1, 4)),
+    "prompt n-grams": lambda draw, prompts: hf.EncoderNoRepeatNGramLogitsProcessor(draw.randint(1, 4), prompts),
+    "bad words": bad_words,
+    "sequence bias": sequence_bias,
+    "watermark": lambda draw, prompts: watermark(draw.choice([1, 3, 6])),
+    "top k": lambda draw, prompts: hf.TopKLogitsWarper(6),
+    "no infinities": lambda draw, prompts: hf.InfNanRemoveLogitsProcessor(),
+    "allowed": lambda draw, prompts: hf.PrefixConstrainedLogitsProcessor(
+        lambda row, ids: [(int(ids[-1]) + row) % V, 3 * len(ids) % V], 1
+    ),
+}
+KNOWN = [kind for kind in KINDS if kind not in ("top k", "no infinities", "allowed")]
+
+
+def numbers(scores):
+    return torch.nan_to_num(scores, nan=77.0, posinf=88.0, neginf=-99.0)  # what torch.equal can compare
+
+
+def test_every_known_processor_is_tried():
+    made = {type(KINDS[kind](random.Random(0), torch.zeros(1, 3).long())) for kind in KNOWN}
+    assert made == set(EFFECTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_is_bit_for_bit_position_after_position(kind):
+    draw = random.Random(kind)
+    for case in range(CASES):
+        torch.manual_seed(case)
+        batch, num_positions = draw.randint(1, 3), draw.randint(1, 5)
+        lengths = [draw.randint(1, 8) for _ in range(batch)] if case % 2 else [draw.randint(1, 8)] * batch
+        prompts = torch.randint(V, (batch, 6))
+        others = [draw.choice(list(KINDS)) for _ in range(draw.randint(0, 3))]
+        kinds = draw.sample([kind, *others], len(others) + 1)
+        processors = LogitsProcessorList(KINDS[name](draw, prompts) for name in kinds)
+        foreign = 2 * (case % 5 == 0)  # tokens of the prompt without a score
+        ids = torch.randint(V + foreign, (batch, max(lengths) + draw.randint(0, 3)))
+        continuation = torch.randint(V, (batch, num_positions - 1 + draw.randint(0, 2)))
+        logits = (3 * torch.randn(batch, num_positions, V)).to(draw.choice([torch.float32, torch.bfloat16]))
+        logits[torch.rand(logits.shape) < 0.1 * (case % 3 == 0)] = -torch.inf
+        untouched = logits.clone()
+        law = TokenLaw(processors, do_sample=True)
+        scores = law.scores(Prefixes(ids, lengths, list(range(batch))), logits, continuation)
+        assert torch.equal(logits, untouched)
+        for row, index in ((row, index) for row in range(batch) for index in range(num_positions)):
+            seen = continuation[row, : continuation.shape[1] - num_positions + 1 + index]
+            text = torch.cat((ids[row, : lengths[row]], seen)).repeat(batch, 1)
+            expected = processors(text, logits[:, index].float())[row]  # all rows as long, as in plain generation
+            assert torch.equal(numbers(scores[row, index]), numbers(expected)), (kinds, case)
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_candidates_fare_as_in_the_whole_vocabulary(kind):
+    draw = random.Random(kind)
+    for case in range(8):
+        torch.manual_seed(case)
+        law = TokenLaw(LogitsProcessorList([KINDS[kind](draw, torch.randint(V, (2, 6)))]), do_sample=True)
+        prefixes, base_logits = Prefixes(torch.randint(V, (2, 7)), [4, 7], [0, 1]), torch.randn(2, 4, V)
+        pool, proposals = CandidatePool(base_logits, 7, law, prefixes), prefixes.ids[:, :0]
+        for index in range(4):
+            candidates, corrected = pool.token_ids[:, index], base_logits[:, index] + 0.1 * torch.randn(2, V)
+            expected = law.scores(prefixes, corrected[:, None], proposals)[:, 0].gather(1, candidates)
+            scores = pool.scores(corrected.gather(1, candidates), proposals)
+            torch.testing.assert_close(numbers(scores), numbers(expected), **POOL_TOLERANCE)
+            proposals = torch.cat((proposals, candidates[:, :1]), dim=1)  # likely tokens come up again
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KNOWN)
+def test_rounds_stay_on_the_fast_path(monkeypatch, tiny_qwen3, kind):
+    def slow(*arguments):
+        raise AssertionError("asked position by position")
+
+    drafter = build_drafter(tiny_qwen3)
+    prefixes = Prefixes.of(torch.randint(4, V, (1, 9)))
+    processor = KINDS[kind](random.Random(1), prefixes.ids)
+    law, hidden = TokenLaw(LogitsProcessorList([processor]), do_sample=True), torch.randn(1, 6, 32)
+    monkeypatch.setattr(rollout_module, "_choose_one_by_one", slow)
+    monkeypatch.setattr(sampling_module, "one_by_one", slow)
+    monkeypatch.setattr(type(processor), "__call__", lambda self, ids, scores: _prepared(self, scores))
+    proposal = rollout(drafter, TargetModel(tiny_qwen3, drafter.config), hidden, prefixes, law)
+    judge(law, prefixes, proposal, torch.randn(1, 7, VOCAB_SIZE))
+
+
+def _prepared(processor, scores):
+    """A bias sorts its sequences out at its first call, of which it gets one with a single position of zeros."""
+    assert len(scores) == 1
+    assert not scores.any()
+    processor._prepare_bias_variables(scores)
+
+
+@torch.no_grad()
+def test_what_is_forced_or_lifted_is_drafted_and_what_is_banned_is_not(tiny_qwen3):
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=8)
+    prefixes, target = Prefixes.of(torch.randint(4, 60, (2, 9))), TargetModel(tiny_qwen3, drafter.config)
+    hidden = torch.randn(2, 6, 32)
+    unlikely = int(target.logits(hidden).amax(dim=(0, 1)).argmin())
+    likely = target.logits(hidden).amax(dim=(0, 1)).topk(30).indices.tolist()
+
+    def drafted(processor):
+        law = TokenLaw(LogitsProcessorList([processor]), do_sample=True)
+        return rollout(drafter, target, hidden, prefixes, law).tokens
+
+    assert drafted(hf.ForcedEOSTokenLogitsProcessor(12, [unlikely]))[:, 2].tolist() == [unlikely, unlikely]
+    assert (drafted(hf.SequenceBiasLogitsProcessor([[[unlikely], 90.0]])) == unlikely).all()
+    pair = [[[token, unlikely], 90.0] for token in prefixes.last()[:, 0].tolist()]
+    assert drafted(hf.SequenceBiasLogitsProcessor(pair))[:, 0].tolist() == [unlikely, unlikely]
+    assert not torch.isin(drafted(hf.SuppressTokensLogitsProcessor(likely)), torch.tensor(likely)).any()
+
+
+def test_who_lifts_more_than_the_pool_holds_needs_the_vocabulary():
+    def fits(processor, size=16):
+        return fits_pool(TokenLaw(LogitsProcessorList([hf.TemperatureLogitsWarper(0.5), processor]), True), size)
+
+    def pairs(count, bias):
+        return hf.SequenceBiasLogitsProcessor([[[token, token + 1], bias] for token in range(count)])
+
+    assert fits(pairs(4, 2.0))
+    assert not fits(pairs(5, 2.0))
+    assert fits(pairs(30, -2.0))
+    assert not fits(hf.PrefixConstrainedLogitsProcessor(lambda row, ids: [1], 1))
+    assert not fits(hf.WatermarkLogitsProcessor(V, "cpu", seeding_scheme="selfhash"))
+    assert all(type(processor) not in EFFECTS for processor in PREFIX_FREE)

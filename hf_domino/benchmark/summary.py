@@ -116,7 +116,8 @@ def _median_ms(rows: Iterable[Row], field: str) -> float | None:
 
 def _num_drafted(row: Row) -> int:
     """Rounds with proposals; all rounds in rows that do not tell them apart."""
-    return row.get("num_drafted", row["num_rounds"])
+    count: int | None = row.get("num_drafted")
+    return row["num_rounds"] if count is None else count
 
 
 def _tokens_per_forward(row: Row) -> float | None:

@@ -116,10 +116,6 @@ class DraftSession:
             self._new_counts = [self._new_counts[row] for row in rows]
         self._anchors = self._anchors[kept]
 
-    def fitting_length(self, room: int) -> int:
-        """How many proposals to make at most where no more than `room` can be of use."""
-        return room
-
     def propose(
         self,
         prefixes: Prefixes,

@@ -21,7 +21,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.pacer import Block, Pacer, pacer_for
+from hf_domino.decoding.pacing.pacer import Block, Pacer, fitting_length, pacer_for
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import Prefixes, TokenLaw, draft_law
@@ -225,9 +225,11 @@ class _Generation:
 
     def _room(self) -> int | None:
         """Proposals that can be of use: the target has positions for them, no text ends before; None for no limit."""
-        wanted, limit = self.committed.room, self.session.target.position_limit
-        rooms = [] if wanted is None else [self.session.fitting_length(wanted)]
-        if limit is not None:
+        most, rooms = self.session.drafter.config.num_draft_tokens, []
+        if (wanted := self.committed.room) is not None:
+            # One of a few lengths, as in rounds of fixed shape: a seed gives the same text in both.
+            rooms.append(fitting_length(min(wanted, most), most))
+        if (limit := self.session.target.position_limit) is not None:
             rooms.append(max(limit - self.runner.next_position() - 1, 0))
         return min(rooms, default=None)
 

@@ -21,8 +21,9 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.pipelines import base as pipelines_base
 
 import hf_domino
-from hf_domino import DominoConfig, DominoDraftModel, integration
+from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.integration import patch
 
 ROOT = Path(__file__).parents[2]
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
@@ -273,7 +274,7 @@ def test_threads_keep_their_own_rounds(tiny_qwen3, tiny_drafter):
 
 
 def functions():
-    return [getattr(owner, name) for owner, name, _ in integration._PATCHES]
+    return [getattr(owner, name) for owner, name, _ in patch._PATCHES]
 
 
 def test_install_is_idempotent_and_undoable(uninstalled):

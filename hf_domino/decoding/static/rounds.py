@@ -244,11 +244,6 @@ class StaticDraftSession(DraftSession):
         self._store()
         return self._fixed.to_dynamic()
 
-    def fitting_length(self, room: int) -> int:
-        """The next of a few lengths, each a shape of its own: some proposals may be of no use."""
-        most = self.drafter.config.num_draft_tokens
-        return fitting_length(min(room, most), most)
-
     def _run_backbone(self, block: torch.Tensor) -> torch.Tensor:
         """Draft hidden states `[1, K, H]` of the block `[1, K]`; stores the new context."""
         pending = self._pending

@@ -23,4 +23,4 @@ def run(options: argparse.Namespace) -> int:
     """Run `hf-domino recipe`."""
     from hf_domino.recipes.bundled import make_pair
 
-    return make_pair(options)
+    return make_pair(options, "hf_domino.cli")

@@ -52,11 +52,12 @@ class OnPolicyRecipe:
     seed: int = 0
 
 
-def make_pair(options: argparse.Namespace) -> int:
+def make_pair(options: argparse.Namespace, commands: str) -> int:
     """Run all stages whose result is not there yet.
 
     Args:
         options (`argparse.Namespace`): Flags of `hf-domino recipe`.
+        commands (`str`): The module whose command `train` trains the drafters, each in processes of its own.
 
     Returns:
         `int`: 0.
@@ -76,8 +77,12 @@ def make_pair(options: argparse.Namespace) -> int:
         ("target, post-trained", work / "target-posttrained", lambda: _posttrain(work, options.processes)),
         ("bf16 target", options.output / BUNDLED / "config.json", lambda: export_target(work, options.output)),
         ("on-policy text", work / "on_policy.jsonl", lambda: write_on_policy(work, options.output, options.processes)),
-        ("Domino drafter", work / "domino/model.safetensors", lambda: _train_drafter(work, options, "domino")),
-        ("DFlash twin", work / "dflash/model.safetensors", lambda: _train_drafter(work, options, "dflash")),
+        (
+            "Domino drafter",
+            work / "domino/model.safetensors",
+            lambda: _train_drafter(work, options, commands, "domino"),
+        ),
+        ("DFlash twin", work / "dflash/model.safetensors", lambda: _train_drafter(work, options, commands, "dflash")),
         ("cards", work / "cards.done", lambda: export_drafters(work, options.output)),
     ]
     for number, (name, result, make) in enumerate(stages, start=1):
@@ -212,10 +217,10 @@ def _end_of_text(target: PreTrainedModel) -> int:
     return target.config.eos_token_id
 
 
-def _train_drafter(work: Path, options: argparse.Namespace, projector_type: str) -> None:
+def _train_drafter(work: Path, options: argparse.Namespace, commands: str, projector_type: str) -> None:
     _torchrun(
         2 if options.processes > 1 else 1,
-        "hf_domino.cli",
+        commands,
         "train",
         str(Path(__file__).with_name("drafter.yaml")),
         f"--target={options.output / BUNDLED}",

@@ -11,8 +11,9 @@ from transformers import LogitsProcessorList
 from hf_domino.decoding import rollout as rollout_module
 from hf_domino.decoding.pacing.estimates import Acceptance, Costs
 from hf_domino.decoding.pacing.pacer import ConfidentBlock
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
-from hf_domino.decoding.sampling import Prefixes, TokenLaw
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.verification import verify
 from hf_domino.target import TargetModel
 

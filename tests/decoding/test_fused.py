@@ -8,8 +8,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 import domino_kernels
 from hf_domino.decoding.correcting import fused
 from hf_domino.decoding.correcting.fused import fits_kernels
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
-from hf_domino.decoding.sampling import Prefixes, TokenLaw
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target import TargetModel
 
 pytest.importorskip("triton")

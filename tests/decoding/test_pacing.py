@@ -17,7 +17,8 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.pacing import pacer as pacing
 from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, RoundCost
 from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Pacer, pacer_for
-from hf_domino.decoding.sampling import Prefixes, TokenLaw
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target import TargetModel
 
 STEP, SLOPE, DRAFT = 1.0, 0.05, 0.6  # seconds of a single step, of one proposal more, of drafting at all

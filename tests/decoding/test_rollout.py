@@ -15,8 +15,9 @@ from transformers import (
 from hf_domino.decoding import rollout as rollout_module
 from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
-from hf_domino.decoding.sampling import Prefixes, TokenLaw
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target import TargetModel
 
 SCORE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # fp32 sums in another order

@@ -32,13 +32,13 @@ def test_text_and_drafters_of_another_target_are_refused(tiny_pair_folder, tmp_p
     for kind in ("domino", "dflash"):
         drafter.save_pretrained(work / kind)  # names no target: nothing is said
     options = argparse.Namespace(work=work, output=output, packages=None, processes=1)
-    assert make_pair(options) == 0
+    assert make_pair(options, "hf_domino.cli") == 0
 
     target.model.layers[0].mlp.up_proj.weight.data.normal_()
     identify(target).record_in(drafter.config)
     drafter.save_pretrained(work / "dflash")
     with pytest.raises(ValueError, match=r"weights_digest must be .*Delete .*dflash and call the command again"):
-        make_pair(options)
+        make_pair(options, "hf_domino.cli")
     settings_file(work / "on_policy.jsonl").write_text(json.dumps({"target": identify(target).to_dict()}))
     with pytest.raises(ValueError, match=r"weights_digest must be .*Delete .*on_policy.jsonl and call"):
-        make_pair(options)
+        make_pair(options, "hf_domino.cli")

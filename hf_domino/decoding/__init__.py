@@ -1,5 +1,6 @@
 """One round: `drafting` and its `rollout`, the target's forward by `runner`, `verification`, `output`; and the `loop`.
 
-`sampling` is the law of the next token for both sides. The stages' parts: `correcting` (of the rollout), `caches` (of
-the runner), `pacing` (how far a round drafts), `static` (the same stages in fixed shapes).
+`sampling` is the law of the next token for both sides, `prefixes` what it looks at, `stopping` where texts end. The
+stages' parts: `processors` (of the law), `correcting` (of the rollout), `caches` (of the runner), `pacing` (how far a
+round drafts), `static` (the same stages in fixed shapes).
 """

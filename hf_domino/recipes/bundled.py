@@ -64,6 +64,7 @@ def make_pair(options: argparse.Namespace, commands: str) -> int:
     """
     work, recipe = options.work, TargetRecipe()
     work.mkdir(parents=True, exist_ok=True)
+    train = partial(_train_drafter, work, options, commands)
     stages: list[tuple[str, Path, Callable[[], None]]] = [
         ("corpus", work / "held_out.npy", lambda: prepare_corpus(work, options.packages, recipe)),
         *(
@@ -80,9 +81,9 @@ def make_pair(options: argparse.Namespace, commands: str) -> int:
         (
             "Domino drafter",
             work / "domino/model.safetensors",
-            lambda: _train_drafter(work, options, commands, "domino"),
+            lambda: train("domino"),
         ),
-        ("DFlash twin", work / "dflash/model.safetensors", lambda: _train_drafter(work, options, commands, "dflash")),
+        ("DFlash twin", work / "dflash/model.safetensors", lambda: train("dflash")),
         ("cards", work / "cards.done", lambda: export_drafters(work, options.output)),
     ]
     for number, (name, result, make) in enumerate(stages, start=1):

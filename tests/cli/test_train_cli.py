@@ -89,6 +89,7 @@ def test_the_example_is_valid(tmp_path):
     [
         ({"blocksize": 4}, "field `blocksize` is not known"),
         ({"target": None}, "target must be set"),
+        ({"target": "./none"}, "target must be a folder or a Hub name, got './none': there is no such folder"),
         ({"train_file": None}, "train_file must be set"),
         ({"train_file": "none.jsonl"}, "train_file must be a .jsonl, .json or text file, got 'none.jsonl'"),
         ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl, .json or text file, got 'none.jsonl'"),
@@ -103,6 +104,7 @@ def test_the_example_is_valid(tmp_path):
 )
 def test_bad_recipes(change, message, recipe, train, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
     Path("beyond.jsonl").write_text('{"input_ids": [4, 5, 63]}\n{"input_ids": [4, 64, 5]}\n')
     assert train(recipe | change) == 2
     assert message in capsys.readouterr().err

@@ -126,7 +126,7 @@ class DecodingStats:
     Args:
         num_draft_tokens (`int`): Most proposals per round (P).
         rows (`list[list[int]]`): Per row of the batch, the acceptance length of each round: accepted proposals and the
-            bonus token, before a cut by an end-of-text token; near the budget less is proposed. Prefill is no round.
+            bonus token, before any cut by an end-of-text token or the budget. Prefill is not a round.
         proposed (`list[list[int]]`): Per row, how many tokens each round proposed; 0 for a single step of the target.
         num_new_tokens (`int`): Tokens returned, over all rows.
         seconds (`float`): Wall time of the decoding loop, prefill included.

@@ -29,7 +29,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import DraftProposal, rollout
 from hf_domino.decoding.sampling import TokenLaw, draft_law
 from hf_domino.decoding.verification import judge
-from hf_domino.modeling import DominoDraftModel
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import DTYPES
 from hf_domino.provenance import provenance
 from hf_domino.target import TargetModel

@@ -54,7 +54,7 @@ def estimate_mean(texts: Sequence[Sequence[float]]) -> Estimate:
     ```python
     >>> from hf_domino.check.estimate import estimate_mean
     >>> print(estimate_mean([[1, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1]]))
-    0.75 ± 0.57
+    0.75 ± 0.54
     >>> print(estimate_mean([[1, 0, 1, 1, 1, 1, 0, 1, 0, 1, 1, 1]]))
     0.75 ± ?
 

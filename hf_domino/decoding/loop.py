@@ -21,7 +21,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.pacer import Block, Pacer, fitting_length, most_proposals, pacer_for
+from hf_domino.decoding.pacing.pacer import Block, Pacer, most_proposals, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import DraftProposal
 from hf_domino.decoding.runner import TargetRunner
@@ -227,14 +227,9 @@ class _Generation:
         return [kept]
 
     def _room(self) -> int:
-        """Most proposals that can be of use: of the call, where the target has positions, and no text ends before."""
-        rooms = [most := self.stats.num_draft_tokens]
-        if (wanted := self.committed.room) is not None:
-            # One of a few lengths, as in rounds of fixed shape: a seed gives the same text in both.
-            rooms.append(fitting_length(min(wanted, most), most))
-        if (limit := self.session.target.position_limit) is not None:
-            rooms.append(max(limit - self.runner.next_position() - 1, 0))
-        return min(rooms)
+        """Most proposals of the call for which the target still has positions."""
+        most, limit = self.stats.num_draft_tokens, self.session.target.position_limit
+        return most if limit is None else min(most, max(limit - self.runner.next_position() - 1, 0))
 
     def _go_on_with(self, staying: list[int]) -> None:
         """Drop all rows but these, of those there are."""

@@ -61,11 +61,6 @@ class CommittedSequences:
         return [row for row, length in enumerate(self._lengths) if length < longest]
 
     @property
-    def room(self) -> int | None:
-        """Proposals after which the rows that still grow may need a token more; None for no limit."""
-        return self._known.room(min(self._lengths[row] for row in self.unfinished))
-
-    @property
     def num_new_tokens(self) -> int:
         """Tokens committed so far, over all rows."""
         return sum(self._lengths) - len(self._lengths) * self._prompt_length

@@ -33,10 +33,8 @@ def test_walk_equals_generation(kind, repetition_penalty, target, make_drafter, 
         assert assisted[0].tolist() == text[: start + NUM_TOKENS]
         (walked,) = walk_acceptance(drafter, target, [text], [start])
         measured = drafter.stats.acceptance_lengths
-        # Rounds near the budget propose no more than fits into it.
-        whole = [length for length, count in zip(measured, drafter.stats.proposed[0], strict=True) if count == longer]
-        assert walked[: len(whole)] == whole
-        assert sum(whole) >= NUM_TOKENS - 1 - longer
+        assert walked[: len(measured)] == measured
+        assert sum(walked[: len(measured)]) >= NUM_TOKENS - 1
 
 
 def test_walked_text_is_worth_testing(target, make_drafter, make_trainer, greedy_rows):

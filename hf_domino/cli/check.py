@@ -1,4 +1,4 @@
-"""`hf-domino check`: does a drafter fit its target; exit code 0 if it does, 1 if not, 2 if too little was measured."""
+"""`hf-domino check`: does a drafter fit its target; exit code 0 if it does, 1 if not, 3 if too little was measured."""
 
 from __future__ import annotations
 

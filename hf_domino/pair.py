@@ -211,8 +211,10 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         path (`Path`): A JSONL file.
 
     Raises:
-        ValueError: If a line is not such an object.
+        ValueError: If there is no such file, or a line is not such an object.
     """
+    if not path.is_file():
+        raise ValueError(f"--prompts must be a JSONL file, got {str(path)!r}: there is none of that name.")
     lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
     return [_read_prompt(line, f"{path}, line {number}") for number, line in lines if line.strip()]
 

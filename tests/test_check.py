@@ -22,6 +22,7 @@ from hf_domino.check.measure import AS_CONFIGURED, Measurement
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.drafter.blocks import draft_hidden_states
+from hf_domino.identity import TargetIdentity
 from hf_domino.pair import domino_folder, load_pair, read_prompts
 from hf_domino.target import TargetModel
 
@@ -102,8 +103,10 @@ def test_head_of_another_drafter(pair, held_out):
 def test_features_of_another_target(pair, held_out):
     wrong = copy.deepcopy(pair.drafter)
     torch.nn.init.normal_(wrong.fc.weight, std=wrong.fc.weight.std().item())
-    result = checked(pair, wrong, held_out)
-    assert result.causes[0].name == verdict.WRONG_TARGET
+    # The record says that it was trained for this target: then that is no cause.
+    assert verdict.WRONG_TARGET not in [cause.name for cause in checked(pair, wrong, held_out).causes]
+    TargetIdentity().record_in(wrong.config)
+    assert checked(pair, wrong, held_out).causes[0].name == verdict.WRONG_TARGET
 
 
 def test_untrained(pair, held_out):
@@ -328,7 +331,7 @@ def test_more_prompts_are_asked_until_the_verdict_is_certain(tiny_qwen3, tiny_dr
     asked = [[5 + index, 6] for index in range(11)]
     for doubts, expected in (([], 4), (["?"], 11)):
         found = functools.partial(verdict.CheckResult, causes=[], doubts=doubts)
-        monkeypatch.setattr(check, "judge", lambda modes, variants, is_fresh, found=found: found(modes, variants))
+        monkeypatch.setattr(check, "judge", lambda modes, variants, *_, found=found: found(modes, variants))
         result = check_fit(tiny_drafter, tiny_qwen3, prompts=asked, max_new_tokens=8)
         assert {len(row.texts) for row in (*result.modes, *result.variants)} == {expected}
 

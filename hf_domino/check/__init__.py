@@ -16,9 +16,9 @@ from hf_domino.check.measure import Measurement, Text, measure_variants, write_t
 from hf_domino.check.prompts import prepare_prompts
 from hf_domino.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.check.width import WidthProbe, probe_width
-from hf_domino.compatibility import check_drafter, check_target
+from hf_domino.compatibility import check_drafter, check_target, refusal
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.identity import recognise
+from hf_domino.identity import TargetIdentity, identify, recognise
 
 __all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "WidthProbe", "check_fit", "probe_width"]
 
@@ -70,9 +70,14 @@ def check_fit(
 
     ```
     """
+    if not hasattr(drafter.config, "projector_type"):
+        remedy = "The order is check_fit(drafter, target, tokenizer)."
+        raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
     check_drafter(drafter)
     check_target(drafter.config, target)
     recognise(drafter.config, target, tokenizer)
+    recorded = TargetIdentity.recorded_in(drafter.config)
+    is_its_target = recorded is not None and recorded.has_weights_of(identify(target)) is True
     probe_width(target)
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts: list[Text] = []
@@ -81,7 +86,7 @@ def check_fit(
         some = prepared[start : start + PROMPTS_AT_A_TIME]
         texts += (new := [write_text(drafter, target, prompt, max_new_tokens) for prompt in some])
         variants = _joined(variants, measure_variants(drafter, target, new))
-        result = judge(_by_mode(texts), variants, _is_fresh(drafter))
+        result = judge(_by_mode(texts), variants, _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
     return result

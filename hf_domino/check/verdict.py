@@ -114,7 +114,12 @@ def _table(modes: Sequence[Measurement], variants: Sequence[Measurement]) -> Ite
     yield f"± is the sampling error. A variant must be better by more than that, and by {MIN_GAIN:.0%}, to matter."
 
 
-def judge(modes: Sequence[Measurement], variants: Sequence[Measurement], is_fresh: bool = False) -> CheckResult:
+def judge(
+    modes: Sequence[Measurement],
+    variants: Sequence[Measurement],
+    is_fresh: bool = False,
+    is_its_target: bool = False,
+) -> CheckResult:
     """Decide whether a drafter fits and order the likely causes if it does not.
 
     Args:
@@ -122,6 +127,8 @@ def judge(modes: Sequence[Measurement], variants: Sequence[Measurement], is_fres
         variants (`Sequence[Measurement]`): As configured first, then the variants, on the same positions.
         is_fresh (`bool`, *optional*, defaults to `False`): Whether the weights look as initialised. Such a drafter does
             not fit even where it is accepted: it may copy a target that repeats itself.
+        is_its_target (`bool`, *optional*, defaults to `False`): Whether the drafter's record says that this is the
+            target it was trained for.
     """
     rates = {mode.name: mode.first_rate for mode in modes}
     low = [name for name, rate in rates.items() if rate.high < MIN_FIRST_RATE]
@@ -133,7 +140,7 @@ def judge(modes: Sequence[Measurement], variants: Sequence[Measurement], is_fres
     doubts += [cause.evidence for cause, is_certain in better if not is_certain]
     if len(low) == len(rates):
         known = {cause.name for cause in causes}
-        causes += [cause for cause in _from_low_acceptance(variants) if cause.name not in known]
+        causes += [cause for cause in _from_low_acceptance(variants, is_its_target) if cause.name not in known]
     elif low and not unclear:
         by_mode = ", ".join(f"{rate} in {name!r}" for name, rate in rates.items())
         causes.append(Cause(WRONG_MODE, f"first proposals accepted: {by_mode}."))
@@ -153,8 +160,8 @@ def _better_variants(before: Measurement, variants: Sequence[Measurement]) -> li
     return list(found.values())
 
 
-def _from_low_acceptance(variants: Sequence[Measurement]) -> Iterator[Cause]:
-    """Causes that no variant puts right, by whether the context is of any use."""
+def _from_low_acceptance(variants: Sequence[Measurement], is_its_target: bool) -> Iterator[Cause]:
+    """Causes that no variant puts right, by whether the context is of any use and the target is known."""
     named = {variant.name: variant for variant in variants if variant.num_rounds >= MIN_ROUNDS}
     if not {AS_CONFIGURED, WITHOUT_CONTEXT} <= set(named):
         yield Cause(UNTRAINED, "acceptance is low, and the texts are shorter than a block: no variant was measured.")
@@ -165,7 +172,7 @@ def _from_low_acceptance(variants: Sequence[Measurement]) -> Iterator[Cause]:
         f"acceptance length is {configured.acceptance_length:.2f} with context and "
         f"{without.acceptance_length:.2f} without: a gain of {gain}."
     )
-    if gain.high < MIN_GAIN * without.acceptance_length:
+    if gain.high < MIN_GAIN * without.acceptance_length and not is_its_target:
         yield Cause(WRONG_TARGET, f"the context features do not help: {figures}")
         yield Cause(WRONG_LAYERS, "those that were tried instead do not do better, but not all were.")
     yield Cause(UNTRAINED, f"acceptance is low: {figures}")

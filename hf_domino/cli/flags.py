@@ -34,9 +34,9 @@ def add_pair(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
 
 def add_threads(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the number of threads, for [`set_up`]."""
-    parser.add_argument(
-        "--threads", type=positive_int, default=min(2, os.cpu_count() or 1), help="CPU threads of torch"
-    )
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    cores = int(asked) if asked.isdigit() and int(asked) else os.cpu_count() or 1
+    parser.add_argument("--threads", type=positive_int, default=min(2, cores), help="CPU threads of torch")
 
 
 def set_up(threads: int | None = None) -> None:

@@ -284,8 +284,9 @@ def hand_out(carrier: Any, stats: DecodingStats) -> None:
     """Let what a call was given or returns carry its statistics, for whoever reads them in another thread.
 
     Args:
-        carrier (`Any`): A streamer or an output; gets an attribute `stats` if it takes attributes.
+        carrier (`Any`): A streamer or an output; gets an attribute `stats`, if it takes one and has none of its own.
         stats ([`DecodingStats`]): Of the call.
     """
-    with suppress(AttributeError):
-        carrier.stats = stats
+    if isinstance(getattr(carrier, "stats", None), DecodingStats | None):
+        with suppress(AttributeError):
+            carrier.stats = stats

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import TextIteratorStreamer
+from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
 from hf_domino.decoding import loop
@@ -160,3 +161,18 @@ def test_a_streamer_may_refuse_attributes(tiny_qwen3, tiny_drafter):
 def test_statistics_before_any_call_say_what_to_do(tiny_qwen3, make_drafter):
     with pytest.raises(RuntimeError, match="is empty: call"):
         _ = make_drafter(tiny_qwen3).stats
+
+
+def test_a_streamer_keeps_statistics_of_its_own(tiny_qwen3, tiny_drafter):
+    class Counting(BaseStreamer):
+        stats = "its own"
+
+        def put(self, value):
+            pass
+
+        def end(self):
+            pass
+
+    streamer = Counting()
+    tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, streamer=streamer)
+    assert streamer.stats == "its own"

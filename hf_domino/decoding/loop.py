@@ -115,7 +115,7 @@ class _Generation:
     rows: list[int]
 
     def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
-        """Prefill and all rounds; whatever happens, the cache is left such that it can be gone on from."""
+        """Prefill and all rounds; a round that is broken off leaves a cache that can be gone on from."""
         # `generate` drops a mask of ones, and notes how long it was.
         mask_length = getattr(generation_config, "_mask_length", None)
         try:

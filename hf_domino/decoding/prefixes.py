@@ -42,6 +42,8 @@ class Prefixes:
         """The last `count` tokens of each row, `[B, count]`; of a shorter row anything."""
         if self.is_even and count <= (length := self.lengths[0]):
             return self.ids[:, length - count : length]
+        if not self.ids.shape[1]:  # a prompt of embeddings alone
+            return self.ids.new_zeros(len(self.ids), count)
         columns = self.per_row(self.lengths) - count + torch.arange(count, device=self.ids.device)
         return self.ids.gather(1, columns.clamp_min(0))
 

@@ -195,3 +195,22 @@ def test_who_lifts_more_than_the_pool_holds_needs_the_vocabulary():
     assert not fits(hf.PrefixConstrainedLogitsProcessor(lambda row, ids: [1], 1))
     assert not fits(hf.WatermarkLogitsProcessor(V, "cpu", seeding_scheme="selfhash"))
     assert all(type(processor) not in EFFECTS for processor in PREFIX_FREE)
+
+
+@pytest.mark.parametrize("options", [{"bad_words_ids": [[5, 6]]}, {"sequence_bias": [[[5, 6], 2.0]]}], ids=str)
+def test_a_prompt_of_embeddings_has_no_tokens_to_look_at(tiny_qwen3, tiny_drafter, options):
+    embeds = tiny_qwen3.get_input_embeddings()(torch.randint(4, 60, (1, 9)))
+    options |= {"inputs_embeds": embeds, "max_new_tokens": 9, "do_sample": False}
+    plain = tiny_qwen3.generate(**options)
+    assert torch.equal(tiny_qwen3.generate(assistant_model=tiny_drafter, **options), plain)
+
+
+@pytest.mark.parametrize("warper", [{"eta_cutoff": 0.02}, {"top_p": 0.9}], ids=str)
+def test_a_pool_whose_candidates_are_all_forbidden(tiny_qwen3, make_drafter, warper):
+    ids = torch.randperm(60)[:40][None] + 4
+    drafter = make_drafter(tiny_qwen3, draft_pool_size=8)
+    options = {"do_sample": True, "no_repeat_ngram_size": 1, "max_new_tokens": 12, "eos_token_id": -1} | warper
+    for seed in range(3):
+        torch.manual_seed(seed)
+        text = tiny_qwen3.generate(ids, assistant_model=drafter, **options)[0].tolist()
+        assert len(set(text)) == len(text) == 52

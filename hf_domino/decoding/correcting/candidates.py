@@ -13,12 +13,14 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from transformers import EtaLogitsWarper
 
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.scores import CandidateScores, Scores
 from hf_domino.decoding.processors.stock import PREFIX_FREE
 from hf_domino.decoding.sampling import TokenLaw
 
+CHECKS_LAW = (EtaLogitsWarper,)  # raises where all candidates are forbidden
 LIFTED_SHARE = 4  # at most one of so many candidates is there for what a processor may do
 
 
@@ -67,5 +69,7 @@ class CandidatePool:
 
 def fits_pool(law: TokenLaw, size: int) -> bool:
     """Whether a law can be applied to this many candidates alone, or nearly so."""
+    if law.effects and any(type(processor) in CHECKS_LAW for processor in law.processors):
+        return False
     is_known = len(law.effects) == sum(type(processor) not in PREFIX_FREE for processor in law.processors)
     return is_known and LIFTED_SHARE * sum(effect.num_guesses for effect in law.effects) <= size

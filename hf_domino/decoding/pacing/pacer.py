@@ -101,7 +101,8 @@ class ConfidentBlock(PacedBlock):
 
     def goes_on(self, index: int, scores: torch.Tensor) -> bool:
         """Whether to draft behind a proposal that was chosen from the law of these scores `[B, V]`, of all or a few."""
-        confidences = (scores.amax(dim=-1) - scores.logsumexp(dim=-1)).exp().tolist()
+        # Where all candidates are forbidden there is no law, and verification rejects the draft.
+        confidences = (scores.amax(dim=-1) - scores.logsumexp(dim=-1)).exp().nan_to_num(0.0).tolist()
         return self.add(index, [bisect.bisect(EDGES, confidence) for confidence in confidences])
 
 

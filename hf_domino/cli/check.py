@@ -1,4 +1,4 @@
-"""`hf-domino check`: does a drafter fit its target; exit code 0 if it does, 1 if not, 2 if too little was measured."""
+"""`hf-domino check`: does a drafter fit its target; exit code 0 if it does, 1 if not, 3 if too little was measured."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hf_domino.cli.exits import FAILED_CHECK, USER_ERROR
+from hf_domino.cli.exits import FAILED_CHECK, UNDECIDED
 from hf_domino.cli.flags import DTYPES, positive_int, set_up
 
 EXAMPLES = """\
   hf-domino check --target Qwen/Qwen3-0.6B --drafter my-drafter
   hf-domino check --target my-target --drafter my-drafter --prompts prompts.jsonl --device cuda --dtype bfloat16
 """
-EXIT_CODES = {"fits": 0, "does not fit": FAILED_CHECK, "too few to say": USER_ERROR}  # by the verdict
+EXIT_CODES = {"fits": 0, "does not fit": FAILED_CHECK, "too few to say": UNDECIDED}  # by the verdict
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino check`; returns 1 if the drafter does not fit, 2 if too little was measured."""
+    """Run `hf-domino check`; returns 1 if the drafter does not fit, 3 if too little was measured."""
     from hf_domino.check import check_fit
     from hf_domino.pair import DTYPES, check_device, load_pair
 

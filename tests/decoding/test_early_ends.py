@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding import rollout as rollout_module
-from hf_domino.decoding.pacing.estimates import Acceptance, Costs
+from hf_domino.decoding.pacing.estimates import LEAST_COST, Acceptance, RoundCost
 from hf_domino.decoding.pacing.pacer import ConfidentBlock
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
@@ -90,7 +90,9 @@ def test_a_block_knows_the_proposals_that_were_made(monkeypatch, tiny_qwen3, dra
 
 
 def test_a_clock_that_stands_still():
-    costs = Costs()
-    costs.observe(8, 3.0, 0.0)
-    assert costs.price == 0.0
-    assert costs.best_rate == float("inf")
+    cost = RoundCost()
+    for num_proposed in (8, 0, 8, 0):
+        cost.observe(num_proposed, 0.0)
+    assert cost.num_pairs == 2
+    assert LEAST_COST <= cost.least <= cost.typical <= cost.nominal
+    assert 0 <= cost.slope < 1

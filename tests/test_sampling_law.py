@@ -58,7 +58,7 @@ def p_value(counts, law):
 @pytest.mark.parametrize(
     ("entry", "top_k", "temperature"),
     [
-        ("install", 5, 0.7),
+        pytest.param("install", 5, 0.7, marks=pytest.mark.slow),  # in CI in batches
         pytest.param("install", VOCAB, 1.0, marks=pytest.mark.slow),
         pytest.param("attach", 5, 0.7, marks=pytest.mark.slow),
     ],
@@ -83,8 +83,10 @@ def test_samples_follow_the_targets_law(target, make_drafter, entry, top_k, temp
     assert p_value(counts, exact_law(target, top_k, temperature).double()) > P_VALUE
 
 
-@pytest.mark.parametrize("draft_law", ["sampled", "greedy"])
-@pytest.mark.parametrize("batch_size", [4, 500])
+SLOW_CASES = [pytest.param(*case, marks=pytest.mark.slow) for case in ((4, "greedy"), (500, "sampled"))]
+
+
+@pytest.mark.parametrize(("batch_size", "draft_law"), [(4, "sampled"), (500, "greedy"), *SLOW_CASES])
 def test_batches_follow_the_targets_law(target, make_drafter, batch_size, draft_law):
     """Rows of a batch are independent draws; drafts are sampled from their candidate pool, or the most likely ones."""
     drafter = make_drafter(target, block_size=4, num_hidden_layers=1, draft_law=draft_law, draft_pool_size=VOCAB // 2)

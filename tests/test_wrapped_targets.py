@@ -44,6 +44,7 @@ def test_int8_weights(make_drafter, tmp_path):
     check(target, make_drafter(target))
 
 
+@pytest.mark.slow
 def test_compiled(make_drafter):
     target = build("Qwen2")
     drafter = make_drafter(target)

@@ -70,15 +70,10 @@ def check_fit(
 
     ```
     """
-    if not hasattr(drafter.config, "projector_type"):
-        remedy = "The order is check_fit(drafter, target, tokenizer)."
-        raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
-    check_drafter(drafter)
-    check_target(drafter.config, target)
+    _check_models(drafter, target)
     recognise(drafter.config, target, tokenizer)
     recorded = TargetIdentity.recorded_in(drafter.config)
     is_its_target = recorded is not None and recorded.has_weights_of(identify(target)) is True
-    probe_width(target)
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts: list[Text] = []
     variants: list[Measurement] = []
@@ -90,6 +85,16 @@ def check_fit(
         if result.verdict != TOO_FEW:
             break
     return result
+
+
+def _check_models(drafter: DominoDraftModel, target: PreTrainedModel) -> None:
+    """Refuse what cannot be measured, before anything is written."""
+    if not hasattr(drafter.config, "projector_type"):
+        remedy = "The order is check_fit(drafter, target, tokenizer)."
+        raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
+    check_drafter(drafter)
+    check_target(drafter.config, target)
+    probe_width(target)
 
 
 def _by_mode(texts: Sequence[Text]) -> list[Measurement]:

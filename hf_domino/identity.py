@@ -263,6 +263,19 @@ _known: weakref.WeakKeyDictionary[PreTrainedModel, _Acquaintance] = weakref.Weak
 _lock = threading.Lock()
 
 
+def identity_of(target: PreTrainedModel) -> TargetIdentity:
+    """As [`identify`] says, read once: again only after the target's dtype or its adapters changed."""
+    with _lock:
+        return _acquainted(target).identity
+
+
+def _acquainted(target: PreTrainedModel) -> _Acquaintance:
+    known, state = _known.setdefault(target, _Acquaintance()), (target.dtype, is_adapted(target))
+    if state != known.state:
+        known.state, known.identity = state, identify(target)
+    return known
+
+
 def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = None) -> str | None:
     """Compare a target with the one that a drafter was trained for, and warn once where it is another.
 
@@ -280,9 +293,7 @@ def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = No
     if recorded is None:
         return None
     with _lock:
-        known, state = _known.setdefault(target, _Acquaintance()), (target.dtype, is_adapted(target))
-        if state != known.state:
-            known.state, known.identity = state, identify(target)
+        known = _acquainted(target)
         found = known.identity
         if tokenizer is not None:
             found = replace(found, tokenizer_size=_size_of(tokenizer))

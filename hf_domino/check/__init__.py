@@ -18,7 +18,7 @@ from hf_domino.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.check.width import WidthProbe, probe_width
 from hf_domino.compatibility import check_drafter, check_target, refusal
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.identity import TargetIdentity, identify, recognise
+from hf_domino.identity import TargetIdentity, identity_of, recognise
 
 __all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "WidthProbe", "check_fit", "probe_width"]
 
@@ -73,7 +73,7 @@ def check_fit(
     _check_models(drafter, target)
     recognise(drafter.config, target, tokenizer)
     recorded = TargetIdentity.recorded_in(drafter.config)
-    is_its_target = recorded is not None and recorded.has_weights_of(identify(target)) is True
+    is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts: list[Text] = []
     variants: list[Measurement] = []

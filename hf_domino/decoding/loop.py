@@ -85,7 +85,7 @@ def assisted_decoding(
     parts = make_static(input_ids, runner, session, law, generation_config) if is_static else (runner, session, judge)
     generation = _Generation(
         *parts,
-        committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer),
+        committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer, law.stops),
         law=law,
         stats=stats,
         timer=timer,

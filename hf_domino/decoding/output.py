@@ -28,6 +28,7 @@ class CommittedSequences:
         stopping_criteria (`StoppingCriteriaList`): Asked about every new prefix of every row, one row at a time.
         generation_config (`GenerationConfig`): For end-of-text ids, the length limit and the outputs wanted.
         streamer (`BaseStreamer`, *optional*): Receives each token once it is final, never one that is withdrawn.
+        known ([`KnownStops`]): Those of the criteria that need not be asked.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class CommittedSequences:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         streamer: BaseStreamer | None,
+        known: KnownStops,
     ):
         self._ids = input_ids
         self._lengths = [input_ids.shape[1]] * len(input_ids)
@@ -45,7 +47,7 @@ class CommittedSequences:
         self._pad = getattr(generation_config, "_pad_token_tensor", None)
         self._scores: list[list[torch.Tensor]] = [[] for _ in input_ids]
         self._logits: list[list[torch.Tensor]] = [[] for _ in input_ids]
-        self._known = KnownStops.among(stopping_criteria)
+        self._known = known
         self._criteria = StoppingCriteriaList(c for c in stopping_criteria if type(c) not in KNOWN_CRITERIA)
         # As plain generation asks: without it, rows that stopped are not padded.
         self._pads_finished = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)

@@ -6,10 +6,14 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.utils import logging
 
 from hf_domino.target_config import DEFAULT_ROPE_THETA, ROPE_TYPES, fields_from_target
 
 PROJECTOR_TYPES = ("domino", "dflash")
+logger = logging.get_logger(__name__)
+
+ACCEPTANCE_RULES = ("coupled", "residual")
 DRAFT_LAWS = ("sampled", "greedy")
 DRAFT_LENGTHS = ("adaptive", "full")
 MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
@@ -83,8 +87,12 @@ class DominoConfig(PreTrainedConfig):
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
             (`block_size` proposals) or its own (`block_size - 1` proposals).
-        draft_law (`str`, *optional*, defaults to `"sampled"`): How drafts are chosen where the target samples: drawn
-            from the draft's own law, or `"greedy"`, the likeliest. The output's law is the target's in both cases.
+        acceptance_rule (`str`, *optional*, defaults to `"coupled"`): How drafts are accepted where the target samples.
+            `"coupled"`: while they are the tokens that the target draws with the same noise, so that the text is the
+            one plain `generate` writes from the same seed. `"residual"`: by the ratio of the probabilities, which
+            accepts a little more and keeps the target's law, not its text.
+        draft_law (`str`, *optional*, defaults to `"sampled"`): How the residual rule chooses drafts: drawn from the
+            draft's own law, or `"greedy"`, the likeliest. The coupled rule does not look at it.
         draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among this many likeliest tokens of a
             position, which is faster and hardly changes them; None for the whole vocabulary.
         draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
@@ -137,6 +145,7 @@ class DominoConfig(PreTrainedConfig):
     gru_hidden_dim: int = 1024
     pure_draft_prefix_len: int = 0
     shift_label: bool = True
+    acceptance_rule: str = "coupled"
     draft_law: str = "sampled"
     draft_pool_size: int | None = 128
     draft_length: str = "adaptive"
@@ -266,8 +275,16 @@ def _check_sizes(config: DominoConfig) -> None:
 def _check_choices(config: DominoConfig) -> None:
     if config.projector_type not in PROJECTOR_TYPES:
         raise ValueError(f"projector_type must be one of {PROJECTOR_TYPES}, got {config.projector_type!r}.")
+    if config.acceptance_rule not in ACCEPTANCE_RULES:
+        raise ValueError(f"acceptance_rule must be one of {ACCEPTANCE_RULES}, got {config.acceptance_rule!r}.")
     if config.draft_law not in DRAFT_LAWS:
         raise ValueError(f"draft_law must be one of {DRAFT_LAWS}, got {config.draft_law!r}.")
+    if config.draft_law != "sampled" and config.acceptance_rule != "residual":
+        logger.warning_once(
+            "draft_law=%r is for acceptance_rule='residual' and ignored under %r.",
+            config.draft_law,
+            config.acceptance_rule,
+        )
     if config.draft_length not in DRAFT_LENGTHS:
         raise ValueError(f"draft_length must be one of {DRAFT_LENGTHS}, got {config.draft_length!r}.")
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")

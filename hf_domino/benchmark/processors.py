@@ -26,8 +26,8 @@ from transformers.generation import logits_process as hf
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import DraftProposal, rollout
-from hf_domino.decoding.sampling import TokenLaw, draft_law
+from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.verification import judge
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import DTYPES
@@ -89,11 +89,11 @@ class Round:
 
     def stages(self, processors: list[LogitsProcessor]) -> dict[str, Callable[[], Any]]:
         """What is timed: the rollout and the verification under these processors."""
-        law, prefixes = TokenLaw(LogitsProcessorList(processors), do_sample=False), Prefixes.of(self.text)
-        drafts, proposal = draft_law(law), DraftProposal(self.tokens, None)
+        law, prefixes = TokenLaw(LogitsProcessorList(processors)), Prefixes.of(self.text)
+        drafts = law.without_state()
         return {
             "rollout": lambda: rollout(self.drafter, self.target, self.draft_hidden, prefixes, drafts),
-            "verification": lambda: judge(law, prefixes, proposal, self.target_logits).outcome.tolist(),
+            "verification": lambda: judge(law, prefixes, self.tokens, self.target_logits, None).outcome.tolist(),
         }
 
 

@@ -20,7 +20,7 @@ from hf_domino.configuration import DominoConfig, default_target_layer_ids
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
-from hf_domino.decoding.sampling import TokenLaw, draft_law
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
@@ -163,7 +163,7 @@ def _draft_everywhere(
 ) -> list[int]:
     """Acceptance length of a round at every position of the text that has a whole block behind it."""
     depth = drafter.config.block_size - 1  # what every variant proposes
-    law = draft_law(TokenLaw(text.processors, do_sample=False))
+    law = TokenLaw(text.processors).without_state()
     anchors = torch.arange(
         text.prompt_length, max(text.ids.shape[1] - depth, text.prompt_length), device=text.ids.device
     )
@@ -177,7 +177,7 @@ def _draft_everywhere(
         draft_hidden = draft_hidden_states(drafter, drafter, target, text.ids, everything, context, piece[None])[0]
         first = drafter.config.label_offset
         prefixes = Prefixes(text.ids.expand(len(piece), -1), (piece + 1).tolist(), [0] * len(piece))
-        proposal = rollout(drafter, target, draft_hidden[:, first : first + depth], prefixes, law)
+        proposals = rollout(drafter, target, draft_hidden[:, first : first + depth], prefixes, law)
         truth = text.ids[0, piece[:, None] + 1 + torch.arange(depth, device=piece.device)]  # [N, P]
-        lengths += ((proposal.tokens == truth).long().cumprod(dim=1).sum(dim=1) + 1).tolist()
+        lengths += ((proposals == truth).long().cumprod(dim=1).sum(dim=1) + 1).tolist()
     return lengths

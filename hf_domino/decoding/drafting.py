@@ -11,7 +11,7 @@ import torch
 
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import DraftProposal, GoesOn, rollout
+from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -121,31 +121,36 @@ class DraftSession:
         self,
         prefixes: Prefixes,
         num_draft_tokens: int | None = None,
-        goes_on: GoesOn | None = None,
-    ) -> DraftProposal:
+        noise: torch.Tensor | None = None,
+        goes_on: Listener | None = None,
+    ) -> torch.Tensor:
         """Draft the tokens after `prefixes`; all context before the anchors must have been observed.
 
         Args:
             prefixes ([`Prefixes`]): Tokens so far, the anchor last.
             num_draft_tokens (`int`, *optional*): At most this many proposals; defaults to all the drafter makes.
+            noise (`torch.Tensor`, *optional*): To draw them with, `[B, P, V]` or of more positions, see [`rollout`].
             goes_on (`Callable`, *optional*): Ends the block earlier, see [`rollout`].
 
         Returns:
-            [`DraftProposal`]: On the device of the prefixes.
+            `torch.Tensor`: Proposals `[B, P]`, on the device of the prefixes.
         """
         config, anchors = self.drafter.config, prefixes.last()
         count = config.num_draft_tokens if num_draft_tokens is None else min(num_draft_tokens, config.num_draft_tokens)
         if count <= 0:
-            return DraftProposal(anchors[:, :0], None)
+            return anchors[:, :0]
         with self.timer.phase("draft"):
             masks = anchors.new_full((len(anchors), config.block_size - 1), config.mask_token_id)
             draft_hidden = self._run_backbone(torch.cat((anchors, masks), dim=1))
         with self.timer.phase("rollout"):
             first = config.label_offset
-            return self._choose(draft_hidden[:, first : first + count], prefixes, goes_on)
+            noise = None if noise is None else noise[:, :count]
+            return self._choose(draft_hidden[:, first : first + count], prefixes, noise, goes_on)
 
-    def _choose(self, draft_hidden: torch.Tensor, prefixes: Prefixes, goes_on: GoesOn | None) -> DraftProposal:
-        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, self._table, goes_on)
+    def _choose(
+        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, goes_on: Listener | None
+    ) -> torch.Tensor:
+        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, goes_on)
 
     def _run_backbone(self, block: torch.Tensor) -> torch.Tensor:
         """Draft hidden states `[B, Q, H]` of the block `[B, Q]` that starts at the anchors; stores the new context."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,19 +22,17 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.pacing.pacer import Block, Pacer, most_proposals, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import DraftProposal
+from hf_domino.decoding.residual import ResidualRule
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import TokenLaw, draft_law
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.verification import Judgement, judge, verify
+from hf_domino.decoding.verification import CoupledRule, judge
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import recognise
 from hf_domino.stats import DecodingStats, PhaseTimer, hand_out, record_stats
 from hf_domino.target import TargetModel
-
-Judge = Callable[[TokenLaw, Prefixes, DraftProposal, torch.Tensor], Judgement]
 
 
 @torch.no_grad()
@@ -72,25 +69,31 @@ def assisted_decoding(
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target = TargetModel(model, drafter.config)
-    law = TokenLaw(logits_processor, bool(generation_config.do_sample), KnownStops.among(stopping_criteria))
+    law = TokenLaw(logits_processor, KnownStops.among(stopping_criteria))
     most, known = most_proposals(drafter, model, generation_config), recognise(drafter.config, model)
     stats = DecodingStats.of_rows(most, batch_size, known)
     hand_out(streamer, stats)
     step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
-    session = DraftSession(drafter, target, draft_law(law, drafter.config.draft_law), timer, context)
+    session = DraftSession(drafter, target, law.without_state(), timer, context)
     is_static = generation_config.cache_implementation == "static"
     reads_confidence = input_ids.device.type == "cpu" and not is_static
     parts = make_static(input_ids, runner, session, law, generation_config) if is_static else (runner, session, judge)
+    runner, session, judging = parts
+    do_sample, config = bool(generation_config.do_sample), drafter.config
+    is_residual = do_sample and config.acceptance_rule == "residual"
+    rule = ResidualRule(law, config.draft_law != "greedy") if is_residual else CoupledRule(law, do_sample, judging)
     generation = _Generation(
-        *parts,
+        runner,
+        session,
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer, law.stops),
         law=law,
+        rule=rule,
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
-        pacer=pacer_for(drafter, model, stats.num_draft_tokens, law.do_sample, reads_confidence),
+        pacer=pacer_for(drafter, model, stats.num_draft_tokens, do_sample, reads_confidence),
         rows=list(range(batch_size)),
     )
     generation.run(input_ids, generation_config)
@@ -105,9 +108,9 @@ class _Generation:
 
     runner: TargetRunner
     session: DraftSession
-    judge: Judge
     committed: CommittedSequences
     law: TokenLaw
+    rule: CoupledRule | ResidualRule
     stats: DecodingStats
     timer: PhaseTimer
     step_outputs: StepOutputs
@@ -130,6 +133,8 @@ class _Generation:
             except Exception as error:  # not worth hiding what went wrong first
                 warnings.warn(f"The target's cache could not be brought back to the committed tokens: {error!r}.")
             raise
+        finally:
+            self.rule.end(self.committed.num_steps)
         self.runner.end(len(input_ids))
 
     def result(
@@ -155,8 +160,11 @@ class _Generation:
         logits, captured = self.runner.prefill(input_ids, chunk_size, mask_length)
         self.session.observe(captured, *self._prompt_positions(captured[0].shape[1], input_ids.device))
         prefixes = self.committed.prefixes(self.rows)
-        scores = self.law.scores(prefixes, logits, input_ids[:, :0])
-        self.committed.commit(self.rows, self.law.choose(scores), [1] * len(self.rows), logits, scores)
+        no_proposals = input_ids[:, :0]
+        scores = self.law.scores(prefixes, logits, no_proposals)
+        self.rule.begin(prefixes, logits.shape[2])
+        tokens = self.rule.choose(0, no_proposals, scores)
+        self.committed.commit(self.rows, tokens, [1] * len(self.rows), logits, scores)
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_prompt(self.runner.outputs)
         unfinished = self.committed.unfinished
@@ -177,27 +185,30 @@ class _Generation:
         start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
         room = self._room()
         block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
-        proposal = self.session.propose(prefixes, block.choose_length(room), block.goes_on)
+        most = block.choose_length(room)
+        self.rule.begin_round(prefixes, most)
+        goes_on = self.rule.listener(block.goes_on)
+        proposals = self.session.propose(prefixes, most, self.rule.draft_noise, goes_on)
         with self.timer.phase("verify"):
-            logits, captured = self.runner.check_block(prefixes.last(), proposal.tokens)
+            logits, captured = self.runner.check_block(prefixes.last(), proposals)
             if self.law.may_keep_state:
-                kept = self._verify_one_by_one(proposal, logits)
+                kept = self._verify_one_by_one(proposals, logits)
             else:
-                kept = self._verify_at_once(prefixes, proposal, logits)
+                kept = self._verify_at_once(prefixes, proposals, logits)
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows)
         unfinished = self.committed.unfinished
         if unfinished or len(self.rows) == 1:
             self.session.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
-        self.runner.commit(kept, proposal.tokens.shape[1] + 1, staying)
-        self.stats.count_round(self.rows, proposal.tokens.shape[1], block.pause, block.is_comparison)
+        self.runner.commit(kept, proposals.shape[1] + 1, staying)
+        self.stats.count_round(self.rows, proposals.shape[1], block.pause, block.is_comparison)
         self.pacer.observe(block, [self.stats.rows[row][-1] for row in self.rows], time.perf_counter() - start)
         self._go_on_with(staying)
 
-    def _verify_at_once(self, prefixes: Prefixes, proposal: DraftProposal, logits: torch.Tensor) -> list[int]:
+    def _verify_at_once(self, prefixes: Prefixes, proposals: torch.Tensor, logits: torch.Tensor) -> list[int]:
         """Commit what the acceptance rule gives; returns how many tokens each row kept."""
-        judgement = self.judge(self.law, prefixes, proposal, logits)
+        judgement = self.rule.judge(prefixes, proposals, logits)
         # One transfer for the whole round: everything the host must know.
         outcome = judgement.outcome.tolist()
         counts = [values[0] for values in outcome]
@@ -206,22 +217,15 @@ class _Generation:
         values = [values[1:] for values in outcome]
         return self.committed.commit(self.rows, judgement.tokens, counts, logits, judgement.scores, values)
 
-    def _verify_one_by_one(self, proposal: DraftProposal, logits: torch.Tensor) -> list[int]:
+    def _verify_one_by_one(self, proposals: torch.Tensor, logits: torch.Tensor) -> list[int]:
         """The same for one row, showing its processors each committed position once, in order, and no other."""
-        num_drafted, kept = proposal.tokens.shape[1], 0
-        for index in range(num_drafted + 1):
-            scores = self.law.scores(
-                self.committed.prefixes(self.rows), logits[:, index : index + 1], proposal.tokens[:, :0]
-            )
-            here = slice(index, index + 1)
-            drafted = DraftProposal(
-                proposal.tokens[:, here], None if proposal.scores is None else proposal.scores[:, here]
-            )
-            verification = verify(drafted, scores.expand(-1, drafted.tokens.shape[1] + 1, -1), self.law.do_sample)
-            is_accepted = index < num_drafted and bool(verification.num_accepted)
-            token = drafted.tokens if is_accepted else verification.bonus[:, None]
-            kept += self.committed.commit(self.rows, token, [1], logits[:, index : index + 1], scores)[0]
-            if not (is_accepted and self.committed.unfinished):
+        drafted, kept = proposals[0].tolist(), 0
+        for index in range(len(drafted) + 1):
+            here, prefixes = logits[:, index : index + 1], self.committed.prefixes(self.rows)
+            scores = self.law.scores(prefixes, here, proposals[:, :0])
+            token = self.rule.choose(index, proposals, scores)
+            kept += self.committed.commit(self.rows, token, [1], here, scores)[0]
+            if not self.committed.unfinished or drafted[index : index + 1] != token[0].tolist():
                 break
         self.stats.rows[0].append(kept)
         return [kept]

@@ -67,6 +67,11 @@ class CommittedSequences:
         """Tokens committed so far, over all rows."""
         return sum(self._lengths) - len(self._lengths) * self._prompt_length
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that plain generation would have made by now: it makes them for all rows, until none is unfinished."""
+        return (max(self._lengths) if self.unfinished else self._final_length()) - self._prompt_length
+
     def prefixes(self, rows: Sequence[int]) -> Prefixes:
         """Tokens so far of these rows."""
         ids = self._ids if len(rows) == len(self._lengths) else self._ids[list(rows)]

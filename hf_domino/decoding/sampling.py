@@ -1,4 +1,4 @@
-"""The law of the next token: logits after `generate`'s processors and warpers, and how a token is taken from it.
+"""The law of the next token: logits after `generate`'s processors and warpers, and how a token is taken from them.
 
 Target and drafts go through the same class, so that both laws of the acceptance rule are processed alike, each position
 with its own prefix.
@@ -26,12 +26,11 @@ class TokenLaw:
 
     Args:
         processors (`LogitsProcessorList`): Processors and warpers, in order.
-        do_sample (`bool`): Whether tokens are sampled or the most likely is taken.
         stops ([`KnownStops`], *optional*): Where texts end: a caller's function is never asked what comes behind.
     """
 
-    def __init__(self, processors: LogitsProcessorList, do_sample: bool, stops: KnownStops | None = None):
-        self.do_sample, self.processors, self.stops = do_sample, processors, stops or KnownStops()
+    def __init__(self, processors: LogitsProcessorList, stops: KnownStops | None = None):
+        self.processors, self.stops = processors, stops or KnownStops()
         # In order: effects in place of the processors that have one.
         self._steps: list[Effect | LogitsProcessor] = [effect_of(processor) or processor for processor in processors]
 
@@ -50,11 +49,12 @@ class TokenLaw:
         """Whether a processor may remember its calls, so that it must see each committed position once, in order."""
         return bool(stateful_processors(self.processors))
 
-    def without_state(self, do_sample: bool) -> TokenLaw:
-        """The same law, less the processors that may keep state."""
-        law = self._less([index for index, one in enumerate(self.processors) if type(one) not in STATELESS])
-        law.do_sample = do_sample
-        return law
+    def without_state(self) -> TokenLaw:
+        """The same law, less the processors that may keep state: drafts are chosen from that.
+
+        Without those fewer drafts are accepted; the output is the target's own all the same.
+        """
+        return self._less([index for index, one in enumerate(self.processors) if type(one) not in STATELESS])
 
     def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenLaw]:
         """Forbid beforehand what only depends on how long the text is.
@@ -137,36 +137,20 @@ class TokenLaw:
                 scores = one_by_one(step, scores, prefixes, is_open) if alone else step(prefixes.ids, scores)
         return scores.float()
 
-    def choose(self, scores: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
-        """Take one token id `[...]` from scores `[..., V]`; where it samples, with this `noise`, or fresh one."""
-        return sample(scores.softmax(dim=-1), noise) if self.do_sample else scores.argmax(dim=-1)
-
 
 def stateful_processors(processors: LogitsProcessorList) -> list[str]:
     """Class names of the processors that may remember their calls: all that are not known to be functions."""
     return [type(processor).__name__ for processor in processors if type(processor) not in STATELESS]
 
 
-def sample(probs: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
-    """Draw an index `[...]` from probabilities or weights `[..., V]` by an exponential race.
+def choose(scores: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
+    """Take a token `[...]` from processed scores `[..., V]`: the likeliest, or the one that its noise draws.
 
-    The same law as `torch.multinomial` without its host synchronisation; weights need not be normalised.
-
-    Args:
-        probs (`torch.Tensor`): `[..., V]`.
-        noise (`torch.Tensor`, *optional*): Standard exponential, of the same shape; drawn here by default.
-    """
-    return (probs / (torch.empty_like(probs).exponential_() if noise is None else noise)).argmax(dim=-1)
-
-
-def draft_law(law: TokenLaw, choice: str = "sampled") -> TokenLaw:
-    """The law drafts are chosen from: the target's, less the processors that may keep state.
-
-    Without those fewer drafts are accepted; the output is the target's own all the same.
+    With noise it is a draw from their softmax, bit for bit that of `torch.multinomial(probs, 1)` with the noise that it
+    would have drawn, and without its host synchronisation.
 
     Args:
-        law (`TokenLaw`): The target's law.
-        choice (`str`, *optional*, defaults to `"sampled"`): Draw drafts where the target samples; `"greedy"` takes the
-            most likely draft always. Verification is exact for both.
+        scores (`torch.Tensor`): `[..., V]` in fp32, or of candidates.
+        noise (`torch.Tensor`, *optional*): Standard exponential, of the same shape.
     """
-    return law.without_state(do_sample=law.do_sample and choice == "sampled")
+    return scores.argmax(dim=-1) if noise is None else (scores.softmax(dim=-1) / noise).argmax(dim=-1)

@@ -1,39 +1,24 @@
 """Verification: how many proposals are accepted, and the target's own next token.
 
-Greedy accepts while a proposal is the target's most likely token. Sampling is the rule of speculative sampling
-(arXiv 2211.17192, 2302.01318): accept with min(1, p/q), and draw from max(p - q, 0) on rejection, which is exact for
-any q. Here p is `target_probs` and q `draft_probs`.
+A position's token is the likeliest one or, where the target samples, the one that its noise makes it draw. Drafts were
+chosen under the same noise and are accepted while they are that token: the text is the one of plain `generate`, with
+the same seed where it samples (arXiv 2408.07978). Greedy is the case without noise. The other rule, which accepts more
+and writes other texts of the same law, is in `residual.py`.
 
-Shapes: B batch, P proposals, V vocabulary.
+Shapes: B rows of the batch, R rows still generated, P proposals, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import DraftProposal
-from hf_domino.decoding.sampling import TokenLaw, sample
-
-
-@dataclass(frozen=True)
-class Verification:
-    """Outcome of one round.
-
-    Args:
-        num_accepted (`torch.Tensor`): Accepted proposals per row, `[B]`, in `[0, P]`.
-        bonus (`torch.Tensor`): The target's own token after them, `[B]`.
-    """
-
-    num_accepted: torch.Tensor
-    bonus: torch.Tensor
-
-    @property
-    def acceptance_length(self) -> torch.Tensor:
-        """Tokens gained per target forward, `[B]`: accepted proposals and the bonus token."""
-        return self.num_accepted + 1
+from hf_domino.decoding.rollout import Listener
+from hf_domino.decoding.sampling import TokenLaw, choose
 
 
 @dataclass(frozen=True)
@@ -41,9 +26,10 @@ class Judgement:
     """A round's outcome, and what it was decided from.
 
     Args:
-        scores (`torch.Tensor`): The target's processed scores `[B, P + 1, V]`.
-        outcome (`torch.Tensor`): Per row how many tokens are committed, then the tokens: `[B, 1 + P + 1]` int64, where
-            what stands behind the bonus token is anything. Everything the host must know, to be read at once.
+        scores (`torch.Tensor`): The target's processed scores `[R, P + 1, V]`.
+        outcome (`torch.Tensor`): Per row how many tokens are committed, then the tokens, accepted proposals and the
+            bonus token: `[R, 1 + P + 1]` int64, where what stands behind the bonus token is anything. Everything the
+            host must know, to be read at once.
     """
 
     scores: torch.Tensor
@@ -51,73 +37,95 @@ class Judgement:
 
     @property
     def tokens(self) -> torch.Tensor:
-        """Accepted proposals and the bonus token, `[B, P + 1]`."""
+        """Accepted proposals and the bonus token, `[R, P + 1]`."""
         return self.outcome[:, 1:]
 
 
-def judge(law: TokenLaw, prefixes: Prefixes, proposal: DraftProposal, logits: torch.Tensor) -> Judgement:
+def judge(
+    law: TokenLaw, prefixes: Prefixes, proposals: torch.Tensor, logits: torch.Tensor, noise: torch.Tensor | None
+) -> Judgement:
     """Verify a round from the target's logits, without a synchronisation.
 
     Args:
         law ([`TokenLaw`]): The target's.
-        prefixes ([`Prefixes`]): Tokens so far of the B rows.
-        proposal ([`DraftProposal`]): P proposals per row.
-        logits (`torch.Tensor`): `[B, P + 1, V]`.
+        prefixes ([`Prefixes`]): Tokens so far of the R rows.
+        proposals (`torch.Tensor`): `[R, P]`.
+        logits (`torch.Tensor`): `[R, P + 1, V]`.
+        noise (`torch.Tensor`, *optional*): Of these positions, `[R, P + 1, V]`; None for the likeliest tokens.
 
     Returns:
         [`Judgement`]: Still on the device.
     """
-    scores = law.scores(prefixes, logits, proposal.tokens)
-    verification = verify(proposal, scores, law.do_sample)
-    accepted = verification.num_accepted[:, None]
-    tokens = torch.cat((proposal.tokens, verification.bonus[:, None]), dim=1)  # [B, P + 1]
-    tokens = tokens.scatter(1, accepted, verification.bonus[:, None])
-    return Judgement(scores, torch.cat((accepted + 1, tokens), dim=1))
+    scores = law.scores(prefixes, logits, proposals)
+    chosen = choose(scores, noise)  # [R, P + 1]; up to the first difference these are the proposals
+    num_accepted = leading_run(proposals == chosen[:, :-1])
+    return Judgement(scores, torch.cat((num_accepted[:, None] + 1, chosen), dim=1))
 
 
-def verify(proposal: DraftProposal, target_scores: torch.Tensor, do_sample: bool) -> Verification:
-    """Accept a prefix of the proposal and choose the bonus token.
-
-    Args:
-        proposal ([`DraftProposal`]): P proposals per row.
-        target_scores (`torch.Tensor`): The target's processed scores `[B, P + 1, V]`, for each proposal and after all.
-        do_sample (`bool`): Whether the target samples.
-
-    Returns:
-        [`Verification`]: Committed tokens are the accepted proposals and the bonus token.
-    """
-    if not do_sample:
-        chosen = target_scores.argmax(dim=-1)  # [B, P + 1]
-        num_accepted = _leading_run(proposal.tokens == chosen[:, :-1])
-        return Verification(num_accepted, chosen.gather(1, num_accepted[:, None])[:, 0])
-    target_probs = target_scores.float().softmax(dim=-1)
-    draft_probs = _draft_probs(proposal, target_probs.shape[-1])
-    drafted = proposal.tokens[..., None]
-    target_at, draft_at = target_probs[:, :-1].gather(2, drafted)[..., 0], draft_probs.gather(2, drafted)[..., 0]
-    # u < p/q without the division: a proposal the target forbids (p = 0) is never accepted, whatever u and q.
-    num_accepted = _leading_run(torch.rand_like(target_at) * draft_at < target_at)
-    return Verification(num_accepted, sample(_bonus_law(target_probs, draft_probs, num_accepted)))
-
-
-def _leading_run(accepted: torch.Tensor) -> torch.Tensor:
-    """Length `[B]` of the leading run of True in `[B, P]`."""
+def leading_run(accepted: torch.Tensor) -> torch.Tensor:
+    """Length `[R]` of the leading run of True in `[R, P]`."""
     return accepted.long().cumprod(dim=1).sum(dim=1)
 
 
-def _draft_probs(proposal: DraftProposal, vocab_size: int) -> torch.Tensor:
-    """The law of the drafts `[B, P, V]`; a proposal without scores was certain."""
-    if proposal.scores is not None:
-        return proposal.scores.float().softmax(dim=-1)
-    certain = torch.zeros(*proposal.tokens.shape, vocab_size, device=proposal.tokens.device)
-    return certain.scatter(2, proposal.tokens[..., None], 1.0)  # unlike one_hot, it reads nothing back
+Judge = Callable[[TokenLaw, Prefixes, torch.Tensor, torch.Tensor, torch.Tensor | None], Judgement]
 
 
-def _bonus_law(target_probs: torch.Tensor, draft_probs: torch.Tensor, num_accepted: torch.Tensor) -> torch.Tensor:
-    """Unnormalised law `[B, V]` of the bonus token: the residual where a proposal was rejected, else the target's."""
-    rows = torch.arange(target_probs.shape[0], device=target_probs.device)
-    at_stop = target_probs[rows, num_accepted]
-    # After full acceptance there is no draft to subtract: a row of zeros stands behind the last one.
-    padded = torch.nn.functional.pad(draft_probs, (0, 0, 0, 1))
-    residual = (at_stop - padded[rows, num_accepted]).clamp_min(0.0)
-    # p = q up to rounding leaves nothing: the rejection itself was rounding, and p is the law to draw from.
-    return torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, at_stop)
+class CoupledRule:
+    """The rule of one call: drafts and target share the noise of each step, or have none.
+
+    Args:
+        law ([`TokenLaw`]): The target's.
+        do_sample (`bool`): Whether the target samples.
+        judge (`Callable`, *optional*): What takes the place of [`judge`], where it is a stage.
+    """
+
+    def __init__(self, law: TokenLaw, do_sample: bool, judge: Judge = judge):
+        self._law, self._do_sample, self._judge = law, do_sample, judge
+        self._steps: StepNoise | None = None
+        self._prompt_length = 0
+        self._noise: torch.Tensor | None = None  # of the round, [R, P + 1, V]
+
+    def begin(self, prefixes: Prefixes, vocab_size: int) -> None:
+        """The first token of all rows is about to be chosen."""
+        if self._do_sample:
+            self._prompt_length, longest = prefixes.lengths[0], self._law.stops.max_length
+            num_steps = None if longest is None else longest - self._prompt_length
+            self._steps = StepNoise(len(prefixes.rows), vocab_size, prefixes.ids.device, num_steps)
+        self.begin_round(prefixes, 0)
+
+    def begin_round(self, prefixes: Prefixes, most: int) -> None:
+        """A round of at most so many proposals begins."""
+        if self._steps is not None:
+            steps = [length - self._prompt_length for length in prefixes.lengths]
+            self._noise = self._steps.ahead(prefixes.rows, steps, most + 1)
+
+    @property
+    def draft_noise(self) -> torch.Tensor | None:
+        """The noise to choose proposals with, `[R, P, V]` or more positions; None for the likeliest tokens."""
+        return self._noise
+
+    def listener(self, goes_on: Listener | None) -> Listener | None:
+        """Tell `goes_on` of each proposal's race: how far ahead of the others it is, its noise included."""
+        if goes_on is None or self._noise is None:
+            return goes_on
+        noise = self._noise
+
+        def goes_on_racing(index: int, scores: torch.Tensor, candidates: torch.Tensor | None) -> bool:
+            here = noise[:, index] if candidates is None else noise[:, index].gather(1, candidates)
+            return goes_on(index, scores - here.log(), candidates)
+
+        return goes_on_racing
+
+    def judge(self, prefixes: Prefixes, proposals: torch.Tensor, logits: torch.Tensor) -> Judgement:
+        """Verify the round's proposals `[R, P]` from the target's logits `[R, P + 1, V]`."""
+        noise = None if self._noise is None else self._noise[:, : logits.shape[1]]
+        return self._judge(self._law, prefixes, proposals, logits, noise)
+
+    def choose(self, index: int, proposals: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The token `[R, 1]` at one position of the round, from the target's processed scores `[R, 1, V]`."""
+        return choose(scores, None if self._noise is None else self._noise[:, index : index + 1])
+
+    def end(self, num_steps: int) -> None:
+        """The call ends; plain generation would have made this many steps by now."""
+        if self._steps is not None:
+            self._steps.end(num_steps)

@@ -89,7 +89,7 @@ def candidate_generator(
     check_native_loop(target, len(input_ids), config, model_kwargs, stateful_processors(processors))
     check_inputs(target, input_ids, model_kwargs)
     check_rope(target, assistant_model.config.num_draft_tokens, input_ids, model_kwargs, config)
-    return DominoCandidateGenerator(assistant_model, target, config, processors)
+    return DominoCandidateGenerator(assistant_model, target, config, processors, input_ids.shape[1])
 
 
 def pipeline_drafter(target: PreTrainedModel, assistant: Any) -> DominoDraftModel | None:

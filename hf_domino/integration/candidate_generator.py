@@ -3,28 +3,77 @@
 That loop runs the target, verifies and rewinds; it asks for candidates before every forward, hands over the outputs of
 the last one, and merges `model_kwargs_overrides` into the next. It decodes one sequence at a time.
 
-Shapes: T committed tokens, C newly committed ones, V vocabulary.
+It would draw the tokens of a whole block as one tensor, which is other noise than plain generation's. So a processor
+behind all others leaves only the token that the step's own noise draws, and nothing to chance.
+
+Shapes: T committed tokens, C newly committed ones, P proposals, V vocabulary.
 """
 
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.pacing.pacer import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw, draft_law
+from hf_domino.decoding.residual import ResidualRule
+from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import recognise
 from hf_domino.stats import DecodingStats, record_stats
 from hf_domino.target import TargetModel
+
+
+class CoupledChoice(LogitsProcessor):
+    """Forces the tokens that plain generation would draw, and remembers the scores it has covered up.
+
+    Args:
+        prompt_length (`int`): Tokens before the first step.
+        num_steps (`int`): At which the text is full.
+    """
+
+    def __init__(self, prompt_length: int, num_steps: int):
+        self._prompt_length, self._num_steps = prompt_length, num_steps
+        self._noise: StepNoise | None = None
+        self._ahead: torch.Tensor | None = None  # [1, N, V], from the first step of the round
+        self._first = self.num_committed = 0  # steps
+        self._covered: list[torch.Tensor] = []  # [1, V] each, of the round
+
+    def begin_round(self, length: int, count: int) -> torch.Tensor | None:
+        """The noise `[1, N, V]` of the steps behind a text of this length; None before the first forward."""
+        self._first, self._covered = length - self._prompt_length, []
+        if self._noise is not None:
+            self._ahead = self._noise.ahead([0], [self._first], count)
+        return self._ahead
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Forbid all but one token, at the position behind these ids `[1, T]`."""
+        if self._noise is None or self._ahead is None:
+            self._noise = StepNoise(1, scores.shape[1], scores.device, self._num_steps, is_watching=False)
+            self._ahead = self._noise.ahead([0], [0], 1)
+        self._covered.append(scores.clone())
+        token = choose(scores, self._ahead[:, input_ids.shape[1] - self._prompt_length - self._first])
+        return torch.full_like(scores, -torch.inf).scatter(1, token[:, None], 0.0)
+
+    def end_round(self, length: int, scores: torch.Tensor) -> None:
+        """Uncover the round's scores `[1, P + 1, V]`, behind which the text has this length."""
+        self.num_committed = length - self._prompt_length
+        for index, covered in enumerate(self._covered):
+            scores[:, index] = covered
+
+    def end(self) -> None:
+        """Leave the default generator where plain generation would have left it."""
+        if self._noise is not None:
+            self._noise.end(self.num_committed)
 
 
 class DominoCandidateGenerator(CandidateGenerator):
@@ -35,7 +84,9 @@ class DominoCandidateGenerator(CandidateGenerator):
         model (`PreTrainedModel`): The target.
         generation_config (`GenerationConfig`): For `do_sample`, `max_length`, `num_assistant_tokens` and the
             end-of-text tokens.
-        logits_processor (`LogitsProcessorList`): The processors `generate` applies to the target.
+        logits_processor (`LogitsProcessorList`): The processors `generate` applies to the target, in a list of its own:
+            one may be added.
+        prompt_length (`int`): Tokens to go on from.
     """
 
     requires_model_outputs = True
@@ -46,16 +97,25 @@ class DominoCandidateGenerator(CandidateGenerator):
         model: PreTrainedModel,
         generation_config: GenerationConfig,
         logits_processor: LogitsProcessorList,
+        prompt_length: int,
     ):
         ends = getattr(generation_config, "_eos_token_tensor", None)
         self._stops = KnownStops(
             frozenset() if ends is None else frozenset(ends.flatten().tolist()), generation_config.max_length
         )
-        law = TokenLaw(logits_processor, bool(generation_config.do_sample), self._stops)
-        target = TargetModel(model, drafter.config)
+        law = TokenLaw(LogitsProcessorList(logits_processor), self._stops)
+        target, config = TargetModel(model, drafter.config), drafter.config
         self.model_kwargs_overrides = target.capture_kwargs()
-        drafting = draft_law(law, drafter.config.draft_law)
-        self._target, self._session = target, DraftSession(drafter, target, drafting)
+        self._target, self._session = target, DraftSession(drafter, target, law.without_state())
+        self._residual: ResidualRule | None = None
+        self._coupled: CoupledChoice | None = None
+        if generation_config.do_sample and config.acceptance_rule == "residual":
+            self._residual = ResidualRule(law, config.draft_law != "greedy")
+        elif generation_config.do_sample:
+            self._coupled = CoupledChoice(prompt_length, generation_config.max_length - prompt_length)
+            logits_processor.append(self._coupled)
+            # That loop tells nobody when it ends; it lets go of its candidate generator.
+            weakref.finalize(self, self._coupled.end)
         self._num_observed = self._num_proposed = 0
         self._start = time.perf_counter()
         most = most_proposals(drafter, model, generation_config)
@@ -82,21 +142,32 @@ class DominoCandidateGenerator(CandidateGenerator):
             `tuple`: Committed tokens with the candidates behind them, and the scores `[1, candidates, V]` they were
             drawn from, or None if they were not sampled.
         """
-        if is_first_iteration:
+        if is_first_iteration or model_outputs is None:
             return input_ids, None
         self._observe(input_ids, (model_kwargs or {}).get("attention_mask"), model_outputs)
         length, most = input_ids.shape[1], self._stats.num_draft_tokens
         room = self._stops.room(length)
-        proposal = self._session.propose(Prefixes.of(input_ids), most if room is None else min(room, most))
+        count, prefixes = most if room is None else min(room, most), Prefixes.of(input_ids)
+        noise, listener = None, None
+        if self._coupled is not None:
+            noise = self._coupled.begin_round(length, count + 1)
+        elif self._residual is not None:
+            self._residual.begin(prefixes, model_outputs.logits.shape[2])
+            self._residual.begin_round(prefixes, count)
+            noise, listener = self._residual.draft_noise, self._residual.listener(None)
+        proposals = self._session.propose(prefixes, count, noise, listener)
         # Up to an end of text: as that loop's bonus token it costs no round, and nobody is asked what comes behind.
-        tokens = proposal.tokens[:, : self._stops.num_open([length], proposal.tokens)[0]]
+        tokens = proposals[:, : self._stops.num_open([length], proposals)[0]]
         self._num_proposed = tokens.shape[1]
-        if tokens.shape[1] == 0 or proposal.scores is None:
+        scores = None if self._residual is None else self._residual.draft_scores
+        if tokens.shape[1] == 0 or scores is None:
             return torch.cat((input_ids, tokens), dim=1), None
-        return torch.cat((input_ids, tokens), dim=1), proposal.scores[:, : tokens.shape[1]]
+        return torch.cat((input_ids, tokens), dim=1), scores[:, : tokens.shape[1]]
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Count a round. This loop reports accepted candidates after its cuts by length and end of text."""
+        if self._coupled is not None:
+            self._coupled.end_round(input_ids.shape[1], scores)
         if self._num_observed:
             self._stats.rows[0].append(int(num_matches) + 1)
             self._stats.proposed[0].append(self._num_proposed)

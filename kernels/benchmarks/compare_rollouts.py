@@ -46,7 +46,7 @@ from hf_domino.target import TargetModel
 HEAD_8B = {"hidden_size": 4096, "gru_hidden_dim": 1024, "emb_dim": 256, "vocab_size": 151_936, "block_size": 16}
 HEAD_TINY = {"hidden_size": 320, "gru_hidden_dim": 288, "emb_dim": 144, "vocab_size": 6_000, "block_size": 16}
 DEFAULT_POOL = DominoConfig.draft_pool_size
-GREEDY = TokenLaw(LogitsProcessorList(), do_sample=False)
+GREEDY = TokenLaw(LogitsProcessorList())
 ACCEPTED = 4  # tokens from one recorded round to the next
 BEHIND = 12.0  # how far the base logits of a token's doubles lie below its own, at least
 
@@ -179,7 +179,7 @@ class Ours:
     def __call__(self, drafter: DominoDraftModel, head: Head, block: Block) -> torch.Tensor:
         """Proposals `[1, P]`."""
         drafter.config.draft_pool_size, head.base_logits = self.pool_size, block.base_logits
-        return rollout(drafter, head, block.draft_hidden, Prefixes.of(block.anchor[None]), GREEDY, self.table).tokens
+        return rollout(drafter, head, block.draft_hidden, Prefixes.of(block.anchor[None]), GREEDY, table=self.table)
 
 
 @torch.no_grad()

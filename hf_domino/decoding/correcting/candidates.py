@@ -2,8 +2,7 @@
 
 A correction moves the likely tokens among each other; it hardly ever lifts one from far below. So only the tokens with
 the highest base logits are corrected, as far as is known by what the draft law makes of these: a token it forces is
-among them, one it forbids is not. What is drawn is drawn from the pool's own law, which verification is given: drafts
-change a little, the output does not.
+among them, one it forbids is not. Drafts change a little, the output does not.
 
 Shapes: B rows, P proposals, M candidates per position, V vocabulary.
 """
@@ -60,11 +59,6 @@ class CandidatePool:
         own, index = partial(CandidateScores, vocab_size=self._vocab_size), proposals.shape[1]
         changeable = partial(own, token_ids=self._ascending[:, index], order=self._order[:, index])
         return self._law.process(logits, self._prefixes.along(proposals, 1), changeable)
-
-    def spread(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores `[B, P, M]` of the first P positions as ones of all tokens, `[B, P, V]`: no other can be drawn."""
-        token_ids = self.token_ids[:, : scores.shape[1]]
-        return scores.new_full((*scores.shape[:2], self._vocab_size), -torch.inf).scatter(2, token_ids, scores)
 
 
 def fits_pool(law: TokenLaw, size: int) -> bool:

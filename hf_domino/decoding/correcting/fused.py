@@ -19,15 +19,18 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 
 
-def fits_kernels(drafter: DominoDraftModel, law: TokenLaw, base_logits: torch.Tensor) -> bool:
+def fits_kernels(
+    drafter: DominoDraftModel, law: TokenLaw, base_logits: torch.Tensor, noise: torch.Tensor | None = None
+) -> bool:
     """Whether [`choose_fused`] can choose the proposals: greedily, with nothing but the correction before the choice.
 
     Args:
         drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
         law ([`TokenLaw`]): What drafts are chosen from.
         base_logits (`torch.Tensor`): `[B, P, V]`.
+        noise (`torch.Tensor`, *optional*): What they are drawn with.
     """
-    if law.do_sample or law.processors or not drafter.has_correction_head:
+    if noise is not None or law.processors or not drafter.has_correction_head:
         return False
     return runs_triton(base_logits) and base_logits.device == drafter.prefix_gru.weight_hh_l0.device
 

@@ -8,8 +8,9 @@ Where rounds seem to bring less than single steps of the target would, rounds an
 clock can compare neighbours; once that is sure, single steps are made, and drafting is tried again now and then. How
 long it pauses goes by what its trial has cost.
 
-A block ends by what was known before its next token was drawn, so that sampling stays exact. Where the target samples,
-nominal costs stand and nothing is kept between calls, so that a seed gives the same text again.
+Under the coupled rule no length changes the text. Under the residual rule it does: there a block ends by what was known
+before its next token was drawn, so that the law is kept, and nominal costs stand and nothing is kept between calls, so
+that a seed gives the same text again.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft 
 class Block:
     """How far a block goes: as far as the drafter makes it."""
 
-    goes_on: Callable[[int, torch.Tensor], bool] | None = None
+    goes_on: Callable[[int, torch.Tensor, torch.Tensor | None], bool] | None = None
     pause: Pause | None = None  # that it is part of
     is_comparison = False  # whether it is made to compare its time
 
-    def choose_length(self, room: int | None) -> int | None:
-        """Most proposals to make, of `room` at most; None for as many as the drafter makes."""
+    def choose_length(self, room: int) -> int:
+        """Most proposals to make, of `room` at most."""
         return room
 
 
@@ -59,7 +60,7 @@ class SingleStep(Block):
     def __init__(self, pause: Pause | None = None):
         self.pause, self.is_comparison = pause, pause is None
 
-    def choose_length(self, room: int | None) -> int | None:
+    def choose_length(self, room: int) -> int:
         """None at all."""
         return 0
 
@@ -99,8 +100,8 @@ class PacedBlock(Block):
 class ConfidentBlock(PacedBlock):
     """Ends while it is drafted, by the confidence of the draft law, which the host must be able to read at once."""
 
-    def goes_on(self, index: int, scores: torch.Tensor) -> bool:
-        """Whether to draft behind a proposal that was chosen from the law of these scores `[B, V]`, of all or a few."""
+    def goes_on(self, index: int, scores: torch.Tensor, candidates: torch.Tensor | None = None) -> bool:
+        """Whether to draft behind a proposal that was chosen by these scores `[B, M]`, of all tokens or of a few."""
         # Where all candidates are forbidden there is no law, and verification rejects the draft.
         confidences = (scores.amax(dim=-1) - scores.logsumexp(dim=-1)).exp().nan_to_num(0.0).tolist()
         return self.add(index, [bisect.bisect(EDGES, confidence) for confidence in confidences])
@@ -109,9 +110,9 @@ class ConfidentBlock(PacedBlock):
 class PlannedBlock(PacedBlock):
     """Its length is chosen beforehand, by the acceptance of each position: one of a few, each a shape of its own."""
 
-    def choose_length(self, room: int | None) -> int | None:
+    def choose_length(self, room: int) -> int:
         """How many proposals to make."""
-        most = self._acceptance.num_kinds if room is None else min(room, self._acceptance.num_kinds)
+        most = min(room, self._acceptance.num_kinds)
         num_rows = len(self._reaches[0])
         while self.length < most and self.add(self.length, [self.length] * num_rows):
             pass
@@ -284,7 +285,7 @@ def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: Generat
 def pacer_for(
     drafter: DominoDraftModel, target: nn.Module, num_draft_tokens: int, do_sample: bool, by_confidence: bool
 ) -> Pacer:
-    """The pacer of a call of `generate`, with what the calling thread knows from earlier greedy ones.
+    """The pacer of a call of `generate`, with what the calling thread knows from earlier ones that chose alike.
 
     Args:
         drafter ([`DominoDraftModel`]): Its `draft_length` says whether blocks are paced at all.
@@ -293,16 +294,17 @@ def pacer_for(
         do_sample (`bool`): Whether the target samples.
         by_confidence (`bool`): Whether the host can read confidences at no cost, which it can on a CPU only.
     """
-    drafter.config.check()  # a field may have been set since
-    if drafter.config.draft_length == "full":
+    config = drafter.config
+    config.check()  # a field may have been set since
+    if config.draft_length == "full":
         return WholeBlocks()
     num_positions = None if by_confidence else num_draft_tokens
-    if do_sample:
+    if do_sample and config.acceptance_rule == "residual":
         return Pacer(num_positions, is_timed=False)
     if not hasattr(_learnt, "by_drafter"):
         _learnt.by_drafter = weakref.WeakKeyDictionary()
     pacers = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
-    key = (by_confidence, num_draft_tokens)
+    key = (by_confidence, num_draft_tokens, do_sample)
     pacer = pacers.setdefault(key, Pacer(num_positions, is_timed=True))
     pacer.begin_call()
     return pacer

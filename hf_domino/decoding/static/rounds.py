@@ -21,7 +21,7 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.pacing.pacer import fitting_length
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.stock import PREFIX_FREE
-from hf_domino.decoding.rollout import DraftProposal, GoesOn, rollout
+from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.workspace import Workspace, give_back, take_workspace
@@ -37,7 +37,7 @@ NEVER_CAPTURED = (hf.EtaLogitsWarper,)
 
 def law_key(law: TokenLaw) -> Hashable | None:
     """What a law is made of, if it can be part of a stage; None if it looks at a prefix or at a result."""
-    parts: list[Hashable] = [law.do_sample]
+    parts: list[Hashable] = []
     for processor in law.processors:
         if type(processor) not in PREFIX_FREE or type(processor) in NEVER_CAPTURED:
             return None
@@ -268,17 +268,20 @@ class StaticDraftSession(DraftSession):
         )
         return (draft_hidden,)
 
-    def _choose(self, draft_hidden: torch.Tensor, prefixes: Prefixes, goes_on: GoesOn | None) -> DraftProposal:
-        if self._law_key is None:
-            return super()._choose(draft_hidden, prefixes, goes_on)
-        key = ("rollout", self._law_key)
-        tokens, *scores = self._graphs(key, self._rollout, draft_hidden, prefixes.last())
-        return DraftProposal(tokens, scores[0] if scores else None)
+    def _choose(
+        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, goes_on: Listener | None
+    ) -> torch.Tensor:
+        if self._law_key is None or goes_on is not None:
+            return super()._choose(draft_hidden, prefixes, noise, goes_on)
+        inputs = (draft_hidden, prefixes.last()) + (() if noise is None else (noise,))
+        return self._graphs(("rollout", self._law_key), self._rollout, *inputs)[0]
 
-    def _rollout(self, draft_hidden: torch.Tensor, anchors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _rollout(
+        self, draft_hidden: torch.Tensor, anchors: torch.Tensor, noise: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
         # A law that is part of a stage looks at no token before the anchor.
-        proposal = rollout(self.drafter, self.target, draft_hidden, Prefixes.of(anchors), self.law, is_fixed=True)
-        return (proposal.tokens,) if proposal.scores is None else (proposal.tokens, proposal.scores)
+        prefixes = Prefixes.of(anchors)
+        return (rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, is_fixed=True),)
 
 
 class StaticJudge:
@@ -293,16 +296,23 @@ class StaticJudge:
         self.law, self._graphs = law, workspace.graphs
         self._key = law_key(law)
 
-    def __call__(self, law: TokenLaw, prefixes: Prefixes, proposal: DraftProposal, logits: torch.Tensor) -> Judgement:
+    def __call__(
+        self,
+        law: TokenLaw,
+        prefixes: Prefixes,
+        proposals: torch.Tensor,
+        logits: torch.Tensor,
+        noise: torch.Tensor | None,
+    ) -> Judgement:
         """See [`~hf_domino.decoding.verification.judge`]."""
         if self._key is None:
-            return judge(law, prefixes, proposal, logits)
-        inputs = [logits, proposal.tokens] + ([] if proposal.scores is None else [proposal.scores])
+            return judge(law, prefixes, proposals, logits, noise)
+        inputs = (logits, proposals) + (() if noise is None else (noise,))
         scores, outcome = self._graphs(("judge", self._key), self._judge, *inputs)
         return Judgement(scores, outcome)
 
     def _judge(
-        self, logits: torch.Tensor, tokens: torch.Tensor, draft_scores: torch.Tensor | None = None
+        self, logits: torch.Tensor, proposals: torch.Tensor, noise: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, ...]:
-        judgement = judge(self.law, Prefixes.of(tokens), DraftProposal(tokens, draft_scores), logits)
+        judgement = judge(self.law, Prefixes.of(proposals), proposals, logits, noise)
         return judgement.scores, judgement.outcome

@@ -1,0 +1,124 @@
+"""The noise of sampling: that of every step drawn once, in order, as plain `generate` draws it.
+
+For one draw, `torch.multinomial(probs, 1)` is argmax(probs / E) with E standard exponential: one tensor `[B, V]` a step
+from the default generator, rows that have ended included. So a token is a function of its scores and of the noise of
+its step. Drafts are chosen with the noise of the steps that they are for, and no draft changes what is drawn (arXiv
+2408.07978).
+
+Several steps are never drawn as one tensor: on a GPU, and where a CPU's numbers come from MKL, those are others.
+
+Shapes: B rows of the batch, R rows still generated, N steps, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from hf_domino.decoding.generators import CallGenerator
+
+MAX_BYTES = 2**28  # of noise to keep; what does not fit is drawn again
+
+
+class StepNoise:
+    """The noise of one call, row by row and step by step.
+
+    Rows advance at their own pace. The noise that a row has still to pass is kept, within a budget. Of steps beyond it
+    the generator's state is kept, and they are drawn again when a row gets there.
+
+    Args:
+        batch_size (`int`): Rows that plain generation would draw for (B).
+        vocab_size (`int`): Scores of a token (V).
+        device (`torch.device`): Where tokens are drawn.
+        num_steps (`int`, *optional*): At which the text is full: behind it nothing is drawn, and any noise will do.
+        max_bytes (`int`, *optional*, defaults to 256 MiB): Most memory to keep noise in.
+        is_watching (`bool`, *optional*, defaults to `True`): Whether to say if something else draws meanwhile.
+    """
+
+    def __init__(
+        self,
+        batch_size: int,
+        vocab_size: int,
+        device: torch.device,
+        num_steps: int | None = None,
+        max_bytes: int = MAX_BYTES,
+        is_watching: bool = True,
+    ):
+        self._shape, self._device = (batch_size, vocab_size), device
+        self._num_steps = sys.maxsize if num_steps is None else num_steps
+        self._behind = torch.ones(vocab_size, device=device)
+        self._call = CallGenerator(device, is_watching)
+        self._again = torch.Generator(device)
+        self._states: dict[int, torch.Tensor] = {}  # before each step, from that of the last row on
+        self._num_drawn = 0
+        self._kept: dict[int, dict[int, torch.Tensor]] = {row: {} for row in range(batch_size)}  # row, step: [V]
+        self._room = max_bytes // (4 * vocab_size)  # how many more of those may be kept
+
+    def ahead(self, rows: Sequence[int], steps: Sequence[int], count: int) -> torch.Tensor:
+        """The noise of the next steps of some rows; no row may go back, and none that is left out may come again.
+
+        Args:
+            rows (`Sequence[int]`): R rows of the batch.
+            steps (`Sequence[int]`): The first step wanted of each.
+            count (`int`): How many steps of each (N).
+
+        Returns:
+            `torch.Tensor`: `[R, N, V]` in fp32, on the device.
+        """
+        self._pass(dict(zip(rows, steps, strict=True)))
+        unkept: dict[tuple[int, int], torch.Tensor] = {}
+        for step in range(min(steps), min(max(steps) + count, self._num_steps)):
+            lacking = {row: first for row, first in zip(rows, steps, strict=True) if self._lacks(row, first, step)}
+            if step < self._num_drawn and not any(step < first + count for first in lacking.values()):
+                continue
+            noise = self._draw(step)
+            for row, first in lacking.items():
+                if self._room:
+                    self._room -= 1
+                    self._kept[row][step] = _row_of(noise, row)
+                elif step < first + count:
+                    unkept[row, step] = _row_of(noise, row)
+        found = [
+            self._kept[row].get(step, unkept.get((row, step), self._behind))
+            for row, first in zip(rows, steps, strict=True)
+            for step in range(first, first + count)
+        ]
+        return torch.stack(found).view(len(rows), count, -1)
+
+    def end(self, num_steps: int) -> None:
+        """Leave the default generator where plain generation would have left it after this many steps."""
+        is_last = num_steps >= self._num_drawn
+        self._call.give_back(self._call.generator.get_state() if is_last else self._states[num_steps])
+
+    def _lacks(self, row: int, first: int, step: int) -> bool:
+        return first <= step and step not in self._kept[row]
+
+    def _draw(self, step: int) -> torch.Tensor:
+        """The noise `[B, V]` of the next step, or of an earlier one again."""
+        generator = self._call.generator
+        if step == self._num_drawn:
+            self._states[step] = generator.get_state()
+            self._num_drawn += 1
+        else:
+            generator = self._again
+            generator.set_state(self._states[step])
+        return torch.empty(self._shape, device=self._device).exponential_(generator=generator)
+
+    def _pass(self, firsts: dict[int, int]) -> None:
+        """Forget what no row will need again, given the first step that each needs now."""
+        for row in [row for row in self._kept if row not in firsts]:
+            self._room += len(self._kept.pop(row))
+        for row, first in firsts.items():
+            for step in [step for step in self._kept[row] if step < first]:
+                del self._kept[row][step]
+                self._room += 1
+        needed = min(firsts.values())
+        for step in [step for step in self._states if step < needed]:
+            del self._states[step]
+
+
+def _row_of(noise: torch.Tensor, row: int) -> torch.Tensor:
+    """One row `[V]`, without keeping the others' memory."""
+    return noise[row].clone() if len(noise) > 1 else noise[row]

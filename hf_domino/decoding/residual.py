@@ -1,0 +1,129 @@
+"""The rule that accepts most: min(1, p/q), and the residual max(p - q, 0) on rejection (arXiv 2211.17192, 2302.01318).
+
+Exact in law for any drafts, but the text is not the one that plain `generate` writes from the same seed, and what is
+drawn depends on the drafter. Here p is `target_probs` and q `draft_probs`.
+
+Shapes: R rows still generated, P proposals, V vocabulary, M candidates of a position.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.rollout import Listener
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.verification import Judgement, leading_run
+
+
+class ResidualRule:
+    """The rule of one call where the target samples; see [`CoupledRule`] for what it is asked.
+
+    All is drawn from the default generator.
+
+    Args:
+        law ([`TokenLaw`]): The target's.
+        draws_drafts (`bool`): Whether proposals are drawn from the draft's own law, or are the likeliest.
+    """
+
+    def __init__(self, law: TokenLaw, draws_drafts: bool):
+        self._law, self._draws_drafts = law, draws_drafts
+        self._vocab_size = 0
+        self._laws: list[torch.Tensor] = []  # scores [R, V] that each proposal was drawn from
+        self.draft_noise: torch.Tensor | None = None
+
+    def begin(self, prefixes: Prefixes, vocab_size: int) -> None:
+        """The first token of all rows is about to be chosen."""
+        self._vocab_size = vocab_size
+
+    def begin_round(self, prefixes: Prefixes, most: int) -> None:
+        """A round of at most so many proposals begins."""
+        self._laws = []
+        if self._draws_drafts:
+            shape = (len(prefixes.rows), most, self._vocab_size)
+            self.draft_noise = torch.empty(shape, device=prefixes.ids.device).exponential_()
+
+    def listener(self, goes_on: Listener | None) -> Listener | None:
+        """Keep the law of each proposal, if it is drawn."""
+        return self._keeping(goes_on) if self._draws_drafts else goes_on
+
+    def _keeping(self, goes_on: Listener | None) -> Listener:
+        def keep(index: int, scores: torch.Tensor, candidates: torch.Tensor | None) -> bool:
+            if candidates is not None:  # no other can be drawn
+                nowhere = scores.new_full((len(scores), self._vocab_size), -torch.inf)
+                all_scores = nowhere.scatter(1, candidates, scores)
+            else:
+                all_scores = scores
+            del self._laws[index:]
+            self._laws.append(all_scores)
+            return goes_on is None or goes_on(index, scores, candidates)
+
+        return keep
+
+    @property
+    def draft_scores(self) -> torch.Tensor | None:
+        """Scores `[R, P, V]` that the round's proposals were drawn from; None if they were not drawn."""
+        return torch.stack(self._laws, dim=1) if self._laws else None
+
+    def judge(self, prefixes: Prefixes, proposals: torch.Tensor, logits: torch.Tensor) -> Judgement:
+        """Verify the round's proposals `[R, P]` from the target's logits `[R, P + 1, V]`."""
+        scores = self._law.scores(prefixes, logits, proposals)
+        num_accepted, bonus = verify(proposals, self.draft_scores, scores)
+        accepted = num_accepted[:, None]
+        tokens = torch.cat((proposals, bonus[:, None]), dim=1).scatter(1, accepted, bonus[:, None])
+        return Judgement(scores, torch.cat((accepted + 1, tokens), dim=1))
+
+    def choose(self, index: int, proposals: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The token `[R, 1]` at one position of the round, from the target's processed scores `[R, 1, V]`."""
+        drafted = proposals[:, index : index + 1]
+        draft_scores = self._laws[index][:, None] if index < len(self._laws) else None
+        num_accepted, bonus = verify(drafted, draft_scores, scores.expand(-1, drafted.shape[1] + 1, -1))
+        if not drafted.shape[1]:
+            return bonus[:, None]
+        return torch.where(num_accepted > 0, drafted[:, 0], bonus)[:, None]
+
+    def end(self, num_steps: int) -> None:
+        """The call ends."""
+
+
+def verify(
+    proposals: torch.Tensor, draft_scores: torch.Tensor | None, target_scores: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accept a prefix of the proposals and draw the bonus token.
+
+    Args:
+        proposals (`torch.Tensor`): `[R, P]`.
+        draft_scores (`torch.Tensor`, *optional*): Scores `[R, P, V]` whose softmax they were drawn from; None if each
+            was a certainty.
+        target_scores (`torch.Tensor`): The target's processed scores `[R, P + 1, V]`, for each proposal and after all.
+
+    Returns:
+        `tuple`: Accepted proposals per row, `[R]` in `[0, P]`, and the target's own token after them, `[R]`.
+    """
+    target_probs = target_scores.softmax(dim=-1)
+    draft_probs = _draft_probs(proposals, draft_scores, target_probs.shape[-1])
+    drafted = proposals[..., None]
+    target_at, draft_at = target_probs[:, :-1].gather(2, drafted)[..., 0], draft_probs.gather(2, drafted)[..., 0]
+    # u < p/q without the division: a proposal the target forbids (p = 0) is never accepted, whatever u and q.
+    num_accepted = leading_run(torch.rand_like(target_at) * draft_at < target_at)
+    weights = _bonus_law(target_probs, draft_probs, num_accepted)
+    return num_accepted, (weights / torch.empty_like(weights).exponential_()).argmax(dim=-1)
+
+
+def _draft_probs(proposals: torch.Tensor, draft_scores: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
+    """The law of the drafts `[R, P, V]`; a proposal without scores was certain."""
+    if draft_scores is not None:
+        return draft_scores.softmax(dim=-1)
+    certain = torch.zeros(*proposals.shape, vocab_size, device=proposals.device)
+    return certain.scatter(2, proposals[..., None], 1.0)  # unlike one_hot, it reads nothing back
+
+
+def _bonus_law(target_probs: torch.Tensor, draft_probs: torch.Tensor, num_accepted: torch.Tensor) -> torch.Tensor:
+    """Unnormalised law `[R, V]` of the bonus token: the residual where a proposal was rejected, else the target's."""
+    rows = torch.arange(target_probs.shape[0], device=target_probs.device)
+    at_stop = target_probs[rows, num_accepted]
+    # After full acceptance there is no draft to subtract: a row of zeros stands behind the last one.
+    padded = torch.nn.functional.pad(draft_probs, (0, 0, 0, 1))
+    residual = (at_stop - padded[rows, num_accepted]).clamp_min(0.0)
+    # p = q up to rounding leaves nothing: the rejection itself was rounding, and p is the law to draw from.
+    return torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, at_stop)

@@ -29,9 +29,9 @@ def oracle(target: PreTrainedModel, prompt: torch.Tensor, accuracy: float, **gen
     def propose_truth(self, prefixes, *args, **kwargs):
         proposal = propose(self, prefixes, *args, **kwargs)
         for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
-            for k in range(proposal.tokens.shape[1]):
+            for k in range(proposal.shape[1]):
                 if start + k < len(truth[row]) and draws.random() < accuracy:
-                    proposal.tokens[index, k] = truth[row][start + k]
+                    proposal[index, k] = truth[row][start + k]
         return proposal
 
     drafting.DraftSession.propose = propose_truth
@@ -53,14 +53,14 @@ def faults(truth: list[list[int]], vocab_size: int) -> Iterator[None]:
 
     def propose_faulty(self, prefixes, *args, **kwargs):
         proposal = propose(self, prefixes, *args, **kwargs)
-        count = proposal.tokens.shape[1]
+        count = proposal.shape[1]
         for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
-            fault = (3 * rounds[row] + row) % (self.drafter.config.num_draft_tokens + 1)
+            fault = (row - rounds[row]) % (self.drafter.config.num_draft_tokens + 1)
             rounds[row] += 1
             right = torch.tensor(truth[row][start : start + min(count, fault + 1)])
-            proposal.tokens[index, : len(right)] = right
+            proposal[index, : len(right)] = right
             if fault < len(right):
-                proposal.tokens[index, fault] = (right[fault] + 1) % vocab_size
+                proposal[index, fault] = (right[fault] + 1) % vocab_size
         return proposal
 
     drafting.DraftSession.propose = propose_faulty

@@ -16,7 +16,7 @@ import torch
 
 from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.correcting.corrections import Corrections
-from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels
+from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels, temperature_of
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
@@ -64,7 +64,8 @@ def rollout(
         return block.choose_independently()
     size, anchors = drafter.config.draft_pool_size, prefixes.last()[:, 0]
     if goes_on is None and fits_kernels(drafter, law, base_logits, noise):
-        return choose_fused(drafter, target, draft_hidden, base_logits, anchors)
+        temperature = temperature_of(law)
+        return choose_fused(drafter, target, draft_hidden, base_logits, anchors, noise=noise, temperature=temperature)
     pool, num_candidates = None, size or EXACT_POOL_SIZE
     is_guessing = fits_pool(law, num_candidates) and not (is_fixed and size is None)
     if is_guessing and num_candidates < base_logits.shape[2]:

@@ -155,5 +155,5 @@ def test_the_caption_counts_equal_outputs_by_what_is_promised():
     def doctored(change):
         return caption([one | {"equals_plain": change(one)} if one.get("mode") == "sample" else one for one in ALL])
 
-    assert "Sampled ones, with the same seed: 6 of 6." in doctored(lambda one: True)
-    assert "Sampled ones, with the same seed: 3 of 6." in doctored(lambda one: one["prompt"] == 0)
+    assert "with the same seed: 4 of 4; by Transformers' own assistants 2 of 2." in doctored(lambda one: True)
+    assert "with the same seed: 2 of 4; by Transformers' own assistants 1 of 2." in doctored(lambda one: one["prompt"] == 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.sampling import TokenLaw
@@ -30,7 +31,7 @@ class ResidualRule:
         self._law, self._draws_drafts = law, draws_drafts
         self._vocab_size = 0
         self._laws: list[torch.Tensor] = []  # scores [R, V] that each proposal was drawn from
-        self.draft_noise: torch.Tensor | None = None
+        self.draft_noise = OwnNoise() if draws_drafts else None
 
     def begin(self, prefixes: Prefixes, vocab_size: int) -> None:
         """The first token of all rows is about to be chosen."""
@@ -39,9 +40,6 @@ class ResidualRule:
     def begin_round(self, prefixes: Prefixes, most: int) -> None:
         """A round of at most so many proposals begins."""
         self._laws = []
-        if self._draws_drafts:
-            shape = (len(prefixes.rows), most, self._vocab_size)
-            self.draft_noise = torch.empty(shape, device=prefixes.ids.device).exponential_()
 
     def listener(self, goes_on: Listener | None) -> Listener | None:
         """Keep the law of each proposal, if it is drawn."""

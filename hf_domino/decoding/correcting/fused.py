@@ -8,10 +8,12 @@ Shapes: B batch, P proposals, H hidden size, V vocabulary, M candidates.
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
 from torch import nn
+from transformers import TemperatureLogitsWarper
 
 from domino_kernels import correct_and_choose, runs_triton
 from domino_kernels.reference import add_noise
@@ -23,7 +25,7 @@ from hf_domino.target import TargetModel
 def fits_kernels(
     drafter: DominoDraftModel, law: TokenLaw, base_logits: torch.Tensor, noise: torch.Tensor | None = None
 ) -> bool:
-    """Whether [`choose_fused`] can choose the proposals: greedily, with nothing but the correction before the choice.
+    """Whether [`choose_fused`] can choose the proposals: with nothing but the correction, a temperature and noise.
 
     Args:
         drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
@@ -31,9 +33,19 @@ def fits_kernels(
         base_logits (`torch.Tensor`): `[B, P, V]`.
         noise (`torch.Tensor`, *optional*): What they are drawn with.
     """
-    if noise is not None or law.processors or not drafter.has_correction_head:
+    is_plain = not law.processors or (noise is not None and all(map(_is_temperature, law.processors)))
+    if not (is_plain and drafter.has_correction_head):
         return False
     return runs_triton(base_logits) and base_logits.device == drafter.prefix_gru.weight_hh_l0.device
+
+
+def temperature_of(law: TokenLaw) -> float | None:
+    """What the processors of a law that fits come to; None for nothing."""
+    return math.prod(float(processor.temperature) for processor in law.processors) if law.processors else None
+
+
+def _is_temperature(processor: object) -> bool:
+    return type(processor) is TemperatureLogitsWarper
 
 
 def choose_fused(

@@ -1,0 +1,95 @@
+"""The bundled pair on held-out prompts, sampled: in fp64 every text is plain generate's, in fp32 up to near ties."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import hf_domino
+from hf_domino import DominoDraftModel
+from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
+
+FOLDER = Path(__file__).parents[1] / "model_cards" / BUNDLED
+LAWS = {
+    "T 0.7": {"temperature": 0.7},
+    "T 1.0": {"temperature": 1.0},
+    "top-k": {"temperature": 1.0, "top_k": 20},
+    "top-p": {"temperature": 1.0, "top_p": 0.9},
+    "min-p": {"temperature": 1.0, "min_p": 0.05},
+    "penalty": {"temperature": 1.0, "repetition_penalty": 1.3},
+}
+NEW_TOKENS = 128
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not domino_folder(FOLDER).exists(), reason="the bundled pair is not in this checkout"),
+]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    """The bundled pair in fp64."""
+    return load_pair(FOLDER, dtype=torch.float64)
+
+
+def law_of(name: str) -> dict:
+    return {"do_sample": True, "top_k": 0, "max_new_tokens": NEW_TOKENS} | LAWS[name]
+
+
+def batches_of(pair: Pair, size: int, num_prompts: int) -> list:
+    texts = [prompt["text"] for prompt in read_prompts(FOLDER / "prompts.jsonl")[:num_prompts]]
+    pieces = [texts[first : first + size] for first in range(0, len(texts), size)]
+    return [pair.tokenizer(piece, return_tensors="pt", padding=True, padding_side="left") for piece in pieces]
+
+
+def check_texts(pair: Pair, drafters: dict[str, DominoDraftModel], batches: list, law: dict, **options) -> None:
+    """Every drafter writes plain generate's text and leaves the generator where plain generate does."""
+    different = []
+    for seed, inputs in enumerate(batches):
+        torch.manual_seed(seed)
+        plain, state = pair.target.generate(**inputs, **law), torch.get_rng_state()
+        for name, drafter in drafters.items():
+            torch.manual_seed(seed)
+            output = pair.target.generate(**inputs, **law, **options, assistant_model=drafter)
+            if not (torch.equal(output, plain) and torch.equal(torch.get_rng_state(), state)):
+                different.append((name, seed))
+    assert different == []
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_the_same_seed_writes_the_same_text(pair, batch_size, law):
+    batches = batches_of(pair, batch_size, num_prompts=50)
+    check_texts(pair, {"domino": pair.drafter}, batches, law_of(law))
+    assert pair.drafter.stats.acceptance_length > 1
+
+
+@pytest.mark.parametrize("law", ["T 0.7", "top-p"])
+def test_whatever_drafts(pair, law):
+    untrained = DominoDraftModel(pair.drafter.config).double().eval()
+    drafters = {
+        "twin": pair.twin,
+        "untrained": untrained,
+        "whole blocks": pair.drafter.view(draft_length="full"),
+        **{f"pool {size}": pair.drafter.view(draft_pool_size=size) for size in (1, 16, None)},
+    }
+    batches = batches_of(pair, 1, num_prompts=10)
+    check_texts(pair, drafters, batches, law_of(law))
+    check_texts(pair, {"static": pair.drafter}, batches, law_of(law), cache_implementation="static")
+
+
+def test_fp32_differs_at_near_ties_and_edges_only(capsys):
+    """Forwards over a block and over one token round differently; each difference is as small as rounding is."""
+    pair, found = load_pair(FOLDER), {}
+    for name in LAWS:
+        with hf_domino.shadow(1.0) as report:
+            for seed, inputs in enumerate(batches_of(pair, 1, num_prompts=50)):
+                torch.manual_seed(seed)
+                pair.target.generate(**inputs, **law_of(name), assistant_model=pair.drafter)
+        assert (report.failures, report.suspicious) == ([], [])
+        margins = sorted(f"{mismatch.margin:.1e}" for mismatch in report.mismatches)
+        found[name] = f"{len(margins)} of {report.num_tokens} tokens, margins {margins}"
+    with capsys.disabled():
+        print("\nfp32:", *(f"{name}: {count}" for name, count in found.items()), sep="\n  ")

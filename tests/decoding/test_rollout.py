@@ -17,7 +17,7 @@ from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.target import TargetModel
 
 SCORE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # fp32 sums in another order
@@ -39,6 +39,24 @@ def block(request, tiny_qwen3):
     return drafter, TargetModel(tiny_qwen3, drafter.config), hidden, prefixes
 
 
+def exponential(block):
+    """Noise to draw the proposals with, of a position more than there are."""
+    return torch.empty(3, block[2].shape[1] + 1, VOCAB_SIZE).exponential_()
+
+
+class Listening:
+    """Keeps what it was told last of each proposal."""
+
+    def __init__(self):
+        self.told = []
+
+    def __call__(self, index, scores, candidates):
+        assert index <= len(self.told)
+        del self.told[index:]
+        self.told.append((scores, candidates))
+        return True
+
+
 def step_by_step(monkeypatch, *arguments):
     with monkeypatch.context() as patch:
         patch.setattr(rollout_module, "EXACT_POOL_SIZE", VOCAB_SIZE)
@@ -48,44 +66,57 @@ def step_by_step(monkeypatch, *arguments):
 @torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("pool_size", [1, 3, 20])
-def test_greedy_is_the_one_step_by_step(monkeypatch, block, law, pool_size):
-    law = TokenLaw(LogitsProcessorList(LAWS[law]), do_sample=False)
-    expected = step_by_step(monkeypatch, *block, law)
+def test_it_is_the_one_step_by_step(monkeypatch, block, law, pool_size):
+    law = TokenLaw(LogitsProcessorList(LAWS[law]))
+    drafter, target, hidden, prefixes = block
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", pool_size)
-    assert torch.equal(rollout(*block, law).tokens, expected.tokens)
-    for row in range(3):
-        drafter, target, hidden, prefixes = block
-        alone = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
-        assert torch.equal(rollout(drafter, target, hidden[row : row + 1], alone, law).tokens[0], expected.tokens[row])
+    for noise in (None, exponential(block)):
+        expected = step_by_step(monkeypatch, *block, law, noise)
+        assert torch.equal(rollout(*block, law, noise), expected)
+        for row in range(3):
+            alone = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
+            own = None if noise is None else noise[row : row + 1]
+            assert torch.equal(rollout(drafter, target, hidden[row : row + 1], alone, law, own)[0], expected[row])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
-def test_what_is_drawn_is_drawn_from_the_scores_it_returns(monkeypatch, block, law):
+def test_proposals_are_drawn_from_the_scores_that_are_told(monkeypatch, block, law):
     drafter, target, hidden, prefixes = block
-    law = TokenLaw(LogitsProcessorList(LAWS[law]), do_sample=True)
+    law, noise, listening = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block), Listening()
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
-    torch.manual_seed(7)
-    proposal = rollout(*block, law)
-    torch.manual_seed(7)
-    noise = torch.empty_like(proposal.scores).exponential_()
-    assert torch.equal((proposal.scores.softmax(-1) / noise).argmax(-1), proposal.tokens)
+    proposals = rollout(*block, law, noise, goes_on=listening)
+    assert all(candidates is None for _, candidates in listening.told)
+    all_scores = torch.stack([scores for scores, _ in listening.told], dim=1)
+    assert torch.equal(choose(all_scores, noise[:, :-1]), proposals)
 
     corrections = Corrections(drafter, target, hidden, prefixes.last()[:, 0])
     for index in range(hidden.shape[1]):
         if index:
-            corrections.read(proposal.tokens[:, index - 1])
+            corrections.read(proposals[:, index - 1])
         logits = corrections.apply(index, target.logits(hidden)[:, index])
-        expected = law.scores(prefixes, logits[:, None], proposal.tokens[:, :index])[:, 0]
-        torch.testing.assert_close(proposal.scores[:, index], expected, **SCORE_TOLERANCE)
+        expected = law.scores(prefixes, logits[:, None], proposals[:, :index])[:, 0]
+        torch.testing.assert_close(all_scores[:, index], expected, **SCORE_TOLERANCE)
+
+
+@torch.no_grad()
+def test_proposals_of_a_pool_are_drawn_with_the_noise_of_its_tokens(block):
+    law, noise, listening = TokenLaw(LogitsProcessorList()), exponential(block), Listening()
+    block[0].config.draft_pool_size = 20
+    proposals = rollout(*block, law, noise, goes_on=listening)
+    assert len(listening.told) == proposals.shape[1] == block[2].shape[1]
+    for index, (scores, candidates) in enumerate(listening.told):
+        assert scores.shape == candidates.shape == (3, 20)
+        drawn = choose(scores, noise[:, index].gather(1, candidates))
+        assert torch.equal(candidates.gather(1, drawn[:, None])[:, 0], proposals[:, index])
 
 
 @torch.no_grad()
 def test_a_miss_of_the_pool_is_found(monkeypatch, block):
-    law = TokenLaw(LogitsProcessorList(), do_sample=False)
-    exact = step_by_step(monkeypatch, *block, law).tokens
+    law = TokenLaw(LogitsProcessorList())
+    exact = step_by_step(monkeypatch, *block, law)
     block[0].config.draft_pool_size = 1
-    assert not torch.equal(rollout(*block, law).tokens, exact), "the pool must miss here, or this file tests nothing"
+    assert not torch.equal(rollout(*block, law), exact), "the pool must miss here, or this file tests nothing"
 
 
 @torch.no_grad()
@@ -94,10 +125,10 @@ def test_a_miss_of_the_pool_is_found(monkeypatch, block):
 def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
     drafter, target, hidden, prefixes = block
     drafter.config.draft_pool_size = pool_size
-    law, table = TokenLaw(LogitsProcessorList(), do_sample=False), InputTable(drafter.prefix_gru, target, max_bytes)
+    law, table = TokenLaw(LogitsProcessorList()), InputTable(drafter.prefix_gru, target, max_bytes)
     for shift in range(3):  # rounds of one generation
         arguments = drafter, target, hidden.roll(shift, dims=1), prefixes, law
-        assert torch.equal(rollout(*arguments, table).tokens, rollout(*arguments).tokens)
+        assert torch.equal(rollout(*arguments, table=table), rollout(*arguments))
     assert 0 < table.num_bytes <= max_bytes
 
 
@@ -107,7 +138,7 @@ def test_processors_no_pool_can_stand_for_are_asked_step_by_step(monkeypatch, bl
         return [token for token in range(VOCAB_SIZE) if token not in ids]
 
     def proposed(processor):
-        return rollout(*block, TokenLaw(LogitsProcessorList([processor]), do_sample=False)).tokens
+        return rollout(*block, TokenLaw(LogitsProcessorList([processor])))
 
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
     tokens, prefixes = proposed(PrefixConstrainedLogitsProcessor(unseen, num_beams=1)), block[-1]

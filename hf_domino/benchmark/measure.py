@@ -82,7 +82,7 @@ class Bench:
         for method, repeats in runs.items():
             torch.manual_seed(self.options.seed + index)
             rounds = self._rounds(method, inputs, self._call(method, law))
-            is_equal = _all_equal(repeats.outputs, runs[BASELINE].outputs[0]) if mode == "greedy" else None
+            is_equal = _all_equal(repeats.outputs, runs[BASELINE].outputs[0])
             rows.append({"method": method} | about | self._times(repeats) | rounds | {"equals_plain": is_equal})
         return rows
 

@@ -35,11 +35,13 @@ class Method:
         arguments (`Callable`): From the models and the flags of `hf-domino bench`, what to add to `generate`. Raises
             [`Unavailable`] where it cannot be measured.
         option (`str`, *optional*): Flag without which it is not measured.
+        keeps_seed (`bool`): Whether it promises plain generation's sampled text from the same seed, too.
     """
 
     label: str
     arguments: Callable[[Pair, argparse.Namespace], Arguments]
     option: str | None = None
+    keeps_seed: bool = False
 
 
 def _prompt_lookup(pair: Pair, options: argparse.Namespace) -> Arguments:
@@ -94,16 +96,16 @@ def _drafted(drafter: DominoDraftModel, draft_length: str) -> Arguments:
 
 
 METHODS: dict[str, Method] = {
-    "plain": Method("plain `generate`", lambda pair, options: {}),
-    "lean": Method("plain, lean loop", lambda pair, options: {"custom_generate": lean_decoding}),
+    "plain": Method("plain `generate`", lambda pair, options: {}, keeps_seed=True),
+    "lean": Method("plain, lean loop", lambda pair, options: {"custom_generate": lean_decoding}, keeps_seed=True),
     "prompt_lookup": Method("prompt lookup", _prompt_lookup),
     "assistant": Method("small assistant", _assistant, option="assistant"),
     "early_exit": Method("early exit", _early_exit, option="early_exit"),
     "native_dflash": Method("DFlash twin, Transformers' loop", _native_dflash),
-    "dflash": Method("DFlash twin, whole blocks", lambda pair, options: _drafted(_twin(pair), "full")),
-    "dflash_adaptive": Method("DFlash twin", lambda pair, options: _drafted(_twin(pair), "adaptive")),
-    "domino": Method("Domino, whole blocks", lambda pair, options: _drafted(pair.drafter, "full")),
-    "domino_adaptive": Method("**Domino**", lambda pair, options: _drafted(pair.drafter, "adaptive")),
+    "dflash": Method("DFlash twin, whole blocks", lambda pair, options: _drafted(_twin(pair), "full"), keeps_seed=True),
+    "dflash_adaptive": Method("DFlash twin", lambda pair, options: _drafted(_twin(pair), "adaptive"), keeps_seed=True),
+    "domino": Method("Domino, whole blocks", lambda pair, options: _drafted(pair.drafter, "full"), keeps_seed=True),
+    "domino_adaptive": Method("**Domino**", lambda pair, options: _drafted(pair.drafter, "adaptive"), keeps_seed=True),
 }
 BASELINE, FLOOR = "plain", "lean"
 

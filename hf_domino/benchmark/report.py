@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hf_domino.benchmark.methods import BASELINE, FLOOR, METHODS
 from hf_domino.benchmark.rows import Row, measured
-from hf_domino.benchmark.summary import Summary, rows_of, summarize
+from hf_domino.benchmark.summary import Summary, count_equal, rows_of, summarize
 from hf_domino.stats import PHASES
 
 MARKERS = re.compile(r"(<!-- results:begin -->\n).*?(<!-- results:end -->)", re.DOTALL)
@@ -95,10 +95,8 @@ def _markdown(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """Say in one paragraph what the rows were measured on, whether greedy outputs were equal, and what is missing."""
+    """Say in one paragraph what the rows were measured on, whether outputs were equal, and what is missing."""
     first = measured(rows)[0]
-    greedy = [row for row in rows if row.get("mode") == "greedy" and row["method"] != BASELINE]
-    num_equal = sum(bool(row["equals_plain"]) for row in greedy)
     prompts = sum(len(row["sources"]) for row in rows_of(rows, BASELINE, "greedy"))
     hardware, repeats = _hardware(first), _count(first["repeats"], "repeat")
     spread = ", quartiles over both" if "seconds_each" in first else ""
@@ -107,10 +105,22 @@ def caption(rows: Sequence[Row]) -> str:
         f"{first['pair']}, {prompts} held-out prompts x {first['max_new_tokens']} new tokens, batch "
         f"{first['batch_size']}, {first['dtype']}, {hardware}; all methods "
         f"interleaved in one process, median of {repeats} a prompt, then over prompts{spread}; speed-up over "
-        f"{over}. Greedy outputs equal to plain `generate`: {num_equal} of {len(greedy)}.{_notes(rows)} "
+        f"{over}. {_equality(rows)}{_notes(rows)} "
         f"torch {first['torch']}, transformers {first['transformers']}, commit {first['commit'][:7]}, "
         f"seed {first['seed']}, {first['date']}."
     )
+
+
+def _equality(rows: Sequence[Row]) -> str:
+    """How many outputs are plain generation's: greedy ones of all methods, sampled ones by what methods promise."""
+    others = [row for row in measured(rows) if row["method"] != BASELINE]
+    greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
+    text = f"Greedy outputs equal to plain `generate`: {count_equal(greedy)} of {len(greedy)}."
+    if count_equal(sampled) is None:
+        return text
+    kept, lost = ([row for row in sampled if METHODS[row["method"]].keeps_seed is keeps] for keeps in (True, False))
+    text += f" Sampled ones, with the same seed: {count_equal(kept)} of {len(kept)}"
+    return text + (f"; by Transformers' own assistants {count_equal(lost)} of {len(lost)}." if lost else ".")
 
 
 def _hardware(row: Row) -> str:

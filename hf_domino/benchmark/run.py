@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from hf_domino.benchmark.figures import draw_figures
 from hf_domino.benchmark.measure import Bench
-from hf_domino.benchmark.methods import choose_methods
+from hf_domino.benchmark.methods import METHODS, choose_methods
 from hf_domino.benchmark.prompts import read_batches
 from hf_domino.benchmark.report import fill_readme, label
 from hf_domino.benchmark.rows import Row, RowsFile, measured, provenance_of_run, read_rows
@@ -93,7 +93,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
-    """Say on stderr which greedy outputs differ from plain generation's.
+    """Say on stderr which outputs differ from plain generation's and should not.
 
     Args:
         rows (`Sequence[Row]`): Rows of one run.
@@ -102,14 +102,16 @@ def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
     Returns:
         `int`: The exit code: 1 if any differ and rounding is no excuse.
     """
-    different: dict[str, list[int]] = {}
+    different: dict[tuple[str, str], list[int]] = {}
     for row in measured(rows):
-        if row["equals_plain"] is False:
-            different.setdefault(row["method"], []).append(row["prompt"])
+        is_promised = row["mode"] == "greedy" or METHODS[row["method"]].keeps_seed
+        if row["equals_plain"] is False and is_promised:
+            different.setdefault((row["mode"], row["method"]), []).append(row["prompt"])
     what = "prompt" if options.batch_size == 1 else "batch"
-    for method, prompts in different.items():
+    for (mode, method), prompts in different.items():
+        kind = "greedy" if mode == "greedy" else "sampled"
         print(
-            f"DIFFERENT: greedy output of {label(method)} is not plain generate's for {len(prompts)} {what}(s), first "
+            f"DIFFERENT: {kind} output of {label(method)} is not plain generate's for {len(prompts)} {what}(s), first "
             f"{what} {min(prompts)}.",
             file=sys.stderr,
         )

@@ -32,7 +32,7 @@ class Summary:
         ms_per_round (`dict[str, float]`): Mean milliseconds of a round in each phase; empty without rounds of ours.
         peak_memory_bytes (`int`, *optional*): Most that any prompt took.
         distinct_4gram (`float`): Mean over prompts of the share of 4-grams that are new.
-        num_equal (`int`, *optional*): Prompts whose tokens equal plain generation's; None when sampling.
+        num_equal (`int`, *optional*): Prompts whose tokens equal plain generation's; None in rows that do not say.
         num_prompts (`int`): Prompts measured.
     """
 
@@ -87,9 +87,15 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
         ms_per_round=_mean_phases(chosen),
         peak_memory_bytes=max(peaks, default=None),
         distinct_4gram=statistics.fmean(row["distinct_4gram"] for row in chosen),
-        num_equal=None if mode == "sample" else sum(bool(row["equals_plain"]) for row in chosen),
+        num_equal=count_equal(chosen),
         num_prompts=len(chosen),
     )
+
+
+def count_equal(rows: Sequence[Row]) -> int | None:
+    """How many of these rows have plain generation's tokens; None where they do not say."""
+    found = [row["equals_plain"] for row in rows if row["equals_plain"] is not None]
+    return sum(found) if found else None
 
 
 def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:

@@ -17,6 +17,28 @@ from hf_domino.pair import Pair
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How tokens are chosen.
+
+    Args:
+        temperature (`float`): To sample at; 0 takes the likeliest.
+        seed (`int`): Of every run that samples.
+    """
+
+    temperature: float = 0.0
+    seed: int = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """As arguments of `generate`."""
+        if not self.temperature:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+
+    def __str__(self) -> str:
+        return f"temperature {self.temperature:g}, seed {self.seed}" if self.temperature else "greedy"
+
+
+@dataclass(frozen=True)
 class Comparison:
     """The same prompt generated twice.
 
@@ -26,6 +48,7 @@ class Comparison:
         plain_seconds (`float`): Median over the repeats.
         assisted_seconds (`float`): Median over the repeats.
         acceptance_lengths (`list[int]`): Tokens each round committed.
+        choice ([`Choice`]): How tokens were chosen.
     """
 
     plain: torch.Tensor
@@ -33,6 +56,7 @@ class Comparison:
     plain_seconds: float
     assisted_seconds: float
     acceptance_lengths: list[int]
+    choice: Choice
 
     @property
     def equal(self) -> bool:
@@ -40,21 +64,24 @@ class Comparison:
         return torch.equal(self.plain, self.assisted)
 
 
-def compare(pair: Pair, prompt: str, max_new_tokens: int, repeats: int) -> Comparison:
-    """Generate greedily, plain and assisted in turn, after one run of each that is not timed.
+def compare(pair: Pair, prompt: str, max_new_tokens: int, repeats: int, choice: Choice) -> Comparison:
+    """Generate plain and assisted in turn, after one run of each that is not timed.
 
     Args:
         pair (`Pair`): Target, tokenizer and drafter.
         prompt (`str`): Text to continue.
         max_new_tokens (`int`): Tokens to generate.
         repeats (`int`): Timed runs of each.
+        choice ([`Choice`]): How to choose tokens.
     """
     inputs = pair.tokenizer(prompt, return_tensors="pt")
-    arguments: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": False}
+    arguments = choice.arguments() | {"max_new_tokens": max_new_tokens}
     plain_seconds, assisted_seconds = [], []
     for _ in range(repeats + 1):
+        torch.manual_seed(choice.seed)
         plain, elapsed = generate_timed(pair.target, inputs, **arguments)
         plain_seconds.append(elapsed)
+        torch.manual_seed(choice.seed)
         assisted, elapsed = generate_timed(pair.target, inputs, assistant_model=pair.drafter, **arguments)
         assisted_seconds.append(elapsed)
     return Comparison(
@@ -63,6 +90,7 @@ def compare(pair: Pair, prompt: str, max_new_tokens: int, repeats: int) -> Compa
         plain_seconds=statistics.median(plain_seconds[1:]),
         assisted_seconds=statistics.median(assisted_seconds[1:]),
         acceptance_lengths=pair.drafter.stats.rows[0],
+        choice=choice,
     )
 
 
@@ -91,7 +119,8 @@ def show(console: Console, pair: Pair, prompt: str, comparison: Comparison) -> N
     console.print(Rule(style="dim"))
     console.print(_figures(comparison))
     verdict = "equal, token for token" if comparison.equal else "DIFFERENT"
-    console.print(f"outputs: {verdict} ({len(assisted)} tokens, greedy, fp32, {torch.get_num_threads()} threads)")
+    how = f"{len(assisted)} tokens, {comparison.choice}, fp32, {torch.get_num_threads()} threads"
+    console.print(f"outputs: {verdict} ({how})")
 
 
 def _figures(comparison: Comparison) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING
 
 from hf_domino.cli.exits import FAILED_CHECK
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   hf-domino demo
   hf-domino demo --prompt "def median(values):" --max-new-tokens 64
+  hf-domino demo --temperature 0.7 --seed 3
 """
 TYPICAL = 5  # prompt of the bundled pair whose speed-up is about the median of all, and whose text does not loop
 
@@ -23,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", help="text to continue (default: a held-out prompt of the pair)")
     parser.add_argument("--index", type=int, help="which held-out prompt of the pair, from 0 (default: a typical one)")
     parser.add_argument("--max-new-tokens", type=positive_int, default=128, help="tokens to generate")
+    parser.add_argument("--temperature", type=float, default=0.0, help="sample at this temperature; 0 is greedy")
+    parser.add_argument("--seed", type=int, default=0, help="seed of what is sampled")
     parser.add_argument("--repeats", type=positive_int, default=3, help="timed runs of each; the median counts")
     add_pair(parser)
     add_threads(parser)
@@ -32,15 +36,18 @@ def run(options: argparse.Namespace) -> int:
     """Run `hf-domino demo`; returns 1 if the outputs differ."""
     if options.prompt == "":
         raise ValueError("--prompt must be a text, got an empty one.")
+    if not 0 <= options.temperature < math.inf:
+        raise ValueError(f"--temperature must be at least 0 and finite, got {options.temperature}.")
     from rich.console import Console
 
-    from hf_domino.cli.comparison import compare, show
+    from hf_domino.cli.comparison import Choice, compare, show
     from hf_domino.pair import find_pair, load_pair
 
     set_up(options.threads)
     pair = load_pair(find_pair(options.pair))
     prompt = options.prompt or _held_out_prompt(pair, options.index)
-    comparison = compare(pair, prompt, options.max_new_tokens, options.repeats)
+    choice = Choice(options.temperature, options.seed)
+    comparison = compare(pair, prompt, options.max_new_tokens, options.repeats, choice)
     show(Console(highlight=False, soft_wrap=True), pair, prompt, comparison)
     return 0 if comparison.equal else FAILED_CHECK
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
@@ -121,7 +122,7 @@ class DraftSession:
         self,
         prefixes: Prefixes,
         num_draft_tokens: int | None = None,
-        noise: torch.Tensor | None = None,
+        noise: torch.Tensor | OwnNoise | None = None,
         goes_on: Listener | None = None,
     ) -> torch.Tensor:
         """Draft the tokens after `prefixes`; all context before the anchors must have been observed.
@@ -129,7 +130,7 @@ class DraftSession:
         Args:
             prefixes ([`Prefixes`]): Tokens so far, the anchor last.
             num_draft_tokens (`int`, *optional*): At most this many proposals; defaults to all the drafter makes.
-            noise (`torch.Tensor`, *optional*): To draw them with, `[B, P, V]` or of more positions, see [`rollout`].
+            noise (`torch.Tensor` or [`OwnNoise`], *optional*): To draw them with, see [`rollout`].
             goes_on (`Callable`, *optional*): Ends the block earlier, see [`rollout`].
 
         Returns:
@@ -144,11 +145,15 @@ class DraftSession:
             draft_hidden = self._run_backbone(torch.cat((anchors, masks), dim=1))
         with self.timer.phase("rollout"):
             first = config.label_offset
-            noise = None if noise is None else noise[:, :count]
+            noise = noise[:, :count] if isinstance(noise, torch.Tensor) else noise
             return self._choose(draft_hidden[:, first : first + count], prefixes, noise, goes_on)
 
     def _choose(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, goes_on: Listener | None
+        self,
+        draft_hidden: torch.Tensor,
+        prefixes: Prefixes,
+        noise: torch.Tensor | OwnNoise | None,
+        goes_on: Listener | None,
     ) -> torch.Tensor:
         return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, goes_on)
 

@@ -22,6 +22,14 @@ from hf_domino.decoding.generators import CallGenerator
 MAX_BYTES = 2**28  # of noise to keep; what does not fit is drawn again
 
 
+class OwnNoise:
+    """Noise that nothing shares: of whatever is chosen from, drawn when it is."""
+
+    def like(self, scores: torch.Tensor) -> torch.Tensor:
+        """Standard exponential, of the shape of these scores."""
+        return torch.empty_like(scores).exponential_()
+
+
 class StepNoise:
     """The noise of one call, row by row and step by step.
 

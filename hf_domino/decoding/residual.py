@@ -1,7 +1,7 @@
-"""The rule that accepts most: min(1, p/q), and the residual max(p - q, 0) on rejection (arXiv 2211.17192, 2302.01318).
+"""The rule that accepts most: by the ratio of both probabilities, and on rejection a draw from what is left.
 
-Exact in law for any drafts, but the text is not the one that plain `generate` writes from the same seed, and what is
-drawn depends on the drafter. Here p is `target_probs` and q `draft_probs`.
+Exact in law for any drafts (arXiv 2211.17192, 2302.01318, 2403.10444), but the text is not the one that plain
+`generate` writes from the same seed, and what is drawn depends on the drafter.
 
 Shapes: R rows still generated, P proposals, V vocabulary, M candidates of a position.
 """
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import torch
 
+from hf_domino.decoding.block_verification import accept_block
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.verification import Judgement, leading_run
+from hf_domino.decoding.verification import Judgement
 
 
 class ResidualRule:
@@ -30,7 +32,7 @@ class ResidualRule:
         self._law, self._draws_drafts = law, draws_drafts
         self._vocab_size = 0
         self._laws: list[torch.Tensor] = []  # scores [R, V] that each proposal was drawn from
-        self.draft_noise: torch.Tensor | None = None
+        self.draft_noise = OwnNoise() if draws_drafts else None
 
     def begin(self, prefixes: Prefixes, vocab_size: int) -> None:
         """The first token of all rows is about to be chosen."""
@@ -39,9 +41,6 @@ class ResidualRule:
     def begin_round(self, prefixes: Prefixes, most: int) -> None:
         """A round of at most so many proposals begins."""
         self._laws = []
-        if self._draws_drafts:
-            shape = (len(prefixes.rows), most, self._vocab_size)
-            self.draft_noise = torch.empty(shape, device=prefixes.ids.device).exponential_()
 
     def listener(self, goes_on: Listener | None) -> Listener | None:
         """Keep the law of each proposal, if it is drawn."""
@@ -102,11 +101,8 @@ def verify(
     """
     target_probs = target_scores.softmax(dim=-1)
     draft_probs = _draft_probs(proposals, draft_scores, target_probs.shape[-1])
-    drafted = proposals[..., None]
-    target_at, draft_at = target_probs[:, :-1].gather(2, drafted)[..., 0], draft_probs.gather(2, drafted)[..., 0]
-    # u < p/q without the division: a proposal the target forbids (p = 0) is never accepted, whatever u and q.
-    num_accepted = leading_run(torch.rand_like(target_at) * draft_at < target_at)
-    weights = _bonus_law(target_probs, draft_probs, num_accepted)
+    uniforms = torch.rand(proposals.shape, device=proposals.device)
+    num_accepted, weights = accept_block(proposals, target_probs, draft_probs, uniforms)
     return num_accepted, (weights / torch.empty_like(weights).exponential_()).argmax(dim=-1)
 
 
@@ -116,14 +112,3 @@ def _draft_probs(proposals: torch.Tensor, draft_scores: torch.Tensor | None, voc
         return draft_scores.softmax(dim=-1)
     certain = torch.zeros(*proposals.shape, vocab_size, device=proposals.device)
     return certain.scatter(2, proposals[..., None], 1.0)  # unlike one_hot, it reads nothing back
-
-
-def _bonus_law(target_probs: torch.Tensor, draft_probs: torch.Tensor, num_accepted: torch.Tensor) -> torch.Tensor:
-    """Unnormalised law `[R, V]` of the bonus token: the residual where a proposal was rejected, else the target's."""
-    rows = torch.arange(target_probs.shape[0], device=target_probs.device)
-    at_stop = target_probs[rows, num_accepted]
-    # After full acceptance there is no draft to subtract: a row of zeros stands behind the last one.
-    padded = torch.nn.functional.pad(draft_probs, (0, 0, 0, 1))
-    residual = (at_stop - padded[rows, num_accepted]).clamp_min(0.0)
-    # p = q up to rounding leaves nothing: the rejection itself was rounding, and p is the law to draw from.
-    return torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, at_stop)

@@ -16,8 +16,9 @@ import torch
 
 from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.correcting.corrections import Corrections
-from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels
+from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels, temperature_of
 from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -34,7 +35,7 @@ def rollout(
     draft_hidden: torch.Tensor,
     prefixes: Prefixes,
     law: TokenLaw,
-    noise: torch.Tensor | None = None,
+    noise: torch.Tensor | OwnNoise | None = None,
     table: InputTable | None = None,
     goes_on: Listener | None = None,
     is_fixed: bool = False,
@@ -47,8 +48,8 @@ def rollout(
         draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
         prefixes ([`Prefixes`]): Tokens so far, the anchor last.
         law ([`TokenLaw`]): What drafts are chosen from.
-        noise (`torch.Tensor`, *optional*): Standard exponential, `[B, P, V]` or of more positions: drafts are drawn
-            with it. Without it they are the likeliest tokens.
+        noise (`torch.Tensor` or [`OwnNoise`], *optional*): Drafts are drawn with it: standard exponential, `[B, P, V]`
+            or of more positions. Without it they are the likeliest tokens.
         table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
         goes_on (`Callable`, *optional*): Told of each proposal; where it says no, that one is the last. An index that
             comes again takes back what it was told of it and of later ones.
@@ -63,10 +64,14 @@ def rollout(
     if not (drafter.has_correction_head or law.needs_prefix):
         return block.choose_independently()
     size, anchors = drafter.config.draft_pool_size, prefixes.last()[:, 0]
-    if goes_on is None and fits_kernels(drafter, law, base_logits, noise):
-        return choose_fused(drafter, target, draft_hidden, base_logits, anchors)
+    shared = None if isinstance(noise, OwnNoise) else noise
+    if goes_on is None and shared is noise and fits_kernels(drafter, law, base_logits, shared):
+        temperature = temperature_of(law)
+        return choose_fused(drafter, target, draft_hidden, base_logits, anchors, noise=shared, temperature=temperature)
     pool, num_candidates = None, size or EXACT_POOL_SIZE
-    is_guessing = fits_pool(law, num_candidates) and not (is_fixed and size is None)
+    # A guess can be checked where the check draws with its noise.
+    can_check = shared is noise and not is_fixed
+    is_guessing = fits_pool(law, num_candidates) and (can_check or size is not None)
     if is_guessing and num_candidates < base_logits.shape[2]:
         pool = CandidatePool(base_logits, num_candidates, law, prefixes)
     if drafter.has_correction_head:
@@ -84,7 +89,7 @@ class _Block:
     base_logits: torch.Tensor
     prefixes: Prefixes
     law: TokenLaw
-    noise: torch.Tensor | None
+    noise: torch.Tensor | OwnNoise | None
     goes_on: Listener | None
     corrections: Corrections | None = None
 
@@ -93,9 +98,15 @@ class _Block:
         """Ids `[B, 0]`."""
         return self.prefixes.ids[:, :0]
 
-    def _choose(self, scores: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """Tokens `[B, N]` of successive positions from scores `[B, N, V]`."""
-        noise = None if self.noise is None else self.noise[:, first : first + scores.shape[1]]
+    def _choose(self, index: int, scores: torch.Tensor, candidates: torch.Tensor | None = None) -> torch.Tensor:
+        """Take a token `[B, N]` at each position from this one on, scores `[B, N, V]`, or `[B]` of its candidates."""
+        noise = self.noise
+        if isinstance(noise, OwnNoise):
+            noise = noise.like(scores)
+        elif noise is not None and candidates is not None:
+            noise = noise[:, index].gather(1, candidates)
+        elif noise is not None:
+            noise = noise[:, index : index + scores.shape[1]]
         return choose(scores, noise)
 
     def _ends(self, index: int, scores: torch.Tensor, candidates: torch.Tensor | None = None) -> bool:
@@ -105,7 +116,7 @@ class _Block:
         """All positions at once, which do not depend on each other."""
         scores = self.law.scores(self.prefixes, self.base_logits, self.no_tokens)
         ends = (index + 1 for index in range(scores.shape[1]) if self._ends(index, scores[:, index]))
-        return self._choose(scores[:, : next(ends, scores.shape[1])])
+        return self._choose(0, scores[:, : next(ends, scores.shape[1])])
 
     def choose_from(self, pool: CandidatePool, tokens: torch.Tensor) -> torch.Tensor:
         """Go on from the proposals `[B, N]` chosen so far, each from the candidates of its position."""
@@ -114,8 +125,7 @@ class _Block:
             if self.corrections is not None:
                 logits = self.corrections.apply(index, logits)
             scores = pool.scores(logits, tokens)
-            noise = None if self.noise is None else self.noise[:, index].gather(1, candidates)
-            choice = choose(scores, noise)
+            choice = self._choose(index, scores, candidates)
             tokens = torch.cat((tokens, candidates.gather(1, choice[:, None])), dim=1)
             if self._ends(index, scores, candidates) or index + 1 == pool.num_positions:
                 break
@@ -134,12 +144,10 @@ class _Block:
             if self.corrections is not None:
                 logits = self.corrections.apply_to_all(logits)
             scores = self.law.scores(self.prefixes, logits, tokens[:, :-1])
-            choice = self._choose(scores)
+            choice = self._choose(0, scores)
             missed = (choice != tokens)[:, num_checked:].any(dim=0).nonzero()
             count = num_checked + int(missed[0]) + 1 if len(missed) else length
             tokens = torch.cat((tokens[:, :num_checked], choice[:, num_checked:count]), dim=1)
-            for index in range(num_checked, count):
-                self._ends(index, scores[:, index])  # told of all tokens; how far to go, the pool has said
             if count == length:
                 return tokens
             if self.corrections is not None:
@@ -156,7 +164,7 @@ class _Block:
                     self.corrections.read(tokens[:, -1])
                 logits = self.corrections.apply(index, logits)
             scores = self.law.scores(self.prefixes, logits[:, None], tokens)
-            tokens = torch.cat((tokens, self._choose(scores, index)), dim=1)
+            tokens = torch.cat((tokens, self._choose(index, scores)), dim=1)
             if self._ends(index, scores[:, 0]):
                 break
         return tokens

@@ -17,6 +17,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
+from hf_domino.decoding.generators import default_generator
 from hf_domino.decoding.processors.stock import STATELESS
 
 # Functions of the tokens alone: a replay can ask them again. Others may look at the clock or remember.
@@ -79,18 +80,25 @@ class Replay:
         self.config.do_sample = self.config.return_dict_in_generate = False
         self.pad = getattr(generation_config, "_pad_token_tensor", None)
 
-    def run(self, sequences: torch.Tensor, logits: Sequence[torch.Tensor]) -> list[ReplayedRow]:
+    def run(
+        self, sequences: torch.Tensor, logits: Sequence[torch.Tensor], draws: Draws | None = None
+    ) -> list[ReplayedRow]:
         """Feed the returned tokens to the target one at a time.
 
         Args:
             sequences (`torch.Tensor`): Prompts and new tokens as returned, `[B, T + N]`.
             logits (`Sequence[torch.Tensor]`): The raw logits that the new tokens were chosen from, N of `[B, V]`.
+            draws ([`Draws`], *optional*): What the target alone draws with; None to take the likeliest tokens.
 
         Returns:
             `list[ReplayedRow]`: One per row.
         """
         start = self.input_ids.shape[1]
-        laws, follow = _CompareLaws(logits, start), _Follow(sequences, start)
+        # What keeps state cannot be asked twice.
+        can_ask_again = all(type(processor) in STATELESS for processor in self.processors)
+        again = LogitsProcessorList(self.processors) if can_ask_again else None
+        laws = _CompareLaws(logits, start)
+        follow = _Follow(sequences, laws, draws, again)
         device = sequences.device
         devices = [device.index or 0] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices), torch.no_grad():
@@ -145,15 +153,28 @@ def _unpadded(tokens: list[int], pad: int | None) -> int:
 
 
 class _CompareLaws(LogitsProcessor):
-    """Sees raw logits first of all: notes KL(these, verification) `[B]` of each step, and their scale."""
+    """Sees raw logits first of all: notes KL(these, verification) `[B]` of each step, and their scale.
+
+    Verification's logits of one step, and the largest distance from them, are those of a text of that length.
+    """
 
     def __init__(self, logits: Sequence[torch.Tensor], start: int):
         self.logits, self.start = logits, start
         self.kl: list[torch.Tensor] = []
         self.scales: list[torch.Tensor] = []
+        self._alone: torch.Tensor | None = None  # raw logits [B, V] of the last step
+
+    def verified(self, length: int) -> torch.Tensor:
+        """Verification's raw logits `[B, V]` of the step behind a text of this length."""
+        return self.logits[length - self.start].float()
+
+    def distances(self, length: int) -> torch.Tensor:
+        """Largest difference between them and the last step's, `[B]`."""
+        assert self._alone is not None
+        return torch.nan_to_num(self._alone - self.verified(length), nan=0.0).abs().amax(dim=-1)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        step = input_ids.shape[1] - self.start
+        step, self._alone = input_ids.shape[1] - self.start, scores
         if step < len(self.logits):
             alone = scores.cpu().double().log_softmax(dim=-1)
             verified = self.logits[step].cpu().double().log_softmax(dim=-1)
@@ -164,11 +185,34 @@ class _CompareLaws(LogitsProcessor):
         return scores
 
 
+class Draws:
+    """The noise that plain generation draws with, step by step, from the default generator's state on.
+
+    Args:
+        device (`torch.device`): Where tokens are drawn.
+    """
+
+    def __init__(self, device: torch.device):
+        self._default, self._generator = default_generator(device), torch.Generator(device)
+        if self._default is not None:
+            self._generator.set_state(self._default.get_state())
+
+    def next(self, scores: torch.Tensor) -> torch.Tensor:
+        """The next step's noise: added to scores `[B, V]`, the largest sum is what `torch.multinomial` draws."""
+        return -torch.empty_like(scores).exponential_(generator=self._generator).log()
+
+    def have_met(self) -> bool:
+        """Whether the default generator is where these draws are."""
+        return self._default is not None and torch.equal(self._default.get_state(), self._generator.get_state())
+
+
 class _Follow(LogitsProcessor):
     """Sees processed scores last of all: notes the target's choices and margins `[B]`, forces the returned token."""
 
-    def __init__(self, sequences: torch.Tensor, start: int):
-        self.sequences, self.start = sequences, start
+    def __init__(
+        self, sequences: torch.Tensor, laws: _CompareLaws, draws: Draws | None, again: LogitsProcessorList | None
+    ):
+        self.sequences, self.laws, self.draws, self.again = sequences, laws, draws, again
         self.chosen: list[torch.Tensor] = []
         self.margins: list[torch.Tensor] = []
 
@@ -177,7 +221,14 @@ class _Follow(LogitsProcessor):
         if length >= self.sequences.shape[1]:  # a loop that learns one step late that it is over
             return scores
         tokens = self.sequences[:, length, None]  # [B, 1]
-        best = scores.max(dim=-1)
+        noise = torch.zeros_like(scores) if self.draws is None else self.draws.next(scores)
+        best = (scores + noise).max(dim=-1)
         self.chosen.append(best.indices.cpu())
-        self.margins.append((best.values - scores.gather(1, tokens)[:, 0]).cpu())
+        margins = best.values - (scores + noise).gather(1, tokens)[:, 0]
+        if self.again is not None and margins.isinf().any():
+            # Forbidden here, and yet what verification's own logits lead to: how far those are away is what decides.
+            verified = self.again(input_ids, self.laws.verified(length)) + noise
+            is_theirs = verified.argmax(dim=-1) == tokens[:, 0]
+            margins = torch.where(margins.isinf() & is_theirs, self.laws.distances(length), margins)
+        self.margins.append(margins.cpu())
         return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_domino.drift.replay import Replay, ReplayedRow
+from hf_domino.drift.replay import Draws, Replay, ReplayedRow
 from hf_domino.stats import hand_out
 
 # Units in the last place of the largest logit. Measured in bf16: margins up to half of one behind twelve layers; deeper
@@ -42,8 +42,8 @@ class Mismatch:
         position (`int`): Which new token, from 0.
         token (`int`, *optional*): The token that was returned; None where the row ended too early.
         expected (`int`, *optional*): What the target alone writes there; None where a row ends in the wrong place.
-        margin (`float`): By how much the target alone prefers it, in processed logits; infinite where the row ended
-            in the wrong place or the token was forbidden.
+        margin (`float`): By how much the target alone prefers it, in processed logits, the noise of the draw included;
+            infinite where the row ended in the wrong place or the token was forbidden.
         tie (`float`): Margins up to this are what rounding does in the target's dtype.
     """
 
@@ -82,11 +82,11 @@ class ShadowReport:
         seed (`int`): Seed of the choice.
         num_calls (`int`): Assisted calls.
         num_replayed (`int`): Of these, replayed ones.
-        num_tokens (`int`): New tokens compared in greedy calls, over all rows.
+        num_tokens (`int`): New tokens compared, over all rows; not those of sampled calls by the residual rule.
         num_laws (`int`): Laws compared, of greedy and sampled calls; a call's first token has none to compare.
         sum_kl (`float`): Sum of KL(target alone, verification) over them, in nats.
         max_kl (`float`): The largest.
-        mismatches (`list[Mismatch]`): First mismatch of each row that has one; greedy calls only.
+        mismatches (`list[Mismatch]`): First mismatch of each row that has one.
         failures (`list[str]`): Replays that raised, by their errors; their calls returned as ever.
     """
 
@@ -129,13 +129,14 @@ class ShadowReport:
         ]
         return "\n".join([*(f"{name:<20}{value}" for name, value in lines), *(f"  {detail}" for detail in details)])
 
-    def add(self, call: int, rows: list[ReplayedRow], is_sampled: bool, dtype: torch.dtype) -> None:
+    def add(self, call: int, rows: list[ReplayedRow], has_tokens: bool, dtype: torch.dtype) -> None:
         """Count a replayed call.
 
         Args:
             call (`int`): Its number.
             rows (`list[ReplayedRow]`): What the replay gave.
-            is_sampled (`bool`): Whether its tokens were drawn: then only laws are compared.
+            has_tokens (`bool`): Whether it is known what the target alone would have written; otherwise only laws are
+                compared.
             dtype (`torch.dtype`): The target's, for what counts as a tie.
         """
         with self._lock:
@@ -145,7 +146,7 @@ class ShadowReport:
                 self.num_laws += len(kl)
                 self.sum_kl += sum(kl)
                 self.max_kl = max([self.max_kl, *kl])
-                if not is_sampled:
+                if has_tokens:
                     self.num_tokens += row.length
                     self.mismatches += _first_mismatch(call, index, row, torch.finfo(dtype).eps)
 
@@ -209,10 +210,13 @@ def watched(decode: Callable[..., Any]) -> Callable[..., Any]:
         wanted, replay = kwargs["generation_config"], None
         with _noting_failures(report, call):
             replay = Replay(model, input_ids, **{name: kwargs[name] for name in kwargs if name != "streamer"})
+        draws = Draws(input_ids.device) if wanted.do_sample else None
         result = decode(model, input_ids, drafter=drafter, **kwargs | {"generation_config": _with_logits(wanted)})
         with _noting_failures(report, call):
             if replay is not None:
-                report.add(call, replay.run(result.sequences, result.logits), bool(wanted.do_sample), model.dtype)
+                rows = replay.run(result.sequences, result.logits, draws)
+                # Calls of the residual rule, or beside others, drew from elsewhere: only their laws can be compared.
+                report.add(call, rows, draws is None or draws.have_met(), model.dtype)
         if not wanted.return_dict_in_generate:
             return result.sequences
         if wanted.output_logits:

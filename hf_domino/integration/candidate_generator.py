@@ -21,7 +21,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.noise import StepNoise
+from hf_domino.decoding.noise import OwnNoise, StepNoise
 from hf_domino.decoding.pacing.pacer import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual import ResidualRule
@@ -148,7 +148,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         length, most = input_ids.shape[1], self._stats.num_draft_tokens
         room = self._stops.room(length)
         count, prefixes = most if room is None else min(room, most), Prefixes.of(input_ids)
-        noise, listener = None, None
+        noise: torch.Tensor | OwnNoise | None = None
+        listener = None
         if self._coupled is not None:
             noise = self._coupled.begin_round(length, count + 1)
         elif self._residual is not None:

@@ -6,7 +6,7 @@ import measured
 import pytest
 from measured import ORIGIN, old_row
 
-from hf_domino.benchmark.report import MARKERS, details_table, fill_readme, results_table
+from hf_domino.benchmark.report import MARKERS, caption, details_table, fill_readme, results_table
 from hf_domino.benchmark.rows import read_rows
 from hf_domino.benchmark.summary import summarize
 from hf_domino.pair import BUNDLED
@@ -17,6 +17,8 @@ PUBLISHED = ROOT / "model_cards" / f"{BUNDLED}-domino" / "results.jsonl"
 MEASURED = [(190, [2]), (200, [4, 6, 8]), (900, [3])]  # tokens/s and rounds of each prompt
 ROWS = [old_row("plain", prompt, speed) for prompt, speed in enumerate([90, 100, 140])]
 ROWS += [old_row("domino", prompt, speed, lengths) for prompt, (speed, lengths) in enumerate(MEASURED)]
+
+ALL = measured.rows()
 
 
 def test_summary_takes_medians_over_prompts_and_means_over_rounds():
@@ -145,3 +147,14 @@ def test_published_rows_say_where_they_come_from():
     for published in read_rows(PUBLISHED):
         assert set(ORIGIN) <= set(published)
         assert all(published[field] is not None for field in ORIGIN)
+
+
+def test_the_caption_counts_equal_outputs_by_what_is_promised():
+    assert "Sampled" not in caption(measured.rows())
+
+    def doctored(change):
+        return caption([one | {"equals_plain": change(one)} if one.get("mode") == "sample" else one for one in ALL])
+
+    said = "with the same seed: {} of 4; by Transformers' own assistants {} of 2."
+    assert said.format(4, 2) in doctored(lambda one: True)
+    assert said.format(2, 1) in doctored(lambda one: one["prompt"] == 0)

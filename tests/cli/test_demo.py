@@ -29,13 +29,31 @@ def test_demo_fails_where_outputs_differ(tiny_pair_folder, capsys, monkeypatch):
 
 def test_comparison_is_repeatable_and_rounds_cover_the_text(tiny_pair_folder):
     pair = load_pair(tiny_pair_folder)
-    first, second = (comparison.compare(pair, "def f(x):", max_new_tokens=24, repeats=1) for _ in range(2))
+    greedy = comparison.Choice()
+    first, second = (comparison.compare(pair, "def f(x):", 24, repeats=1, choice=greedy) for _ in range(2))
     assert first.equal
     assert torch.equal(first.assisted, second.assisted)
     assert first.acceptance_lengths == second.acceptance_lengths
     assert (
         len(first.assisted) <= 1 + sum(first.acceptance_lengths) < len(first.assisted) + max(first.acceptance_lengths)
     )
+
+
+def test_sampled_text_is_plain_generations(tiny_pair_folder, capsys):
+    texts = set()
+    for seed in ("3", "4"):
+        flags = [*FLAGS, "--temperature", "0.9", "--seed", seed]
+        assert cli.main(["demo", "--pair", str(tiny_pair_folder), *flags]) == 0
+        shown = capsys.readouterr().out
+        assert f"outputs: equal, token for token (24 tokens, temperature 0.9, seed {seed}, fp32" in shown
+        texts.add(shown.partition("plain generate")[2].partition("with the drafter")[0])
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize("temperature", ["-1", "nan", "inf"])
+def test_bad_temperature_is_named(tiny_pair_folder, temperature, capsys):
+    assert cli.main(["demo", "--pair", str(tiny_pair_folder), "--temperature", temperature]) == cli.USER_ERROR
+    assert "--temperature must be at least 0 and finite" in capsys.readouterr().err
 
 
 def test_wrong_index_is_named(tiny_pair_folder, capsys):

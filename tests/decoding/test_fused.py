@@ -7,7 +7,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import domino_kernels
 from hf_domino.decoding.correcting import fused
-from hf_domino.decoding.correcting.fused import fits_kernels
+from hf_domino.decoding.correcting.corrections import Corrections
+from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
@@ -40,12 +41,35 @@ def test_proposals_are_equal(tiny_qwen3, pool_size, overrides):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("pool_size", "temperature"), [(None, 3.0), (5, None)])
+def test_draws_win_the_race(tiny_qwen3, pool_size, temperature):
+    drafter, target, hidden, prefixes = make(tiny_qwen3, draft_pool_size=pool_size, pure_draft_prefix_len=2)
+    logits, anchors = target.logits(hidden), prefixes.last()[:, 0]
+    noise = torch.empty_like(logits).exponential_()
+    with domino_kernels.use_backend("triton"):
+        greedy = choose_fused(drafter, target, hidden, logits, anchors)
+        tokens = choose_fused(drafter, target, hidden, logits, anchors, noise=noise, temperature=temperature)
+    corrections = Corrections(drafter, target, hidden, anchors)
+    for position in tokens[:, :-1].T:
+        corrections.read(position)
+    scores = corrections.apply_to_all(logits)
+    if pool_size is not None:
+        outside = torch.ones_like(scores, dtype=torch.bool).scatter(2, logits.topk(pool_size).indices, False)
+        scores = scores.masked_fill(outside, -torch.inf)
+    probs = (scores / (temperature or 1.0)).softmax(dim=2)
+    assert torch.equal(tokens, (probs / noise).argmax(dim=2))
+    assert (tokens != greedy).any()
+
+
+@torch.no_grad()
 def test_output_is_that_of_the_target_alone(tiny_qwen3, tiny_drafter, monkeypatch):
     prompt = torch.randint(4, VOCAB_SIZE, (1, 9))
     arguments = {"max_new_tokens": 12, "do_sample": False}
     calls = []
     choose = fused.correct_and_choose
-    monkeypatch.setattr(fused, "correct_and_choose", lambda *inputs: calls.append(1) or choose(*inputs))
+    monkeypatch.setattr(
+        fused, "correct_and_choose", lambda *inputs, **options: calls.append(1) or choose(*inputs, **options)
+    )
     with domino_kernels.use_backend("triton"):
         output = tiny_qwen3.generate(prompt, assistant_model=tiny_drafter, **arguments)
     assert calls

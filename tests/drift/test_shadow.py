@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from builders import PAD
 from oracle import oracle
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, TopKLogitsWarper
 from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
@@ -95,12 +96,41 @@ def test_batches_with_padding_and_early_ends(tiny_qwen3, tiny_drafter):
     assert report.num_laws == real - len(BATCH)
 
 
-def test_sampled_calls_compare_laws_only(tiny_qwen3, tiny_drafter):
+@pytest.mark.parametrize("batch", [False, True])
+def test_sampled_calls_are_compared_at_their_seed(tiny_qwen3, tiny_drafter, batch):
+    law = {"do_sample": True, "temperature": 1.3, "top_k": 20}
+    inputs = {"prompt": BATCH, "attention_mask": MASK, "pad_token_id": PAD} if batch else {}
+    with hf_domino.shadow(1.0) as report:
+        generate(tiny_qwen3, tiny_drafter, **inputs, **law)
+    assert (report.failures, report.mismatches) == ([], [])
+    assert report.num_tokens == NEW_TOKENS * (3 if batch else 1)
+
+
+def test_a_sampled_mismatch_is_seen(tiny_qwen3, tiny_drafter, perturb):
+    perturb(20.0)  # the second likeliest wins almost every race
     with hf_domino.shadow(1.0) as report:
         generate(tiny_qwen3, tiny_drafter, do_sample=True, temperature=1.3, top_k=20)
+    assert report.suspicious
+
+
+def test_only_laws_of_the_residual_rule_are_compared(tiny_qwen3, tiny_drafter):
+    with hf_domino.shadow(1.0) as report:
+        generate(tiny_qwen3, tiny_drafter.view(acceptance_rule="residual"), do_sample=True, temperature=1.3, top_k=20)
     assert report.failures == []
     assert (report.num_tokens, report.num_laws, report.mismatches) == (0, NEW_TOKENS - 1, [])
     assert report.max_kl < MAX_FP32_KL
+
+
+@pytest.mark.parametrize(("verified", "margin"), [([0.0, 1.0, 0.5, 0.6], 0.125), ([0.0, 1.0, 0.7, 0.6], torch.inf)])
+def test_a_token_on_the_edge_of_a_warper_is_as_far_off_as_the_logits(verified, margin):
+    """Of two tokens at the edge of top-k, one is forbidden: for a reason only if verification kept the other."""
+    processors = LogitsProcessorList([TopKLogitsWarper(2)])
+    laws, alone = replay._CompareLaws([torch.tensor([verified])], start=1), torch.tensor([[0.0, 1.0, 0.625, 0.6]])
+    draws = SimpleNamespace(next=lambda scores: torch.tensor([[0.0, 0, 50, 50]]))
+    follow = replay._Follow(torch.tensor([[9, 3]]), laws, draws, processors)
+    ids = torch.tensor([[9]])
+    follow(ids, processors(ids, laws(ids, alone)))
+    assert (follow.chosen[0].item(), follow.margins[0].item()) == (2, margin)
 
 
 class Alternating(LogitsProcessor):

@@ -33,6 +33,12 @@ def make_pool(base, size, seed=1):
     return base.gather(1, ids), ids
 
 
+def make_noise(num_rows, vocab_size, device, seed=2):
+    """Standard exponential noise `[B, V]`."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.empty(num_rows, vocab_size).exponential_(generator=generator).to(device)
+
+
 def choose_both(*inputs, **options):
     """The ids of the kernel and of its twin."""
     with domino_kernels.use_backend("triton"):

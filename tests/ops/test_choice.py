@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parity import assert_equal_up_to_ties, choose_both, make_choice, make_pool
+from parity import assert_equal_up_to_ties, choose_both, make_choice, make_noise, make_pool
+from scipy import stats
 
-from domino_kernels import noise, triton_noise
+from domino_kernels import correct_and_choose
 
+MIN_P_VALUE = 1e-3  # seeds are fixed: a failure is a change of the code, not bad luck
+DRAWS = 100_000
 SHAPES = [(1, 1000, 48), (2, 333, 17), (3, 64, 5), (2, 1, 1), (1, 129, 256)]  # B, V, R: few of them fit the tiles
 
 
@@ -82,40 +85,86 @@ def test_forbidden_tokens_are_not_chosen(device):
     base[2] = -torch.inf
     ours, theirs = choose_both(base, low_rank, up_weight)
     assert ours.tolist() == theirs.tolist() == [0, 332, 0]
-    random_state = torch.tensor([3, 4], device=device)
-    ours, theirs = choose_both(base[:2], low_rank[:2], up_weight, temperature=0.5, random_state=random_state)
-    assert ours.tolist() == theirs.tolist() == [0, 332]
+    noise = make_noise(3, 333, device)
+    noise[:, [5, 9]] = 0.0  # would win, were they not forbidden
+    ours, theirs = choose_both(base, low_rank, up_weight, noise=noise, temperature=0.5)
+    assert ours.tolist() == theirs.tolist() == [0, 332, 0]
+    ids = torch.tensor([[9, 5, 0], [5, 332, 9], [9, 5, 7]], device=device)
+    ours, theirs = choose_both(base.gather(1, ids), low_rank, up_weight, ids, noise=noise)
+    assert ours.tolist() == theirs.tolist() == [0, 332, 9]
 
 
 def test_nan_counts_as_the_largest(device):
     base, low_rank, up_weight = make_choice((2, 333, 17), torch.float32, device)
     base[0, 200] = torch.nan
     base[1] = torch.nan
-    ours, theirs = choose_both(base, low_rank, up_weight)
-    assert ours.tolist() == theirs.tolist() == [200, 0]
+    for options in ({}, {"noise": make_noise(2, 333, device)}):
+        ours, theirs = choose_both(base, low_rank, up_weight, **options)
+        assert ours.tolist() == theirs.tolist() == [200, 0]
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("temperature", [None, 0.3, 5.0])
 def test_sampled_ids_are_equal(temperature, device):
     base, low_rank, up_weight = make_choice((3, 333, 17), torch.float32, device)
     logits, ids = make_pool(base, 150)
-    for offset in (0, 1, 2**40 + 5):
-        options = {"temperature": temperature, "random_state": torch.tensor([2**35 + 11, offset], device=device)}
-        assert torch.equal(*choose_both(base, low_rank, up_weight, **options))
-        assert torch.equal(*choose_both(logits, low_rank, up_weight, ids, **options))
-
-
-@pytest.mark.parametrize("random_state", [[0, 0], [2**35 + 11, 2**40 + 5], [-3, -7]], ids=str)
-def test_noise_is_equal(random_state, device):
-    random_state = torch.tensor(random_state, device=device)
-    ours, theirs = triton_noise.gumbel(random_state, 2, 5000), noise.gumbel(random_state, 2, 5000)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)  # two logarithms in fp32, of numbers up to 17
-    assert torch.equal(ours, triton_noise.gumbel(random_state, 2, 6000)[:, :5000])
+    scores = base + torch.nn.functional.silu(low_rank) @ up_weight.T
+    allowed = torch.full_like(scores, -torch.inf).scatter(1, ids, scores.gather(1, ids))
+    for seed in range(3):
+        # as the noise of one position among others lies in memory
+        noise = torch.stack((make_noise(3, 333, device, seed), torch.full_like(base, torch.nan)), dim=1)[:, 0]
+        options = {"noise": noise, "temperature": temperature}
+        for inputs, possible in [((base, low_rank, up_weight), scores), ((logits, low_rank, up_weight, ids), allowed)]:
+            ours, theirs = choose_both(*inputs, **options)
+            assert torch.equal(ours, theirs)
+            probs = (possible / (temperature or 1.0)).softmax(dim=1)
+            assert torch.equal(theirs, (probs / noise).argmax(dim=1))
 
 
 def test_many_sampled_rows_are_equal(device):
     base, low_rank, up_weight = make_choice((1, 12, 5), torch.float32, device)
     rows = base.expand(150, -1).contiguous(), low_rank.expand(150, -1).contiguous(), up_weight
-    ours, theirs = choose_both(*rows, temperature=2.0, random_state=torch.tensor([7, 0], device=device))
+    ours, theirs = choose_both(*rows, noise=make_noise(150, 12, device), temperature=2.0)
     assert torch.equal(ours, theirs)
     assert len(set(ours.tolist())) > 4
+
+
+def test_noise_of_ones_is_none(device):
+    inputs = make_choice((3, 333, 17), torch.float32, device)
+    for chosen in choose_both(*inputs, noise=torch.ones(3, 333, device=device), temperature=0.5):
+        assert torch.equal(chosen, choose_both(*inputs)[1])
+
+
+def test_draws_are_those_of_multinomial():
+    base, low_rank, up_weight = make_choice((50, 333, 17), torch.float32, "cpu")
+    probs = (base + torch.nn.functional.silu(low_rank) @ up_weight.T).softmax(dim=1)
+    torch.manual_seed(3)
+    expected = torch.multinomial(probs, 1)[:, 0]
+    torch.manual_seed(3)
+    for chosen in choose_both(base, low_rank, up_weight, noise=torch.empty_like(base).exponential_()):
+        assert torch.equal(chosen, expected)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.parametrize("with_pool", [False, True], ids=["vocabulary", "pool"])
+def test_the_law_is_the_softmax(temperature, with_pool):
+    base, low_rank, up_weight = make_choice((1, 12, 4), torch.float32, "cpu")
+    base, up_weight = base / 4, up_weight / 8  # so that every token comes up
+    base[0, 3] = -torch.inf
+    ids = torch.tensor([[7, 3, 0, 5, 11]]) if with_pool else None
+    logits = base if ids is None else base.gather(1, ids)
+    scores = base + torch.nn.functional.silu(low_rank) @ up_weight.T
+    scores = scores if ids is None else torch.full_like(scores, -torch.inf).scatter(1, ids, scores.gather(1, ids))
+    probs = (scores / temperature).softmax(dim=-1)[0].double()
+    draws = correct_and_choose(
+        *(tensor.expand(DRAWS, -1).contiguous() for tensor in (logits, low_rank)),
+        up_weight,
+        None if ids is None else ids.expand(DRAWS, -1).contiguous(),
+        noise=make_noise(DRAWS, 12, "cpu"),
+        temperature=temperature,
+    )
+    counts = draws.bincount(minlength=12).double()
+    possible = probs > 0
+    assert counts[~possible].sum() == 0
+    expected = probs[possible] / probs.sum() * DRAWS
+    assert expected.min() > 5
+    assert stats.chisquare(counts[possible].numpy(), expected.numpy()).pvalue > MIN_P_VALUE

@@ -18,10 +18,10 @@ import json, re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from domino_kernels import triton_choose, triton_gru, triton_noise
+from domino_kernels import triton_choose, triton_gru
 
 WEIGHTS = {"low_rank", "weight", "embedding", "state", "weight_ih", "weight_hh", "next_state"}
-IDS = {"candidates", "random_state", "best_id", "chosen", "inputs"}
+IDS = {"candidates", "best_id", "chosen", "inputs"}
 
 def compile(kernel, warps=4, **constants):
     types = {}
@@ -42,13 +42,12 @@ choose, warps = triton_choose._choose_in_tile, triton_choose.NUM_WARPS
 print(json.dumps({
     "vocabulary": compile(choose, warps, POOL=False, SAMPLE=False, TILE=64, RANK=256),
     "sampled pool": compile(choose, warps, POOL=True, SAMPLE=True, TILE=128, RANK=256),
-    "noise": compile(triton_noise._draw, BLOCK=triton_noise.BLOCK),
     "second stage": compile(triton_choose._choose_among_tiles, TILES=4096),
     "gru": compile(triton_gru._gru_units, GATHER=True, UNITS=4, INPUT_CHUNK=1024, STATE_CHUNK=1024),
 }))
 """
 # Per thread: 64 x 256, 128 x 256 elements among 8 warps; 2 x 3 x 4 x 1024 among 4; 8 elements a load.
-EXPECTED = {"vocabulary": 8, "sampled pool": 16, "noise": 0, "second stage": 0, "gru": 24}
+EXPECTED = {"vocabulary": 8, "sampled pool": 16, "second stage": 0, "gru": 24}
 
 
 def test_kernels_compile_with_wide_loads(tmp_path):

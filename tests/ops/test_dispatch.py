@@ -151,11 +151,16 @@ def choice_inputs(**changes):
         ({"candidate_ids": torch.zeros(2, 4).long()}, "base_logits must have the shape [B, M = 4], got [2, 7]"),
         ({"candidate_ids": torch.zeros(2, 7).int()}, "candidate_ids must be torch.int64, got torch.int32"),
         ({"candidate_ids": torch.zeros(1, 7).long()}, "candidate_ids must have the shape [B = 2, M = 7], got [1, 7]"),
-        ({"temperature": 1.0}, "temperature and random_state go together"),
-        ({"random_state": torch.zeros(2).long()}, "temperature and random_state go together"),
-        ({"temperature": 0.0, "random_state": torch.zeros(2).long()}, "temperature must be a finite number above 0"),
-        ({"temperature": 1.0, "random_state": torch.zeros(3).long()}, "random_state must have the shape"),
-        ({"temperature": 1.0, "random_state": torch.zeros(2)}, "random_state must be torch.int64"),
+        ({"temperature": 0.5}, "temperature must be None without noise, got 0.5"),
+        ({"temperature": 0.0, "noise": torch.ones(2, 7)}, "temperature must be a finite number above 0, got 0.0"),
+        ({"noise": torch.ones(1, 7)}, "noise must have the shape [B = 2, V = 7], got [1, 7]"),
+        (
+            {"noise": torch.ones(2, 4), "base_logits": torch.zeros(2, 4), "candidate_ids": torch.zeros(2, 4).long()},
+            "noise must have the shape [B = 2, V = 7], got [2, 4]",
+        ),
+        ({"noise": torch.ones(2, 7).double()}, "noise must be torch.float32, got torch.float64"),
+        ({"noise": torch.ones(7, 2).T}, "noise must be contiguous in its last dimension"),
+        ({"noise": torch.ones(2, 7, device="meta")}, "noise must be on the device of up_weight, cpu, got meta"),
     ],
 )
 def test_choice_refuses(changes, message):

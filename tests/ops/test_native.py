@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parity import STATE_TOLERANCE, assert_equal_up_to_ties, choose_both, make_choice, make_gru, step_both
+from parity import STATE_TOLERANCE, assert_equal_up_to_ties, choose_both, make_choice, make_gru, make_noise, step_both
 
 import domino_kernels
 from domino_kernels import correct_and_choose
@@ -33,9 +33,8 @@ def test_choice_from_a_pool(dtype):
 def test_draws():
     base, low_rank, up_weight = make_choice((3, VOCABULARY, RANK), torch.float32, "cuda")
     equal = 0
-    for offset in range(20):
-        options = {"temperature": 1.0, "random_state": torch.tensor([0, offset], device="cuda")}
-        ours, theirs = choose_both(base, low_rank, up_weight, **options)
+    for seed in range(20):
+        ours, theirs = choose_both(base, low_rank, up_weight, noise=make_noise(3, VOCABULARY, "cuda", seed))
         equal += (ours == theirs).sum().item()
     assert equal >= 59  # of 60: logarithms of two libraries may order a near-tie differently
 
@@ -49,12 +48,12 @@ def test_states(num_rows, dtype):
     torch.testing.assert_close(*step_both(*inputs), atol=tolerance, rtol=0)
 
 
-def test_a_graph_draws_anew_when_its_offset_moves():
+def test_a_graph_draws_anew_when_its_noise_is_refilled():
     base, low_rank, up_weight = make_choice((1, VOCABULARY, RANK), torch.bfloat16, "cuda")
-    random_state = torch.zeros(2, dtype=torch.int64, device="cuda")
+    noise = make_noise(1, VOCABULARY, "cuda")
 
     def draw():
-        return correct_and_choose(base, low_rank, up_weight, temperature=8.0, random_state=random_state)
+        return correct_and_choose(base, low_rank, up_weight, noise=noise, temperature=8.0)
 
     with domino_kernels.use_backend("triton"):
         draw()
@@ -62,8 +61,8 @@ def test_a_graph_draws_anew_when_its_offset_moves():
         with torch.cuda.graph(graph):
             chosen = draw()
         seen = set()
-        for offset in range(20):
-            random_state[1] = offset
+        for _ in range(20):
+            noise.exponential_()
             graph.replay()
             assert chosen.item() == draw().item()
             seen.add(chosen.item())

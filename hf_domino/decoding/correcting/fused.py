@@ -1,4 +1,4 @@
-"""The greedy rollout by fused kernels: fixed shapes, and nothing that waits for the device.
+"""The rollout by fused kernels: fixed shapes, and nothing that waits for the device.
 
 A step is one GRU kernel, the state's part of the low rank, and one operation that corrects the logits and chooses. For
 rows on a CUDA device where Triton is installed; see `kernels/CARD.md`.
@@ -8,12 +8,15 @@ Shapes: B batch, P proposals, H hidden size, V vocabulary, M candidates.
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import torch
 from torch import nn
+from transformers import TemperatureLogitsWarper
 
 from domino_kernels import correct_and_choose, runs_triton
+from domino_kernels.reference import add_noise
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
@@ -22,7 +25,7 @@ from hf_domino.target import TargetModel
 def fits_kernels(
     drafter: DominoDraftModel, law: TokenLaw, base_logits: torch.Tensor, noise: torch.Tensor | None = None
 ) -> bool:
-    """Whether [`choose_fused`] can choose the proposals: greedily, with nothing but the correction before the choice.
+    """Whether [`choose_fused`] can choose the proposals: with nothing but the correction, a temperature and noise.
 
     Args:
         drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
@@ -30,9 +33,19 @@ def fits_kernels(
         base_logits (`torch.Tensor`): `[B, P, V]`.
         noise (`torch.Tensor`, *optional*): What they are drawn with.
     """
-    if noise is not None or law.processors or not drafter.has_correction_head:
+    is_plain = not law.processors or (noise is not None and all(map(_is_temperature, law.processors)))
+    if not (is_plain and drafter.has_correction_head):
         return False
     return runs_triton(base_logits) and base_logits.device == drafter.prefix_gru.weight_hh_l0.device
+
+
+def temperature_of(law: TokenLaw) -> float | None:
+    """What the processors of a law that fits come to; None for nothing."""
+    return math.prod(float(processor.temperature) for processor in law.processors) if law.processors else None
+
+
+def _is_temperature(processor: object) -> bool:
+    return type(processor) is TemperatureLogitsWarper
 
 
 def choose_fused(
@@ -41,8 +54,11 @@ def choose_fused(
     draft_hidden: torch.Tensor,
     base_logits: torch.Tensor,
     anchors: torch.Tensor,
+    *,
+    noise: torch.Tensor | None = None,
+    temperature: float | None = None,
 ) -> torch.Tensor:
-    """Choose the most likely token of each position, from its candidate pool or the whole vocabulary.
+    """Choose a token of each position, from its candidate pool or the whole vocabulary: the most likely, or a draw.
 
     Args:
         drafter ([`DominoDraftModel`]): Gives the correction head.
@@ -50,6 +66,9 @@ def choose_fused(
         draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
         base_logits (`torch.Tensor`): `[B, P, V]`.
         anchors (`torch.Tensor`): The tokens before the first proposal, `[B]`.
+        noise (`torch.Tensor`, *optional*): Standard exponential, of all tokens also where there are pools, fp32
+            `[B, P, V]`; the most likely tokens are taken if None.
+        temperature (`float`, *optional*): Sample at this temperature, only with noise; defaults to 1.
 
     Returns:
         `torch.Tensor`: Proposals `[B, P]`.
@@ -59,7 +78,8 @@ def choose_fused(
     block_part, logits, candidates = projection.project_hidden(draft_hidden), base_logits, None
     if size is not None and size < base_logits.shape[2]:
         logits, candidates = base_logits.topk(size, dim=2)  # [B, P, M], the likeliest first
-    uncorrected = base_logits[:, : drafter.config.pure_draft_prefix_len].argmax(dim=2)
+    first = slice(drafter.config.pure_draft_prefix_len)
+    uncorrected = _choose_uncorrected(logits[:, first], _at(candidates, first), _at(noise, first), temperature)
     tokens, state = [anchors], gru.initial_state(len(anchors))
     for index in range(base_logits.shape[1]):
         state = gru.step(target.embed(tokens[-1]).to(state), state)
@@ -67,6 +87,21 @@ def choose_fused(
             tokens.append(uncorrected[:, index])
             continue
         low_rank = block_part[:, index] + projection.project_state(state)
-        pool = None if candidates is None else candidates[:, index]
-        tokens.append(correct_and_choose(logits[:, index], low_rank, up_weight, pool))
+        row, pool, drawn = logits[:, index], _at(candidates, index), _at(noise, index)
+        tokens.append(correct_and_choose(row, low_rank, up_weight, pool, noise=drawn, temperature=temperature))
     return torch.stack(tokens[1:], dim=1)
+
+
+def _at(tensor: torch.Tensor | None, positions: int | slice) -> torch.Tensor | None:
+    """What there is, at some positions."""
+    return None if tensor is None else tensor[:, positions]
+
+
+def _choose_uncorrected(
+    logits: torch.Tensor, candidates: torch.Tensor | None, noise: torch.Tensor | None, temperature: float | None
+) -> torch.Tensor:
+    """Choose tokens `[B, N]` by logits `[B, N, V]`, or `[B, N, M]` of candidates, as they are."""
+    if noise is not None:
+        logits = add_noise(logits, noise if candidates is None else noise.gather(2, candidates), temperature)
+    choice = logits.argmax(dim=2, keepdim=True)
+    return (choice if candidates is None else candidates.gather(2, choice))[..., 0]

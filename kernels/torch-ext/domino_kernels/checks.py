@@ -17,8 +17,8 @@ def check_choice(
     low_rank: torch.Tensor,
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor | None,
+    noise: torch.Tensor | None,
     temperature: float | None,
-    random_state: torch.Tensor | None,
 ) -> None:
     """Check the inputs of `correct_and_choose`.
 
@@ -36,22 +36,14 @@ def check_choice(
     others = {"base_logits": base_logits}
     if candidate_ids is not None:
         _check_shape("candidate_ids", candidate_ids, ("B", num_rows), ("M", pool_size))
-        _check_ids("candidate_ids", candidate_ids)
+        _check_dtype("candidate_ids", candidate_ids, torch.int64)
         others["candidate_ids"] = candidate_ids
-    if (temperature is None) != (random_state is None):
-        raise ValueError(
-            f"temperature and random_state go together, got temperature={temperature} and random_state={random_state}. "
-            "Give both to sample, none to take the most likely token."
-        )
-    if temperature is not None and random_state is not None:
-        if not (math.isfinite(temperature) and temperature > 0):
-            raise ValueError(
-                f"temperature must be a finite number above 0, got {temperature}. "
-                "Leave it out for the most likely token."
-            )
-        _check_shape("random_state", random_state, ("seed and offset", 2))
-        _check_ids("random_state", random_state)
-        others["random_state"] = random_state
+    if noise is not None:
+        _check_shape("noise", noise, ("B", num_rows), ("V", vocab_size))
+        _check_dtype("noise", noise, torch.float32)
+        others["noise"] = noise
+    if temperature is not None:
+        _check_temperature(temperature, noise)
     _check_devices("up_weight", up_weight, others)
 
 
@@ -79,13 +71,26 @@ def check_gru(
         others["inputs"] = inputs
     else:
         _check_shape("inputs", inputs, ("B", num_rows))
-        _check_ids("inputs", inputs)
+        _check_dtype("inputs", inputs, torch.int64)
         _check_shape("embedding", embedding, ("V", None), ("H", input_size))
         others["embedding"] = embedding
         _check_devices("state", state, {"inputs": inputs})
     for name, tensor in others.items():
         _check_like(name, tensor, "state", state)
     _check_devices("state", state, others)
+
+
+def _check_temperature(temperature: float, noise: torch.Tensor | None) -> None:
+    if noise is None:
+        raise ValueError(
+            f"temperature must be None without noise, got {temperature}. "
+            "Give noise to sample; leave temperature out for the most likely token."
+        )
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise ValueError(
+            f"temperature must be a finite number above 0, got {temperature}. "
+            "Leave out noise and temperature for the most likely token."
+        )
 
 
 def _check_floats(**tensors: torch.Tensor) -> None:
@@ -110,9 +115,9 @@ def _check_shape(name: str, tensor: torch.Tensor, *dimensions: tuple[str, int | 
         )
 
 
-def _check_ids(name: str, tensor: torch.Tensor) -> None:
-    if tensor.dtype != torch.int64:
-        raise ValueError(f"{name} must be torch.int64, got {tensor.dtype}. Convert it with .long().")
+def _check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype != dtype:
+        raise ValueError(f"{name} must be {dtype}, got {tensor.dtype}. Convert it with .to({dtype}).")
 
 
 def _check_like(name: str, tensor: torch.Tensor, like_name: str, like: torch.Tensor) -> None:

@@ -20,31 +20,32 @@ def correct_and_choose(
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor | None = None,
     *,
+    noise: torch.Tensor | None = None,
     temperature: float | None = None,
-    random_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Correct the base logits and choose one token per row: argmax of base + W2 SiLU(low_rank).
 
     The correction head of Domino (arXiv 2605.29707). SiLU and corrections are rounded to the dtype of W2, corrected
     logits to that of the base logits; sums are fp32. Of equal logits the first wins, as with `torch.argmax`.
 
-    To sample, Gumbel noise is added to the corrected logits over the temperature: the token is then a draw from their
-    softmax, as exactly as 31 random bits per token tell. Noise is a function of seed, offset, row and column alone, so
-    raise the offset by one for every call; on the device, if the call is part of a CUDA graph.
+    With noise E, standard exponential and one number per token, argmax of corrected / temperature - log E: a draw from
+    the softmax, the one that argmax of softmax / E is, and so `torch.multinomial` where its generator draws this noise.
+    Noise of 0 counts as the smallest normal number of fp32.
 
     Args:
         base_logits (`torch.Tensor`): `[B, V]`, or those of the candidates `[B, M]`.
         low_rank (`torch.Tensor`): Hidden part and state part of W1, summed, `[B, R]`.
         up_weight (`torch.Tensor`): W2, `[V, R]`.
         candidate_ids (`torch.Tensor`, *optional*): Tokens that may be chosen, int64 `[B, M]`; all of them if None.
-        temperature (`float`, *optional*): Sample at this temperature; the most likely token is taken if None.
-        random_state (`torch.Tensor`, *optional*): Seed and offset of the noise, int64 `[2]`.
+        noise (`torch.Tensor`, *optional*): Standard exponential, of all tokens also where candidates are given, fp32
+            `[B, V]`; the most likely token is taken if None.
+        temperature (`float`, *optional*): Sample at this temperature, only with noise; defaults to 1.
 
     Returns:
         `torch.Tensor`: Token ids, int64 `[B]`.
 
     Raises:
-        ValueError: If shapes, dtypes or devices do not fit.
+        ValueError: If shapes, dtypes or devices do not fit, or a temperature comes without noise.
 
     Example:
     ```python
@@ -56,13 +57,15 @@ def correct_and_choose(
     tensor([1])
     >>> correct_and_choose(base[:, [2, 0]], low_rank, up_weight, torch.tensor([[2, 0]]))
     tensor([0])
+    >>> correct_and_choose(base, low_rank, up_weight, noise=torch.tensor([[1.0, 3.0, 0.1]]))  # 3, 2.8 and 4.3
+    tensor([2])
 
     ```
     """
-    check_choice(base_logits, low_rank, up_weight, candidate_ids, temperature, random_state)
+    check_choice(base_logits, low_rank, up_weight, candidate_ids, noise, temperature)
     implementation = _implementation("triton_choose", base_logits, low_rank, up_weight)
     return implementation.correct_and_choose(
-        base_logits, low_rank, up_weight, candidate_ids, temperature=temperature, random_state=random_state
+        base_logits, low_rank, up_weight, candidate_ids, noise=noise, temperature=temperature
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .noise import gumbel
+MIN_NOISE = torch.finfo(torch.float32).tiny  # for noise of 0, whose logarithm would make NaN of a forbidden token
 
 
 def correct_and_choose(
@@ -20,8 +20,8 @@ def correct_and_choose(
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor | None = None,
     *,
+    noise: torch.Tensor | None = None,
     temperature: float | None = None,
-    random_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Twin of [`domino_kernels.correct_and_choose`]; see there."""
     activated = F.silu(low_rank)
@@ -31,10 +31,24 @@ def correct_and_choose(
         rows = F.embedding(candidate_ids, up_weight)  # [B, M, R]
         correction = (rows @ activated[..., None])[..., 0]
     scores = base_logits + correction.to(base_logits)
-    if temperature is not None and random_state is not None:
-        scores = scores.float() / temperature + gumbel(random_state, *scores.shape)
+    if noise is not None:
+        scores = add_noise(scores, noise if candidate_ids is None else noise.gather(1, candidate_ids), temperature)
     choice = scores.argmax(dim=-1)
     return choice if candidate_ids is None else candidate_ids.gather(1, choice[:, None])[:, 0]
+
+
+def add_noise(scores: torch.Tensor, noise: torch.Tensor, temperature: float | None = None) -> torch.Tensor:
+    """Make scores whose argmax is a draw from softmax(scores / temperature): the exponential race, in logarithms.
+
+    Args:
+        scores (`torch.Tensor`): `[..., N]`.
+        noise (`torch.Tensor`): Standard exponential, of the same shape.
+        temperature (`float`, *optional*): Defaults to 1.
+
+    Returns:
+        `torch.Tensor`: scores / temperature - log(noise), fp32 `[..., N]`.
+    """
+    return scores.float() / (temperature or 1.0) - noise.clamp(min=MIN_NOISE).log()
 
 
 def gru_step(

@@ -1,9 +1,9 @@
 """Correct the logits and choose a token, without ever writing the corrections `[B, V]` to memory.
 
 Stage one: every program corrects one tile of columns and keeps the tile's best score. Stage two: one program per row
-takes the best tile. Where a token is drawn, Gumbel noise comes before both. Sums are fp32. SiLU and each correction are
-rounded once to the dtype of W2 and each corrected logit once to that of the base logits, as the PyTorch modules do; the
-two can still differ where the order of the fp32 sum tips a rounding over.
+takes the best tile. Noise is read by token id, where it lies: of a candidate too. Sums are fp32. SiLU and each
+correction are rounded once to the dtype of W2 and each corrected logit once to that of the base logits, as the PyTorch
+modules do; the two can still differ where the order of the fp32 sum tips a rounding over.
 
 Shapes: B rows, N columns (V, or M of a candidate pool), R low rank, T tiles.
 """
@@ -14,18 +14,19 @@ import torch
 import triton
 import triton.language as tl
 
-from .triton_noise import gumbel
+from . import reference
 
 TILE_ELEMENTS = 16384  # of W2 in the registers of one program: 64 rows at rank 256
 MAX_TILE = 128  # columns; a pool of that many is one tile and needs no second stage
 NUM_WARPS = 8  # half of a tile each would spill registers at fp32
+MIN_NOISE = tl.constexpr(reference.MIN_NOISE)
 
 
 @triton.jit
 def _choose_in_tile(
     base, low_rank, weight, candidates, noise, best_score, best_id,
     num_rows, num_columns, rank, temperature,
-    base_stride, low_rank_stride, weight_stride, candidate_stride,
+    base_stride, low_rank_stride, weight_stride, candidate_stride, noise_stride,
     POOL: tl.constexpr, SAMPLE: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
@@ -47,7 +48,8 @@ def _choose_in_tile(
         logits = tl.load(base + row * base_stride + columns, mask=inside, other=float("-inf")).to(tl.float32)
         scores = (logits + correction).to(base.dtype.element_ty).to(tl.float32)
         if SAMPLE:
-            scores = scores / temperature + tl.load(noise + row * num_columns + columns, mask=inside, other=0.0)
+            drawn = tl.load(noise + row * noise_stride + (ids if POOL else columns), mask=inside, other=1.0)
+            scores = scores / temperature - tl.log(tl.where(drawn < MIN_NOISE, MIN_NOISE, drawn))
         scores = tl.where(scores != scores, float("inf"), scores)  # NaN is the largest, as for torch.argmax
         scores = tl.where(inside, scores, float("-inf"))
         top = tl.max(scores, axis=0)
@@ -76,8 +78,8 @@ def correct_and_choose(
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor | None = None,
     *,
+    noise: torch.Tensor | None = None,
     temperature: float | None = None,
-    random_state: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Triton version of [`domino_kernels.correct_and_choose`]; see there."""
     (num_rows, num_columns), rank = base_logits.shape, up_weight.shape[1]
@@ -90,12 +92,12 @@ def correct_and_choose(
     best_score = base_logits.new_empty((num_rows, num_tiles), dtype=torch.float32)
     best_id = base_logits.new_empty((num_rows, num_tiles), dtype=torch.int64)
     candidates = best_id if candidate_ids is None else candidate_ids  # a pointer is needed, though never read
-    noise = best_score if random_state is None else gumbel(random_state, num_rows, num_columns)
+    exponential = best_score if noise is None else noise
     _choose_in_tile[(num_tiles, num_rows if pool else 1)](
-        base_logits, low_rank, up_weight, candidates, noise, best_score, best_id,
+        base_logits, low_rank, up_weight, candidates, exponential, best_score, best_id,
         num_rows, num_columns, rank, temperature or 1.0,
-        base_logits.stride(0), low_rank.stride(0), up_weight.stride(0), candidates.stride(0),
-        POOL=pool, SAMPLE=temperature is not None, TILE=tile, RANK=rank_block, num_warps=NUM_WARPS,
+        base_logits.stride(0), low_rank.stride(0), up_weight.stride(0), candidates.stride(0), exponential.stride(0),
+        POOL=pool, SAMPLE=noise is not None, TILE=tile, RANK=rank_block, num_warps=NUM_WARPS,
     )  # fmt: skip
     if num_tiles == 1:
         return best_id[:, 0]

@@ -81,12 +81,13 @@ def test_samples_follow_the_targets_law(target, make_drafter, entry, top_k, temp
     finally:
         hf_domino.detach(target)
         hf_domino.install()
-    assert 1.1 < sum(rates) / len(rates) < 2.5  # both accepted and rejected drafts were there
+    least = 1.02 if "greedy" in rule else 1.1  # the likeliest draft is hardly ever the target's choice here
+    assert least < sum(rates) / len(rates) < 2.5  # both accepted and rejected drafts were there
     assert p_value(counts, exact_law(target, top_k, temperature).double()) > P_VALUE
 
 
-IN_CI = [(20, "coupled"), (20, "residual"), (500, "residual, greedy drafts")]
-BY_HAND = [(500, "coupled"), (500, "residual"), (20, "residual, greedy drafts")]
+IN_CI = [(20, "coupled"), (20, "residual"), (20, "residual, greedy drafts"), (500, "residual, greedy drafts")]
+BY_HAND = [(500, "coupled"), (500, "residual")]
 
 
 @pytest.mark.parametrize(

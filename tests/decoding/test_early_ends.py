@@ -1,4 +1,4 @@
-"""Blocks that end early keep the law or the text: what was told of a guess that missed is taken back."""
+"""Blocks that end early keep the text or the law, and know their proposals: a guess that missed is taken back."""
 
 from types import SimpleNamespace
 
@@ -9,6 +9,7 @@ from scipy.stats import chisquare
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding import rollout as rollout_module
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.pacing.estimates import LEAST_COST, Acceptance, RoundCost
 from hf_domino.decoding.pacing.pacer import ConfidentBlock
 from hf_domino.decoding.prefixes import Prefixes
@@ -43,7 +44,8 @@ class TableHead:
         del self.tokens[num_proposals + 1 :]
 
     def apply(self, index, base_logits):
-        return law_of(index, self.tokens[index])[self.candidates[:, index]]
+        law = law_of(index, self.tokens[index])
+        return law[None] if self.candidates is None else law[self.candidates[:, index]]
 
     def apply_to_all(self, base_logits):
         return torch.stack([law_of(index, self.tokens[index]) for index in range(base_logits.shape[1])])[None]
@@ -73,7 +75,7 @@ def run_round(rule, goes_on):
 
 @torch.no_grad()
 @pytest.mark.usefixtures("small_pools")
-def test_where_the_pool_misses_the_residual_rule_keeps_the_law():
+def test_under_the_residual_rule_no_block_changes_the_law():
     """Drafts come from the target's own law, so whatever is committed third must be either of two, equally often."""
     rule, counts = ResidualRule(LAW, draws_drafts=True), [0, 0]
     for _ in range(2000):
@@ -89,6 +91,7 @@ def test_where_the_pool_misses_the_residual_rule_keeps_the_law():
 @torch.no_grad()
 @pytest.mark.usefixtures("small_pools")
 def test_under_the_coupled_rule_no_block_changes_the_text():
+    """The pool misses what is corrected, so that guesses are taken back."""
     lengths = set()
     for seed in range(NUM_TEXTS):
         torch.manual_seed(seed)
@@ -114,8 +117,8 @@ def test_under_the_coupled_rule_no_block_changes_the_text():
 
 @torch.no_grad()
 @pytest.mark.parametrize("draft_pool_size", [None, 3])
-@pytest.mark.parametrize("is_drawn", [True, False])
-def test_a_block_knows_the_proposals_that_were_made(monkeypatch, tiny_qwen3, draft_pool_size, is_drawn):
+@pytest.mark.parametrize("noise", [None, OwnNoise(), "shared"], ids=["greedy", "own", "shared"])
+def test_a_block_knows_the_proposals_that_were_made(monkeypatch, tiny_qwen3, draft_pool_size, noise):
     drafter = build_drafter(tiny_qwen3, draft_pool_size=draft_pool_size, block_size=9)
     torch.nn.init.normal_(drafter.embed_proj[2].weight, std=2.0)
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 3)
@@ -123,8 +126,8 @@ def test_a_block_knows_the_proposals_that_were_made(monkeypatch, tiny_qwen3, dra
     for _ in range(30):
         hidden, prefixes = torch.randn(2, 9, 32), Prefixes.of(torch.randint(4, VOCAB_SIZE, (2, 5)))
         block = ConfidentBlock(Acceptance(), price=0.2, num_rows=2)
-        noise = torch.empty(2, 9, VOCAB_SIZE).exponential_() if is_drawn else None
-        proposals = rollout(drafter, target, hidden, prefixes, LAW, noise, goes_on=block.goes_on)
+        drawn_with = torch.empty(2, 9, VOCAB_SIZE).exponential_() if noise == "shared" else noise
+        proposals = rollout(drafter, target, hidden, prefixes, LAW, drawn_with, goes_on=block.goes_on)
         assert block.length == proposals.shape[1]
         assert [len(kinds) for kinds in block.kinds()] == [block.length] * 2
         lengths.add(block.length)

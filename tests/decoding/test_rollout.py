@@ -15,6 +15,7 @@ from transformers import (
 from hf_domino.decoding import rollout as rollout_module
 from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw, choose
@@ -57,6 +58,17 @@ class Listening:
         return True
 
 
+class Remembering(OwnNoise):
+    """Keeps what it has drawn."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def like(self, scores):
+        self.drawn.append(super().like(scores))
+        return self.drawn[-1]
+
+
 def step_by_step(monkeypatch, *arguments):
     with monkeypatch.context() as patch:
         patch.setattr(rollout_module, "EXACT_POOL_SIZE", VOCAB_SIZE)
@@ -81,33 +93,38 @@ def test_it_is_the_one_step_by_step(monkeypatch, block, law, pool_size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
-def test_proposals_are_drawn_from_the_scores_that_are_told(monkeypatch, block, law):
+@pytest.mark.parametrize("is_own", [False, True], ids=["shared noise", "own noise"])
+def test_proposals_are_drawn_from_the_corrected_law(monkeypatch, block, law, is_own):
     drafter, target, hidden, prefixes = block
-    law, noise, listening = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block), Listening()
+    law, shared, own = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block), Remembering()
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
-    proposals = rollout(*block, law, noise, goes_on=listening)
-    assert all(candidates is None for _, candidates in listening.told)
-    all_scores = torch.stack([scores for scores, _ in listening.told], dim=1)
-    assert torch.equal(choose(all_scores, noise[:, :-1]), proposals)
-
+    listening = Listening()
+    proposals = rollout(*block, law, own if is_own else shared, goes_on=listening)
+    noise = torch.cat(own.drawn, dim=1) if is_own else shared[:, :-1]
     corrections = Corrections(drafter, target, hidden, prefixes.last()[:, 0])
     for index in range(hidden.shape[1]):
         if index:
             corrections.read(proposals[:, index - 1])
         logits = corrections.apply(index, target.logits(hidden)[:, index])
         expected = law.scores(prefixes, logits[:, None], proposals[:, :index])[:, 0]
-        torch.testing.assert_close(all_scores[:, index], expected, **SCORE_TOLERANCE)
+        assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
+        if is_own:  # nothing was guessed
+            scores, candidates = listening.told[index]
+            assert candidates is None
+            torch.testing.assert_close(scores, expected, **SCORE_TOLERANCE)
+    assert len(listening.told) == proposals.shape[1] == hidden.shape[1]
 
 
 @torch.no_grad()
-def test_proposals_of_a_pool_are_drawn_with_the_noise_of_its_tokens(block):
-    law, noise, listening = TokenLaw(LogitsProcessorList()), exponential(block), Listening()
+@pytest.mark.parametrize("is_own", [False, True], ids=["shared noise", "own noise"])
+def test_proposals_of_a_pool_are_drawn_from_what_is_told(block, is_own):
+    law, shared, own, listening = TokenLaw(LogitsProcessorList()), exponential(block), Remembering(), Listening()
     block[0].config.draft_pool_size = 20
-    proposals = rollout(*block, law, noise, goes_on=listening)
+    proposals = rollout(*block, law, own if is_own else shared, goes_on=listening)
     assert len(listening.told) == proposals.shape[1] == block[2].shape[1]
     for index, (scores, candidates) in enumerate(listening.told):
         assert scores.shape == candidates.shape == (3, 20)
-        drawn = choose(scores, noise[:, index].gather(1, candidates))
+        drawn = choose(scores, own.drawn[index] if is_own else shared[:, index].gather(1, candidates))
         assert torch.equal(candidates.gather(1, drawn[:, None])[:, 0], proposals[:, index])
 
 

@@ -55,7 +55,7 @@ def faults(truth: list[list[int]], vocab_size: int) -> Iterator[None]:
         proposals = propose(self, prefixes, *args, **kwargs)
         count = proposals.shape[1]
         for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
-            fault = (3 * rounds[row] + row) % (self.drafter.config.num_draft_tokens + 1)
+            fault = (row - rounds[row]) % (self.drafter.config.num_draft_tokens + 1)
             rounds[row] += 1
             right = torch.tensor(truth[row][start : start + min(count, fault + 1)])
             proposals[index, : len(right)] = right

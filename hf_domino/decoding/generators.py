@@ -47,17 +47,19 @@ class CallGenerator:
     def __init__(self, device: torch.device, is_watching: bool = True):
         self.generator, self._is_watching = torch.Generator(device), is_watching
         self._default = default_generator(device)
+        self._is_owing = False
         with _lock:
-            self._is_owing = self._default is not None and self._default not in _borrowed
-            if self._default is None or not self._is_owing:
-                source = (self._default or torch.default_generator).get_state()
-                self.generator.manual_seed(_seed(source, next(_seeds)))
-                return
-            _borrowed.add(self._default)
-            start = self._default.get_state()
-            self.generator.set_state(start)
-            self._default.manual_seed(_seed(start))
-            self._left_at = self._default.get_state()
+            if self._default is None:  # a seed from the CPU's, so that `torch.manual_seed` repeats the text
+                self.generator.manual_seed(int(torch.randint(2**62, ())))
+            elif self._default in _borrowed:
+                self.generator.manual_seed(_seed(self._default.get_state(), next(_seeds)))
+            else:
+                self._is_owing = True
+                _borrowed.add(self._default)
+                start = self._default.get_state()
+                self.generator.set_state(start)
+                self._default.manual_seed(_seed(start))
+                self._left_at = self._default.get_state()
 
     def give_back(self, state: torch.Tensor) -> None:
         """Set the default generator to this state, if it is owed one."""

@@ -28,7 +28,7 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.verification import CoupledRule, judge
+from hf_domino.decoding.verification import CoupledRule, Judge, judge
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import recognise
 from hf_domino.stats import DecodingStats, PhaseTimer, hand_out, record_stats
@@ -80,16 +80,12 @@ def assisted_decoding(
     is_static = generation_config.cache_implementation == "static"
     reads_confidence = input_ids.device.type == "cpu" and not is_static
     parts = make_static(input_ids, runner, session, law, generation_config) if is_static else (runner, session, judge)
-    runner, session, judging = parts
-    do_sample, config = bool(generation_config.do_sample), drafter.config
-    is_residual = do_sample and config.acceptance_rule == "residual"
-    rule = ResidualRule(law, config.draft_law != "greedy") if is_residual else CoupledRule(law, do_sample, judging)
+    do_sample = bool(generation_config.do_sample)
     generation = _Generation(
-        runner,
-        session,
+        *parts[:2],
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer, law.stops),
         law=law,
-        rule=rule,
+        rule=_rule(drafter, law, do_sample, parts[2]),
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
@@ -100,6 +96,13 @@ def assisted_decoding(
     generation.finish_stats(time.perf_counter() - start)
     record_stats(drafter, stats)
     return generation.result(drafter, batch_size, generation_config.return_dict_in_generate, has_gap)
+
+
+def _rule(drafter: DominoDraftModel, law: TokenLaw, do_sample: bool, judge: Judge) -> CoupledRule | ResidualRule:
+    """What accepts drafts, by the drafter's configuration where the target samples."""
+    if do_sample and drafter.config.acceptance_rule == "residual":
+        return ResidualRule(law, draws_drafts=drafter.config.draft_law != "greedy")
+    return CoupledRule(law, do_sample, judge)
 
 
 @dataclass

@@ -106,7 +106,7 @@ class CommittedSequences:
             self._ids[row, start : start + count] = new
             for outputs, source in ((self._scores, scores), (self._logits, logits)):
                 if self._wants("output_scores" if outputs is self._scores else "output_logits"):
-                    outputs[row] += list(source[index, :count].clone())
+                    outputs[row] += list(source[index, :count].to(torch.float32, copy=True))
             kept.append(self._keep(row, values[index][:count]))
             self._lengths[row] = start + kept[-1]
             for outputs in (self._scores, self._logits):

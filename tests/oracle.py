@@ -27,12 +27,12 @@ def oracle(target: PreTrainedModel, prompt: torch.Tensor, accuracy: float, **gen
     draws, propose = random.Random(0), drafting.DraftSession.propose
 
     def propose_truth(self, prefixes, *args, **kwargs):
-        proposal = propose(self, prefixes, *args, **kwargs)
+        proposals = propose(self, prefixes, *args, **kwargs)
         for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
-            for k in range(proposal.shape[1]):
+            for k in range(proposals.shape[1]):
                 if start + k < len(truth[row]) and draws.random() < accuracy:
-                    proposal[index, k] = truth[row][start + k]
-        return proposal
+                    proposals[index, k] = truth[row][start + k]
+        return proposals
 
     drafting.DraftSession.propose = propose_truth
     try:
@@ -52,16 +52,16 @@ def faults(truth: list[list[int]], vocab_size: int) -> Iterator[None]:
     propose, rounds = drafting.DraftSession.propose, [0] * len(truth)
 
     def propose_faulty(self, prefixes, *args, **kwargs):
-        proposal = propose(self, prefixes, *args, **kwargs)
-        count = proposal.shape[1]
+        proposals = propose(self, prefixes, *args, **kwargs)
+        count = proposals.shape[1]
         for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
             fault = (row - rounds[row]) % (self.drafter.config.num_draft_tokens + 1)
             rounds[row] += 1
             right = torch.tensor(truth[row][start : start + min(count, fault + 1)])
-            proposal[index, : len(right)] = right
+            proposals[index, : len(right)] = right
             if fault < len(right):
-                proposal[index, fault] = (right[fault] + 1) % vocab_size
-        return proposal
+                proposals[index, fault] = (right[fault] + 1) % vocab_size
+        return proposals
 
     drafting.DraftSession.propose = propose_faulty
     try:

@@ -1,5 +1,7 @@
 """`DominoConfig`: ranges, conventions, and what `for_target` makes of many kinds of target."""
 
+import json
+
 import pytest
 from transformers import (
     ArceeConfig,
@@ -20,7 +22,7 @@ from transformers import (
     T5Config,
 )
 
-from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino import DominoConfig, DominoDraftModel, configuration
 from hf_domino.configuration import default_target_layer_ids
 
 
@@ -34,6 +36,8 @@ from hf_domino.configuration import default_target_layer_ids
         ({"target_layer_ids": [1, 1]}, r"target_layer_ids must be unique"),
         ({"target_layer_ids": []}, r"target_layer_ids must be unique"),
         ({"mask_token_id": 151936}, r"mask_token_id must be in \[0, 151935\]"),
+        ({"acceptance_rule": "typical"}, r"acceptance_rule must be one of \('coupled', 'residual'\), got 'typical'"),
+        ({"draft_law": "beam"}, r"draft_law must be one of \('sampled', 'greedy'\), got 'beam'"),
         ({"projector_type": "dspark"}, r"projector_type must be one of \('domino', 'dflash'\), got 'dspark'"),
         ({"num_key_value_heads": 5}, r"num_attention_heads must be a multiple of num_key_value_heads=5, got 32"),
         ({"head_dim": 7}, r"head_dim must be even"),
@@ -117,6 +121,42 @@ def test_the_mask_token(tiny_tokenizer):
 def test_encoder_decoder_targets_are_refused():
     with pytest.raises(ValueError, match=r"is_encoder_decoder must be False, got True \(t5\)"):
         DominoConfig.for_target(T5Config())
+
+
+def test_the_acceptance_rule_is_kept(tmp_path):
+    assert DominoConfig().acceptance_rule == "coupled"
+    DominoConfig(acceptance_rule="residual", draft_law="greedy").save_pretrained(tmp_path)
+    config = DominoConfig.from_pretrained(tmp_path)
+    assert (config.acceptance_rule, config.draft_law) == ("residual", "greedy")
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """What is warned of, each once."""
+    found = []
+    monkeypatch.setattr(configuration.logger, "warning", lambda *arguments: found.append(arguments[0] % arguments[1:]))
+    type(configuration.logger).warning_once.cache_clear()
+    yield found
+    type(configuration.logger).warning_once.cache_clear()
+
+
+@pytest.mark.parametrize(("draft_law", "num_warnings"), [("sampled", 0), ("greedy", 1)])
+def test_configurations_from_before_the_acceptance_rule(tmp_path, warnings, draft_law, num_warnings):
+    DominoConfig(draft_law="sampled").save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    del fields["acceptance_rule"]
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"draft_law": draft_law}))
+    for _ in range(2):
+        config = DominoConfig.from_pretrained(tmp_path)
+        assert (config.acceptance_rule, config.draft_law) == ("coupled", draft_law)
+        config.check()
+    ignored = "draft_law='greedy' is for acceptance_rule='residual' and ignored under 'coupled'."
+    assert warnings == [ignored] * num_warnings
+
+
+def test_a_greedy_draft_law_under_the_residual_rule_needs_no_warning(warnings):
+    DominoConfig(acceptance_rule="residual", draft_law="greedy")
+    assert warnings == []
 
 
 def test_a_target_is_no_drafter(saved_pair):

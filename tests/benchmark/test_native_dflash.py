@@ -40,9 +40,9 @@ def our_drafts(monkeypatch):
     original = DraftSession.propose
 
     def propose(self, *args, **kwargs):
-        proposal = original(self, *args, **kwargs)
-        rounds.append(proposal.tokens[0].tolist())
-        return proposal
+        proposals = original(self, *args, **kwargs)
+        rounds.append(proposals[0].tolist())
+        return proposals
 
     monkeypatch.setattr(DraftSession, "propose", propose)
     return rounds

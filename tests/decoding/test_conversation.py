@@ -25,9 +25,9 @@ def proposals(monkeypatch):
     seen, propose = [], drafting.DraftSession.propose
 
     def record(self, *args, **kwargs):
-        proposal = propose(self, *args, **kwargs)
-        seen.append(proposal.tokens[0].tolist())
-        return proposal
+        proposals = propose(self, *args, **kwargs)
+        seen.append(proposals[0].tolist())
+        return proposals
 
     monkeypatch.setattr(drafting.DraftSession, "propose", record)
     return seen

@@ -26,10 +26,10 @@ def rounds(monkeypatch):
     seen, propose = [], drafting.DraftSession.propose
 
     def record(self, prefixes, *args, **kwargs):
-        proposal = propose(self, prefixes, *args, **kwargs)
+        proposals = propose(self, prefixes, *args, **kwargs)
         for index, (row, length) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
-            seen.append((row, prefixes.ids[index, :length].clone(), proposal.tokens[index].tolist()))
-        return proposal
+            seen.append((row, prefixes.ids[index, :length].clone(), proposals[index].tolist()))
+        return proposals
 
     monkeypatch.setattr(drafting.DraftSession, "propose", record)
     return seen

@@ -14,18 +14,6 @@ from hf_domino.target import TargetModel
 TOLERANCE = 1e-5  # fp32 sums of a few dozen terms, in another order
 
 
-class RecordingLaw(TokenLaw):
-    """Greedy, and remembers the logits it chose from."""
-
-    def __init__(self):
-        super().__init__(LogitsProcessorList(), do_sample=False)
-        self.seen = []
-
-    def choose(self, scores, noise=None):
-        self.seen.append(scores)
-        return super().choose(scores, noise)
-
-
 @pytest.mark.parametrize("shift_label", [True, False])
 @pytest.mark.parametrize("pure_draft_prefix_len", [0, 2])
 @pytest.mark.parametrize("draft_pool_size", [None, 12])
@@ -36,20 +24,26 @@ def test_drafts_equal_an_independent_rederivation(
     target = request.getfixturevalue(target_name)
     conventions = {"shift_label": shift_label, "pure_draft_prefix_len": pure_draft_prefix_len}
     drafter = build_drafter(target, **conventions, draft_pool_size=draft_pool_size)
-    view, law = TargetModel(target, drafter.config), RecordingLaw()
-    session, rederived = DraftSession(drafter, view, law), Rederived(drafter, target)
+    view, seen = TargetModel(target, drafter.config), {}
+    session = DraftSession(drafter, view, TokenLaw(LogitsProcessorList()))
+    rederived = Rederived(drafter, target)
+
+    def goes_on(index, scores, candidates):
+        seen[index] = scores[0]
+        return True
+
     ids = torch.randint(4, 64, (21,))
     with torch.no_grad():
         for stop in (9, 10, 14, 20):  # context arrives in pieces, as it does in rounds
             num_seen = sum(session._cache.lengths) + sum(session._new_counts if session._captured else [])
             captured = view.captured(target(ids[None, :stop], **view.capture_kwargs()))
             session.observe(tuple(states[:, num_seen:] for states in captured), torch.arange(num_seen, stop)[None])
-            law.seen.clear()
-            proposal = session.propose(Prefixes.of(ids[None, : stop + 1]))
+            seen.clear()
+            proposals = session.propose(Prefixes.of(ids[None, : stop + 1]), goes_on=goes_on)
             tokens, logits = rederived.draft(ids[: stop + 1])
-            seen = torch.cat([scores.view(1, -1) for scores in law.seen])
+            scores = torch.stack([seen[index] for index in range(drafter.config.num_draft_tokens)])
             if draft_pool_size:  # in an order of its own
-                seen, logits = (values.sort(descending=True).values for values in (seen, logits))
-            torch.testing.assert_close(seen, logits[:, : seen.shape[1]], atol=TOLERANCE, rtol=TOLERANCE)
-            assert proposal.tokens[0].tolist() == tokens.tolist()
-            assert proposal.tokens.shape[1] == drafter.config.num_draft_tokens
+                scores, logits = (values.sort(descending=True).values for values in (scores, logits))
+            torch.testing.assert_close(scores, logits[:, : scores.shape[1]], atol=TOLERANCE, rtol=TOLERANCE)
+            assert proposals[0].tolist() == tokens.tolist()
+            assert proposals.shape[1] == drafter.config.num_draft_tokens

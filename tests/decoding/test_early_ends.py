@@ -1,4 +1,4 @@
-"""Blocks that end early keep the law: what was told of a guess that missed is taken back."""
+"""Blocks that end early keep the text or the law, and know their proposals: a guess that missed is taken back."""
 
 from types import SimpleNamespace
 
@@ -9,17 +9,21 @@ from scipy.stats import chisquare
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding import rollout as rollout_module
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.pacing.estimates import LEAST_COST, Acceptance, RoundCost
 from hf_domino.decoding.pacing.pacer import ConfidentBlock
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.residual import ResidualRule
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.verification import verify
+from hf_domino.decoding.verification import CoupledRule
 from hf_domino.target import TargetModel
 
 NEVER = -30.0
 ANY, EITHER, FIRST = torch.zeros(4), torch.tensor([0.0, 0, NEVER, NEVER]), torch.tensor([0.0, -9, NEVER, NEVER])
 MIN_P_VALUE = 1e-4
+NUM_TOKENS, NUM_TEXTS = 6, 100
+LAW = TokenLaw(LogitsProcessorList())
 
 
 def law_of(index, last):
@@ -40,50 +44,91 @@ class TableHead:
         del self.tokens[num_proposals + 1 :]
 
     def apply(self, index, base_logits):
-        return law_of(index, self.tokens[index])[self.candidates[:, index]]
+        law = law_of(index, self.tokens[index])
+        return law[None] if self.candidates is None else law[self.candidates[:, index]]
 
     def apply_to_all(self, base_logits):
         return torch.stack([law_of(index, self.tokens[index]) for index in range(base_logits.shape[1])])[None]
 
 
-@torch.no_grad()
-def test_where_the_pool_misses_the_law_is_kept(monkeypatch):
-    """Drafts come from the target's own law, so whatever is committed third must be either of two, equally often."""
+@pytest.fixture
+def small_pools(monkeypatch):
+    """Guesses among two tokens of four, corrected by the table."""
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 2)
     monkeypatch.setattr(rollout_module, "Corrections", TableHead)
+
+
+def run_round(rule, goes_on):
+    """One round behind the text `[0]`, by drafts of the target's own law: what is proposed and what is committed."""
     drafter = SimpleNamespace(has_correction_head=True, config=SimpleNamespace(draft_pool_size=None))
     base_logits = torch.tensor([1.0, 0.9, 0.0, 0.0]).expand(1, 5, 4).clone()
-    target, law = SimpleNamespace(logits=lambda hidden: hidden), TokenLaw(LogitsProcessorList(), do_sample=True)
-    counts = [0, 0]
+    target, prefixes = SimpleNamespace(logits=lambda hidden: hidden), Prefixes.of(torch.tensor([[0]]))
+    rule.begin(prefixes, 4)
+    rule.begin_round(prefixes, 5)
+    goes_on = rule.listener(goes_on)
+    proposals = rollout(drafter, target, base_logits, prefixes, LAW, rule.draft_noise, goes_on=goes_on)
+    tokens = [0, *proposals[0].tolist()]
+    logits = torch.stack([law_of(index, last) for index, last in enumerate(tokens)])[None]
+    count, *tokens = rule.judge(prefixes, proposals, logits).outcome[0].tolist()
+    return proposals.shape[1], tokens[:count]
+
+
+@torch.no_grad()
+@pytest.mark.usefixtures("small_pools")
+def test_under_the_residual_rule_no_block_changes_the_law():
+    """Drafts come from the target's own law, so whatever is committed third must be either of two, equally often."""
+    rule, counts = ResidualRule(LAW, draws_drafts=True), [0, 0]
     for _ in range(2000):
         block = ConfidentBlock(Acceptance(), price=0.035, num_rows=1)
-        prefixes = Prefixes.of(torch.tensor([[0]]))
-        proposal = rollout(drafter, target, base_logits, prefixes, law, goes_on=block.goes_on)
-        assert block.length == proposal.tokens.shape[1]
-        tokens = [0, *proposal.tokens[0].tolist()]
-        scores = torch.stack([law_of(index, last) for index, last in enumerate(tokens)])[None]
-        outcome = verify(proposal, scores, do_sample=True)
-        committed = [*tokens[1 : int(outcome.num_accepted) + 1], int(outcome.bonus)]
+        num_proposed, committed = run_round(rule, block.goes_on)
+        assert block.length == num_proposed
         while len(committed) < 3:
-            committed.append(int(law.choose(law_of(len(committed), committed[-1]))))
+            committed.append(int(law_of(len(committed), committed[-1]).softmax(0).multinomial(1)))
         counts[committed[2]] += 1
     assert chisquare(counts).pvalue > MIN_P_VALUE, counts
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("small_pools")
+def test_under_the_coupled_rule_no_block_changes_the_text():
+    """The pool misses what is corrected, so that guesses are taken back."""
+    lengths = set()
+    for seed in range(NUM_TEXTS):
+        torch.manual_seed(seed)
+        plain = [0]
+        while len(plain) <= NUM_TOKENS:
+            plain.append(int(law_of(len(plain) - 1, plain[-1]).softmax(0).multinomial(1)))
+        for price in (None, 0.035, 0.5):
+            torch.manual_seed(seed)
+            rule, block = CoupledRule(LAW, do_sample=True), ConfidentBlock(Acceptance(), price or 0.0, num_rows=1)
+            num_proposed, committed = run_round(rule, None if price is None else block.goes_on)
+            lengths.add((price, num_proposed))
+            assert committed == plain[1 : num_proposed + 2]  # the drafts are the target's own: none is rejected
+            while len(committed) < NUM_TOKENS:
+                text = Prefixes.of(torch.tensor([[0, *committed]]))
+                rule.begin_round(text, 0)
+                scores = law_of(len(committed), committed[-1])[None, None]
+                committed.append(int(rule.choose(0, text.ids[:, :0], scores)))
+            rule.end(NUM_TOKENS)
+            assert committed == plain[1:]
+    assert (None, 5) in lengths
+    assert len(lengths) > 4, lengths  # blocks did end early
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("draft_pool_size", [None, 3])
-@pytest.mark.parametrize("do_sample", [True, False])
-def test_a_block_knows_the_proposals_that_were_made(monkeypatch, tiny_qwen3, draft_pool_size, do_sample):
+@pytest.mark.parametrize("noise", [None, OwnNoise(), "shared"], ids=["greedy", "own", "shared"])
+def test_a_block_knows_the_proposals_that_were_made(monkeypatch, tiny_qwen3, draft_pool_size, noise):
     drafter = build_drafter(tiny_qwen3, draft_pool_size=draft_pool_size, block_size=9)
     torch.nn.init.normal_(drafter.embed_proj[2].weight, std=2.0)
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 3)
-    target, law = TargetModel(tiny_qwen3, drafter.config), TokenLaw(LogitsProcessorList(), do_sample)
-    lengths = set()
+    target, lengths = TargetModel(tiny_qwen3, drafter.config), set()
     for _ in range(30):
         hidden, prefixes = torch.randn(2, 9, 32), Prefixes.of(torch.randint(4, VOCAB_SIZE, (2, 5)))
         block = ConfidentBlock(Acceptance(), price=0.2, num_rows=2)
-        proposal = rollout(drafter, target, hidden, prefixes, law, goes_on=block.goes_on)
-        assert block.length == proposal.tokens.shape[1]
+        drawn_with = torch.empty(2, 9, VOCAB_SIZE).exponential_() if noise == "shared" else noise
+        proposals = rollout(drafter, target, hidden, prefixes, LAW, drawn_with, goes_on=block.goes_on)
+        assert block.length == proposals.shape[1]
         assert [len(kinds) for kinds in block.kinds()] == [block.length] * 2
         lengths.add(block.length)
     assert len(lengths) > 2

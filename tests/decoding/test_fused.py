@@ -3,7 +3,7 @@
 import pytest
 import torch
 from builders import VOCAB_SIZE, build_drafter
-from transformers import LogitsProcessorList, TemperatureLogitsWarper
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 import domino_kernels
 from hf_domino.decoding.correcting import fused
@@ -15,7 +15,7 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target import TargetModel
 
 pytest.importorskip("triton")
-GREEDY = TokenLaw(LogitsProcessorList(), do_sample=False)
+GREEDY = TokenLaw(LogitsProcessorList())
 
 
 def make(target, **overrides):
@@ -37,9 +37,7 @@ def test_proposals_are_equal(tiny_qwen3, pool_size, overrides):
     block = make(tiny_qwen3, draft_pool_size=pool_size, **overrides)
     expected = rollout(*block, GREEDY)
     with domino_kernels.use_backend("triton"):
-        proposal = rollout(*block, GREEDY)
-    assert torch.equal(proposal.tokens, expected.tokens)
-    assert proposal.scores is None
+        assert torch.equal(rollout(*block, GREEDY), expected)
 
 
 @torch.no_grad()
@@ -78,14 +76,26 @@ def test_output_is_that_of_the_target_alone(tiny_qwen3, tiny_drafter, monkeypatc
     assert torch.equal(output, tiny_qwen3.generate(prompt, **arguments))
 
 
-def test_only_plain_greedy_choices_fit(tiny_qwen3):
+@torch.no_grad()
+def test_drawn_proposals_are_equal(tiny_qwen3):
+    block, noise = make(tiny_qwen3, draft_pool_size=5), torch.empty(2, 6, VOCAB_SIZE).exponential_()
+    law = TokenLaw(LogitsProcessorList([TemperatureLogitsWarper(0.5)]))
+    expected = rollout(*block, law, noise)
+    with domino_kernels.use_backend("triton"):
+        assert fits_kernels(block[0], law, noise, noise)
+        assert torch.equal(rollout(*block, law, noise), expected)
+
+
+def test_only_plain_choices_fit(tiny_qwen3):
     drafter, logits = build_drafter(tiny_qwen3), torch.zeros(1, 5, VOCAB_SIZE)
     assert not fits_kernels(drafter, GREEDY, logits)  # on a CPU
-    warped = TokenLaw(LogitsProcessorList([TemperatureLogitsWarper(0.5)]), do_sample=False)
+    warped = TokenLaw(LogitsProcessorList([TemperatureLogitsWarper(0.5)]))
     with domino_kernels.use_backend("triton"):
         assert fits_kernels(drafter, GREEDY, logits)
         assert not fits_kernels(drafter, warped, logits)
-        assert not fits_kernels(drafter, TokenLaw(LogitsProcessorList(), do_sample=True), logits)
+        assert fits_kernels(drafter, GREEDY, logits, torch.ones_like(logits))
+        top_k = TokenLaw(LogitsProcessorList([TemperatureLogitsWarper(0.5), TopKLogitsWarper(5)]))
+        assert not fits_kernels(drafter, top_k, logits, torch.ones_like(logits))
         assert not fits_kernels(build_drafter(tiny_qwen3, projector_type="dflash"), GREEDY, logits)
 
 

@@ -1,4 +1,4 @@
-"""Random calls of `generate`: prompts, padding, budgets, end-of-text tokens, processors, drafters. Never a mismatch."""
+"""Random calls of `generate`: prompts, budgets, end-of-text tokens, processors, seeds, drafters. Never a mismatch."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ PROCESSORS = [
     {"encoder_repetition_penalty": 1.3, "encoder_no_repeat_ngram_size": 2},
     {"forced_eos_token_id": 5, "suppress_tokens": [*range(10, 20)], "begin_suppress_tokens": [5, 6, 7, 8]},
 ]
+DRAFTERS = [{}, {"block_size": 2}, {"block_size": 9}, {"projector_type": "dflash"}]
+DRAFTERS += [{"draft_pool_size": None}, {"draft_length": "adaptive"}]
 
 
 def merged(options: list[dict]) -> dict:
@@ -43,7 +45,8 @@ CALLS = st.fixed_dictionaries(
         "budget": st.one_of(st.integers(1, 10), st.integers(1, 50)),
         "end_of_text": st.one_of(st.none(), st.integers(4, VOCAB - 1)),
         "accuracy": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
-        "drafter": st.sampled_from([{}, {"block_size": 2}, {"block_size": 9}, {"projector_type": "dflash"}]),
+        "sampling": st.sampled_from([{}, {}, {"do_sample": True}, {"do_sample": True, "top_p": 0.9, "top_k": 0}]),
+        "drafter": st.sampled_from(DRAFTERS),
         "processors": st.lists(st.sampled_from(PROCESSORS), max_size=3).map(merged),
         "to_the_limit": st.booleans(),
         "seed": st.integers(0, 10_000),
@@ -73,12 +76,18 @@ def check(call, targets, make_drafter):
     prompt = dict(zip(("input_ids", "attention_mask"), left_padded(rows, PAD), strict=True))
     budget = LONGEST - longest if call["to_the_limit"] else call["budget"]
     options = {"do_sample": False, "max_new_tokens": budget, "pad_token_id": PAD} | call["processors"]
+    options |= call["sampling"]
     ends = {"eos_token_id": -1 if call["end_of_text"] is None else call["end_of_text"]}
+    torch.manual_seed(call["seed"])
     plain = target.generate(**prompt, **options, **ends)
+    left_at = torch.get_rng_state()
     drafter = make_drafter(target, **call["drafter"])
+    torch.manual_seed(call["seed"])
     with oracle(target, prompt["input_ids"], call["accuracy"], attention_mask=prompt["attention_mask"], **options):
+        torch.manual_seed(call["seed"])
         assisted = target.generate(**prompt, assistant_model=drafter, **options, **ends)
     assert torch.equal(assisted, plain)
+    assert torch.equal(torch.get_rng_state(), left_at)
 
 
 @settings(max_examples=CASES, derandomize=True, **MANNER)

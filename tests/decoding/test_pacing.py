@@ -232,12 +232,27 @@ def test_drafting_comes_back_when_the_text_gets_easy(pacer):
     assert lengths[-50:].count(8) >= 49
 
 
-def test_knowledge_is_kept_between_greedy_calls(tiny_qwen3, tiny_drafter):
+def test_knowledge_is_kept_between_calls_that_choose_alike(tiny_qwen3, tiny_drafter):
     tiny_drafter.config.draft_length = "adaptive"
     pacer = pacer_for(tiny_drafter, tiny_qwen3, 5, False, True)
     assert pacer_for(tiny_drafter, tiny_qwen3, 5, False, True) is pacer
     assert pacer_for(tiny_drafter, tiny_qwen3, 3, False, True) is not pacer  # shorter blocks cost less
-    assert pacer_for(tiny_drafter, tiny_qwen3, 5, True, True) is not pacer_for(tiny_drafter, tiny_qwen3, 5, True, True)
+    sampling = pacer_for(tiny_drafter, tiny_qwen3, 5, True, True)
+    assert pacer_for(tiny_drafter, tiny_qwen3, 5, True, True) is sampling is not pacer
+
+
+def test_the_residual_rule_learns_nothing_from_the_clock(tiny_qwen3, make_drafter):
+    """Nor from earlier calls: what it drafts changes the text, and a seed is to give the same one again."""
+    drafter = make_drafter(tiny_qwen3, draft_length="adaptive", acceptance_rule="residual")
+    pacers = [pacer_for(drafter, tiny_qwen3, 5, True, True) for _ in range(2)]
+    assert pacers[0] is not pacers[1]
+    assert not any(pacer._is_timed for pacer in pacers)
+    texts = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        options = {"do_sample": True, "max_new_tokens": 60, "eos_token_id": -1}
+        texts.append(tiny_qwen3.generate(torch.arange(5, 25)[None], assistant_model=drafter, **options))
+    assert torch.equal(*texts)
 
 
 @pytest.fixture
@@ -286,7 +301,7 @@ def test_drafts_after_single_steps_know_the_whole_prefix(tiny_qwen3, make_drafte
     drafts = {}
     for steps in (0, 5):
         view = TargetModel(tiny_qwen3, drafter.config)
-        session = DraftSession(drafter, view, TokenLaw(LogitsProcessorList(), do_sample=False))
+        session = DraftSession(drafter, view, TokenLaw(LogitsProcessorList()))
         ids = torch.arange(5, 25)[None]
         with torch.no_grad():
             captured = view.captured(tiny_qwen3(ids[:, :-1], **view.capture_kwargs()))
@@ -294,7 +309,7 @@ def test_drafts_after_single_steps_know_the_whole_prefix(tiny_qwen3, make_drafte
             session.observe(tuple(states[:, :first] for states in captured), torch.arange(first)[None])
             for step in range(first, first + steps):
                 session.observe_block(tuple(states[:, step : step + 1] for states in captured), [1])
-            drafts[steps] = session.propose(Prefixes.of(ids)).tokens.tolist()
+            drafts[steps] = session.propose(Prefixes.of(ids)).tolist()
     assert drafts[0] == drafts[5]
 
 

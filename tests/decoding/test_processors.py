@@ -113,7 +113,7 @@ def test_a_block_is_bit_for_bit_position_after_position(kind):
         logits = (3 * torch.randn(batch, num_positions, V)).to(draw.choice([torch.float32, torch.bfloat16]))
         logits[torch.rand(logits.shape) < 0.1 * (case % 3 == 0)] = -torch.inf
         untouched = logits.clone()
-        law = TokenLaw(processors, do_sample=True)
+        law = TokenLaw(processors)
         scores = law.scores(Prefixes(ids, lengths, list(range(batch))), logits, continuation)
         assert torch.equal(logits, untouched)
         for row, index in ((row, index) for row in range(batch) for index in range(num_positions)):
@@ -128,7 +128,7 @@ def test_candidates_fare_as_in_the_whole_vocabulary(kind):
     draw = random.Random(kind)
     for case in range(8):
         torch.manual_seed(case)
-        law = TokenLaw(LogitsProcessorList([KINDS[kind](draw, torch.randint(V, (2, 6)))]), do_sample=True)
+        law = TokenLaw(LogitsProcessorList([KINDS[kind](draw, torch.randint(V, (2, 6)))]))
         prefixes, base_logits = Prefixes(torch.randint(V, (2, 7)), [4, 7], [0, 1]), torch.randn(2, 4, V)
         pool, proposals = CandidatePool(base_logits, 7, law, prefixes), prefixes.ids[:, :0]
         for index in range(4):
@@ -148,12 +148,12 @@ def test_rounds_stay_on_the_fast_path(monkeypatch, tiny_qwen3, kind):
     drafter = build_drafter(tiny_qwen3)
     prefixes = Prefixes.of(torch.randint(4, V, (1, 9)))
     processor = KINDS[kind](random.Random(1), prefixes.ids)
-    law, hidden = TokenLaw(LogitsProcessorList([processor]), do_sample=True), torch.randn(1, 6, 32)
-    monkeypatch.setattr(rollout_module, "_choose_one_by_one", slow)
+    law, hidden = TokenLaw(LogitsProcessorList([processor])), torch.randn(1, 6, 32)
+    monkeypatch.setattr(rollout_module._Block, "choose_one_by_one", slow)
     monkeypatch.setattr(sampling_module, "one_by_one", slow)
     monkeypatch.setattr(type(processor), "__call__", lambda self, ids, scores: _prepared(self, scores))
-    proposal = rollout(drafter, TargetModel(tiny_qwen3, drafter.config), hidden, prefixes, law)
-    judge(law, prefixes, proposal, torch.randn(1, 7, VOCAB_SIZE))
+    proposals = rollout(drafter, TargetModel(tiny_qwen3, drafter.config), hidden, prefixes, law)
+    judge(law, prefixes, proposals, torch.randn(1, 7, VOCAB_SIZE), None)
 
 
 def _prepared(processor, scores):
@@ -172,8 +172,8 @@ def test_what_is_forced_or_lifted_is_drafted_and_what_is_banned_is_not(tiny_qwen
     likely = target.logits(hidden).amax(dim=(0, 1)).topk(30).indices.tolist()
 
     def drafted(processor):
-        law = TokenLaw(LogitsProcessorList([processor]), do_sample=True)
-        return rollout(drafter, target, hidden, prefixes, law).tokens
+        law = TokenLaw(LogitsProcessorList([processor]))
+        return rollout(drafter, target, hidden, prefixes, law)
 
     assert drafted(hf.ForcedEOSTokenLogitsProcessor(12, [unlikely]))[:, 2].tolist() == [unlikely, unlikely]
     assert (drafted(hf.SequenceBiasLogitsProcessor([[[unlikely], 90.0]])) == unlikely).all()
@@ -184,7 +184,7 @@ def test_what_is_forced_or_lifted_is_drafted_and_what_is_banned_is_not(tiny_qwen
 
 def test_who_lifts_more_than_the_pool_holds_needs_the_vocabulary():
     def fits(processor, size=16):
-        return fits_pool(TokenLaw(LogitsProcessorList([hf.TemperatureLogitsWarper(0.5), processor]), True), size)
+        return fits_pool(TokenLaw(LogitsProcessorList([hf.TemperatureLogitsWarper(0.5), processor])), size)
 
     def pairs(count, bias):
         return hf.SequenceBiasLogitsProcessor([[[token, token + 1], bias] for token in range(count)])
@@ -206,9 +206,10 @@ def test_a_prompt_of_embeddings_has_no_tokens_to_look_at(tiny_qwen3, tiny_drafte
 
 
 @pytest.mark.parametrize("warper", [{"eta_cutoff": 0.02}, {"top_p": 0.9}], ids=str)
-def test_a_pool_whose_candidates_are_all_forbidden(tiny_qwen3, make_drafter, warper):
+@pytest.mark.parametrize("rule", ["coupled", "residual"])
+def test_a_pool_whose_candidates_are_all_forbidden(tiny_qwen3, make_drafter, warper, rule):
     ids = torch.randperm(60)[:40][None] + 4
-    drafter = make_drafter(tiny_qwen3, draft_pool_size=8)
+    drafter = make_drafter(tiny_qwen3, draft_pool_size=8, acceptance_rule=rule)
     options = {"do_sample": True, "no_repeat_ngram_size": 1, "max_new_tokens": 12, "eos_token_id": -1} | warper
     for seed in range(3):
         torch.manual_seed(seed)

@@ -15,9 +15,10 @@ from transformers import (
 from hf_domino.decoding import rollout as rollout_module
 from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.target import TargetModel
 
 SCORE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # fp32 sums in another order
@@ -39,6 +40,35 @@ def block(request, tiny_qwen3):
     return drafter, TargetModel(tiny_qwen3, drafter.config), hidden, prefixes
 
 
+def exponential(block):
+    """Noise to draw the proposals with, of a position more than there are."""
+    return torch.empty(3, block[2].shape[1] + 1, VOCAB_SIZE).exponential_()
+
+
+class Listening:
+    """Keeps what it was told last of each proposal."""
+
+    def __init__(self):
+        self.told = []
+
+    def __call__(self, index, scores, candidates):
+        assert index <= len(self.told)
+        del self.told[index:]
+        self.told.append((scores, candidates))
+        return True
+
+
+class Remembering(OwnNoise):
+    """Keeps what it has drawn."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def like(self, scores):
+        self.drawn.append(super().like(scores))
+        return self.drawn[-1]
+
+
 def step_by_step(monkeypatch, *arguments):
     with monkeypatch.context() as patch:
         patch.setattr(rollout_module, "EXACT_POOL_SIZE", VOCAB_SIZE)
@@ -48,44 +78,62 @@ def step_by_step(monkeypatch, *arguments):
 @torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("pool_size", [1, 3, 20])
-def test_greedy_is_the_one_step_by_step(monkeypatch, block, law, pool_size):
-    law = TokenLaw(LogitsProcessorList(LAWS[law]), do_sample=False)
-    expected = step_by_step(monkeypatch, *block, law)
+def test_it_is_the_one_step_by_step(monkeypatch, block, law, pool_size):
+    law = TokenLaw(LogitsProcessorList(LAWS[law]))
+    drafter, target, hidden, prefixes = block
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", pool_size)
-    assert torch.equal(rollout(*block, law).tokens, expected.tokens)
-    for row in range(3):
-        drafter, target, hidden, prefixes = block
-        alone = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
-        assert torch.equal(rollout(drafter, target, hidden[row : row + 1], alone, law).tokens[0], expected.tokens[row])
+    for noise in (None, exponential(block)):
+        expected = step_by_step(monkeypatch, *block, law, noise)
+        assert torch.equal(rollout(*block, law, noise), expected)
+        for row in range(3):
+            alone = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
+            own = None if noise is None else noise[row : row + 1]
+            assert torch.equal(rollout(drafter, target, hidden[row : row + 1], alone, law, own)[0], expected[row])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
-def test_what_is_drawn_is_drawn_from_the_scores_it_returns(monkeypatch, block, law):
+@pytest.mark.parametrize("is_own", [False, True], ids=["shared noise", "own noise"])
+def test_proposals_are_drawn_from_the_corrected_law(monkeypatch, block, law, is_own):
     drafter, target, hidden, prefixes = block
-    law = TokenLaw(LogitsProcessorList(LAWS[law]), do_sample=True)
+    law, shared, own = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block), Remembering()
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
-    torch.manual_seed(7)
-    proposal = rollout(*block, law)
-    torch.manual_seed(7)
-    noise = torch.empty_like(proposal.scores).exponential_()
-    assert torch.equal((proposal.scores.softmax(-1) / noise).argmax(-1), proposal.tokens)
-
+    listening = Listening()
+    proposals = rollout(*block, law, own if is_own else shared, goes_on=listening)
+    noise = torch.cat(own.drawn, dim=1) if is_own else shared[:, :-1]
     corrections = Corrections(drafter, target, hidden, prefixes.last()[:, 0])
     for index in range(hidden.shape[1]):
         if index:
-            corrections.read(proposal.tokens[:, index - 1])
+            corrections.read(proposals[:, index - 1])
         logits = corrections.apply(index, target.logits(hidden)[:, index])
-        expected = law.scores(prefixes, logits[:, None], proposal.tokens[:, :index])[:, 0]
-        torch.testing.assert_close(proposal.scores[:, index], expected, **SCORE_TOLERANCE)
+        expected = law.scores(prefixes, logits[:, None], proposals[:, :index])[:, 0]
+        assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
+        if is_own:  # nothing was guessed
+            scores, candidates = listening.told[index]
+            assert candidates is None
+            torch.testing.assert_close(scores, expected, **SCORE_TOLERANCE)
+    assert len(listening.told) == proposals.shape[1] == hidden.shape[1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("is_own", [False, True], ids=["shared noise", "own noise"])
+def test_proposals_of_a_pool_are_drawn_from_what_is_told(block, is_own):
+    law, shared, own, listening = TokenLaw(LogitsProcessorList()), exponential(block), Remembering(), Listening()
+    block[0].config.draft_pool_size = 20
+    proposals = rollout(*block, law, own if is_own else shared, goes_on=listening)
+    assert len(listening.told) == proposals.shape[1] == block[2].shape[1]
+    for index, (scores, candidates) in enumerate(listening.told):
+        assert scores.shape == candidates.shape == (3, 20)
+        drawn = choose(scores, own.drawn[index] if is_own else shared[:, index].gather(1, candidates))
+        assert torch.equal(candidates.gather(1, drawn[:, None])[:, 0], proposals[:, index])
 
 
 @torch.no_grad()
 def test_a_miss_of_the_pool_is_found(monkeypatch, block):
-    law = TokenLaw(LogitsProcessorList(), do_sample=False)
-    exact = step_by_step(monkeypatch, *block, law).tokens
+    law = TokenLaw(LogitsProcessorList())
+    exact = step_by_step(monkeypatch, *block, law)
     block[0].config.draft_pool_size = 1
-    assert not torch.equal(rollout(*block, law).tokens, exact), "the pool must miss here, or this file tests nothing"
+    assert not torch.equal(rollout(*block, law), exact), "the pool must miss here, or this file tests nothing"
 
 
 @torch.no_grad()
@@ -94,10 +142,10 @@ def test_a_miss_of_the_pool_is_found(monkeypatch, block):
 def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
     drafter, target, hidden, prefixes = block
     drafter.config.draft_pool_size = pool_size
-    law, table = TokenLaw(LogitsProcessorList(), do_sample=False), InputTable(drafter.prefix_gru, target, max_bytes)
+    law, table = TokenLaw(LogitsProcessorList()), InputTable(drafter.prefix_gru, target, max_bytes)
     for shift in range(3):  # rounds of one generation
         arguments = drafter, target, hidden.roll(shift, dims=1), prefixes, law
-        assert torch.equal(rollout(*arguments, table).tokens, rollout(*arguments).tokens)
+        assert torch.equal(rollout(*arguments, table=table), rollout(*arguments))
     assert 0 < table.num_bytes <= max_bytes
 
 
@@ -107,7 +155,7 @@ def test_processors_no_pool_can_stand_for_are_asked_step_by_step(monkeypatch, bl
         return [token for token in range(VOCAB_SIZE) if token not in ids]
 
     def proposed(processor):
-        return rollout(*block, TokenLaw(LogitsProcessorList([processor]), do_sample=False)).tokens
+        return rollout(*block, TokenLaw(LogitsProcessorList([processor])))
 
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
     tokens, prefixes = proposed(PrefixConstrainedLogitsProcessor(unseen, num_beams=1)), block[-1]

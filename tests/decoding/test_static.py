@@ -30,6 +30,8 @@ LAWS = {
     "penalty": {"repetition_penalty": 1.3},
     "n-grams": {"no_repeat_ngram_size": 3, "top_k": 10},
 }
+RULES = {"coupled": {}, "residual": {"acceptance_rule": "residual"}}
+RULES["greedy drafts"] = RULES["residual"] | {"draft_law": "greedy"}
 
 
 @pytest.fixture(params=["launched", "recorded"])
@@ -130,11 +132,11 @@ def test_a_processor_with_state_sees_each_position_once(target, stages, make_dra
     assert seen[0] == seen[1]
 
 
-@pytest.mark.parametrize("draft_law", ["sampled", "greedy"])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("law", LAWS)
-def test_draws_are_those_of_growing_rounds(target, stages, make_drafter, law, draft_law):
+def test_draws_are_those_of_growing_rounds(target, stages, make_drafter, law, rule):
     """The law itself is tested where rounds grow; here every draw is the same one."""
-    drafter, results, lengths = make_drafter(target, draft_law=draft_law), [], []
+    drafter, results, lengths = make_drafter(target, **RULES[rule]), [], []
     for options in ({}, STATIC, STATIC):
         torch.manual_seed(5)
         results.append(

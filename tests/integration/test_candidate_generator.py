@@ -15,7 +15,7 @@ PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
 
 def generator(target, drafter, **options):
     config = GenerationConfig(**({"max_length": 64, "do_sample": False} | options))
-    return DominoCandidateGenerator(drafter, target, config, LogitsProcessorList())
+    return DominoCandidateGenerator(drafter, target, config, LogitsProcessorList(), PROMPT.shape[1])
 
 
 def run_target(target, candidates, ids):
@@ -44,9 +44,38 @@ def test_candidates_follow_the_committed_tokens(tiny_qwen3, make_drafter, shift_
     assert scores is None  # greedy: drafts are certain
 
 
-def test_sampled_candidates_come_with_their_law(tiny_qwen3, tiny_drafter):
-    ids, candidates, scores = draft(tiny_qwen3, generator(tiny_qwen3, tiny_drafter, do_sample=True))
+def test_candidates_of_the_residual_rule_come_with_their_law(tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3, acceptance_rule="residual")
+    ids, candidates, scores = draft(tiny_qwen3, generator(tiny_qwen3, drafter, do_sample=True))
     assert scores.shape == (1, candidates.shape[1] - ids.shape[1], tiny_qwen3.config.vocab_size)
+    assert scores.gather(2, candidates[:, ids.shape[1] :, None]).isfinite().all()
+
+
+def test_greedy_candidates_of_the_residual_rule_are_certain(tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3, acceptance_rule="residual", draft_law="greedy")
+    assert draft(tiny_qwen3, generator(tiny_qwen3, drafter, do_sample=True))[2] is None
+
+
+def test_what_is_drawn_in_that_loop_is_forced(tiny_qwen3, tiny_drafter):
+    """A processor behind all others leaves one token, that of the step's noise; the scores are uncovered again."""
+    config, processors = GenerationConfig(max_length=64, do_sample=True), LogitsProcessorList()
+    steps, ids, forced = 2 * torch.randn(1, 4, 64), PROMPT, []
+    torch.manual_seed(3)
+    candidates = DominoCandidateGenerator(tiny_drafter, tiny_qwen3, config, processors, PROMPT.shape[1])
+    candidates.get_candidates(ids, is_first_iteration=True)
+    for step in range(4):
+        forced.append(processors(ids, steps[:, step].clone()))
+        assert forced[-1].isfinite().sum() == 1
+        ids = torch.cat((ids, forced[-1].argmax(dim=-1, keepdim=True)), dim=1)
+        candidates.update_candidate_strategy(ids, forced[-1][:, None], 0)
+        assert torch.equal(forced[-1], steps[:, step])
+        processors[0].begin_round(ids.shape[1], 3)  # more than one step ahead
+    del candidates
+    left_at = torch.get_rng_state()
+    torch.manual_seed(3)
+    drawn = [torch.multinomial(steps[:, step].softmax(-1), 1) for step in range(4)]
+    assert torch.equal(torch.cat((PROMPT, *drawn), dim=1), ids)
+    assert torch.equal(torch.get_rng_state(), left_at)
 
 
 @pytest.mark.parametrize(("max_length", "expected"), [(6, 0), (7, 0), (8, 1), (9, 2), (64, 6)])
@@ -55,7 +84,7 @@ def test_candidates_leave_room_for_the_bonus_token(tiny_qwen3, tiny_drafter, max
     candidates = generator(tiny_qwen3, tiny_drafter, max_length=max_length, do_sample=do_sample)
     ids, drafted, scores = draft(tiny_qwen3, candidates)
     assert drafted.shape[1] - ids.shape[1] == expected
-    assert (scores is not None) == (do_sample and expected > 0)
+    assert scores is None
 
 
 def test_candidates_end_before_end_of_text(tiny_qwen3, tiny_drafter):

@@ -66,16 +66,15 @@ def target(request):
 @contextlib.contextmanager
 def recorded_proposals():
     """The proposals of the calls inside, `[1, P]` each."""
-    proposals, propose = [], DraftSession.propose
+    rounds, propose = [], DraftSession.propose
 
     def record(self, *args, **kwargs):
-        proposal = propose(self, *args, **kwargs)
-        proposals.append(proposal.tokens)
-        return proposal
+        rounds.append(propose(self, *args, **kwargs))
+        return rounds[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DraftSession, "propose", record)
-        yield proposals
+        yield rounds
 
 
 class Recorder(BaseStreamer):

@@ -56,16 +56,18 @@ NOT_BUILT = {
 }
 
 
-def refusal_of(target, batch_size):
+def refusal_of(target, batch_size, do_sample):
     """None where a call is exact, and why it was refused where it was."""
     ids, mask = left_padded(PROMPTS[:batch_size])
-    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": NEW_TOKENS, "use_cache": True}
+    options = {"attention_mask": mask, "do_sample": do_sample, "max_new_tokens": NEW_TOKENS, "use_cache": True}
     options |= {"eos_token_id": -1, "pad_token_id": 0, "return_dict_in_generate": True, "output_scores": True}
+    torch.manual_seed(0)
     plain, forwards = target.generate(ids, **options), []
     handle = target.register_forward_pre_hook(lambda *args: forwards.append(args))
     try:
         drafter = build_drafter(target)
         with faults(plain.sequences.tolist(), VOCAB_SIZE):
+            torch.manual_seed(0)
             assisted = target.generate(ids, assistant_model=drafter, **options)
     except ValueError as error:
         assert not forwards
@@ -86,7 +88,13 @@ def test_exact_or_refused(model_type):
     if model_type in NOT_BUILT:
         pytest.skip(f"{model_type} of transformers {transformers.__version__}: {NOT_BUILT[model_type]}")
     target = build(model_type)
-    for batch_size, expected in ((1, REFUSED.get(model_type)), (3, (ALONE | REFUSED).get(model_type))):
-        refusal = refusal_of(target, batch_size)
+    alone, batched = REFUSED.get(model_type), (ALONE | REFUSED).get(model_type)
+    for batch_size, do_sample, expected in (
+        (1, False, alone),
+        (1, True, alone),
+        (3, False, batched),
+        (3, True, batched),
+    ):
+        refusal = refusal_of(target, batch_size, do_sample)
         assert (refusal is None) == (expected is None), refusal
         assert expected is None or expected in refusal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import gc
 import itertools
 import logging
 import threading
@@ -321,15 +322,20 @@ def test_a_call_that_breaks_off_has_drawn_what_is_committed(target, drafters, co
     for _ in range(num_steps):
         torch.empty(1, VOCAB_SIZE).exponential_()
     assert torch.equal(left, torch.get_rng_state())
-    assert not generators._borrowed
+    assert not generators._borrowers
 
 
 def test_an_attached_call_that_breaks_off(attached, drafters):
     """The generator is given back as soon as the exception is let go."""
     options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1, "streamer": BreakingStream()}
-    with pytest.raises(Interruption):
+    with pytest.raises(Interruption) as kept:
         sample(attached, prompt_of(1), options, drafters["pool 16"])
-    assert not generators._borrowed
+    options.pop("streamer")
+    outputs = [sample(attached, prompt_of(1), options, drafter) for drafter in (None, drafters["pool 16"])]
+    assert torch.equal(outputs[0][0], outputs[1][0])  # a seed was set: nothing is owed to the old call
+    del kept
+    gc.collect()
+    assert not generators._borrowers
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 _lock = threading.Lock()
-_borrowed: set[torch.Generator] = set()  # default generators that a call has copied
+_borrowers: dict[torch.Generator, CallGenerator] = {}  # by the default generator that a call has copied
 _seeds = itertools.count(1)
 
 
@@ -46,31 +46,42 @@ class CallGenerator:
 
     def __init__(self, device: torch.device, is_watching: bool = True):
         self.generator, self._is_watching = torch.Generator(device), is_watching
-        self._default = default_generator(device)
-        self._is_owing = False
+        self._default, self._thread = default_generator(device), threading.get_ident()
+        self._left_at = torch.empty(0)  # state of the default generator while it is borrowed
+        self._left_seed = 0
         with _lock:
             if self._default is None:  # a seed from the CPU's, so that `torch.manual_seed` repeats the text
                 self.generator.manual_seed(int(torch.randint(2**62, ())))
-            elif self._default in _borrowed:
-                self.generator.manual_seed(_seed(self._default.get_state(), next(_seeds)))
+            elif self._can_borrow(self._default):
+                self._borrow(self._default)
             else:
-                self._is_owing = True
-                _borrowed.add(self._default)
-                start = self._default.get_state()
-                self.generator.set_state(start)
-                self._default.manual_seed(_seed(start))
-                self._left_at = self._default.get_state()
+                self.generator.manual_seed(_seed(self._default.get_state(), next(_seeds)))
+
+    def _can_borrow(self, default: torch.Generator) -> bool:
+        """Whether no call has, or only one of this thread that was given up: since then it was seeded anew."""
+        other = _borrowers.get(default)
+        return other is None or (other._thread == self._thread and other._was_seeded(default))
+
+    def _borrow(self, default: torch.Generator) -> None:
+        _borrowers[default], start = self, default.get_state()
+        self.generator.set_state(start)
+        default.manual_seed(_seed(start))
+        self._left_at, self._left_seed = default.get_state(), default.initial_seed()
+
+    def _was_seeded(self, default: torch.Generator) -> bool:
+        return default.initial_seed() != self._left_seed
 
     def give_back(self, state: torch.Tensor) -> None:
-        """Set the default generator to this state, if it is owed one."""
-        if not self._is_owing:
-            return
-        assert self._default is not None
+        """Set the default generator to this state, if it is owed one; a seed it was given meanwhile stands."""
+        default = self._default
         with _lock:
-            self._is_owing = False
-            has_moved = not torch.equal(self._default.get_state(), self._left_at)
-            self._default.set_state(state)
-            _borrowed.discard(self._default)
+            if default is None or _borrowers.get(default) is not self:
+                return
+            del _borrowers[default]
+            if self._was_seeded(default):
+                return
+            has_moved = not torch.equal(default.get_state(), self._left_at)
+            default.set_state(state)
         if has_moved and self._is_watching:
             logger.warning_once(
                 "Something drew from torch's default generator while hf_domino generated: a logits processor, a "

@@ -2,7 +2,8 @@
 
 Domino (arXiv 2605.29707): proposal i is chosen from base_i + W2 SiLU(W_z z + W_s state), where the prefix state has
 read the anchor and the i proposals before. The GRU takes one step per token; the block is never run again. Proposals
-are chosen among the `draft_pool_size` likeliest tokens of each position where the draft law allows it, else among all.
+are chosen among the `draft_pool_size` likeliest tokens of each position, chance included, where the draft law allows
+it, else among all.
 
 Shapes: B batch, P proposals, R low rank, H hidden size, M candidates per position, V vocabulary.
 """
@@ -16,7 +17,7 @@ import torch
 
 from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.correcting.corrections import Corrections
-from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels, temperature_of
+from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
@@ -66,14 +67,14 @@ def rollout(
     size, anchors = drafter.config.draft_pool_size, prefixes.last()[:, 0]
     shared = None if isinstance(noise, OwnNoise) else noise
     if goes_on is None and shared is noise and fits_kernels(drafter, law, base_logits, shared):
-        temperature = temperature_of(law)
+        temperature = None if shared is None else law.temperature
         return choose_fused(drafter, target, draft_hidden, base_logits, anchors, noise=shared, temperature=temperature)
     pool, num_candidates = None, size or EXACT_POOL_SIZE
     # A guess can be checked where the check draws with its noise.
     can_check = shared is noise and not is_fixed
     is_guessing = fits_pool(law, num_candidates) and (can_check or size is not None)
     if is_guessing and num_candidates < base_logits.shape[2]:
-        pool = CandidatePool(base_logits, num_candidates, law, prefixes)
+        pool = CandidatePool(base_logits, num_candidates, law, prefixes, shared)
     if drafter.has_correction_head:
         candidates = None if pool is None else pool.token_ids
         block.corrections = Corrections(drafter, target, draft_hidden, anchors, candidates, table)

@@ -9,10 +9,16 @@ Shapes: B rows, N positions, M tokens behind the prefix, R positions of all rows
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PrefixConstrainedLogitsProcessor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PrefixConstrainedLogitsProcessor,
+    TemperatureLogitsWarper,
+)
 
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.effects import Banned, Effect
@@ -38,6 +44,12 @@ class TokenLaw:
     def effects(self) -> list[Effect]:
         """Those of its processors that touch a few tokens."""
         return [step for step in self._steps if isinstance(step, Effect)]
+
+    @property
+    def temperature(self) -> float:
+        """What its temperatures come to; 1 without any."""
+        warpers = (one for one in self.processors if type(one) is TemperatureLogitsWarper)
+        return math.prod(float(warper.temperature) for warper in warpers)
 
     @property
     def needs_prefix(self) -> bool:

@@ -12,7 +12,7 @@ from transformers import (
 
 from hf_domino.decoding.correcting.candidates import CandidatePool
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenLaw, choose
 
 VOCAB, SIZE = 40, 7
 
@@ -62,3 +62,15 @@ def test_the_candidates_are_the_likeliest(prefixes):
     pool = CandidatePool(logits, SIZE, TokenLaw(LogitsProcessorList()), prefixes)
     assert torch.equal(pool.token_ids, logits.topk(SIZE).indices)
     assert torch.equal(pool.logits, logits.topk(SIZE).values)
+
+
+def test_lucky_tokens_are_candidates():
+    """A draw can fall on any token that its noise favours enough, and on no other."""
+    torch.manual_seed(0)
+    logits, prefixes = 3 * torch.randn(1, 50, 400), Prefixes.of(torch.zeros(1, 2).long())
+    noise, law = torch.empty_like(logits).exponential_(), TokenLaw(LogitsProcessorList([TemperatureLogitsWarper(1.5)]))
+    drawn = choose(logits / 1.5, noise)
+    pools = [CandidatePool(logits, SIZE, law, prefixes, *extra).token_ids for extra in ((noise,), ())]
+    with_luck, without = ((pool == drawn[..., None]).any(dim=2) for pool in pools)
+    assert with_luck.all()
+    assert 0.1 < without.float().mean() < 0.9

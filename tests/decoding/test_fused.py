@@ -54,7 +54,8 @@ def test_draws_win_the_race(tiny_qwen3, pool_size, temperature):
         corrections.read(position)
     scores = corrections.apply_to_all(logits)
     if pool_size is not None:
-        outside = torch.ones_like(scores, dtype=torch.bool).scatter(2, logits.topk(pool_size).indices, False)
+        likely = (logits - noise.log().clamp_max(0.0)).topk(pool_size).indices  # what noise favours included
+        outside = torch.ones_like(scores, dtype=torch.bool).scatter(2, likely, False)
         scores = scores.masked_fill(outside, -torch.inf)
     probs = (scores / (temperature or 1.0)).softmax(dim=2)
     assert torch.equal(tokens, (probs / noise).argmax(dim=2))

@@ -25,7 +25,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def given_back():
     """A test that fails between two calls must not change those behind it."""
     yield
-    generators._borrowed.clear()
+    generators._borrowers.clear()
 
 
 def plain_noise(batch_size, num_steps):
@@ -240,6 +240,36 @@ def test_a_default_generator_that_was_moved_is_told_of_once(warned, is_watching)
     assert "default generator" in warned.text or not is_watching
 
 
+def test_a_seed_that_is_set_meanwhile_stands(warned):
+    call = CallGenerator(CPU)
+    state = call.generator.get_state()
+    torch.manual_seed(SEED)
+    expected = torch.get_rng_state()
+    call.give_back(state)
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert not warned.records
+
+
+@pytest.mark.parametrize("is_same_thread", [True, False])
+def test_what_a_call_that_was_given_up_still_owes(is_same_thread):
+    """A notebook keeps the traceback of a broken-off call: a new seed goes to the next call of its thread."""
+    given_up, made = CallGenerator(CPU), []
+    torch.manual_seed(SEED)
+    expected = torch.get_rng_state()
+    if is_same_thread:
+        made.append(CallGenerator(CPU))
+    else:
+        thread = threading.Thread(target=lambda: made.append(CallGenerator(CPU)))
+        thread.start()
+        thread.join()
+    assert torch.equal(made[0].generator.get_state(), expected) == is_same_thread
+    given_up.give_back(given_up.generator.get_state())
+    torch.empty(1, V).exponential_(generator=made[0].generator)
+    made[0].give_back(made[0].generator.get_state())
+    drawn = made[0].generator.get_state() if is_same_thread else expected
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
 def test_where_no_default_generator_tells_the_text(monkeypatch):
     """As on MPS: every call has other noise, and a seed repeats it."""
     monkeypatch.setattr(generators, "default_generator", lambda device: None)
@@ -250,6 +280,6 @@ def test_where_no_default_generator_tells_the_text(monkeypatch):
             noise = StepNoise(1, V, CPU)
             drawn.append(noise.ahead([0], [0], 2))
             noise.end(1)
-    assert not generators._borrowed
+    assert not generators._borrowers
     assert not torch.equal(drawn[0], drawn[1])
     assert torch.equal(torch.stack(drawn[:2]), torch.stack(drawn[2:]))

@@ -31,9 +31,17 @@ class CandidatePool:
         size (`int`): Candidates per position (M), the likeliest.
         law ([`TokenLaw`]): What drafts are chosen from, which must pass [`fits_pool`].
         prefixes ([`Prefixes`]): Tokens so far of the B rows.
+        noise (`torch.Tensor`, *optional*): What drafts are drawn with, `[B, P, V]` or of more positions.
     """
 
-    def __init__(self, base_logits: torch.Tensor, size: int, law: TokenLaw, prefixes: Prefixes):
+    def __init__(
+        self,
+        base_logits: torch.Tensor,
+        size: int,
+        law: TokenLaw,
+        prefixes: Prefixes,
+        noise: torch.Tensor | None = None,
+    ):
         self._law, self._prefixes, self._vocab_size = law, prefixes, base_logits.shape[2]
         likely = base_logits
         if lifting := [effect for effect in law.effects if effect.may_lift]:
@@ -43,6 +51,7 @@ class CandidatePool:
             for effect in lifting:
                 effect.foresee(foreseen, known)
             likely = foreseen.tensor.view_as(base_logits)
+        likely = with_luck(likely, noise, law.temperature)
         self.token_ids = likely.topk(size, dim=2).indices  # [B, P, M]
         self.logits = base_logits.gather(2, self.token_ids)
         self._ascending, self._order = self.token_ids.sort(dim=2)
@@ -59,6 +68,22 @@ class CandidatePool:
         own, index = partial(CandidateScores, vocab_size=self._vocab_size), proposals.shape[1]
         changeable = partial(own, token_ids=self._ascending[:, index], order=self._order[:, index])
         return self._law.process(logits, self._prefixes.along(proposals, 1), changeable)
+
+
+def with_luck(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
+    """Logits `[B, P, V]` whose largest are worth a closer look, where tokens are drawn with this noise.
+
+    An unlikely token can be drawn only if its noise favours it; what noise does not favour counts as it is, because
+    top-k and top-p go by the likely ones.
+
+    Args:
+        logits (`torch.Tensor`): `[B, P, V]`.
+        noise (`torch.Tensor`, *optional*): Standard exponential, `[B, P, V]` or of more positions; None for no draw.
+        temperature (`float`): To draw at.
+    """
+    if noise is None:
+        return logits
+    return logits.float() / temperature + noise[:, : logits.shape[1]].clamp_max(1.0).log().neg()
 
 
 def fits_pool(law: TokenLaw, size: int) -> bool:

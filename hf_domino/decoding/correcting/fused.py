@@ -8,7 +8,6 @@ Shapes: B batch, P proposals, H hidden size, V vocabulary, M candidates.
 
 from __future__ import annotations
 
-import math
 from typing import cast
 
 import torch
@@ -17,6 +16,7 @@ from transformers import TemperatureLogitsWarper
 
 from domino_kernels import correct_and_choose, runs_triton
 from domino_kernels.reference import add_noise
+from hf_domino.decoding.correcting.candidates import with_luck
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
@@ -37,11 +37,6 @@ def fits_kernels(
     if not (is_plain and drafter.has_correction_head):
         return False
     return runs_triton(base_logits) and base_logits.device == drafter.prefix_gru.weight_hh_l0.device
-
-
-def temperature_of(law: TokenLaw) -> float | None:
-    """What the processors of a law that fits come to; None for nothing."""
-    return math.prod(float(processor.temperature) for processor in law.processors) if law.processors else None
 
 
 def _is_temperature(processor: object) -> bool:
@@ -77,7 +72,8 @@ def choose_fused(
     up_weight, size = cast(nn.Linear, projection[2]).weight, drafter.config.draft_pool_size
     block_part, logits, candidates = projection.project_hidden(draft_hidden), base_logits, None
     if size is not None and size < base_logits.shape[2]:
-        logits, candidates = base_logits.topk(size, dim=2)  # [B, P, M], the likeliest first
+        candidates = with_luck(base_logits, noise, temperature or 1.0).topk(size, dim=2).indices  # [B, P, M]
+        logits = base_logits.gather(2, candidates)
     first = slice(drafter.config.pure_draft_prefix_len)
     uncorrected = _choose_uncorrected(logits[:, first], _at(candidates, first), _at(noise, first), temperature)
     tokens, state = [anchors], gru.initial_state(len(anchors))

@@ -9,7 +9,6 @@ Shapes: B rows, N positions, M tokens behind the prefix, R positions of all rows
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 
 import torch
@@ -48,8 +47,11 @@ class TokenLaw:
     @property
     def temperature(self) -> float:
         """What its temperatures come to; 1 without any."""
-        warpers = (one for one in self.processors if type(one) is TemperatureLogitsWarper)
-        return math.prod(float(warper.temperature) for warper in warpers)
+        product = 1.0
+        for one in self.processors:
+            if type(one) is TemperatureLogitsWarper:
+                product *= float(one.temperature)
+        return product
 
     @property
     def needs_prefix(self) -> bool:

@@ -15,7 +15,7 @@ import test_hybrids
 import torch
 from builders import VOCAB_SIZE, build_drafter, left_padded
 from oracle import faults
-from transformers import LogitsProcessor, StoppingCriteria, TextStreamer
+from transformers import LogitsProcessor, MaxLengthCriteria, StoppingCriteria, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
@@ -436,3 +436,39 @@ def test_on_a_gpu(target, law, batch_size, kind, end):
         assert text.tolist() == plain.tolist()
         assert torch.equal(torch.cuda.get_rng_state(), state)
     release_workspaces()
+
+
+class Spoiling(LogitsProcessor):
+    """Leaves no law from a length on."""
+
+    def __init__(self, length, value):
+        self.length, self.value = length, value
+
+    def __call__(self, input_ids, scores):
+        return torch.full_like(scores, self.value) if input_ids.shape[1] >= self.length else scores
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf, torch.inf])
+@pytest.mark.parametrize("num_new", [0, 5])
+def test_where_no_token_can_be_drawn_an_error_says_so(target, drafters, value, num_new):
+    """As in plain generation; behind the end of the text nobody asks."""
+    prompt = prompt_of(1)
+    length = prompt["input_ids"].shape[1] + num_new
+    options = {"do_sample": True, "eos_token_id": -1, "logits_processor": [Spoiling(length, value)]}
+    for drafter in (None, drafters["pool 16"]):
+        with pytest.raises(RuntimeError, match=r"probability tensor|No token can be drawn"):
+            sample(target, prompt, options | {"max_new_tokens": NEW_TOKENS}, drafter)
+    if num_new:
+        texts = [
+            sample(target, prompt, options | {"max_new_tokens": num_new}, drafter)[0]
+            for drafter in (None, drafters["pool 16"])
+        ]
+        assert torch.equal(*texts)
+
+
+def test_a_length_that_is_reached_already(target, drafters):
+    prompt, options = prompt_of(1), {"do_sample": True, "eos_token_id": -1, "max_new_tokens": NEW_TOKENS}
+    options["stopping_criteria"] = [MaxLengthCriteria(2)]
+    (plain, state), (text, left) = (sample(target, prompt, options, drafter) for drafter in (None, drafters["pool 16"]))
+    assert torch.equal(text, plain)
+    assert torch.equal(left, state)

@@ -28,7 +28,7 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.verification import CoupledRule, Judge, judge
+from hf_domino.decoding.verification import CoupledRule, Judge, check_drawn, judge
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import recognise
 from hf_domino.stats import DecodingStats, PhaseTimer, hand_out, record_stats
@@ -215,6 +215,7 @@ class _Generation:
         # One transfer for the whole round: everything the host must know.
         outcome = judgement.outcome.tolist()
         counts = [values[0] for values in outcome]
+        check_drawn(min(counts) > 0)
         for row, count in zip(self.rows, counts, strict=True):
             self.stats.rows[row].append(count)
         values = [values[1:] for values in outcome]

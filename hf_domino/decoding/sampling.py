@@ -167,4 +167,9 @@ def choose(scores: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Ten
         scores (`torch.Tensor`): `[..., V]` in fp32, or of candidates.
         noise (`torch.Tensor`, *optional*): Standard exponential, of the same shape.
     """
-    return scores.argmax(dim=-1) if noise is None else (scores.softmax(dim=-1) / noise).argmax(dim=-1)
+    return scores.argmax(dim=-1) if noise is None else race(scores, noise).indices
+
+
+def race(scores: torch.Tensor, noise: torch.Tensor) -> torch.return_types.max:
+    """Values and tokens `[...]` that win a draw; a value is NaN where there is no law to draw from."""
+    return (scores.softmax(dim=-1) / noise).max(dim=-1)

@@ -18,7 +18,7 @@ import torch
 from hf_domino.decoding.noise.steps import StepNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener
-from hf_domino.decoding.sampling import TokenLaw, choose
+from hf_domino.decoding.sampling import TokenLaw, choose, race
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Judgement:
     Args:
         scores (`torch.Tensor`): The target's processed scores `[R, P + 1, V]`.
         outcome (`torch.Tensor`): Per row how many tokens are committed, then the tokens, accepted proposals and the
-            bonus token: `[R, 1 + P + 1]` int64, where what stands behind the bonus token is anything. Everything the
-            host must know, to be read at once.
+            bonus token: `[R, 1 + P + 1]` int64, where what stands behind the bonus token is anything. A count of 0
+            says that a token could not be drawn. Everything the host must know, to be read at once.
     """
 
     scores: torch.Tensor
@@ -57,9 +57,27 @@ def judge(
         [`Judgement`]: Still on the device.
     """
     scores = law.scores(prefixes, logits, proposals)
-    chosen = choose(scores, noise)  # [R, P + 1]; up to the first difference these are the proposals
-    num_accepted = leading_run(proposals == chosen[:, :-1])
-    return Judgement(scores, torch.cat((num_accepted[:, None] + 1, chosen), dim=1))
+    # Up to the first difference these [R, P + 1] are the proposals.
+    values, chosen = (None, choose(scores)) if noise is None else race(scores, noise)
+    accepted = leading_run(proposals == chosen[:, :-1])[:, None]
+    counts = accepted + 1
+    if values is not None:  # what was drafted behind a text's end need not have a law
+        counts = counts * (values.isnan().cumsum(dim=1).gather(1, accepted) == 0)
+    return Judgement(scores, torch.cat((counts, chosen), dim=1))
+
+
+def check_drawn(is_drawn: bool) -> None:
+    """Raise as `torch.multinomial` does where there is no law to draw from.
+
+    Raises:
+        RuntimeError: If a token could not be drawn.
+    """
+    if not is_drawn:
+        raise RuntimeError(
+            "No token can be drawn: the target's processed scores are NaN or infinite, or all tokens are forbidden. "
+            "generate fails here without a drafter, too; look at the logits processors, or run the target in bfloat16 "
+            "or float32 if it overflows."
+        )
 
 
 def leading_run(accepted: torch.Tensor) -> torch.Tensor:
@@ -89,7 +107,7 @@ class CoupledRule:
         """The first token of all rows is about to be chosen."""
         if self._do_sample:
             self._prompt_length, longest = prefixes.lengths[0], self._law.stops.max_length
-            num_steps = None if longest is None else longest - self._prompt_length
+            num_steps = None if longest is None else max(longest - self._prompt_length, 1)
             self._steps = StepNoise(len(prefixes.rows), vocab_size, prefixes.ids.device, num_steps)
         self.begin_round(prefixes, 0)
 
@@ -123,7 +141,11 @@ class CoupledRule:
 
     def choose(self, index: int, proposals: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The token `[R, 1]` at one position of the round, from the target's processed scores `[R, 1, V]`."""
-        return choose(scores, None if self._noise is None else self._noise[:, index : index + 1])
+        if self._noise is None:
+            return choose(scores)
+        values, tokens = race(scores, self._noise[:, index : index + 1])
+        check_drawn(not bool(values.isnan().any()))
+        return tokens
 
     def end(self, num_steps: int) -> None:
         """The call ends; plain generation would have made this many steps by now."""

@@ -9,7 +9,8 @@ Shapes: B batch, T prompt tokens, N new tokens, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
-from hf_domino.decoding.noise.generators import default_generator
+from hf_domino.decoding.noise.generators import CallGenerator
 from hf_domino.decoding.processors.stock import STATELESS
 
 # Functions of the tokens alone: a replay can ask them again. Others may look at the clock or remember.
@@ -100,8 +101,7 @@ class Replay:
         laws = _CompareLaws(logits, start)
         follow = _Follow(sequences, laws, draws, again)
         device = sequences.device
-        devices = [device.index or 0] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        with _without_drawing(device), torch.no_grad():
             self.model._sample(
                 self.input_ids,
                 LogitsProcessorList([laws, *self.processors, follow]),
@@ -185,25 +185,32 @@ class _CompareLaws(LogitsProcessor):
         return scores
 
 
+@contextmanager
+def _without_drawing(device: torch.device) -> Iterator[None]:
+    """Leave the default generator as it is, whatever a processor draws, and to no other call the same numbers."""
+    call = CallGenerator(device, is_watching=False)
+    start = call.generator.get_state()
+    try:
+        yield
+    finally:
+        call.give_back(start)
+
+
 class Draws:
-    """The noise that plain generation draws with, step by step, from the default generator's state on.
+    """The noise that plain generation draws with, step by step.
 
     Args:
+        state (`torch.Tensor`): Of the generator before the first step.
         device (`torch.device`): Where tokens are drawn.
     """
 
-    def __init__(self, device: torch.device):
-        self._default, self._generator = default_generator(device), torch.Generator(device)
-        if self._default is not None:
-            self._generator.set_state(self._default.get_state())
+    def __init__(self, state: torch.Tensor, device: torch.device):
+        self._generator = torch.Generator(device)
+        self._generator.set_state(state)
 
     def next(self, scores: torch.Tensor) -> torch.Tensor:
         """The next step's noise: added to scores `[B, V]`, the largest sum is what `torch.multinomial` draws."""
         return -torch.empty_like(scores).exponential_(generator=self._generator).log()
-
-    def have_met(self) -> bool:
-        """Whether the default generator is where these draws are."""
-        return self._default is not None and torch.equal(self._default.get_state(), self._generator.get_state())
 
 
 class _Follow(LogitsProcessor):

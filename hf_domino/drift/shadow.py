@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
+from hf_domino.decoding.noise.generators import latest_start
 from hf_domino.drift.replay import Draws, Replay, ReplayedRow
 from hf_domino.stats import hand_out
 
@@ -210,13 +211,15 @@ def watched(decode: Callable[..., Any]) -> Callable[..., Any]:
         wanted, replay = kwargs["generation_config"], None
         with _noting_failures(report, call):
             replay = Replay(model, input_ids, **{name: kwargs[name] for name in kwargs if name != "streamer"})
-        draws = Draws(input_ids.device) if wanted.do_sample else None
+        latest_start()
         result = decode(model, input_ids, drafter=drafter, **kwargs | {"generation_config": _with_logits(wanted)})
         with _noting_failures(report, call):
             if replay is not None:
-                rows = replay.run(result.sequences, result.logits, draws)
                 # Calls of the residual rule, or beside others, drew from elsewhere: only their laws can be compared.
-                report.add(call, rows, draws is None or draws.have_met(), model.dtype)
+                start = latest_start()
+                draws = None if start is None else Draws(start, input_ids.device)
+                rows = replay.run(result.sequences, result.logits, draws)
+                report.add(call, rows, not wanted.do_sample or draws is not None, model.dtype)
         if not wanted.return_dict_in_generate:
             return result.sequences
         if wanted.output_logits:

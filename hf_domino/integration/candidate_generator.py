@@ -105,6 +105,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         )
         law = TokenLaw(LogitsProcessorList(logits_processor), self._stops)
         target, config = TargetModel(model, drafter.config), drafter.config
+        config.check()  # a field may have been set since
         self.model_kwargs_overrides = target.capture_kwargs()
         self._target, self._session = target, DraftSession(drafter, target, law.without_state())
         self._residual: ResidualRule | None = None
@@ -157,10 +158,12 @@ class DominoCandidateGenerator(CandidateGenerator):
             self._residual.begin_round(prefixes, count)
             noise, listener = self._residual.draft_noise, self._residual.listener(None)
         proposals = self._session.propose(prefixes, count, noise, listener)
-        # Up to an end of text: as that loop's bonus token it costs no round, and nobody is asked what comes behind.
-        tokens = proposals[:, : self._stops.num_open([length], proposals)[0]]
-        self._num_proposed = tokens.shape[1]
         scores = None if self._residual is None else self._residual.draft_scores
+        # Up to an end of text: as that loop's bonus token it costs no round, and nobody is asked what comes behind. One
+        # that was drawn must be judged like any other draw, or fewer texts would end.
+        kept = self._stops.num_open([length], proposals)[0] + (scores is not None)
+        tokens = proposals[:, :kept]
+        self._num_proposed = tokens.shape[1]
         if tokens.shape[1] == 0 or scores is None:
             return torch.cat((input_ids, tokens), dim=1), None
         return torch.cat((input_ids, tokens), dim=1), scores[:, : tokens.shape[1]]

@@ -297,6 +297,23 @@ def test_what_a_call_that_was_given_up_still_owes(is_same_thread):
     assert torch.equal(torch.get_rng_state(), made[0].generator.get_state()) == is_same_thread
 
 
+def test_a_call_that_is_collected_while_another_begins(monkeypatch):
+    """Collecting one gives back, and may happen at any point of the same thread."""
+    given_up, seed = [CallGenerator(CPU)], generators._seed
+    torch.manual_seed(SEED)
+
+    def collect(state):
+        while given_up:
+            given_up.pop().give_back(torch.Generator().get_state())
+        return seed(state)
+
+    monkeypatch.setattr(generators, "_seed", collect)
+    call = CallGenerator(CPU)  # with a plain lock this would wait for itself
+    call.give_back(call.generator.get_state())
+    assert not given_up
+    assert not generators._borrowers
+
+
 def test_where_no_default_generator_tells_the_text(monkeypatch):
     """As on MPS: every call has other noise, and a seed repeats it."""
     monkeypatch.setattr(generators, "default_generator", lambda device: None)

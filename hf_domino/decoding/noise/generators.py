@@ -8,6 +8,7 @@ from a seed nobody else has, and at the end it gets the state that it is owed.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 
 import torch
@@ -15,8 +16,9 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a call that was given up may be collected, and give back, while its thread holds it
 _borrowers: dict[torch.Generator, CallGenerator] = {}  # by the default generator that a call has copied
+_latest = threading.local()
 
 
 def default_generator(device: torch.device) -> torch.Generator | None:
@@ -29,6 +31,25 @@ def default_generator(device: torch.device) -> torch.Generator | None:
     module = torch.get_device_module(device)
     generators = getattr(module, "default_generators", ())
     return generators[module.current_device() if device.index is None else device.index] if generators else None
+
+
+def latest_start() -> torch.Tensor | None:
+    """Where the thread's latest call began in the default generator's numbers, and forget it.
+
+    None where it had numbers of its own, drew none, or something drew meanwhile.
+    """
+    return _latest.__dict__.pop("start", None)
+
+
+def _begin_in_child() -> None:
+    """After a fork no call of the parent gives anything back."""
+    global _lock
+    _lock = threading.RLock()
+    _borrowers.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class CallGenerator:
@@ -62,7 +83,8 @@ class CallGenerator:
         return other is None or (other._thread == self._thread and other._was_seeded(default))
 
     def _borrow(self, default: torch.Generator) -> None:
-        _borrowers[default], start = self, default.get_state()
+        _borrowers[default] = self
+        _latest.start = start = default.get_state()
         self.generator.set_state(start)
         default.manual_seed(_seed(start))
         self._left_at, self._left_seed = default.get_state(), default.initial_seed()
@@ -81,6 +103,8 @@ class CallGenerator:
                 return
             has_moved = not torch.equal(default.get_state(), self._left_at)
             default.set_state(state)
+        if has_moved:
+            latest_start()
         if has_moved and self._is_watching:
             logger.warning_once(
                 "Something drew from torch's default generator while hf_domino generated: a logits processor, a "

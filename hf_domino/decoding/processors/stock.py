@@ -86,7 +86,7 @@ def one_by_one(
     for length in sorted({lengths[index] for index in asked}):
         members = [index for index in asked if lengths[index] == length]
         own = _for_rows(processor, [prefixes.rows[index] for index in members])
-        result[members] = own(prefixes.ids[members, :length], scores[members])
+        result[members] = own(prefixes.ids[members, :length], scores[members]).to(result.dtype)
     return result
 
 

@@ -100,6 +100,13 @@ def test_names_that_the_hub_knows_pass(hub):
     assert "Qwen/Qwen3-0.6B" in asked[0]
 
 
+def test_the_hub_is_asked_for_the_file_that_will_be_loaded(monkeypatch):
+    asked = []
+    monkeypatch.setattr(source, "get_hf_file_metadata", lambda url, **options: asked.append((url, options["token"])))
+    check_source("somebody/something", "--drafter", revision="v1", subfolder="inside", token="secret")
+    assert asked == [("https://huggingface.co/somebody/something/resolve/v1/inside/config.json", "secret")]
+
+
 def test_a_name_that_was_downloaded_needs_no_hub(hub, monkeypatch):
     hub(ConnectionError("no network"))
     monkeypatch.setattr(source, "try_to_load_from_cache", lambda name, file: "config.json")

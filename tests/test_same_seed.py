@@ -19,8 +19,9 @@ from transformers import LogitsProcessor, StoppingCriteria, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
-from hf_domino.decoding import generators, verification
-from hf_domino.decoding.noise import StepNoise
+from hf_domino.decoding import verification
+from hf_domino.decoding.noise import generators
+from hf_domino.decoding.noise.steps import StepNoise
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.static.workspace import release_workspaces
 

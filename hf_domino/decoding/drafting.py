@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.noise import OwnNoise
+from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw

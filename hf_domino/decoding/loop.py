@@ -22,7 +22,7 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.pacing.pacer import Block, Pacer, most_proposals, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.residual import ResidualRule
+from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.rounds import make_static

@@ -19,7 +19,7 @@ from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels
 from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.noise import OwnNoise
+from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel

@@ -3,7 +3,7 @@
 A position's token is the likeliest one or, where the target samples, the one that its noise makes it draw. Drafts were
 chosen under the same noise and are accepted while they are that token: the text is the one of plain `generate`, with
 the same seed where it samples (arXiv 2408.07978). Greedy is the case without noise. The other rule, which accepts more
-and writes other texts of the same law, is in `residual.py`.
+and writes other texts of the same law, is in `residual/`.
 
 Shapes: B rows of the batch, R rows still generated, P proposals, V vocabulary.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hf_domino.decoding.noise import StepNoise
+from hf_domino.decoding.noise.steps import StepNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.sampling import TokenLaw, choose

@@ -17,7 +17,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
-from hf_domino.decoding.generators import default_generator
+from hf_domino.decoding.noise.generators import default_generator
 from hf_domino.decoding.processors.stock import STATELESS
 
 # Functions of the tokens alone: a replay can ask them again. Others may look at the clock or remember.

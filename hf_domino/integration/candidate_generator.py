@@ -21,10 +21,10 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.noise import OwnNoise, StepNoise
+from hf_domino.decoding.noise.steps import OwnNoise, StepNoise
 from hf_domino.decoding.pacing.pacer import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.residual import ResidualRule
+from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.modeling import DominoDraftModel

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from hf_domino.decoding.block_verification import accept_block, prefix_weights
+from hf_domino.decoding.residual.block import accept_block, prefix_weights
 
 VOCAB, DRAFTED = 3, 3
 DRAWS, MANY_DRAWS = 100_000, 400_000

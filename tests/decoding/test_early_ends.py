@@ -9,11 +9,11 @@ from scipy.stats import chisquare
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding import rollout as rollout_module
-from hf_domino.decoding.noise import OwnNoise
+from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.pacing.estimates import LEAST_COST, Acceptance, RoundCost
 from hf_domino.decoding.pacing.pacer import ConfidentBlock
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.residual import ResidualRule
+from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.verification import CoupledRule

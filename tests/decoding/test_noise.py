@@ -9,9 +9,9 @@ import threading
 import pytest
 import torch
 
-from hf_domino.decoding import generators
-from hf_domino.decoding.generators import CallGenerator
-from hf_domino.decoding.noise import MAX_BYTES, StepNoise
+from hf_domino.decoding.noise import generators
+from hf_domino.decoding.noise.generators import CallGenerator
+from hf_domino.decoding.noise.steps import MAX_BYTES, StepNoise
 from hf_domino.decoding.sampling import choose
 
 V, SEED = 23, 5
@@ -224,6 +224,33 @@ def test_threads_that_begin_together_share_no_numbers():
     assert len(set(drawn)) == 8
 
 
+def test_noise_is_fp32_whatever_torch_makes_by_default():
+    expected, _ = plain_noise(1, 2)
+    torch.set_default_dtype(torch.float64)
+    try:
+        noise = StepNoise(1, V, CPU, num_steps=2)
+        found = noise.ahead([0], [0], 3)
+        noise.end(2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found[:, :2], expected)
+    assert found.dtype == torch.float32
+
+
+def test_calls_beside_another_repeat_with_the_seed():
+    """What starts inside a call, as in a processor that generates, has other noise, and the same the next time."""
+    states = []
+    for _ in range(2):
+        torch.manual_seed(SEED)
+        outer, *inner = CallGenerator(CPU), CallGenerator(CPU), CallGenerator(CPU)
+        states.append([call.generator.get_state() for call in (outer, *inner)])
+        for call in (*inner, outer):
+            call.give_back(call.generator.get_state())
+    for first, second in zip(*states, strict=True):
+        assert torch.equal(first, second)
+    assert len({bytes(state.numpy()) for state in states[0]}) == 3
+
+
 @pytest.mark.parametrize("is_watching", [True, False])
 def test_a_default_generator_that_was_moved_is_told_of_once(warned, is_watching):
     for has_moved in (False, True, True):
@@ -266,8 +293,8 @@ def test_what_a_call_that_was_given_up_still_owes(is_same_thread):
     given_up.give_back(given_up.generator.get_state())
     torch.empty(1, V).exponential_(generator=made[0].generator)
     made[0].give_back(made[0].generator.get_state())
-    drawn = made[0].generator.get_state() if is_same_thread else expected
-    assert torch.equal(torch.get_rng_state(), drawn)
+    assert torch.initial_seed() == SEED
+    assert torch.equal(torch.get_rng_state(), made[0].generator.get_state()) == is_same_thread
 
 
 def test_where_no_default_generator_tells_the_text(monkeypatch):

@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.residual import ResidualRule, verify
+from hf_domino.decoding.residual.rule import ResidualRule, verify
 from hf_domino.decoding.sampling import TokenLaw
 
 VOCAB = 5

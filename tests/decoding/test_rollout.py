@@ -15,7 +15,7 @@ from transformers import (
 from hf_domino.decoding import rollout as rollout_module
 from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.noise import OwnNoise
+from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw, choose

@@ -18,7 +18,7 @@ from transformers.generation import logits_process as hf
 
 from hf_domino.decoding.caches.alignment import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.noise import OwnNoise
+from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.pacing.pacer import fitting_length
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.stock import PREFIX_FREE

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_domino.decoding.generators import CallGenerator
+from hf_domino.decoding.noise.generators import CallGenerator
 
 MAX_BYTES = 2**28  # of noise to keep; what does not fit is drawn again
 
@@ -56,7 +56,7 @@ class StepNoise:
     ):
         self._shape, self._device = (batch_size, vocab_size), device
         self._num_steps = sys.maxsize if num_steps is None else num_steps
-        self._behind = torch.ones(vocab_size, device=device)
+        self._behind = torch.ones(vocab_size, dtype=torch.float32, device=device)
         self._call = CallGenerator(device, is_watching)
         self._again = torch.Generator(device)
         self._states: dict[int, torch.Tensor] = {}  # before each step, from that of the last row on
@@ -112,7 +112,8 @@ class StepNoise:
         else:
             generator = self._again
             generator.set_state(self._states[step])
-        return torch.empty(self._shape, device=self._device).exponential_(generator=generator)
+        noise = torch.empty(self._shape, dtype=torch.float32, device=self._device)
+        return noise.exponential_(generator=generator)
 
     def _pass(self, firsts: dict[int, int]) -> None:
         """Forget what no row will need again, given the first step that each needs now."""

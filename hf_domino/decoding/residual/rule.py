@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import torch
 
-from hf_domino.decoding.block_verification import accept_block
-from hf_domino.decoding.noise import OwnNoise
+from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.residual.block import accept_block
 from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.verification import Judgement
@@ -101,7 +101,7 @@ def verify(
     """
     target_probs = target_scores.softmax(dim=-1)
     draft_probs = _draft_probs(proposals, draft_scores, target_probs.shape[-1])
-    uniforms = torch.rand(proposals.shape, device=proposals.device)
+    uniforms = torch.rand(proposals.shape, dtype=torch.float32, device=proposals.device)
     num_accepted, weights = accept_block(proposals, target_probs, draft_probs, uniforms)
     return num_accepted, (weights / torch.empty_like(weights).exponential_()).argmax(dim=-1)
 
@@ -110,5 +110,5 @@ def _draft_probs(proposals: torch.Tensor, draft_scores: torch.Tensor | None, voc
     """The law of the drafts `[R, P, V]`; a proposal without scores was certain."""
     if draft_scores is not None:
         return draft_scores.softmax(dim=-1)
-    certain = torch.zeros(*proposals.shape, vocab_size, device=proposals.device)
+    certain = torch.zeros(*proposals.shape, vocab_size, dtype=torch.float32, device=proposals.device)
     return certain.scatter(2, proposals[..., None], 1.0)  # unlike one_hot, it reads nothing back

@@ -8,7 +8,6 @@ from a seed nobody else has, and at the end it gets the state that it is owed.
 from __future__ import annotations
 
 import hashlib
-import itertools
 import threading
 
 import torch
@@ -18,7 +17,6 @@ logger = logging.get_logger(__name__)
 
 _lock = threading.Lock()
 _borrowers: dict[torch.Generator, CallGenerator] = {}  # by the default generator that a call has copied
-_seeds = itertools.count(1)
 
 
 def default_generator(device: torch.device) -> torch.Generator | None:
@@ -50,12 +48,13 @@ class CallGenerator:
         self._left_at = torch.empty(0)  # state of the default generator while it is borrowed
         self._left_seed = 0
         with _lock:
-            if self._default is None:  # a seed from the CPU's, so that `torch.manual_seed` repeats the text
-                self.generator.manual_seed(int(torch.randint(2**62, ())))
+            if self._default is None:
+                self.generator.manual_seed(_drawn_seed(torch.default_generator))
             elif self._can_borrow(self._default):
                 self._borrow(self._default)
             else:
-                self.generator.manual_seed(_seed(self._default.get_state(), next(_seeds)))
+                self.generator.manual_seed(_drawn_seed(self._default))
+                _borrowers[self._default]._left_at = self._default.get_state()
 
     def _can_borrow(self, default: torch.Generator) -> bool:
         """Whether no call has, or only one of this thread that was given up: since then it was seeded anew."""
@@ -90,7 +89,11 @@ class CallGenerator:
             )
 
 
-def _seed(state: torch.Tensor, number: int = 0) -> int:
-    """A seed that depends on a generator's state, and on a number."""
-    digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=7, salt=number.to_bytes(8, "little"))
-    return int.from_bytes(digest.digest(), "little")
+def _seed(state: torch.Tensor) -> int:
+    """A seed that depends on a generator's state."""
+    return int.from_bytes(hashlib.blake2b(state.numpy().tobytes(), digest_size=7).digest(), "little")
+
+
+def _drawn_seed(generator: torch.Generator) -> int:
+    """A seed drawn from a generator, so that `torch.manual_seed` repeats what comes of it."""
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))

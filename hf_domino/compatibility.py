@@ -124,7 +124,7 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
     pairs = (("hidden_size", "hidden_size"), ("vocab_size", "vocab_size"), ("num_target_layers", "num_hidden_layers"))
     for field, target_field in pairs:
         value, expected = getattr(config, field), getattr(text, target_field)
-        if value != expected:
+        if value not in (None, expected):
             raise refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
     last = text.num_hidden_layers - 2
     if not all(0 <= layer <= last for layer in config.target_layer_ids or ()):

@@ -77,7 +77,8 @@ class DominoConfig(PreTrainedConfig):
         attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
         block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
         mask_token_id (`int`, *optional*, defaults to 151669): Token whose embedding fills the block after the anchor.
-        num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target.
+        num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None where a checkpoint
+            does not say.
         target_layer_ids (`list[int]`, *optional*): Target layers whose outputs are the context features; unique, in
             `[0, num_target_layers - 2]`. Defaults to the releases' rule.
         target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
@@ -137,7 +138,7 @@ class DominoConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     block_size: int = 16
     mask_token_id: int = 151669
-    num_target_layers: int = 36
+    num_target_layers: int | None = 36
     target_layer_ids: list[int] | None = None
     target_model_type: str | None = None
     projector_type: str = "domino"
@@ -160,7 +161,7 @@ class DominoConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs):
-        if self.target_layer_ids is None:
+        if self.target_layer_ids is None and self.num_target_layers is not None:
             self.target_layer_ids = default_target_layer_ids(self.num_target_layers)
         if self.rope_parameters is None:
             self.rope_parameters = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
@@ -299,9 +300,11 @@ def _check_choices(config: DominoConfig) -> None:
 
 
 def _check_target_layer_ids(config: DominoConfig) -> None:
-    ids, last = config.target_layer_ids, config.num_target_layers - 2
-    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) > last:
+    ids, num_layers = config.target_layer_ids, config.num_target_layers
+    last = None if num_layers is None else num_layers - 2
+    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or (last is not None and max(ids) > last):
         raise ValueError(
-            f"target_layer_ids must be unique and in [0, {last}] (num_target_layers={config.num_target_layers}; the "
-            f"last layer's hidden state is returned after the final norm and cannot be used), got {ids}."
+            f"target_layer_ids must be unique and in [0, {'...' if last is None else last}] "
+            f"(num_target_layers={num_layers}; the last layer's hidden state is returned after the final norm and "
+            f"cannot be used), got {ids}."
         )

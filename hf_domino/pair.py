@@ -5,29 +5,20 @@ A pair called NAME is three folders side by side: `NAME` (target and tokenizer),
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    RepositoryNotFoundError,
-)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino.compatibility import check_target
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.formats.source import check_source
 
 BUNDLED = "pycoder-13m"
 PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
-HUB_TIMEOUT = 5  # seconds in which it must answer whether it knows a name
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -48,48 +39,6 @@ def check_device(device: str) -> None:
             f"--device must be one that torch {torch.__version__} can use, got {device!r} ({reason}): leave it out or "
             "use cpu."
         ) from error
-
-
-def check_source(name: str | Path, field: str) -> None:
-    """Refuse at once what is no folder and not on the Hub: Transformers would try the network again and again.
-
-    Args:
-        name (`str` or `Path`): A folder or a Hub name.
-        field (`str`): What it was given as.
-
-    Raises:
-        ValueError: If there is no such folder, and it is no name on the Hub or the Hub does not answer.
-    """
-    path = Path(name)
-    reason = None if path.is_dir() else _why_not_on_hub(str(name))
-    if reason is not None:
-        near = difflib.get_close_matches(path.name, _folders(path.parent), n=1)
-        hint = f" Did you mean {str(path.parent / near[0])!r}?" if near else ""
-        raise ValueError(
-            f"{field} must be a folder or a Hub name, got {str(name)!r}: there is no such folder{reason}.{hint}"
-        )
-
-
-def _why_not_on_hub(name: str) -> str | None:
-    """Why nothing can be loaded from the Hub by this name; None if it may be worth trying."""
-    try:
-        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-            get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=HUB_TIMEOUT)
-    except HFValidationError:
-        return ""
-    except GatedRepoError:
-        return None  # loading it says what to do
-    except RepositoryNotFoundError:
-        return ", and the Hub does not know it, or not for you (`hf auth login`)"
-    except (EntryNotFoundError, HfHubHTTPError):
-        return None
-    except Exception as error:  # of the connection, and of whichever library makes it
-        return f", it was not downloaded before, and the Hub does not answer ({error})"
-    return None
-
-
-def _folders(parent: Path) -> list[str]:
-    return [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
 # A room may import from rooms on its own floor or below. `target` stands apart: it knows configurations alone.
 FLOORS = (
     {"target_config", "configuration", "late", "provenance", "stats"},
-    {"target", "compatibility", "identity"},
+    {"target", "compatibility", "formats", "identity"},
     {"drafter"},
     {"decoding", "training"},
     {"integration", "drift", "check", "pair", "benchmark", "planner", "recipes"},

@@ -4,8 +4,9 @@ import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
-import hf_domino
-from hf_domino.pair import check_device, check_source, find_pair, load_pair, read_prompts
+from hf_domino.formats import source
+from hf_domino.formats.source import check_source
+from hf_domino.pair import check_device, find_pair, load_pair, read_prompts
 
 
 def test_load_pair(tiny_pair_folder):
@@ -55,13 +56,13 @@ def hub(monkeypatch):
     """A function that makes the Hub answer with an error, or know every name."""
 
     def answers(error=None):
-        def head(url, timeout):
+        def head(url, token, timeout):
             asked.append(url)
             if error is not None:
                 raise error
 
         asked = []
-        monkeypatch.setattr(hf_domino.pair, "get_hf_file_metadata", head)
+        monkeypatch.setattr(source, "get_hf_file_metadata", head)
         return asked
 
     return answers
@@ -99,9 +100,17 @@ def test_names_that_the_hub_knows_pass(hub):
     assert "Qwen/Qwen3-0.6B" in asked[0]
 
 
+def test_the_hub_is_asked_for_the_file_that_will_be_loaded(monkeypatch):
+    asked = []
+    monkeypatch.setattr(source, "get_hf_file_metadata", lambda url, **options: asked.append((url, options["token"])))
+    check_source("somebody/something", "--drafter", revision="v1", subfolder="inside", token="secret")
+    assert asked[0][0].endswith("/somebody/something/resolve/v1/inside/config.json")
+    assert asked[0][1] == "secret"
+
+
 def test_a_name_that_was_downloaded_needs_no_hub(hub, monkeypatch):
     hub(ConnectionError("no network"))
-    monkeypatch.setattr(hf_domino.pair, "try_to_load_from_cache", lambda name, file: "config.json")
+    monkeypatch.setattr(source, "try_to_load_from_cache", lambda name, file: "config.json")
     check_source("Qwen/Qwen3-0.6B", "--target")
 
 

@@ -110,11 +110,11 @@ def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Promp
     return Text(prompt.mode, ids, prompt.input_ids.shape[1], list(view.stats.rows[0]), seen[0])
 
 
-def variants_of(drafter: DominoDraftModel) -> Iterator[tuple[str, DominoDraftModel]]:
+def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[tuple[str, DominoDraftModel]]:
     """Yield the drafter as configured and its variants: a name, and a view of the drafter."""
     config = drafter.config
     yield AS_CONFIGURED, drafter.view()
-    for layer_ids in _other_layer_ids(config):
+    for layer_ids in _other_layer_ids(config, num_target_layers):
         yield f"{LAYERS}{layer_ids}", drafter.view(target_layer_ids=layer_ids)
     if config.pure_draft_prefix_len < config.block_size - int(config.shift_label):
         yield f"{SHIFT_LABEL}{not config.shift_label}", drafter.view(shift_label=not config.shift_label)
@@ -123,15 +123,15 @@ def variants_of(drafter: DominoDraftModel) -> Iterator[tuple[str, DominoDraftMod
     yield WITHOUT_CONTEXT, drafter.view()
 
 
-def _other_layer_ids(config: DominoConfig) -> list[list[int]]:
+def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[int]]:
     """Layers a drafter may have been trained with instead: one off, in order, and by the releases' rule."""
     ids = list(config.target_layer_ids or ())
     candidates = [[layer + 1 for layer in ids], [layer - 1 for layer in ids], sorted(ids)]
-    candidates.append(default_target_layer_ids(config.num_target_layers, len(ids)))
+    candidates.append(default_target_layer_ids(num_target_layers, len(ids)))
     found: list[list[int]] = []
     for other in candidates:
         # The last layer's output is normed: no drafter reads it. `fc` fixes how many there are.
-        is_valid = len(other) == len(ids) and min(other) >= 0 and max(other) <= config.num_target_layers - 2
+        is_valid = len(other) == len(ids) and min(other) >= 0 and max(other) <= num_target_layers - 2
         if is_valid and other != ids and other not in found:
             found.append(other)
     return found
@@ -146,7 +146,7 @@ def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, texts: 
         target (`PreTrainedModel`): The target.
         texts (`Sequence[Text]`): What it wrote; one that is shorter than a block gives no rounds.
     """
-    variants = list(variants_of(drafter))
+    variants = list(variants_of(drafter, target.config.get_text_config(decoder=True).num_hidden_layers))
     lengths: dict[str, list[list[int]]] = {name: [] for name, _ in variants}
     for text in texts:
         all_layers = TargetModel(target, drafter.config).capture_kwargs(capture_all=True)

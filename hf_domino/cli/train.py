@@ -91,7 +91,7 @@ def _default(field: Field) -> Any:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino train`; returns 143 where SIGTERM ended the training early."""
-    from hf_domino.pair import check_source
+    from hf_domino.formats.source import check_source
     from hf_domino.training.run import train
 
     names, shape, data, args = parse_options(options)

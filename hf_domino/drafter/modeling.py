@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -22,6 +23,8 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.formats.format import TARGET_TENSORS
+from hf_domino.formats.loading import check_no_extras, explain, translate
 from hf_domino.stats import DecodingStats, last_stats
 
 
@@ -55,6 +58,7 @@ class DominoDraftModel(PreTrainedModel):
     input_modalities = ("text",)
     _no_split_modules = ["BackboneLayer"]
     _supports_sdpa = True
+    _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
 
     def __init__(self, config: DominoConfig):
         config.check()  # `from_pretrained` sets fields after it has built the configuration
@@ -182,17 +186,31 @@ class DominoDraftModel(PreTrainedModel):
             super()._init_weights(module)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> DominoDraftModel:
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> DominoDraftModel:
         """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
+
+        Checkpoints of other projects are recognised by their configuration: SpecForge, z-lab's DFlash, speculators,
+        Model-Optimizer, and Transformers' own DFlash drafter.
 
         Raises:
             ValueError: If weights are missing, misshapen or of the other `projector_type`: random weights would draft
-                garbage without a word.
+                garbage without a word. Also if there is no such folder or Hub name, or a drafter of another kind in it.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        foreign = translate(pretrained_model_name_or_path, kwargs)
+        try:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+            )
+        except (OSError, SafetensorError) as error:
+            if foreign is None:
+                raise
+            raise explain(foreign, error) from error
         check_loading_info(model.config, info)
+        if foreign is not None:
+            check_no_extras(foreign, info["unexpected_keys"])
+            model._weight_conversions = []  # saved under our names, with our configuration
         return (model, info) if wants_info else model  # type: ignore[return-value]
 
 

@@ -20,6 +20,7 @@ from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drift.shadow import watched
+from hf_domino.formats.registry import format_of
 from hf_domino.identity import recognise
 from hf_domino.integration.call_checks import (
     check_batch,
@@ -99,7 +100,9 @@ def pipeline_drafter(target: PreTrainedModel, assistant: Any) -> DominoDraftMode
     if isinstance(assistant, (str, os.PathLike)):
         config, _ = PreTrainedConfig.get_config_dict(assistant)
         if config.get("model_type") != DominoConfig.model_type:
-            return None
+            foreign = format_of(config)
+            if foreign is None or foreign.runs_natively:
+                return None
         assistant = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype).to(target.device)
     check_target(assistant.config, target)
     return assistant

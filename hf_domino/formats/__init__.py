@@ -1,0 +1,5 @@
+"""How other projects store Domino and DFlash drafters: their configurations and tensor names, told in ours.
+
+`registry` finds the format of a configuration, the modules beside it describe one format each, `others` names the
+drafters that are of another kind, `loading` puts it all into the arguments of Transformers' own `from_pretrained`.
+"""

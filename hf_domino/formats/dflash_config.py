@@ -1,0 +1,85 @@
+"""Checkpoints with a `dflash_config`: z-lab's DFlash, SpecForge's and the authors' Domino, Model-Optimizer's exports.
+
+Fields of the drafter stand in `dflash_config`, at the top level, or in both. Layer ids count the layers whose outputs
+are read from 0, as ours do. Sources: `specforge/modeling/draft/{dflash,domino}.py` and `configs/` of
+sgl-project/SpecForge (a6b6b02), `dflash/model.py` of z-lab/dflash (44947fb),
+`modelopt/torch/export/plugins/hf_spec_export.py` of NVIDIA/Model-Optimizer (0371364).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_domino.compatibility import refusal
+from hf_domino.configuration import default_target_layer_ids
+from hf_domino.formats.fields import CANNOT_RUN, CORRECT_IT, backbone_fields, merged, required, section_of
+from hf_domino.formats.format import Format, StoredConfig
+
+SECTION = "dflash_config"
+DOMINO_CLASS = "DominoDraftModel"
+ARCHITECTURES = {DOMINO_CLASS, "DFlashDraftModel", "Qwen3DFlashDraftModel"}
+PROJECTOR_TYPES = {"domino": "domino", "causal_v5": "domino", "dflash": "dflash"}  # theirs -> ours
+# Qwen3's defaults are the sizes of no drafter.
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim"),
+)
+
+
+def _matches(stored: StoredConfig) -> bool:
+    return SECTION in stored or bool(ARCHITECTURES.intersection(stored.get("architectures") or ()))
+
+
+def _fields(stored: StoredConfig) -> dict[str, Any]:
+    stored = merged(stored, SECTION)
+    required(stored, *SIZES, "block_size", "mask_token_id")
+    _check_attention(stored)
+    num_target_layers, layer_ids = stored.get("num_target_layers"), stored.get("target_layer_ids")
+    if layer_ids is None:
+        required(stored, "num_target_layers")
+        layer_ids = default_target_layer_ids(stored["num_target_layers"], stored["num_hidden_layers"])
+    fields = backbone_fields(stored) | {
+        "block_size": stored["block_size"],
+        "mask_token_id": stored["mask_token_id"],
+        "num_target_layers": num_target_layers,
+        "target_layer_ids": layer_ids,
+        "projector_type": _projector_type(stored),
+        "shift_label": stored.get("shift_label", False),
+    }
+    if fields["projector_type"] == "domino":
+        names = ("emb_dim", "gru_hidden_dim")
+        required(stored, *names)
+        fields |= {name: stored[name] for name in names}
+        fields["pure_draft_prefix_len"] = stored.get("pure_draft_prefix_len", 0)
+    return fields
+
+
+def _check_attention(stored: StoredConfig) -> None:
+    for name in ("use_swa", "attention_sink_bias"):
+        if stored.get(name):
+            raise refusal(f"{SECTION}.{name}", False, stored[name], CANNOT_RUN)
+    places = ("rope_parameters", "rope_scaling")
+    if all(section_of(stored, place).get("rope_theta") is None for place in places):
+        required(stored, "rope_theta")
+
+
+def _projector_type(stored: StoredConfig) -> str:
+    """Which of ours it is; the class says it where the field is absent."""
+    is_domino = DOMINO_CLASS in (stored.get("architectures") or ())
+    given = stored.get("projector_type") or ("domino" if is_domino else "dflash")
+    if given not in PROJECTOR_TYPES:
+        raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(PROJECTOR_TYPES)}", given, CANNOT_RUN)
+    if is_domino and PROJECTOR_TYPES[given] != "domino":
+        raise refusal(
+            f"{SECTION}.projector_type", f"'domino' as architectures says ({DOMINO_CLASS})", given, CORRECT_IT
+        )
+    return PROJECTOR_TYPES[given]
+
+
+DFLASH_CONFIG = Format(
+    name="DFlash configuration (z-lab, SpecForge, Model-Optimizer)",
+    matches=_matches,
+    fields=_fields,
+    # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter.
+    renames={r"^dflash_module\.": "", r"^logit_head\.": ""},
+)

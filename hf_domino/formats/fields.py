@@ -1,0 +1,136 @@
+"""Reading of configurations that others wrote: what must be there, what must agree, and the backbone's fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from hf_domino.compatibility import refusal
+from hf_domino.formats.format import StoredConfig
+
+CORRECT_IT = "Download the checkpoint again, or correct its config.json."
+CANNOT_RUN = "hf_domino cannot run this drafter; an engine such as vLLM or SGLang may."
+# Fields of DominoConfig that every decoder of Transformers calls the same.
+DECODER_FIELDS = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps"),
+    *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
+)
+DTYPE_FIELDS = ("dtype", "torch_dtype")
+
+
+def required(stored: StoredConfig, *names: str) -> None:
+    """Refuse a configuration without one of these fields.
+
+    Args:
+        stored (`Mapping`): The configuration, or a section of it.
+        names (`str`): Fields.
+
+    Raises:
+        ValueError: If one is missing or null.
+    """
+    for name in names:
+        if stored.get(name) is None:
+            raise refusal(f"{name} in the checkpoint's config.json", "given", None, CORRECT_IT)
+
+
+def section_of(stored: StoredConfig, name: str) -> StoredConfig:
+    """A nested part of a configuration; empty where there is none.
+
+    Args:
+        stored (`Mapping`): The configuration.
+        name (`str`): Of the part.
+
+    Raises:
+        ValueError: If it is no object.
+    """
+    section = stored.get(name)
+    if section is not None and not isinstance(section, dict):
+        raise refusal(f"{name} in the checkpoint's config.json", "an object", section, CORRECT_IT)
+    return section or {}
+
+
+def merged(stored: StoredConfig, section: str) -> dict[str, Any]:
+    """A configuration with the fields of one section put beside those of the top level.
+
+    Args:
+        stored (`Mapping`): The configuration.
+        section (`str`): Its nested part.
+
+    Raises:
+        ValueError: If a field has two values.
+    """
+    nested = section_of(stored, section)
+    for name, value in nested.items():
+        if stored.get(name, value) not in (value, None) and value is not None:
+            expected = f"{value!r} as in {section}.{name}"
+            raise refusal(f"{name} in the checkpoint's config.json", expected, stored[name], CORRECT_IT)
+    given = {name: value for name, value in nested.items() if value is not None}
+    return {**stored, **given}
+
+
+def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
+    """The backbone's fields; what is left out has the default of its architecture in Transformers.
+
+    Args:
+        stored (`Mapping`): Configuration of a decoder.
+
+    Returns:
+        `dict`: Fields of [`DominoConfig`].
+
+    Raises:
+        ValueError: If the layers are others than those of Domino and DFlash drafters.
+    """
+    if (quantised := stored.get("quantization_config")) is not None:
+        raise refusal("quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}")
+    _check_theta(stored)
+    decoder = decoder_of(stored)
+    for name in ("attention_bias", "mlp_bias"):
+        if getattr(decoder, name, False):
+            raise refusal(name, False, True, CANNOT_RUN)
+    layer_types = set(getattr(decoder, "layer_types", None) or ()) | set(stored.get("layer_types") or ())
+    if layer_types - {"full_attention"}:
+        remedy = f"Drafters with sliding-window layers are not supported. {CANNOT_RUN}"
+        raise refusal("layer_types", "'full_attention' throughout", sorted(layer_types), remedy)
+    values = {name: getattr(decoder, name, None) for name in DECODER_FIELDS}
+    if values["head_dim"] is None:
+        values["head_dim"] = decoder.hidden_size // decoder.num_attention_heads
+    values["dtype"] = next((stored[name] for name in DTYPE_FIELDS if stored.get(name) is not None), None)
+    values["rope_parameters"] = _rope_parameters(decoder)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
+    """A decoder's configuration, with Transformers' defaults for what is left out.
+
+    Args:
+        stored (`Mapping`): Its fields; `model_type` is `"qwen3"` where there is none.
+
+    Raises:
+        ValueError: If Transformers knows no such `model_type`.
+    """
+    model_type = stored.get("model_type") or "qwen3"
+    if model_type not in CONFIG_MAPPING:
+        remedy = "A newer transformers may know it."
+        raise refusal("model_type of the backbone", "one that transformers knows", model_type, remedy)
+    return CONFIG_MAPPING[model_type].from_dict(dict(stored))
+
+
+def _check_theta(stored: StoredConfig) -> None:
+    """Both may be there with different values: Transformers 5 leaves the class's default beside the real one."""
+    top = stored.get("rope_theta")
+    for place in ("rope_parameters", "rope_scaling"):
+        nested = section_of(stored, place).get("rope_theta")
+        if None not in (top, nested) and top != nested:
+            raise refusal("rope_theta in the checkpoint's config.json", f"{nested} as in {place}", top, CORRECT_IT)
+
+
+def _rope_parameters(decoder: PreTrainedConfig) -> dict[str, Any]:
+    rope = dict(getattr(decoder, "rope_parameters", None) or {})
+    if "rope_theta" not in rope:
+        raise refusal("rope_parameters", "one for all layers, with rope_theta", rope, CANNOT_RUN)
+    if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0:
+        raise refusal("partial_rotary_factor", 1.0, partial, CANNOT_RUN)
+    return {"rope_type": "default"} | rope

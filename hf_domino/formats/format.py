@@ -1,0 +1,38 @@
+"""What a format is: how to tell its configurations, read their fields, and rename its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+StoredConfig = Mapping[str, Any]  # a config.json
+
+# Stored beside a drafter by some projects, and the target's: patterns of tensor names.
+TARGET_TENSORS = (
+    r"^(model\.)?(embed_tokens|lm_head|verifier_lm_head|verifier_norm)\.weight$",
+    r"^(t2d|d2t)$",  # from the target's vocabulary to an equal one
+    r"(^|\.)rotary_emb\.inv_freq$",
+)
+
+
+@dataclass(frozen=True)
+class Format:
+    """How one kind of checkpoint stores drafters.
+
+    Args:
+        name (`str`): What errors call it.
+        matches (`Callable`): Whether a configuration is of this format.
+        fields (`Callable`): The fields of [`DominoConfig`] that such a configuration describes; raises a `ValueError`
+            for what is missing, contradicts itself or cannot be run.
+        renames (`Mapping`, *optional*): Patterns of stored tensor names -> what they are replaced with, one after the
+            other.
+        runs_natively (`bool`, *optional*, defaults to `False`): Whether a pipeline of Transformers runs such a drafter
+            without us.
+    """
+
+    name: str
+    matches: Callable[[StoredConfig], bool]
+    fields: Callable[[StoredConfig], dict[str, Any]]
+    renames: Mapping[str, str] = field(default_factory=dict)
+    runs_natively: bool = False

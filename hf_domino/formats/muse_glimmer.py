@@ -1,0 +1,42 @@
+"""Transformers' own DFlash drafter, `MuseGlimmerAssistantModel`.
+
+Its configuration says nothing of the target, which is Muse Glimmer; layer ids are ours. Source:
+`models/muse_glimmer_assistant/` and `generation/candidate_generator.py` of Transformers 5.23. The released one has
+sliding-window layers in all its layers, which we refuse and Transformers' own pipeline runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_domino.formats.fields import backbone_fields, decoder_of
+from hf_domino.formats.format import Format, StoredConfig
+
+MODEL_TYPE, TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
+
+
+def _matches(stored: StoredConfig) -> bool:
+    return stored.get("model_type") == MODEL_TYPE
+
+
+def _fields(stored: StoredConfig) -> dict[str, Any]:
+    drafter = decoder_of(stored)
+    vocab_size = stored.get("vocab_size") or decoder_of({"model_type": TARGET_TYPE}).vocab_size
+    return backbone_fields(stored) | {
+        "vocab_size": vocab_size,
+        "block_size": drafter.block_size,
+        "mask_token_id": drafter.mask_token_id,
+        "num_target_layers": None,
+        "target_layer_ids": drafter.target_layer_ids,
+        "projector_type": "dflash",
+        "shift_label": False,
+    }
+
+
+MUSE_GLIMMER = Format(
+    name="Muse Glimmer assistant",
+    matches=_matches,
+    fields=_fields,
+    renames={r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."},
+    runs_natively=True,
+)

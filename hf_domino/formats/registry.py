@@ -1,0 +1,30 @@
+"""The formats that load, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from hf_domino.configuration import DominoConfig
+from hf_domino.formats.dflash_config import DFLASH_CONFIG
+from hf_domino.formats.format import Format, StoredConfig
+from hf_domino.formats.muse_glimmer import MUSE_GLIMMER
+from hf_domino.formats.speculators import SPECULATORS
+
+FORMATS = (SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
+
+
+def format_of(stored: StoredConfig) -> Format | None:
+    """Which format a configuration is of; None for our own, and for what is no drafter that we know.
+
+    Args:
+        stored (`Mapping`): A checkpoint's config.json.
+
+    Example:
+    ```python
+    >>> from hf_domino.formats.registry import format_of
+    >>> format_of({"model_type": "qwen3", "dflash_config": {"target_layer_ids": [1, 9, 17]}}).name
+    'DFlash configuration (z-lab, SpecForge, Model-Optimizer)'
+
+    ```
+    """
+    if stored.get("model_type") == DominoConfig.model_type:
+        return None
+    return next((found for found in FORMATS if found.matches(stored)), None)

@@ -1,0 +1,80 @@
+"""Checkpoints of vllm-project/speculators: `dflash`, and `domino`, which is provisional (pull request 773, unmerged).
+
+The backbone is nested as `transformer_layer_config`, a difference from its architecture's defaults. Layer ids count the
+embeddings as 0, so they are one higher than ours. Embeddings, lm_head and, at times, more of the target are stored.
+Sources: `src/speculators/models/dflash/config.py`, `src/speculators/convert/dflash/converter.py` (c05b95b),
+`update_dflash` of vLLM (its pull request 40727); for Domino `models/domino/config.py` and `convert/domino/converter.py`
+of the pull request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_domino.compatibility import refusal
+from hf_domino.formats.fields import CANNOT_RUN, CORRECT_IT, backbone_fields, required, section_of
+from hf_domino.formats.format import Format, StoredConfig
+
+SECTION = "transformer_layer_config"
+KIND = "speculators_model_type"
+DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
+GRU_HIDDEN_DIM, EMB_DIM, PREFIX_LEN = 1024, 256, 1  # and of its Domino class
+
+
+def _matches(stored: StoredConfig) -> bool:
+    return KIND in stored
+
+
+def _fields(stored: StoredConfig) -> dict[str, Any]:
+    if stored[KIND] not in ("dflash", "domino"):
+        raise refusal(KIND, "'dflash' or 'domino'", stored[KIND], CANNOT_RUN)
+    required(stored, SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
+    decoder = dict(section_of(stored, SECTION))
+    if stored.get("layer_types"):  # they may stand beside the backbone
+        decoder["layer_types"] = stored["layer_types"]
+    fields = backbone_fields(decoder)
+    _check_sizes(stored, fields)
+    is_domino = stored[KIND] == "domino"
+    fields |= {
+        "block_size": stored.get("block_size", BLOCK_SIZE),
+        "mask_token_id": stored["mask_token_id"],
+        "num_target_layers": None,  # not stored; compared with the target when they meet
+        "target_layer_ids": _layer_ids(stored["aux_hidden_state_layer_ids"]),
+        "projector_type": "domino" if is_domino or stored.get("projector_type") == "domino" else "dflash",
+        "shift_label": stored.get("sample_from_anchor", is_domino),
+    }
+    if fields["projector_type"] == "domino":
+        fields |= {
+            "emb_dim": stored.get("logits_correction_emb_dim", stored.get("emb_dim", EMB_DIM)),
+            "gru_hidden_dim": stored.get("gru_hidden_dim", GRU_HIDDEN_DIM),
+            "pure_draft_prefix_len": stored.get("pure_draft_prefix_len", PREFIX_LEN if is_domino else 0),
+        }
+    return fields
+
+
+def _check_sizes(stored: StoredConfig, fields: dict[str, Any]) -> None:
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        if stored.get(name) not in (None, fields[name]):
+            raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
+    vocab_size, draft_vocab_size = fields["vocab_size"], stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE
+    if draft_vocab_size != vocab_size:
+        remedy = f"A reduced draft vocabulary (t2d, d2t) is not supported yet. {CANNOT_RUN}"
+        raise refusal("draft_vocab_size", f"{vocab_size} (the target's vocab_size)", draft_vocab_size, remedy)
+    if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
+        expected = f"{fields['hidden_size']} ({SECTION}.hidden_size)"
+        raise refusal("target_hidden_size", expected, width, CANNOT_RUN)
+
+
+def _layer_ids(aux_ids: Any) -> list[int]:
+    if not isinstance(aux_ids, list) or not all(isinstance(index, int) and index > 0 for index in aux_ids):
+        expected = "a list of integers from 1 on (0 is the embeddings)"
+        raise refusal("aux_hidden_state_layer_ids", expected, aux_ids, CANNOT_RUN)
+    return [index - 1 for index in aux_ids]
+
+
+SPECULATORS = Format(
+    name="speculators",
+    matches=_matches,
+    fields=_fields,
+    renames={r"^logits_correction\.": ""},
+)

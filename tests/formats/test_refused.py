@@ -1,0 +1,180 @@
+"""Checkpoints that cannot be loaded, each with one clear error."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from released import RELEASED, our_drafter, reduced, stored_tensors, write_checkpoint
+
+from hf_domino import DominoDraftModel
+from hf_domino.formats import source
+from hf_domino.formats.others import OTHER_KINDS, refuse_others
+from hf_domino.formats.registry import format_of
+
+DOMINO, SPECULATORS = "specforge_domino", "speculators_dflash"
+# A dictionary is put into the configuration, into the one it nests where it says so; None removes.
+CONFIGS = [
+    (DOMINO, {"hidden_size": None}, "hidden_size in the checkpoint's config.json must be given"),
+    (DOMINO, {"block_size": None}, "block_size .* must be given"),
+    (DOMINO, {"rope_theta": None}, "rope_theta .* must be given"),
+    (DOMINO, {"block_size": "6", "dflash_config": {"block_size": "6"}}, "block_size .* must be int, got '6'"),
+    (DOMINO, {"rope_scaling": {"rope_type": "longrope"}}, r"config.json \(.*\) cannot be read: .*'longrope'"),
+    (DOMINO, {"num_attention_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads=2, got 3"),
+    (DOMINO, {"emb_dim": 8}, "emb_dim .* must be 16 as in dflash_config.emb_dim, got 8"),
+    (
+        DOMINO,
+        {"rope_parameters": {"rope_theta": 5e5}},
+        "rope_theta .* must be 500000.0 as in rope_parameters",
+    ),
+    (
+        DOMINO,
+        {"rope_theta": 1e6, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        "must be one of .*'dynamic'",
+    ),
+    (DOMINO, {"attention_bias": True}, "attention_bias must be False"),
+    (DOMINO, {"layer_types": ["sliding_attention"] * 2}, "layer_types must be 'full_attention' throughout"),
+    (DOMINO, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config must be absent.*quantised"),
+    (DOMINO, {"model_type": "no_such_type"}, "model_type of the backbone must be one that transformers knows"),
+    (DOMINO, {"dflash_config": "domino"}, "dflash_config .* must be an object, got 'domino'"),
+    (DOMINO, {"dflash_config": {"mask_token_id": None}}, "mask_token_id .* must be given"),
+    (DOMINO, {"dflash_config": {"mask_token_id": 64}}, r"mask_token_id must be in \[0, 63\]"),
+    (DOMINO, {"dflash_config": {"gru_hidden_dim": None}}, "gru_hidden_dim .* must be given"),
+    (DOMINO, {"dflash_config": {"target_layer_ids": [0, 3]}}, r"target_layer_ids must be unique and in \[0, 2\]"),
+    (DOMINO, {"dflash_config": {"projector_type": "other"}}, "projector_type must be one of domino.* got 'other'"),
+    (DOMINO, {"dflash_config": {"projector_type": "dflash"}}, "projector_type must be 'domino' as architectures says"),
+    (DOMINO, {"dflash_config": {"shift_label": 1}}, "shift_label .* must be bool, got 1"),
+    (DOMINO, {"dflash_config": {"use_swa": True}}, "dflash_config.use_swa must be False"),
+    (SPECULATORS, {"draft_vocab_size": 32}, r"draft_vocab_size must be 64 \(.*\), got 32. A reduced draft vocabulary"),
+    (SPECULATORS, {"draft_vocab_size": None}, "draft_vocab_size must be 64 .* got 32000"),
+    (
+        SPECULATORS,
+        {"aux_hidden_state_layer_ids": [0, 1]},
+        "aux_hidden_state_layer_ids must be a list .* from 1 on",
+    ),
+    (SPECULATORS, {"hidden_size": 64}, "hidden_size must be 32 as in transformer_layer_config.hidden_size, got 64"),
+    (SPECULATORS, {"transformer_layer_config": None}, "transformer_layer_config .* must be given"),
+    (
+        SPECULATORS,
+        {"speculators_model_type": "other"},
+        "speculators_model_type must be 'dflash' or 'domino'",
+    ),
+]
+KINDS = {
+    "EAGLE": [
+        {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": 32000},
+        {"speculators_model_type": "eagle3"},
+    ],
+    "Medusa": [{"model_type": "medusa", "medusa_num_heads": 4}],
+    "DFlash 2": [{"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 256}}],
+    "DSpark": [{"architectures": ["Qwen3DSparkModel"]}, {"dflash_config": {"projector_type": "dspark"}}],
+    "LiLiCorr": [{"architectures": ["LiLiCorrDraftModel"]}],
+    "JetSpec": [{"architectures": ["DFlashDraftModel"], "dflash_config": {"causal": True}}],
+    "MTP": [{"speculators_model_type": "mtp"}],
+}
+
+
+def changed(stored, change):
+    """A configuration with fields replaced, in nested ones too, and those that are None taken out."""
+    stored = copy.deepcopy(stored)
+    for name, value in change.items():
+        is_nested = isinstance(value, dict) and isinstance(stored.get(name), dict)
+        stored[name] = changed(stored[name], value) if is_nested else value
+    return {name: value for name, value in stored.items() if value is not None}
+
+
+@pytest.mark.parametrize(("name", "change", "message"), CONFIGS, ids=[f"{c[0]}-{next(iter(c[1]))}" for c in CONFIGS])
+def test_configurations(tmp_path, name, change, message):
+    write_checkpoint(tmp_path, changed(reduced(RELEASED[name]), change), {})
+    with pytest.raises(ValueError, match=message):
+        DominoDraftModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafters_of_another_kind_are_named(tmp_path, kind):
+    for stored in KINDS[kind]:
+        write_checkpoint(tmp_path, stored, {})
+        with pytest.raises(ValueError, match=rf"kind must be Domino or DFlash, got '{kind} \(.*hf_domino cannot run"):
+            DominoDraftModel.from_pretrained(tmp_path)
+
+
+def test_every_other_kind_is_tried_and_no_release_is_one():
+    assert {kind.name for kind in OTHER_KINDS} == set(KINDS)
+    for stored in RELEASED.values():
+        refuse_others(stored)
+    assert format_of({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}) is None
+
+
+# --- weights ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkpoint(tiny_qwen3, tmp_path):
+    """A folder with a reduced SpecForge checkpoint, and its tensors."""
+    stored = reduced(RELEASED[DOMINO])
+    tensors = stored_tensors(our_drafter(tiny_qwen3, stored), {})
+    return write_checkpoint(tmp_path / "released", stored, tensors), stored, tensors
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prefix_gru.weight_hh_l0": None}, "tensors must be complete .* without prefix_gru.weight_hh_l0"),
+        ({"fc.weight": torch.zeros(32, 96)}, r"fc.weight must be of shape \(32, 64\).* got \(32, 96\)"),
+        ({"layers.0.self_attn.q_proj.bias": torch.zeros(32)}, "also layers.0.self_attn.q_proj.bias"),
+        ({"layers.2.mlp.up_proj.weight": torch.zeros(64, 32)}, "also layers.2.mlp.up_proj.weight"),
+        ({"prefix_gru.weight_hh_l0": None, "prefix_gru.weight_ih_l0": None, "embed_proj.0.weight": None,
+          "embed_proj.2.weight": None}, "projector_type must be 'dflash' for this checkpoint"),
+    ],
+)  # fmt: skip
+def test_tensors(checkpoint, change, message):
+    folder, stored, tensors = checkpoint
+    write_checkpoint(folder, stored, {k: v for k, v in (tensors | change).items() if v is not None})
+    with pytest.raises(ValueError, match=message):
+        DominoDraftModel.from_pretrained(folder)
+
+
+def test_pickled_weights(checkpoint):
+    folder, _, tensors = checkpoint
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"must be whole safetensors files \(pickled weights are not loaded\)"):
+        DominoDraftModel.from_pretrained(folder)
+
+
+def test_an_interrupted_download(checkpoint):
+    folder, stored, tensors = checkpoint
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r"must be whole safetensors files .*Download the checkpoint again"):
+        DominoDraftModel.from_pretrained(folder)
+    file.unlink()
+    write_checkpoint(folder, stored, tensors, num_shards=2)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"must be whole safetensors files .*model-00002-of-00002.safetensors"):
+        DominoDraftModel.from_pretrained(folder)
+
+
+def test_a_mistyped_folder_is_told_at_once(checkpoint, monkeypatch):
+    def head(url, token, timeout):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(source, "get_hf_file_metadata", head)
+    with pytest.raises(ValueError, match=r"no such folder\. Did you mean '.*released'\?"):
+        DominoDraftModel.from_pretrained(checkpoint[0].with_name("relesed"))
+    with pytest.raises(ValueError, match=r"the Hub does not answer \(no network\)"):
+        DominoDraftModel.from_pretrained("somebody/relesed")
+
+
+def test_config_that_is_no_json(checkpoint):
+    (checkpoint[0] / "config.json").write_text("{")
+    with pytest.raises(OSError, match="not a valid JSON file"):
+        DominoDraftModel.from_pretrained(checkpoint[0])
+
+
+def test_targets_are_still_refused_as_such(saved_pair):
+    with pytest.raises(ValueError, match=r"model_type must be 'domino', got 'qwen3': this is no drafter"):
+        DominoDraftModel.from_pretrained(saved_pair[0])
+    assert json.loads((saved_pair[0] / "config.json").read_text())["model_type"] == "qwen3"

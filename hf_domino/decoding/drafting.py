@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.noise.steps import OwnNoise
+from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
@@ -122,7 +122,7 @@ class DraftSession:
         self,
         prefixes: Prefixes,
         num_draft_tokens: int | None = None,
-        noise: torch.Tensor | OwnNoise | None = None,
+        noise: DraftNoise | None = None,
         goes_on: Listener | None = None,
     ) -> torch.Tensor:
         """Draft the tokens after `prefixes`; all context before the anchors must have been observed.
@@ -149,11 +149,7 @@ class DraftSession:
             return self._choose(draft_hidden[:, first : first + count], prefixes, noise, goes_on)
 
     def _choose(
-        self,
-        draft_hidden: torch.Tensor,
-        prefixes: Prefixes,
-        noise: torch.Tensor | OwnNoise | None,
-        goes_on: Listener | None,
+        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None
     ) -> torch.Tensor:
         return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, goes_on)
 

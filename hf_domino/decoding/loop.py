@@ -100,9 +100,7 @@ def assisted_decoding(
 
 def _rule(drafter: DominoDraftModel, law: TokenLaw, do_sample: bool, judge: Judge) -> CoupledRule | ResidualRule:
     """What accepts drafts, by the drafter's configuration where the target samples."""
-    if do_sample and drafter.config.acceptance_rule == "residual":
-        return ResidualRule(law, draws_drafts=drafter.config.draft_law != "greedy")
-    return CoupledRule(law, do_sample, judge)
+    return ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judge)
 
 
 @dataclass

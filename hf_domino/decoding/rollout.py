@@ -19,7 +19,7 @@ from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels
 from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.noise.steps import OwnNoise
+from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -36,7 +36,7 @@ def rollout(
     draft_hidden: torch.Tensor,
     prefixes: Prefixes,
     law: TokenLaw,
-    noise: torch.Tensor | OwnNoise | None = None,
+    noise: DraftNoise | None = None,
     table: InputTable | None = None,
     goes_on: Listener | None = None,
     is_fixed: bool = False,
@@ -90,7 +90,7 @@ class _Block:
     base_logits: torch.Tensor
     prefixes: Prefixes
     law: TokenLaw
-    noise: torch.Tensor | OwnNoise | None
+    noise: DraftNoise | None
     goes_on: Listener | None
     corrections: Corrections | None = None
 

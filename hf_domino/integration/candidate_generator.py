@@ -21,7 +21,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.noise.steps import OwnNoise, StepNoise
+from hf_domino.decoding.noise.steps import DraftNoise, StepNoise
 from hf_domino.decoding.pacing.pacer import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule
@@ -108,11 +108,10 @@ class DominoCandidateGenerator(CandidateGenerator):
         config.check()  # a field may have been set since
         self.model_kwargs_overrides = target.capture_kwargs()
         self._target, self._session = target, DraftSession(drafter, target, law.without_state())
-        self._residual: ResidualRule | None = None
+        do_sample = bool(generation_config.do_sample)
+        self._residual = ResidualRule.of_call(config, law, do_sample)
         self._coupled: CoupledChoice | None = None
-        if generation_config.do_sample and config.acceptance_rule == "residual":
-            self._residual = ResidualRule(law, config.draft_law != "greedy")
-        elif generation_config.do_sample:
+        if do_sample and self._residual is None:
             self._coupled = CoupledChoice(prompt_length, generation_config.max_length - prompt_length)
             logits_processor.append(self._coupled)
             # That loop tells nobody when it ends; it lets go of its candidate generator.
@@ -149,7 +148,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         length, most = input_ids.shape[1], self._stats.num_draft_tokens
         room = self._stops.room(length)
         count, prefixes = most if room is None else min(room, most), Prefixes.of(input_ids)
-        noise: torch.Tensor | OwnNoise | None = None
+        noise: DraftNoise | None = None
         listener = None
         if self._coupled is not None:
             noise = self._coupled.begin_round(length, count + 1)

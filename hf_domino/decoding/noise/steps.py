@@ -30,6 +30,9 @@ class OwnNoise:
         return torch.empty_like(scores).exponential_()
 
 
+DraftNoise = torch.Tensor | OwnNoise  # shared `[B, P, V]` or of more positions, or nobody else's
+
+
 class StepNoise:
     """The noise of one call, row by row and step by step.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.block import accept_block
@@ -33,6 +34,12 @@ class ResidualRule:
         self._vocab_size = 0
         self._laws: list[torch.Tensor] = []  # scores [R, V] that each proposal was drawn from
         self.draft_noise = OwnNoise() if draws_drafts else None
+
+    @classmethod
+    def of_call(cls, config: DominoConfig, law: TokenLaw, do_sample: bool) -> ResidualRule | None:
+        """The rule of a call, if its drafter's configuration asks for this one and the target samples."""
+        is_wanted = do_sample and config.acceptance_rule == "residual"
+        return cls(law, draws_drafts=config.draft_law != "greedy") if is_wanted else None
 
     def begin(self, prefixes: Prefixes, vocab_size: int) -> None:
         """The first token of all rows is about to be chosen."""
@@ -103,7 +110,7 @@ def verify(
     draft_probs = _draft_probs(proposals, draft_scores, target_probs.shape[-1])
     uniforms = torch.rand(proposals.shape, dtype=torch.float32, device=proposals.device)
     num_accepted, weights = accept_block(proposals, target_probs, draft_probs, uniforms)
-    return num_accepted, (weights / torch.empty_like(weights).exponential_()).argmax(dim=-1)
+    return num_accepted, (weights / OwnNoise().like(weights)).argmax(dim=-1)
 
 
 def _draft_probs(proposals: torch.Tensor, draft_scores: torch.Tensor | None, vocab_size: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from transformers.generation import logits_process as hf
 
 from hf_domino.decoding.caches.alignment import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.noise.steps import OwnNoise
+from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
 from hf_domino.decoding.pacing.pacer import fitting_length
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.stock import PREFIX_FREE
@@ -270,11 +270,7 @@ class StaticDraftSession(DraftSession):
         return (draft_hidden,)
 
     def _choose(
-        self,
-        draft_hidden: torch.Tensor,
-        prefixes: Prefixes,
-        noise: torch.Tensor | OwnNoise | None,
-        goes_on: Listener | None,
+        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None
     ) -> torch.Tensor:
         # What is told of every proposal is on the host; noise of its own comes with that.
         if self._law_key is None or goes_on is not None or isinstance(noise, OwnNoise):

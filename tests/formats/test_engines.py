@@ -6,6 +6,7 @@ SGLang's were compared with its own `parse_dflash_draft_config`, the others with
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 from released import DFLASH, DOMINO_8B, SPECULATORS_DFLASH
@@ -88,6 +89,9 @@ def test_what_we_write_breaks_no_rule_that_writing_can_keep():
     }
 
 
-def test_commands_name_what_they_are_started_with():
-    for engine in ENGINES.values():
-        assert all(f"${name}" in engine.command.template for name in ("target", "drafter"))
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_the_page_on_serving_starts_engines_as_we_say(name):
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    folder = {"sglang": "my-drafter-served", "vllm": "my-dflash-served"}[name]
+    assert ENGINES[name].title in page
+    assert ENGINES[name].command.substitute(target="TARGET", drafter=folder, num_draft_tokens=15) in page

@@ -25,6 +25,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.drafter.windows import windowed
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.format import TARGET_TENSORS
@@ -161,7 +162,7 @@ class DominoDraftModel(PreTrainedModel):
             context_features (`torch.Tensor`, *optional*): New context `[B, C, H]`, as `fuse_context` returns it.
             context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
             attention_mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look; None for
-                everywhere. Keys are ordered: cached context, new context, block.
+                everywhere. Windows are within it. Keys are ordered: cached context, new context, block.
             cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it. It makes
                 the mask.
             context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
@@ -176,9 +177,14 @@ class DominoDraftModel(PreTrainedModel):
         if context_position_ids is not None:
             position_ids = torch.cat((context_position_ids, position_ids), dim=1)
         inputs = AttentionInputs(context_features, self._rotary(position_ids), attention_mask, cache)
+        sliding = (
+            windowed(self.config, inputs, position_ids, noise_embeds.shape[1])
+            if self.config.has_sliding_layers
+            else inputs
+        )
         block = noise_embeds.to(self.norm.weight)
-        for layer in self.layers:
-            block = layer(block, inputs)
+        for index, layer in enumerate(self.layers):
+            block = layer(block, sliding if self.config.is_sliding(index) else inputs)
         if cache is not None:
             cache.advance()
         return self.norm(block)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
 from hf_domino.formats.format import TARGET_TENSORS
 from hf_domino.formats.loading import check_no_extras, explain, translate
+from hf_domino.standalone.bundle import write_bundle
 from hf_domino.stats import DecodingStats, last_stats
 
 
@@ -212,6 +214,31 @@ class DominoDraftModel(PreTrainedModel):
             check_no_extras(foreign, info["unexpected_keys"])
             model._weight_conversions = []  # saved under our names, with our configuration
         return (model, info) if wants_info else model  # type: ignore[return-value]
+
+    def save_pretrained(self, save_directory: Any, *args: Any, standalone: bool = False, **kwargs: Any) -> None:
+        """Save the drafter; arguments are those of [`~transformers.PreTrainedModel`].
+
+        Args:
+            save_directory (`str` or `Path`): The folder.
+            standalone (`bool`, *optional*, defaults to `False`): Also write `custom_generate/`: this package's code,
+                with which `target.generate(..., custom_generate=folder, trust_remote_code=True)` needs only torch and
+                transformers.
+
+        Raises:
+            ValueError: With both `standalone` and `push_to_hub`.
+        """
+        if standalone and kwargs.get("push_to_hub"):
+            remedy = "It would not be uploaded; call drafter.push_to_hub(name, standalone=True)."
+            raise refusal("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if standalone and kwargs.get("is_main_process", True):
+            write_bundle(save_directory)
+
+    def push_to_hub(self, *args: Any, standalone: bool = False, **kwargs: Any) -> str:
+        """Upload the drafter; `standalone` as in [`~DominoDraftModel.save_pretrained`], all else as in Transformers."""
+        pushed = copy.copy(self)  # it saves itself, without a word of how
+        pushed.save_pretrained = partial(self.save_pretrained, standalone=standalone)  # type: ignore[method-assign]
+        return super(DominoDraftModel, pushed).push_to_hub(*args, **kwargs)
 
 
 def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ Kept apart from the patch because it needs all of decoding, which nobody pays fo
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drift.shadow import watched
 from hf_domino.formats.registry import format_of
+from hf_domino.formats.source import check_source
 from hf_domino.identity import recognise
 from hf_domino.integration.call_checks import (
     check_batch,
@@ -93,16 +95,27 @@ def candidate_generator(
     return DominoCandidateGenerator(assistant_model, target, config, processors, input_ids.shape[1])
 
 
-def pipeline_drafter(target: PreTrainedModel, assistant: Any) -> DominoDraftModel | None:
-    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model."""
+def pipeline_drafter(
+    target: PreTrainedModel, assistant: Any, download: Mapping[str, Any] | None = None
+) -> DominoDraftModel | None:
+    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        assistant (`str`, `Path` or [`DominoDraftModel`]): What it was given.
+        download (`Mapping`, *optional*): What `from_pretrained` takes for the Hub.
+    """
     if not target.can_generate():
         return None
     if isinstance(assistant, (str, os.PathLike)):
-        config, _ = PreTrainedConfig.get_config_dict(assistant)
+        download = dict(download or {})
+        check_source(os.fspath(assistant), "assistant_model", **download)
+        config, _ = PreTrainedConfig.get_config_dict(assistant, **download)
         if config.get("model_type") != DominoConfig.model_type:
             foreign = format_of(config)
             if foreign is None or foreign.runs_natively:
                 return None
-        assistant = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype).to(target.device)
+        drafter = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype, **download)
+        assistant = drafter.to(target.device)
     check_target(assistant.config, target)
     return assistant

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 
-from hf_domino.compatibility import check_is_loaded, check_rows, check_target
+from hf_domino.compatibility import check_is_loaded, check_rows, check_target, refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.loop import assisted_decoding
@@ -35,7 +35,15 @@ from hf_domino.integration.call_checks import (
 )
 from hf_domino.integration.candidate_generator import DominoCandidateGenerator
 
-__all__ = ["candidate_generator", "check_call", "check_is_loaded", "decode", "pipeline_drafter"]
+__all__ = [
+    "candidate_generator",
+    "check_call",
+    "check_is_loaded",
+    "check_names",
+    "decode",
+    "pipeline_drafter",
+    "refuse_drafter",
+]
 
 
 def check_call(
@@ -93,6 +101,36 @@ def candidate_generator(
     check_inputs(target, input_ids, model_kwargs)
     check_rope(target, assistant_model.config.num_draft_tokens, input_ids, model_kwargs, config)
     return DominoCandidateGenerator(assistant_model, target, config, processors, input_ids.shape[1])
+
+
+def check_names(
+    model: Any,
+    assistant_model: Any,
+    token: Any = None,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    model_kwargs: Mapping[str, Any] | None = None,
+    **unused: Any,
+) -> None:
+    """Refuse at once names that are neither folders nor on the Hub; arguments are those of `pipeline`.
+
+    Raises:
+        ValueError: If the target's or the drafter's is such a name.
+    """
+    places = {"token": token, "cache_dir": (model_kwargs or {}).get("cache_dir"), "local_files_only": local_files_only}
+    if isinstance(model, (str, os.PathLike)):
+        check_source(os.fspath(model), "model", revision=revision, **places)
+    check_source(os.fspath(assistant_model), "assistant_model", **places)
+
+
+def refuse_drafter(name: Any) -> None:
+    """Say that a pipeline's model is the target.
+
+    Raises:
+        ValueError: Always.
+    """
+    remedy = f"Pass the target as model, and assistant_model={os.fspath(name)!r}."
+    raise refusal("model of the pipeline", "the target, which a drafter only assists", os.fspath(name), remedy)
 
 
 def pipeline_drafter(

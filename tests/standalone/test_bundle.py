@@ -119,7 +119,7 @@ FLAT = {"p.a": "a", "p.b.c": "b_c", "p.b": "b", "k": "k"}
         ("import k", "from .k import __name__ as _\nfrom . import k"),
         ("from .b.c import x", "from .b_c import x"),
         ("import torch.nn as nn", "import torch.nn as nn"),
-        ("def f():\n    from p.a import (\n        x,\n    )\n    return x", "def f():\n    from .a import x\n    return x"),
+        ("def f():\n    from p.a import (\n        x,\n    )\n    x()", "def f():\n    from .a import x\n    x()"),
         ("import triton", "try:  # not asked for where it is not installed\n    import triton\nfinally:\n    pass"),
         ("if TYPE_CHECKING:\n    from p.a import X\nx = 1", "x = 1"),
     ],

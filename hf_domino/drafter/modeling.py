@@ -8,6 +8,7 @@ Shapes: B batch, Q block positions, C new context positions, S all context posit
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -21,11 +22,12 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from hf_domino.compatibility import check_loading_info, refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
 from hf_domino.formats.format import TARGET_TENSORS
-from hf_domino.formats.loading import check_no_extras, explain, translate
+from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_no_extras, explain, translate
 from hf_domino.standalone.bundle import write_bundle
 from hf_domino.stats import DecodingStats, last_stats
 
@@ -191,6 +193,8 @@ class DominoDraftModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> DominoDraftModel:
         """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
 
+        Of an adapter that PEFT saved, the drafter it was made for is loaded, and the adapter into it.
+
         Checkpoints of other projects are recognised by their configuration: SpecForge, z-lab's DFlash, speculators,
         Model-Optimizer, and Transformers' own DFlash drafter.
 
@@ -201,6 +205,14 @@ class DominoDraftModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
         foreign = translate(pretrained_model_name_or_path, kwargs)
+        download = {key: kwargs[key] for key in DOWNLOAD_ARGUMENTS if key in kwargs}
+        if foreign is None and (base := base_of(pretrained_model_name_or_path, download)) is not None:
+            others = {key: value for key, value in kwargs.items() if key not in download}
+            model, info = cls.from_pretrained(
+                base, *args, **others, **base_download(download), output_loading_info=True
+            )
+            model.load_adapter(os.fspath(pretrained_model_name_or_path), adapter_kwargs=download)
+            return (model, info) if wants_info else model
         try:
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs

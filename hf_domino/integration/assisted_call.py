@@ -19,6 +19,7 @@ from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.fixed_caches import unfixable
+from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drift.shadow import watched
 from hf_domino.formats.registry import format_of
@@ -148,7 +149,10 @@ def pipeline_drafter(
     if isinstance(assistant, (str, os.PathLike)):
         download = dict(download or {})
         check_source(os.fspath(assistant), "assistant_model", **download)
-        config, _ = PreTrainedConfig.get_config_dict(assistant, **download)
+        base = base_of(assistant, download)
+        config, _ = PreTrainedConfig.get_config_dict(
+            base or assistant, **(base_download(download) if base else download)
+        )
         if config.get("model_type") != DominoConfig.model_type:
             foreign = format_of(config)
             if foreign is None or foreign.runs_natively:

@@ -213,7 +213,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
                 base, *args, **others, **base_download(download), output_loading_info=True
             )
             model.load_adapter(os.fspath(pretrained_model_name_or_path), adapter_kwargs=download)
-            return (model, info) if wants_info else model
+            return (model, info) if wants_info else model  # type: ignore[return-value]
         try:
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs

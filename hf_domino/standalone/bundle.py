@@ -30,8 +30,8 @@ def write_bundle(folder: str | Path) -> list[Path]:
     >>> import tempfile
     >>> from hf_domino.standalone.bundle import write_bundle
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     sorted(path.name for path in write_bundle(folder))[:3]
-    ['compatibility.py', 'configuration.py', 'decoding_caches_alignment.py']
+    ...     {"generate.py", "decoding_loop.py"} <= {path.name for path in write_bundle(folder)}
+    True
 
     ```
     """

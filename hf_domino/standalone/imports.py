@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 # What Transformers needs itself.
-NEEDED_ANYWAY = ("huggingface_hub", "numpy", "safetensors", "tokenizers", "torch", "transformers")
+NEEDED_ANYWAY = ("huggingface_hub", "numpy", "safetensors", "tokenizers", "torch", "transformers", "yaml")
 
 
 def rewrite(source: str, name: str, is_package: bool, flat_name: Callable[[str], str | None]) -> tuple[str, set[str]]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -25,7 +24,7 @@ from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
 from hf_domino.drafter.windows import windowed
 from hf_domino.formats.format import TARGET_TENSORS
-from hf_domino.formats.loading import check_no_extras, explain, translate
+from hf_domino.formats.loading import check_no_extras, translate
 from hf_domino.stats import DecodingStats, last_stats
 
 
@@ -204,19 +203,13 @@ class DominoDraftModel(PreTrainedModel):
         """
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
-        foreign = translate(pretrained_model_name_or_path, kwargs)
-        try:
-            model, info = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-            )
-        except (OSError, SafetensorError) as error:
-            if foreign is None:
-                raise
-            raise explain(foreign, error) from error
+        found = translate(pretrained_model_name_or_path, kwargs)
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         check_loading_info(model.config, info)
-        if foreign is not None:
-            check_no_extras(foreign, info["unexpected_keys"])
+        if found is not None:
+            check_no_extras(found, info["unexpected_keys"])
             model._weight_conversions = []  # saved under our names, with our configuration
+        model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]
 
 

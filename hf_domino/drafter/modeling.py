@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -24,8 +23,9 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.drafter.windows import windowed
 from hf_domino.formats.format import TARGET_TENSORS
-from hf_domino.formats.loading import check_no_extras, explain, translate
+from hf_domino.formats.loading import check_no_extras, translate
 from hf_domino.stats import DecodingStats, last_stats
 
 
@@ -158,7 +158,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             context_features (`torch.Tensor`, *optional*): New context `[B, C, H]`, as `fuse_context` returns it.
             context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
             attention_mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look; None for
-                everywhere. Keys are ordered: cached context, new context, block.
+                everywhere. Windows are within it. Keys are ordered: cached context, new context, block.
             cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it. It makes
                 the mask.
             context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
@@ -173,9 +173,14 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         if context_position_ids is not None:
             position_ids = torch.cat((context_position_ids, position_ids), dim=1)
         inputs = AttentionInputs(context_features, self._rotary(position_ids), attention_mask, cache)
+        sliding = (
+            windowed(self.config, inputs, position_ids, noise_embeds.shape[1])
+            if self.config.has_sliding_layers
+            else inputs
+        )
         block = noise_embeds.to(self.norm.weight)
-        for layer in self.layers:
-            block = layer(block, inputs)
+        for index, layer in enumerate(self.layers):
+            block = layer(block, sliding if self.config.is_sliding(index) else inputs)
         if cache is not None:
             cache.advance()
         return self.norm(block)
@@ -199,19 +204,13 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         """
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
-        foreign = translate(pretrained_model_name_or_path, kwargs)
-        try:
-            model, info = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-            )
-        except (OSError, SafetensorError) as error:
-            if foreign is None:
-                raise
-            raise explain(foreign, error) from error
+        found = translate(pretrained_model_name_or_path, kwargs)
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         check_loading_info(model.config, info)
-        if foreign is not None:
-            check_no_extras(foreign, info["unexpected_keys"])
+        if found is not None:
+            check_no_extras(found, info["unexpected_keys"])
             model._weight_conversions = []  # saved under our names, with our configuration
+        model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]
 
 

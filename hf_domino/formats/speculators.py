@@ -2,6 +2,8 @@
 
 The backbone is nested as `transformer_layer_config`, a difference from its architecture's defaults. Layer ids count the
 embeddings as 0, so they are one higher than ours. Embeddings, lm_head and, at times, more of the target are stored.
+Windows are counted from the anchor in its training, but from each query in vLLM, which serves its drafters, and here:
+of the oldest positions up to a block differs.
 Sources: `src/speculators/models/dflash/config.py`, `src/speculators/convert/dflash/converter.py` (c05b95b),
 `update_dflash` of vLLM (its pull request 40727); for Domino `models/domino/config.py` and `convert/domino/converter.py`
 of the pull request.
@@ -33,6 +35,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     if stored.get("layer_types"):  # they may stand beside the backbone
         decoder["layer_types"] = stored["layer_types"]
     fields = backbone_fields(decoder)
+    if "layer_types" in fields:
+        fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
     _check_sizes(stored, fields)
     is_domino = stored[KIND] == "domino"
     fields |= {

@@ -7,12 +7,24 @@ import shutil
 
 import pytest
 import torch
-from released import DOMINO_4B, DOMINO_8B, LAYER_IDS, PREFIXES, RELEASED, our_drafter, reduced, stored_tensors
+from released import (
+    DOMINO_4B,
+    DOMINO_8B,
+    LAYER_IDS,
+    MEANT,
+    PREFIXES,
+    RELEASED,
+    WINDOWED,
+    our_drafter,
+    reduced,
+    stored_tensors,
+)
 from released import write_checkpoint as write
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import pipeline
 
 from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.formats import loading
 from hf_domino.formats.registry import format_of
 from hf_domino.integration.assisted_call import pipeline_drafter
 from hf_domino.pair import load_pair
@@ -95,21 +107,50 @@ def test_logits(tiny_qwen3, tmp_path, name, prefixes, num_shards):
     }
 
 
-def test_logits_of_transformers_own_class(tmp_path):
-    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+def test_windows_at_full_size():
+    for name, (window, non_causal) in MEANT.items():
+        config, stored = config_of(WINDOWED[name]), WINDOWED[name]
+        assert (config.sliding_window, config.sliding_window_non_causal) == (window, non_causal)
+        is_mixed = name == "specforge_windows"
+        assert config.layer_types == (stored["layer_types"] if is_mixed else ["sliding_attention"] * 5)
+    defaults = config_of({"model_type": "muse_glimmer_assistant"})  # of Transformers' class: windows throughout
+    assert (defaults.sliding_window, set(defaults.layer_types)) == (2049, {"sliding_attention"})
 
-    stored = reduced(RELEASED["muse_glimmer"])
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_logits_with_windows(tiny_qwen3, tmp_path, name):
+    stored, non_causal = reduced(WINDOWED[name]), MEANT[name][1]
+    kinds = ["sliding_attention", "full_attention" if name == "specforge_windows" else "sliding_attention"]
+    windows = {"layer_types": kinds, "sliding_window": 9 if "muse" in name else 8}
+    ours = our_drafter(tiny_qwen3, stored, **windows, sliding_window_non_causal=non_causal)
+    write(tmp_path, stored, stored_tensors(ours, PREFIXES.get(name.removesuffix("_windows"), {})))
+    loaded, expected = DominoDraftModel.from_pretrained(tmp_path), draft_logits(ours, tiny_qwen3)
+    torch.testing.assert_close(draft_logits(loaded, tiny_qwen3), expected, **FP32_TOL)
+    other = draft_logits(loaded.view(sliding_window_non_causal=not non_causal), tiny_qwen3)
+    assert (other - expected).abs().max() > 1e-3
+    everything = draft_logits(loaded.view(layer_types=None, sliding_window=None), tiny_qwen3)
+    assert (everything - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+def test_logits_of_transformers_own_class(tmp_path, layer_type):
+    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+    from transformers.cache_utils import DFlashCache
+
+    stored = reduced(RELEASED["muse_glimmer"]) | {"layer_types": ["full_attention", layer_type], "sliding_window": 8}
     del stored["vocab_size"]
     native = MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**stored)).eval()
     for name, parameter in native.named_parameters():
         torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
     native.save_pretrained(tmp_path)
     drafter = DominoDraftModel.from_pretrained(tmp_path, dtype=torch.float32)
-    noise, features, positions = torch.randn(1, 6, 32), torch.randn(1, 9, 64), torch.arange(15)[None]
+    noise, features, positions = torch.randn(1, 6, 32), torch.randn(1, 12, 64), torch.arange(18)[None]
+    cache = DFlashCache(config=native.config)
     with torch.no_grad():
-        expected = native(noise, features, position_ids=positions).last_hidden_state
+        cache.set_previous_accepted_tokens(12)
+        expected = native(noise, features, position_ids=positions, past_key_values=cache).last_hidden_state
         context = drafter.fuse_context(features.split(32, dim=-1))
-        found = drafter(noise, positions[:, 9:], context, positions[:, :9])
+        found = drafter(noise, positions[:, 12:], context, positions[:, :12])
     torch.testing.assert_close(found, expected)
 
 
@@ -134,11 +175,34 @@ def test_from_the_cache_without_network(checkpoint, tmp_path):
     (repository / "refs").mkdir()
     (repository / "refs" / "v1").write_text("a" * 40)
     options = {"cache_dir": tmp_path / "cache", "revision": "v1", "local_files_only": True}
-    assert DominoDraftModel.from_pretrained("somebody/drafter", **options).has_correction_head
+    drafter = DominoDraftModel.from_pretrained("somebody/drafter", **options)
+    assert drafter.has_correction_head
+    assert drafter.view(draft_length="full").config._commit_hash == "a" * 40
     with pytest.raises(
         ValueError, match=r"got 'somebody/drafters': .* not downloaded before, and local_files_only=True"
     ):
         DominoDraftModel.from_pretrained("somebody/drafters", **options)
+
+
+def test_what_is_pushed_while_it_loads_is_not_mixed_in(checkpoint, tmp_path, monkeypatch):
+    repository = tmp_path / "cache" / "models--somebody--drafter"
+    for commit in ("a" * 40, "b" * 40):
+        shutil.copytree(checkpoint, repository / "snapshots" / commit)
+    newer = repository / "snapshots" / ("b" * 40) / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(newer).items()}, newer, metadata={"format": "pt"})
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    read = loading.read_config
+
+    def read_and_push(*args):
+        (repository / "refs" / "main").write_text("b" * 40)
+        return read(*args)
+
+    monkeypatch.setattr(loading, "read_config", read_and_push)
+    drafter = DominoDraftModel.from_pretrained("somebody/drafter", cache_dir=tmp_path / "cache", local_files_only=True)
+    assert torch.equal(drafter.fc.weight, load_file(checkpoint / "model.safetensors")["fc.weight"])
+    assert drafter.config._commit_hash == "a" * 40
+    assert DominoDraftModel.from_pretrained(checkpoint).config._commit_hash is None
 
 
 def test_saved_again_it_is_ours(tiny_qwen3, tmp_path):

@@ -55,9 +55,8 @@ def translate(name: Any, arguments: dict[str, Any]) -> Format | None:
         stored = read_config(arguments.get("config") or name, download)
         if stored is None:
             return None
-        found = _format_of(stored)
         overrides = {key: arguments.pop(key) for key in list(arguments) if key in DominoConfig.__annotations__}
-        arguments["config"] = _config(found, stored, overrides)
+        found, arguments["config"] = interpret(stored, overrides)
         arguments["key_mapping"] = dict(found.renames)
     check_weights(name, found, download, arguments.get("variant"))
     arguments["force_download"] = False  # all of it is here now
@@ -74,6 +73,20 @@ def _pin(name: str | os.PathLike, arguments: dict[str, Any]) -> None:
     revision = resolve_revision(name, arguments.get("revision"), **asked)
     if revision is not None:
         arguments["revision"] = revision
+
+
+def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) -> tuple[Format, DominoConfig]:
+    """Say which format a configuration is of, [`OURS`] among them, and tell it as ours.
+
+    Args:
+        stored (`Mapping`): A checkpoint's config.json.
+        overrides (`Mapping`, *optional*): Fields of [`DominoConfig`] to set in place of its own.
+
+    Raises:
+        ValueError: If it is that of no drafter, of one of another kind, or cannot be read.
+    """
+    found = _format_of(stored)
+    return found, _config(found, stored, dict(overrides or {}))
 
 
 def _format_of(stored: StoredConfig) -> Format:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError, safe_open
 from transformers.utils.hub import cached_file
 
@@ -17,6 +18,7 @@ from hf_domino.formats.format import TARGET_TENSORS, Format, StoredConfig
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
+CUT_SHORT = "Consistency check failed"  # huggingface_hub's words for a download of another size than was told
 AGAIN = "Download the checkpoint again, or save the drafter again."
 
 
@@ -113,7 +115,13 @@ def _tensors(path: Path) -> list[str]:
 def _find(name: str | os.PathLike, file: str, download: dict[str, Any]) -> Path | None:
     """Where a file of the checkpoint is, downloaded first where it must be; None if it has none."""
     quiet = {"_raise_exceptions_for_missing_entries": False}
-    found = cached_file(name, file, **download, **quiet)
+    try:
+        found = cached_file(name, file, **download, **quiet)
+    except (HTTPError, OSError) as error:
+        if isinstance(error, OSError) and CUT_SHORT not in str(error):
+            raise  # Transformers' own words are good
+        reason = " ".join(str(error).split())
+        raise refusal(f"{file} of {name}", "downloaded whole", reason, "Load it again when the Hub answers.") from error
     return None if found is None else Path(found)
 
 

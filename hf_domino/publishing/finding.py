@@ -21,12 +21,12 @@ from huggingface_hub.hf_api import ModelInfo
 
 from hf_domino import __version__
 from hf_domino.compatibility import refusal
-from hf_domino.configuration import DominoConfig
-from hf_domino.formats.loading import translate
+from hf_domino.formats.loading import OURS, interpret
+from hf_domino.formats.others import refuse_others
+from hf_domino.formats.registry import format_of
 from hf_domino.publishing.answers import check_name, explained
 
 CONFIG = "config.json"
-OURS = "hf_domino"
 TAGS = ("speculative-decoding", "draft-model", "speculators", "domino", "dflash", "eagle", "eagle3")
 WORDS = ("domino", "dflash", "draft", "speculator", "eagle", "mtp")  # in names
 MOST_OF_ONE_KIND = 100  # repositories asked for at once, the most downloaded first
@@ -81,7 +81,7 @@ def find(target: str, *, limit: int = 20, token: str | bool | None = None) -> li
     check_name(target, "the target")
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}.")
-    api = HfApi(token=token, library_name=OURS, library_version=__version__)
+    api = HfApi(token=token, library_name="hf_domino", library_version=__version__)
     with explained(target, "finding drafters for"):
         api.model_info(target, expand=["sha"])
         by_name = {info.id: info for info in _candidates(api, target) if info.id != target}
@@ -128,12 +128,10 @@ def _judge(info: ModelInfo, config: Path | str) -> FoundDrafter:
 def _format_of(config: Path) -> tuple[str | None, str | None]:
     """What the loading of a drafter says of a configuration: its format, or why it does not load."""
     try:
-        if found := translate(config.parent, {}):
-            return found.name, None
         stored = json.loads(config.read_text(encoding="utf-8"))
-        if stored.get("model_type") != DominoConfig.model_type:
+        refuse_others(stored)
+        if not OURS.matches(stored) and format_of(stored) is None:
             return None, "not a drafter"
-        DominoConfig.from_dict(stored)
-    except (ValueError, TypeError, AttributeError, OSError) as error:
+        return interpret(stored)[0].name, None
+    except (ValueError, AttributeError) as error:
         return None, " ".join(str(error).split())
-    return OURS, None

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import get_token
-from safetensors import SafetensorError
 from transformers.utils import logging
 
 from hf_domino.benchmark import card
@@ -90,10 +89,9 @@ def plan_push(folder: Path, repo_id: str) -> PushPlan:
         ValueError: If it holds no drafter that loads, its card does not fit its rows, or a file holds a token.
     """
     folder = Path(folder)
-    weights = _weights(folder)
     _check_drafter(folder)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    going = {CONFIG, *weights, *(name for name in names if _is_published(name))}
+    going = {CONFIG, *_weights(folder), *(name for name in names if _is_published(name))}
     files = {name: PlannedFile(name, (folder / name).stat().st_size, folder / name) for name in going}
     files[CARD] = _card(folder, repo_id)
     for file in files.values():
@@ -104,40 +102,27 @@ def plan_push(folder: Path, repo_id: str) -> PushPlan:
     )
 
 
-def _weights(folder: Path) -> list[str]:
-    """The files that `from_pretrained` reads weights from, which must be safetensors."""
+def _check_drafter(folder: Path) -> None:
+    """Load it without its values: configuration, names and shapes of tensors, and whole files."""
     if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
         remedy = "Merge it, adapted.merge_and_unload(), or publish it with PEFT's own adapted.push_to_hub()."
         raise refusal("the folder", "that of a whole drafter", f"an adapter ({folder})", remedy)
     if not (folder / CONFIG).is_file():
         remedy = "Save a drafter there, drafter.save_pretrained(folder)."
         raise refusal("the folder", f"that of a drafter, with {CONFIG}", str(folder), remedy)
-    if (folder / WEIGHTS).is_file():
-        return [WEIGHTS]
-    if not (folder / INDEX).is_file():
-        found = sorted(path.name for path in folder.iterdir() if path.suffix in (*PICKLES, ".safetensors"))
-        remedy = "Load the drafter and save it again with save_pretrained; pickled weights are not published."
-        raise refusal("the drafter's weights", f"in {WEIGHTS}, or in shards with {INDEX}", found, remedy)
-    try:
-        shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()
-    except (ValueError, KeyError, AttributeError) as error:
-        raise refusal(INDEX, "an object with a weight_map", str(error), "Save the drafter again.") from error
-    if missing := sorted(shard for shard in set(shards) if not (folder / shard).is_file()):
-        raise refusal(INDEX, "an index of files that are there", f"one with {', '.join(missing)}", "Save it again.")
-    return [INDEX, *sorted(set(shards))]
-
-
-def _check_drafter(folder: Path) -> None:
-    """Load it without its values: configuration, names and shapes of tensors, and whole files."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # Transformers' report of what is missing; the error says it
     try:
-        DominoDraftModel.from_pretrained(folder, device_map="meta", local_files_only=True, use_safetensors=True)
-    except (OSError, SafetensorError, TypeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise refusal("the folder", "that of a drafter that loads", reason, "Save the drafter again.") from error
+        DominoDraftModel.from_pretrained(folder, device_map="meta", local_files_only=True)
     finally:
         logging.set_verbosity(verbosity)
+
+
+def _weights(folder: Path) -> list[str]:
+    """The files that `from_pretrained` reads weights from."""
+    if (folder / WEIGHTS).is_file():
+        return [WEIGHTS]
+    return [INDEX, *json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()]
 
 
 def _card(folder: Path, repo_id: str) -> PlannedFile:

@@ -100,15 +100,15 @@ def without_shards(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (pickled, r"weights must be in model.safetensors, .* got \['pytorch_model.bin'\].* pickled weights are not"),
-        (cut, "whole safetensors files"),
+        (pickled, "model.safetensors must be among the weights .* Pickled weights .* are not loaded"),
+        (cut, "model.safetensors of the checkpoint must be a whole safetensors file"),
         (without_a_tensor, "tensors must be complete .* got 'a file without fc.weight'"),
         (without_config, "the folder must be that of a drafter, with config.json"),
         (adapter, "the folder must be that of a whole drafter, got 'an adapter .*merge_and_unload"),
         (with_token, "README.md must be free of tokens, got 'what looks like a token of the Hub'"),
         (with_own_token, "LICENSE must be free of tokens"),
         (without_rows, "'results' .* must have its rows beside it"),
-        (without_shards, "an index of files that are there, got 'one with model-1.safetensors'"),
+        (without_shards, "model-1.safetensors of model.safetensors.index.json must be in"),
     ],
 )
 def test_what_is_not_fit_to_be_published_is_refused(folder, monkeypatch, damage, message):

@@ -92,6 +92,8 @@ def load_pair(
     assistant: str | Path | None = None,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    target_revision: str | None = None,
+    drafter_revision: str | None = None,
 ) -> Pair:
     """Load a target and what drafts for it; folders are read without any network access.
 
@@ -103,26 +105,29 @@ def load_pair(
         assistant (`str` or `Path`, *optional*): A small model with the target's vocabulary.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Dtype of all models.
         device (`str`, *optional*, defaults to `"cpu"`): Where to put them.
+        target_revision (`str`, *optional*): Branch, tag or commit of a target on the Hub, for its tokenizer as well.
+        drafter_revision (`str`, *optional*): Likewise of the drafter.
 
     Raises:
         FileNotFoundError: If no target is given and there is no bundled one.
         ValueError: If no drafter is given and none stands beside the target, or one does not fit the target.
     """
     folder = find_pair().resolve() if target is None else Path(target)
-    check_source(folder, "--target")
+    check_source(folder, "--target", revision=target_revision)
     drafter, twin = drafter or _drafter_beside(folder), twin or _twin_beside(folder)
-    for flag, name in (("--drafter", drafter), ("--twin", twin), ("--assistant", assistant)):
+    check_source(drafter, "--drafter", revision=drafter_revision)
+    for flag, name in (("--twin", twin), ("--assistant", assistant)):
         if name is not None:
             check_source(name, flag)
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=folder.is_dir())
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), **_download(folder, target_revision))
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     pair = Pair(
         name=folder.resolve().name,
         folder=folder,
-        target=_load(AutoModelForCausalLM, folder, dtype, device),
+        target=_load(AutoModelForCausalLM, folder, dtype, device, target_revision),
         tokenizer=tokenizer,
-        drafter=_load(DominoDraftModel, drafter, dtype, device),
+        drafter=_load(DominoDraftModel, drafter, dtype, device, drafter_revision),
         twin=_load(DominoDraftModel, twin, dtype, device),
         assistant=_load(AutoModelForCausalLM, assistant, dtype, device),
     )
@@ -131,12 +136,19 @@ def load_pair(
     return pair
 
 
-def _load(model_class: Any, name: str | Path | None, dtype: torch.dtype, device: str) -> Any:
+def _load(
+    model_class: Any, name: str | Path | None, dtype: torch.dtype, device: str, revision: str | None = None
+) -> Any:
     """A model of a folder or of the Hub, ready to generate; None of no name."""
     if name is None:
         return None
-    model = model_class.from_pretrained(str(name), dtype=dtype, local_files_only=Path(name).is_dir())
+    model = model_class.from_pretrained(str(name), dtype=dtype, **_download(name, revision))
     return model.to(torch.device(device)).eval()
+
+
+def _download(name: str | Path, revision: str | None) -> dict[str, Any]:
+    """How `from_pretrained` gets at a folder, which has no revisions, or at what is on the Hub."""
+    return {"local_files_only": True} if Path(name).is_dir() else {"revision": revision or "main"}
 
 
 def _drafter_beside(target: Path) -> Path:

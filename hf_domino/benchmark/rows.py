@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from transformers import PreTrainedModel
 
 from hf_domino.benchmark.prompts import source
+from hf_domino.pair import Pair
 from hf_domino.provenance import provenance
 
 Row = dict[str, Any]
@@ -24,12 +27,12 @@ Prompts = Sequence[dict[str, Any]]
 DATED = ("date",)  # may differ between rows of one run that was taken up again
 
 
-def provenance_of_run(options: argparse.Namespace, pair_name: str, methods: Iterable[str]) -> dict[str, Any]:
+def provenance_of_run(options: argparse.Namespace, pair: Pair, methods: Iterable[str]) -> dict[str, Any]:
     """Fields that every row of a run carries.
 
     Args:
         options (`argparse.Namespace`): Flags of `hf-domino bench`.
-        pair_name (`str`): Name of the target.
+        pair ([`Pair`]): What is measured; the commits of what came from the Hub are among the fields.
         methods (`Iterable[str]`): What is measured, in turn.
     """
     return {
@@ -43,8 +46,24 @@ def provenance_of_run(options: argparse.Namespace, pair_name: str, methods: Iter
         "dtype": options.dtype,
         "device": torch.device(options.device).type,
         "seed": options.seed,
-        "pair": pair_name,
+        "pair": pair.name,
+        "target_commit": commit_of(pair.target, options.target_revision),
+        "drafter_commit": commit_of(pair.drafter, options.drafter_revision),
     } | provenance(options.device)
+
+
+def commit_of(model: PreTrainedModel, revision: str | None = None) -> str | None:
+    """The commit on the Hub that a model was loaded from; None for a folder's.
+
+    Args:
+        model (`PreTrainedModel`): As `from_pretrained` returned it.
+        revision (`str`, *optional*): What it was asked for.
+    """
+    name, known = str(model.name_or_path), getattr(model.config, "_commit_hash", None)
+    if known is not None or not name or Path(name).exists():
+        return known
+    config = try_to_load_from_cache(name, "config.json", revision=revision)  # transformers 5.23 keeps no commit
+    return Path(config).parent.name if isinstance(config, str) else None
 
 
 def read_rows(path: Path, mend: bool = False) -> list[Row]:

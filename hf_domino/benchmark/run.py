@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
     pair = _load(options)
     methods, skipped = choose_methods(pair, options)
     batches = read_batches(_prompts_of(options, pair), options.num_prompts, options.batch_size)
-    bench, file = Bench(pair, methods, options), RowsFile(options.rows, provenance_of_run(options, pair.name, methods))
+    bench, file = Bench(pair, methods, options), RowsFile(options.rows, provenance_of_run(options, pair, methods))
     todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
     kept = file.finished(todo, options.temperature) if options.resume else []
     file.start(skipped, kept)
@@ -67,7 +67,8 @@ def _load(options: argparse.Namespace) -> Pair:
         raise ValueError("--target and --pair both name a target: give one of them.")
     target = options.target or find_pair(options.pair).resolve()
     dtype = DTYPES[options.dtype]
-    return load_pair(target, options.drafter, options.twin, options.assistant, dtype, options.device)
+    revisions = {"target_revision": options.target_revision, "drafter_revision": options.drafter_revision}
+    return load_pair(target, options.drafter, options.twin, options.assistant, dtype, options.device, **revisions)
 
 
 def _prompts_of(options: argparse.Namespace, pair: Pair) -> Path:

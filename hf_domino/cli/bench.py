@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_models(group: argparse._ArgumentGroup) -> None:
     add_pair(group)
     group.add_argument("--target", help="folder or Hub name of a target of your own, in place of --pair")
+    group.add_argument("--target-revision", help="branch, tag or commit of --target on the Hub (default: main)")
     group.add_argument("--drafter", help="its drafter (default: NAME-domino beside the target)")
+    group.add_argument("--drafter-revision", help="branch, tag or commit of --drafter on the Hub (default: main)")
     group.add_argument("--twin", help="its DFlash drafter (default: NAME-dflash beside the target, if there is one)")
     group.add_argument("--assistant", help="a small model with the target's vocabulary, to compare with")
     group.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of all models")

@@ -32,6 +32,8 @@ COMMANDS = {
         "Say whether speculation pays, how many proposals are best, and over which network.",
     ),
     "bench-round": ("hf_domino.cli.bench_round", "Measure one round with random weights: graphed, launched, growing."),
+    "find": ("hf_domino.cli.find", "List drafters on the Hub for a target, and say which of them load."),
+    "push": ("hf_domino.cli.push", "Publish a drafter's folder on the Hub: weights, configuration, card, results."),
     "export": ("hf_domino.cli.export", "Write a drafter as a folder that SGLang, vLLM and others read."),
     "recipe": ("hf_domino.cli.recipe", "Make the bundled pair from nothing."),
     "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),

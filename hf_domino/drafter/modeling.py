@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
@@ -32,7 +31,7 @@ from hf_domino.drafter.windows import windowed
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.format import TARGET_TENSORS
-from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_no_extras, explain, translate
+from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_no_extras, translate
 from hf_domino.standalone.bundle import write_bundle
 from hf_domino.stats import DecodingStats, last_stats
 
@@ -233,27 +232,21 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         """
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
-        foreign = translate(pretrained_model_name_or_path, kwargs)
+        found = translate(pretrained_model_name_or_path, kwargs)
         download = {key: kwargs[key] for key in DOWNLOAD_ARGUMENTS if key in kwargs}
-        if foreign is None and (base := base_of(pretrained_model_name_or_path, download)) is not None:
+        if found is None and (base := base_of(pretrained_model_name_or_path, download)) is not None:
             others = {key: value for key, value in kwargs.items() if key not in download}
             model, info = cls.from_pretrained(
                 base, *args, **others, **base_download(download), output_loading_info=True
             )
             model.load_adapter(os.fspath(pretrained_model_name_or_path), adapter_kwargs=download)
             return (model, info) if wants_info else model  # type: ignore[return-value]
-        try:
-            model, info = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-            )
-        except (OSError, SafetensorError) as error:
-            if foreign is None:
-                raise
-            raise explain(foreign, error) from error
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         check_loading_info(model.config, info)
-        if foreign is not None:
-            check_no_extras(foreign, info["unexpected_keys"])
+        if found is not None:
+            check_no_extras(found, info["unexpected_keys"])
             model._weight_conversions = []  # saved under our names, with our configuration
+        model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]
 
     def save_pretrained(self, save_directory: Any, *args: Any, standalone: bool = False, **kwargs: Any) -> None:

@@ -45,6 +45,10 @@ def test_finished_batches_are_kept(file):
     assert read_rows(file.path) == kept
 
 
+def test_rows_from_before_commits_were_told_go_on_with_folders(file):
+    assert len(finished(file, {"target_commit": None, "drafter_commit": None})) == 6
+
+
 def test_a_batch_broken_off_while_writing_is_measured_again(file):
     file.path.write_text(file.path.read_text()[:-20])
     assert [(row["mode"], row["prompt"]) for row in finished(file)[::2]] == [("greedy", 0), ("greedy", 1)]
@@ -67,6 +71,7 @@ def test_no_file_is_a_run_not_begun(tmp_path):
     ("changes", "message"),
     [
         ({"origin": {"commit": "def"}}, "the commit that .* was measured with, 'abc', got 'def'"),
+        ({"origin": {"drafter_commit": "def"}}, "the drafter_commit that .* was measured with, None, got 'def'"),
         ({"origin": {"repeats": 1}}, "the repeats that .* 3, got 1: write to another --rows, or .* --overwrite"),
         ({"origin": {"methods": ["plain", "lean"]}}, "the methods that"),
         ({"temperature": 1.0}, "the temperature that .* 0.7, got 1.0"),

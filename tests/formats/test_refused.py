@@ -51,7 +51,7 @@ CONFIGS = [
     (
         DOMINO,
         {"dflash_config": {"use_swa": True, "swa_window_size": "8"}},
-        "sliding_window .* must be None or int, got '8'",
+        "sliding_window .* must be int or None, got '8'",
     ),
     (DOMINO, {"dflash_config": {"attention_sink_bias": True}}, "attention_sink_bias must be False"),
     (DOMINO, {"is_causal": True}, "is_causal must be False"),
@@ -144,27 +144,6 @@ def test_tensors(checkpoint, change, message):
         DominoDraftModel.from_pretrained(folder)
 
 
-def test_pickled_weights(checkpoint):
-    folder, _, tensors = checkpoint
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors, folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"must be whole safetensors files \(pickled weights are not loaded\)"):
-        DominoDraftModel.from_pretrained(folder)
-
-
-def test_an_interrupted_download(checkpoint):
-    folder, stored, tensors = checkpoint
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:5000])
-    with pytest.raises(ValueError, match=r"must be whole safetensors files .*Download the checkpoint again"):
-        DominoDraftModel.from_pretrained(folder)
-    file.unlink()
-    write_checkpoint(folder, stored, tensors, num_shards=2)
-    (folder / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"must be whole safetensors files .*model-00002-of-00002.safetensors"):
-        DominoDraftModel.from_pretrained(folder)
-
-
 def test_a_mistyped_folder_is_told_at_once(checkpoint, monkeypatch):
     def head(url, token, timeout):
         raise ConnectionError("no network")
@@ -174,12 +153,6 @@ def test_a_mistyped_folder_is_told_at_once(checkpoint, monkeypatch):
         DominoDraftModel.from_pretrained(checkpoint[0].with_name("relesed"))
     with pytest.raises(ValueError, match=r"the Hub does not answer \(no network\)"):
         DominoDraftModel.from_pretrained("somebody/relesed")
-
-
-def test_config_that_is_no_json(checkpoint):
-    (checkpoint[0] / "config.json").write_text("{")
-    with pytest.raises(OSError, match="not a valid JSON file"):
-        DominoDraftModel.from_pretrained(checkpoint[0])
 
 
 def test_targets_are_still_refused_as_such(saved_pair):

@@ -20,10 +20,11 @@ from released import (
     stored_tensors,
 )
 from released import write_checkpoint as write
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import pipeline
 
 from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.formats import loading
 from hf_domino.formats.registry import format_of
 from hf_domino.integration.assisted_call import pipeline_drafter
 from hf_domino.pair import load_pair
@@ -174,11 +175,34 @@ def test_from_the_cache_without_network(checkpoint, tmp_path):
     (repository / "refs").mkdir()
     (repository / "refs" / "v1").write_text("a" * 40)
     options = {"cache_dir": tmp_path / "cache", "revision": "v1", "local_files_only": True}
-    assert DominoDraftModel.from_pretrained("somebody/drafter", **options).has_correction_head
+    drafter = DominoDraftModel.from_pretrained("somebody/drafter", **options)
+    assert drafter.has_correction_head
+    assert drafter.view(draft_length="full").config._commit_hash == "a" * 40
     with pytest.raises(
         ValueError, match=r"got 'somebody/drafters': .* not downloaded before, and local_files_only=True"
     ):
         DominoDraftModel.from_pretrained("somebody/drafters", **options)
+
+
+def test_what_is_pushed_while_it_loads_is_not_mixed_in(checkpoint, tmp_path, monkeypatch):
+    repository = tmp_path / "cache" / "models--somebody--drafter"
+    for commit in ("a" * 40, "b" * 40):
+        shutil.copytree(checkpoint, repository / "snapshots" / commit)
+    newer = repository / "snapshots" / ("b" * 40) / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(newer).items()}, newer, metadata={"format": "pt"})
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    read = loading.read_config
+
+    def read_and_push(*args):
+        (repository / "refs" / "main").write_text("b" * 40)
+        return read(*args)
+
+    monkeypatch.setattr(loading, "read_config", read_and_push)
+    drafter = DominoDraftModel.from_pretrained("somebody/drafter", cache_dir=tmp_path / "cache", local_files_only=True)
+    assert torch.equal(drafter.fc.weight, load_file(checkpoint / "model.safetensors")["fc.weight"])
+    assert drafter.config._commit_hash == "a" * 40
+    assert DominoDraftModel.from_pretrained(checkpoint).config._commit_hash is None
 
 
 def test_saved_again_it_is_ours(tiny_qwen3, tmp_path):

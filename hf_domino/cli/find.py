@@ -1,0 +1,50 @@
+"""`hf-domino find`: which drafters the Hub has for a target, and which of them load."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from hf_domino.cli.flags import positive_int, set_up
+
+if TYPE_CHECKING:
+    from hf_domino.publishing import FoundDrafter
+
+EXAMPLES = """\
+  hf-domino find Qwen/Qwen3-8B
+  hf-domino find Qwen/Qwen3-8B --limit 5 --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `hf-domino find`."""
+    parser.add_argument("target", metavar="TARGET", help="OWNER/NAME of the target on the Hub")
+    parser.add_argument(
+        "--limit", type=positive_int, default=20, help="repositories to look into, most downloaded first"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run `hf-domino find`."""
+    from hf_domino.publishing.finding import find
+
+    set_up()
+    found = find(options.target, limit=options.limit)
+    if options.json:
+        print(json.dumps([asdict(drafter) | {"usage": drafter.usage} for drafter in found]))
+    elif not found:
+        print(f"The Hub has no drafter for {options.target} that says so, by its base model, tags or name.")
+        print("Train one: hf-domino train --help")
+    else:
+        print("\n\n".join(map(_paragraph, found)))
+
+
+def _paragraph(drafter: FoundDrafter) -> str:
+    facts = [f"{drafter.downloads:,} downloads a month"]
+    facts += [f"changed {drafter.last_modified}"] if drafter.last_modified else []
+    verdict = f"loads ({drafter.format})" if drafter.format else f"does not load: {drafter.refused}"
+    lines = (f"{drafter.name}: {', '.join(facts)}", verdict, *drafter.usage)
+    return "\n  ".join(lines)

@@ -1,0 +1,99 @@
+"""What one process of a user does with huggingface_hub's real client; `python client.py SCENARIO ...` prints JSON.
+
+The Hub's address and offline mode are read when huggingface_hub is imported, so every user is a process of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+
+import huggingface_hub
+import torch
+
+from hf_domino import DominoDraftModel
+from hf_domino.benchmark.rows import commit_of
+from hf_domino.cli.main import main
+from hf_domino.pair import load_pair
+
+time.sleep = lambda seconds: None  # the client waits longer and longer before it tries again
+
+
+def command(*arguments: str) -> dict:
+    """Run `hf-domino` and return its exit code and what it printed."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(arguments)
+    return {"code": code, "out": out.getvalue(), "err": err.getvalue()}
+
+
+def told(work: Callable[[], object]) -> str:
+    """What an error says, with its type in front."""
+    try:
+        return f"no error: {work()}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def digests(drafter: DominoDraftModel) -> dict[str, str]:
+    """A digest of every tensor, bit by bit."""
+    tensors = {name: tensor.contiguous().view(torch.uint8) for name, tensor in drafter.state_dict().items()}
+    return {name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest() for name, tensor in tensors.items()}
+
+
+def push_as(token: str, *arguments: str) -> dict:
+    """Run `hf-domino push` with another token, or with none."""
+    own = os.environ.pop("HF_TOKEN")
+    os.environ |= {"HF_TOKEN": token} if token else {}
+    try:
+        return command("push", *arguments)
+    finally:
+        os.environ["HF_TOKEN"] = own
+
+
+def push_by_method(folder: str, name: str) -> str:
+    """Publish as every model of Transformers is published; returns the commit."""
+    return DominoDraftModel.from_pretrained(folder).push_to_hub(name).oid
+
+
+def load(name: str, revision: str) -> dict:
+    """What a drafter from the Hub holds, and from which commit."""
+    drafter = DominoDraftModel.from_pretrained(name, revision=revision)
+    return {"digests": digests(drafter), "commit": commit_of(drafter, revision)}
+
+
+def commits(target: str, drafter: str, revision: str) -> list[str | None]:
+    """What rows tell of a pair that was loaded from the Hub, its drafter at a revision."""
+    pair = load_pair(target, drafter, drafter_revision=revision)
+    return [commit_of(pair.target), commit_of(pair.drafter, revision)]
+
+
+def load_error(name: str) -> str:
+    """What is said where a drafter cannot be loaded."""
+    return told(lambda: DominoDraftModel.from_pretrained(name))
+
+
+def generate_by_names(target: str, drafter: str) -> dict:
+    """Texts of a pipeline by two names, and of one without the drafter, whose name was the second."""
+    from transformers import pipeline  # slow to import
+
+    pipes = pipeline("text-generation", model=target, assistant_model=drafter), pipeline("text-generation", target)
+    texts = [pipe("abc", max_new_tokens=12, do_sample=False)[0]["generated_text"] for pipe in pipes]
+    return {"texts": texts, "drafter": type(pipes[0].assistant_model).__name__}
+
+
+if __name__ == "__main__":
+    assert huggingface_hub.constants.HF_HUB_DISABLE_XET
+    results = []
+    for scenario, *arguments in json.loads(sys.argv[1]):
+        try:
+            results.append(globals()[scenario](*arguments))
+        except Exception as error:
+            results.append(f"{type(error).__name__}: {error}")
+    print(json.dumps(results))

@@ -1,4 +1,4 @@
-"""Every example runs: those in docstrings of the package, and the Python blocks of the README."""
+"""Every example runs: in docstrings, the README and the documentation. Links between files lead somewhere."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED_EXAMPLE = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PACKAGES = hf_domino, domino_kernels
+LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
+# Each goes on from the quickstart.
+PAGES = ["docs/quickstart.md", *(f"docs/{name}.md" for name in ("training", "formats", "exactness", "speed"))]
 NAMES = [
     name
     for package in PACKAGES
@@ -50,10 +53,27 @@ def test_fenced_examples_have_prompts():
 
 
 @pytest.mark.skipif(not BUNDLED_DRAFTER.exists(), reason="the bundled pair is not in this checkout")
-def test_readme_examples(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("pages", [["README.md"], PAGES], ids=["README", "docs"])
+def test_examples_of_pages(pages, monkeypatch, capsys, tmp_path):
     (tmp_path / "model_cards").symlink_to(ROOT / "model_cards")
     monkeypatch.chdir(tmp_path)  # an example saves what it has trained
     scope: dict[str, object] = {}
-    for block in PYTHON_BLOCK.findall((ROOT / "README.md").read_text()):
-        exec(compile(block, "README.md", "exec"), scope)  # one scope: later blocks go on from earlier ones
+    for page in pages:
+        for block in PYTHON_BLOCK.findall((ROOT / page).read_text()):
+            exec(compile(block, page, "exec"), scope)  # one scope: later blocks go on from earlier ones
     assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("*.md")) + sorted(ROOT.glob("[dkm]*/**/*.md")), ids=lambda path: path.name
+)
+def test_links_between_files(page):
+    for link in LINK.findall(page.read_text()):
+        name, _, anchor = link.partition("#")
+        linked = (page.parent / name) if name else page
+        assert linked.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+            assert anchor in {
+                re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+            }, link

@@ -107,3 +107,32 @@ def test_batches_follow_the_targets_law(target, make_drafter, batch_size, rule):
         lengths |= {rounds[0] for rounds in drafter.stats.rows}
     assert len(lengths) > 1  # accepted and rejected drafts were there
     assert p_value(counts, exact_law(target, 5, 0.7).double()) > P_VALUE
+
+
+def test_attached_texts_end_as_often_as_the_target_ends_them(target, make_drafter):
+    """A drafted end of text is judged like every other draft: cut off before that, texts end too seldom."""
+    ends, calls = [0, 2, 4, 6, 8, 10], 700
+    drafter = make_drafter(target, block_size=4, num_hidden_layers=1, acceptance_rule="residual")
+    options = {"do_sample": True, "top_k": 0, "max_new_tokens": 3, "eos_token_id": ends, "pad_token_id": 1}
+    hf_domino.uninstall()
+    hf_domino.attach(target)
+    torch.manual_seed(7)
+    try:
+        texts = [target.generate(PROMPT, assistant_model=drafter, **options)[0, 3:].tolist() for _ in range(calls)]
+    finally:
+        hf_domino.detach(target)
+        hf_domino.install()
+    longer = [text for text in texts if text[0] not in ends]
+    ended = sum(len(text) > 1 and text[1] in ends for text in longer)
+    assert stats.binomtest(ended, len(longer), ends_second(target, ends)).pvalue > P_VALUE
+
+
+@torch.no_grad()
+def ends_second(target, ends):
+    """P(the second new token ends the text | the first does not)."""
+    first = target(PROMPT).logits[0, -1].softmax(dim=-1)  # [V]
+    going_on = torch.ones(VOCAB, dtype=torch.bool)
+    going_on[ends] = False
+    one = torch.cat((PROMPT.expand(VOCAB, -1), torch.arange(VOCAB)[:, None]), dim=1)
+    second = target(one).logits[:, -1].softmax(dim=-1)[:, ends].sum(dim=-1)  # [V]
+    return ((first * second)[going_on].sum() / first[going_on].sum()).item()

@@ -15,7 +15,7 @@ import torch
 
 from hf_domino.benchmark.methods import BASELINE, Arguments, models_of
 from hf_domino.benchmark.ngrams import distinct_ngram_ratio
-from hf_domino.benchmark.prompts import encode, source
+from hf_domino.benchmark.prompts import encode, kind, source
 from hf_domino.benchmark.rows import Row
 from hf_domino.benchmark.timing import PeakMemory, first_token_seconds, generate_timed, streamed_rounds
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -72,11 +72,13 @@ class Bench:
         for _ in range(self.options.repeats):
             for method in self.methods:
                 self._time(runs[method], inputs, self._call(method, law), index)
+        kinds = {kind(prompt) for prompt in batch}
         about = {
             "mode": mode,
             "temperature": law.get("temperature", 0.0),
             "prompt": index,
             "sources": [source(prompt) for prompt in batch],
+            "kind": kinds.pop() if len(kinds) == 1 else None,
         }
         rows = []
         for method, repeats in runs.items():

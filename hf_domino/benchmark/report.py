@@ -41,20 +41,20 @@ def results_table(rows: Sequence[Row]) -> str:
         [label(method), *(cell for mode in modes for cell in _cells(summarize(rows, method, mode), has_lean))]
         for method in methods_of(rows)
     ]
-    return _markdown(heads, body) + "\n" + caption(rows) + "\n"
+    return markdown_table(heads, body) + "\n" + caption(rows) + "\n"
 
 
 def _cells(summary: Summary, has_lean: bool) -> list[str]:
     speed = f"{summary.tokens_per_second:.0f}"
     if summary.quartiles is not None:
         speed += f" ({summary.quartiles[0]:.0f}-{summary.quartiles[1]:.0f})"
-    over_lean = [_number(summary.speed_up_over_lean, " x")] if has_lean else []
-    return [speed, _number(summary.speed_up, " x"), *over_lean, _acceptance(summary)]
+    over_lean = [number(summary.speed_up_over_lean, " x")] if has_lean else []
+    return [speed, number(summary.speed_up, " x"), *over_lean, acceptance_of(summary)]
 
 
-def _acceptance(summary: Summary) -> str:
+def acceptance_of(summary: Summary) -> str:
     """Acceptance length, and where single steps were among the rounds the tokens per forward behind it."""
-    length, per_forward = _number(summary.acceptance_length), _number(summary.tokens_per_forward)
+    length, per_forward = number(summary.acceptance_length), number(summary.tokens_per_forward)
     return length if length == per_forward else f"{length} ({per_forward})"
 
 
@@ -67,29 +67,31 @@ def details_table(rows: Sequence[Row], mode: str) -> str:
     """
     lines = {label(method): _details(summarize(rows, method, mode)) for method in methods_of(rows)}
     heads = [head for head in next(iter(lines.values())) if any(cells[head] for cells in lines.values())]
-    return _markdown(heads, [[name, *(cells[head] for head in heads)] for name, cells in lines.items()])
+    return markdown_table(heads, [[name, *(cells[head] for head in heads)] for name, cells in lines.items()])
 
 
 def _details(summary: Summary) -> dict[str, str]:
     phases, share = summary.ms_per_round, summary.overhead
     peak = None if summary.peak_memory_bytes is None else summary.peak_memory_bytes / MEBIBYTE
     return {
-        "TTFT, ms": _number(summary.ttft_ms),
-        "TPOT, ms": _number(summary.tpot_ms),
-        "peak memory, MiB": _number(peak),
-        "distinct 4-grams": _number(summary.distinct_4gram),
-        "round, ms": _number(sum(phases.values()) if phases else None),
-        **{f"{name.replace('_', ' ')}, ms": _number(phases.get(name)) for name in PHASES},
+        "TTFT, ms": number(summary.ttft_ms),
+        "TPOT, ms": number(summary.tpot_ms),
+        "peak memory, MiB": number(peak),
+        "distinct 4-grams": number(summary.distinct_4gram),
+        "round, ms": number(sum(phases.values()) if phases else None),
+        **{f"{name.replace('_', ' ')}, ms": number(phases.get(name)) for name in PHASES},
         "outside forwards and rollout": "" if share is None else f"{100 * share:.1f} %",
         "accepted at": " ".join(f"{rate:.2f}" for rate in summary.acceptance_rate_at),
     }
 
 
-def _number(value: float | None, unit: str = "") -> str:
+def number(value: float | None, unit: str = "") -> str:
+    """A figure in a table; empty where there is none."""
     return "" if value is None else f"{value:.2f}{unit}"
 
 
-def _markdown(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table whose first column names its lines."""
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
     return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)]) + "\n"
 
@@ -137,7 +139,9 @@ def _notes(rows: Sequence[Row]) -> str:
             f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()
         ]
         notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
-    if any("(" in _acceptance(summarize(rows, method, mode)) for method in methods_of(rows) for mode in modes_of(rows)):
+    if any(
+        "(" in acceptance_of(summarize(rows, method, mode)) for method in methods_of(rows) for mode in modes_of(rows)
+    ):
         notes += " Acceptance length is of rounds that drafted; in brackets, tokens per forward."
     skipped = [f"{label(row['method']).replace('*', '')} ({row['skipped']})" for row in rows if "skipped" in row]
     return notes + (f" Not measured: {'; '.join(skipped)}." if skipped else "")

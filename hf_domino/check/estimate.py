@@ -40,6 +40,11 @@ class Estimate(float):
         """Upper end of the confidence interval."""
         return self + self.error
 
+    def to_dict(self) -> dict[str, float | None]:
+        """Mean and error for JSON, which knows no NaN and no infinity: None."""
+        values = {"mean": float(self), "error": self.error}
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
     def __str__(self) -> str:
         return f"{self:.2f} ± {self.error:.2f}" if math.isfinite(self.error) else f"{self:.2f} ± ?"
 

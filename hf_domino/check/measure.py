@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
@@ -76,6 +77,12 @@ class Measurement:
     def first_rate(self) -> Estimate:
         """Share of rounds whose first proposal was accepted; NaN without a round."""
         return estimate_mean([[float(length > 1) for length in rounds] for rounds in self.texts])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurement for JSON."""
+        estimates = {"acceptance_length": self.acceptance_length, "first_accepted": self.first_rate}
+        counts = {"name": self.name, "num_texts": len(self.texts), "num_rounds": self.num_rounds}
+        return counts | {name: estimate.to_dict() for name, estimate in estimates.items()}
 
 
 def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:

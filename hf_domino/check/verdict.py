@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hf_domino.check.estimate import MIN_ROUNDS, Estimate, estimate_difference
 from hf_domino.check.measure import AS_CONFIGURED, LAYERS, SHIFT_LABEL, WITHOUT_CONTEXT, WITHOUT_HEAD, Measurement
@@ -49,6 +50,10 @@ class Cause:
         """What to do about it."""
         return REMEDIES[self.name]
 
+    def to_dict(self) -> dict[str, str]:
+        """The cause for JSON."""
+        return {"name": self.name, "evidence": self.evidence, "remedy": self.remedy}
+
 
 @dataclass(frozen=True)
 class CheckResult:
@@ -90,6 +95,18 @@ class CheckResult:
     def first_rate(self) -> Estimate:
         """Share of real rounds whose first proposal was accepted."""
         return self.measured.first_rate
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result for JSON: verdict, causes, doubts and measurements, each with its 95 % error."""
+        return {
+            "verdict": self.verdict,
+            "causes": [
+                {"name": cause.name, "evidence": cause.evidence, "remedy": cause.remedy} for cause in self.causes
+            ],
+            "doubts": self.doubts,
+            "modes": [mode.to_dict() for mode in self.modes],
+            "variants": [variant.to_dict() for variant in self.variants],
+        }
 
     def __str__(self) -> str:
         rounds = f"{self.measured.num_rounds} rounds of {len(self.measured.texts)} texts"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,26 @@ class Comparison:
     def equal(self) -> bool:
         """Whether both outputs are the same, token for token."""
         return torch.equal(self.plain, self.assisted)
+
+    def to_dict(self, pair: Pair, prompt: str) -> dict[str, Any]:
+        """The comparison for JSON.
+
+        Args:
+            pair (`Pair`): The pair that generated.
+            prompt (`str`): The prompt.
+        """
+        texts = {"plain": self.plain, "assisted": self.assisted}
+        return {
+            "target": pair.name,
+            "prompt": prompt,
+            "equal": self.equal,
+            **{name: pair.tokenizer.decode(tokens, skip_special_tokens=True) for name, tokens in texts.items()},
+            "num_new_tokens": len(self.assisted),
+            "plain_seconds": self.plain_seconds,
+            "assisted_seconds": self.assisted_seconds,
+            "acceptance_lengths": self.acceptance_lengths,
+            "choice": dataclasses.asdict(self.choice),
+        }
 
 
 def compare(pair: Pair, prompt: str, max_new_tokens: int, repeats: int, choice: Choice) -> Comparison:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
+import json
 from typing import TYPE_CHECKING
 
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.cli.flags import add_pair, add_threads, positive_int, set_up
+from hf_domino.cli.flags import add_pair, add_threads, check_temperature, positive_int, set_up
 
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="sample at this temperature; 0 is greedy")
     parser.add_argument("--seed", type=int, default=0, help="seed of what is sampled")
     parser.add_argument("--repeats", type=positive_int, default=3, help="timed runs of each; the median counts")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     add_pair(parser)
     add_threads(parser)
 
@@ -36,8 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Run `hf-domino demo`; returns 1 if the outputs differ."""
     if options.prompt == "":
         raise ValueError("--prompt must be a text, got an empty one.")
-    if not 0 <= options.temperature < math.inf:
-        raise ValueError(f"--temperature must be at least 0 and finite, got {options.temperature}.")
+    check_temperature(options.temperature)
     from rich.console import Console
 
     from hf_domino.cli.comparison import Choice, compare, show
@@ -48,7 +48,10 @@ def run(options: argparse.Namespace) -> int:
     prompt = options.prompt or _held_out_prompt(pair, options.index)
     choice = Choice(options.temperature, options.seed)
     comparison = compare(pair, prompt, options.max_new_tokens, options.repeats, choice)
-    show(Console(highlight=False, soft_wrap=True), pair, prompt, comparison)
+    if options.json:
+        print(json.dumps(comparison.to_dict(pair, prompt)))
+    else:
+        show(Console(highlight=False, soft_wrap=True), pair, prompt, comparison)
     return 0 if comparison.equal else FAILED_CHECK
 
 

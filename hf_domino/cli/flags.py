@@ -6,8 +6,13 @@ What a flag may be is spelled out where its home needs torch; a test compares th
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_domino.pair import Pair
 
 DTYPES = ("bfloat16", "float16", "float32")
 METHODS = (
@@ -32,6 +37,24 @@ def add_pair(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     )
 
 
+def add_models(group: argparse._ArgumentGroup) -> None:
+    """Add a target, its drafter, and where and how they compute, for [`load_models`]."""
+    group.add_argument("--target", help="folder or Hub name of the target (default: the bundled one)")
+    group.add_argument("--drafter", help="folder or Hub name of the drafter (default: NAME-domino beside the target)")
+    group.add_argument("--dtype", choices=DTYPES, help="dtype of both (default: bfloat16 on a GPU, else float32)")
+    group.add_argument("--device", help="device of both models (default: cuda where there is a GPU, else cpu)")
+    add_threads(group)
+
+
+def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
+    """Add how tokens are chosen, for [`choice_of`]; the rest is up to the target's configuration."""
+    group.add_argument("--max-new-tokens", type=positive_int, default=max_new_tokens, help="most tokens of an answer")
+    group.add_argument("--temperature", type=float, help="sample at this temperature; 0 is greedy")
+    group.add_argument("--top-k", type=positive_int, help="sample among the K likeliest tokens")
+    group.add_argument("--top-p", type=float, help="sample among the likeliest tokens that make up this probability")
+    group.add_argument("--seed", type=int, help="the same seed writes the same text")
+
+
 def add_threads(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the number of threads, for [`set_up`]."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
@@ -47,6 +70,82 @@ def set_up(threads: int | None = None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     transformers.utils.logging.disable_progress_bar()
+
+
+def target_of(options: argparse.Namespace) -> str:
+    """The target that [`add_models`] names; the bundled one of none.
+
+    Args:
+        options (`Namespace`): With the flags of [`add_models`].
+
+    Raises:
+        ValueError: If none is named and there is no bundled one.
+    """
+    from hf_domino.pair import find_pair
+
+    try:
+        return options.target or str(find_pair())
+    except FileNotFoundError as error:
+        raise ValueError(
+            "--target must be given, with its --drafter: the bundled pair is in a checkout of the repository, not in "
+            "the installed package."
+        ) from error
+
+
+def load_models(options: argparse.Namespace) -> Pair:
+    """Load what [`add_models`] names, ready to generate.
+
+    Args:
+        options (`Namespace`): With the flags of [`add_models`].
+
+    Raises:
+        ValueError: If there is no such target, drafter or device.
+    """
+    target = target_of(options)
+    from hf_domino.pair import DTYPES, check_device, load_pair
+
+    device = options.device or default_device()
+    check_device(device)
+    set_up(options.threads)
+    dtype = options.dtype or ("float32" if device == "cpu" else "bfloat16")
+    return load_pair(target, options.drafter, dtype=DTYPES[dtype], device=device)
+
+
+def choice_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `generate` for the flags of [`add_choice`]; also sets the seed.
+
+    Args:
+        options (`Namespace`): With the flags of [`add_choice`].
+
+    Raises:
+        ValueError: If one is out of its range.
+    """
+    check_temperature(options.temperature)
+    if options.top_p is not None and not 0 < options.top_p <= 1:
+        raise ValueError(f"--top-p must be above 0 and at most 1, got {options.top_p}.")
+    import torch
+
+    if options.seed is not None:
+        torch.manual_seed(options.seed)
+    arguments: dict[str, Any] = {"max_new_tokens": options.max_new_tokens}
+    if options.temperature == 0:
+        return arguments | {"do_sample": False}
+    names = ("temperature", "top_k", "top_p")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return arguments | (given | {"do_sample": True} if given else {})
+
+
+def check_temperature(temperature: float | None) -> None:
+    """Refuse a temperature that no target can sample at.
+
+    Args:
+        temperature (`float`, *optional*): The flag's value.
+
+    Raises:
+        ValueError: If it is negative or not finite.
+    """
+    if temperature is not None and not 0 <= temperature < math.inf:
+        raise ValueError(f"--temperature must be at least 0 and finite, got {temperature}.")
 
 
 def default_device() -> str:

@@ -21,9 +21,12 @@ from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 # name -> (module, one line of help)
 COMMANDS = {
     "demo": ("hf_domino.cli.demo", "Generate with the bundled pair, plain and assisted, and show the rounds."),
+    "generate": ("hf_domino.cli.generate", "Answer one prompt with a target and its drafter."),
+    "chat": ("hf_domino.cli.chat", "Talk to a target with its drafter, and see each round."),
     "check": ("hf_domino.cli.check", "Say whether a drafter fits its target, and if not, why."),
     "train": ("hf_domino.cli.train", "Train a drafter for a target, from one YAML file or flags."),
     "bench": ("hf_domino.cli.bench", "Measure every way to generate on your model, in one process."),
+    "card": ("hf_domino.cli.card", "Write a drafter's card from its rows and training, or check it."),
     "plan": (
         "hf_domino.cli.plan",
         "Say whether speculation pays, how many proposals are best, and over which network.",

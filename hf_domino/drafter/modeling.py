@@ -18,6 +18,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from hf_domino.cards.pushing import PushesItsCard
 from hf_domino.compatibility import check_loading_info, refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
@@ -28,7 +29,7 @@ from hf_domino.formats.loading import check_no_extras, explain, translate
 from hf_domino.stats import DecodingStats, last_stats
 
 
-class DominoDraftModel(PreTrainedModel):
+class DominoDraftModel(PushesItsCard, PreTrainedModel):
     """A drafter: reads target hidden states and proposes a block of tokens in one parallel pass.
 
     Pass it as `assistant_model` to `generate` or to a text-generation pipeline. With `projector_type="dflash"` in the

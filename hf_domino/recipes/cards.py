@@ -5,11 +5,27 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import yaml
+from transformers import TrainerState
+
+from hf_domino.cards import read_sections, render_card, training_section
+from hf_domino.cards.sections import CARD, read_text
+from hf_domino.configuration import DominoConfig
 from hf_domino.pair import dflash_folder, domino_folder
 from hf_domino.recipes.corpus import REQUIREMENTS
-from hf_domino.training.card import WHAT
+from hf_domino.training.facts import SETTINGS
 
-TEMPLATES = Path(__file__).parent
+TARGET = Path(__file__).with_name("card_target.md")
+RECIPE = Path(__file__).with_name("drafter.yaml")
+LICENCE = {"license": "apache-2.0"}
+ABOUT = """
+## About the bundled pair
+
+Made by `hf-domino recipe`, on text that the target wrote itself. The names above are folders side by side, as in
+`model_cards/` of the project. `{target}-domino` and `{target}-dflash` share backbone, block size, loss weights, data
+and steps; `hf_domino/recipes/drafter.yaml` holds them. Both were measured in one run, whose results are in the card of
+`{target}-domino`.
+"""
 
 
 def write_cards(target_folder: Path, work: Path) -> None:
@@ -21,22 +37,20 @@ def write_cards(target_folder: Path, work: Path) -> None:
     """
     name = target_folder.name
     penalty = json.loads((target_folder / "generation_config.json").read_text(encoding="utf-8"))["repetition_penalty"]
-    _write("card_target.md", target_folder, name=name, sources=_sources(), penalty=str(penalty))
+    about_target = TARGET.read_text(encoding="utf-8").format(name=name, sources=_sources(), penalty=str(penalty))
+    (target_folder / CARD).write_text(about_target, encoding="utf-8")
     for kind, folder in (("domino", domino_folder(target_folder)), ("dflash", dflash_folder(target_folder))):
-        fields = {"name": folder.name, "target": name, "kind": kind, "what": WHAT[kind]}
-        _write("card_drafter.md", folder, **fields, training=_training(work / kind))
-
-
-def _write(template: str, folder: Path, **fields: str) -> None:
-    text = (TEMPLATES / template).read_text(encoding="utf-8").format(**fields)
-    (folder / "README.md").write_text(text, encoding="utf-8")
+        config = DominoConfig.from_pretrained(folder)
+        card = render_card(config, name=folder.name, target=name, training=_training(work / kind), metadata=LICENCE)
+        (folder / CARD).write_text(card + ABOUT.format(target=name), encoding="utf-8")
 
 
 def _training(run: Path) -> str:
-    """The section of a trainer's card on how the drafter was trained; nothing where no card was written."""
-    card = run / "README.md"
-    _, heading, section = (card.read_text(encoding="utf-8") if card.exists() else "").partition("\n## Training")
-    return heading + section
+    """The section of a trainer's card on how the drafter was trained; the recipe where no card was written."""
+    recorded = read_sections(read_text(run / CARD)).get("training")
+    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
+    facts = {field: recipe[field] for field in SETTINGS if field in recipe}
+    return recorded or training_section(TrainerState(global_step=recipe["max_steps"]), facts)
 
 
 def _sources() -> str:

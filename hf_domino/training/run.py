@@ -81,8 +81,8 @@ def _next_steps(name: str, target: PreTrainedModel, args: DominoTrainingArgument
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}{dtype}"
     return (
-        f"The drafter is in {args.output_dir}. Whether it fits, and what it is worth:\n"
-        f"  hf-domino check {pair}\n  hf-domino bench {pair} --rows {folder}/rows.jsonl"
+        f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:\n"
+        f"  hf-domino check {pair}\n  hf-domino bench {pair} --rows {folder}/results.jsonl\n  hf-domino card {folder}"
     )
 
 

@@ -18,6 +18,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_domino.cards import merge_card, render_card, training_section
+from hf_domino.cards.sections import CARD, read_text
 from hf_domino.compatibility import check_target, refusal
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
@@ -25,9 +27,9 @@ from hf_domino.target import TargetModel
 from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
 from hf_domino.training.anchors import block_labels, sample_anchors, sample_anchors_by_content, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
-from hf_domino.training.card import drafter_card, training_facts, training_section
 from hf_domino.training.checkpoints import CheckpointingTrainer, last_checkpoint
 from hf_domino.training.data import collate_rows, encode_dataset
+from hf_domino.training.facts import training_facts
 from hf_domino.training.forward import draft_blocks, read_target
 from hf_domino.training.losses import DraftLosses, draft_losses, lambda_base_at
 from hf_domino.training.meter import TrainingMeter
@@ -39,6 +41,7 @@ NOT_FINITE = (
     "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
     "if it is the first step, run the target in a wider dtype."
 )
+NO_METADATA = ("tasks", "dataset_args")  # Transformers' card files scores under them
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 
 
@@ -235,19 +238,41 @@ class DominoTrainer(CheckpointingTrainer):
         since, self._clock = self._clock, time.monotonic()
         return before + (self._clock - since) / 3600
 
-    def create_model_card(self, model_name: str | None = None, **metadata: Any) -> None:
+    def create_model_card(
+        self,
+        *,
+        model_name: str | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        finetuned_from: str | None = None,
+        **metadata: Any,
+    ) -> None:
         """Write the drafter's card to `output_dir`, from what was recorded while it was trained.
 
+        A card that is there is merged: what is not ours in it stays.
+
         Args:
-            model_name (`str`, *optional*): Defaults to the name of `output_dir`.
+            model_name (`str`, *optional*): Defaults to the name on the Hub, where one is known, or of `output_dir`.
+            dataset, dataset_tags (`str` or `list[str]`, *optional*): Data sets on the Hub it was trained on.
+            finetuned_from (`str`, *optional*): The target's name, in place of the one it was loaded by.
             metadata: Fields for the head of the card, such as `license`.
         """
-        name = model_name or Path(self.args.output_dir).resolve().name
-        datasets = {"train": self.train_dataset, "eval": self.eval_dataset}
-        facts = training_facts(self.args, self.drafter.config, self.loss_decay, datasets)
-        section = training_section(self.state, facts)
-        card = drafter_card(name, self.target.model.name_or_path, self.drafter.config, section, metadata)
-        Path(self.args.output_dir, "README.md").write_text(card, encoding="utf-8")
+        if not self.is_world_process_zero():
+            return
+        path, config = Path(self.args.output_dir) / CARD, self.drafter.config
+        facts = training_facts(
+            self.args, config, self.loss_decay, {"train": self.train_dataset, "eval": self.eval_dataset}
+        )
+        if data := dataset_tags or dataset:
+            metadata["datasets"] = [data] if isinstance(data, str) else data
+        card = render_card(
+            config,
+            name=self.hub_model_id or model_name or path.resolve().parent.name,
+            target=finetuned_from or config.target_name or self.target.model.name_or_path or None,
+            training=training_section(self.state, facts),
+            metadata={field: value for field, value in metadata.items() if field not in NO_METADATA},
+        )
+        path.write_text(merge_card(read_text(path), card, wins=metadata), encoding="utf-8")
 
     def _lambda_base(self, step: int) -> float:
         return lambda_base_at(step, self.state.max_steps, self.args.lambda_base_decay_ratio)

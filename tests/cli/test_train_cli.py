@@ -25,7 +25,8 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     assert "eval_walked_acceptance_length" in said
     pair = f"--target {recipe['target']} --drafter {tmp_path / 'run'}"
     commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
-    assert commands == [f"  hf-domino check {pair}", f"  hf-domino bench {pair} --rows {tmp_path / 'run'}/rows.jsonl"]
+    bench, card = f"bench {pair} --rows {tmp_path / 'run'}/results.jsonl", f"card {tmp_path / 'run'}"
+    assert commands == [f"  hf-domino {command}" for command in (f"check {pair}", bench, card)]
     for command in commands:  # they are what the parser takes
         parse(shlex.split(command)[1:])
     assert "| steps | 4 |" in (tmp_path / "run" / "README.md").read_text()

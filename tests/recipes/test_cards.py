@@ -1,9 +1,12 @@
-"""Cards of the bundled pair: each drafter's tells how it was trained where that was recorded."""
+"""Cards of the bundled pair: each drafter's tells how it was trained where that was recorded, else the recipe."""
 
 from __future__ import annotations
 
 import json
 
+from hf_domino import DominoConfig
+from hf_domino.cards import read_sections
+from hf_domino.cards.sections import mark
 from hf_domino.recipes.cards import write_cards
 
 
@@ -11,10 +14,14 @@ def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
     folders = {name: tmp_path / name for name in ("tiny", "tiny-domino", "tiny-dflash", "work/domino")}
     for folder in folders.values():
         folder.mkdir(parents=True)
+    for kind in ("domino", "dflash"):
+        DominoConfig(projector_type=kind).save_pretrained(folders[f"tiny-{kind}"])
     (folders["tiny"] / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.04}))
-    (folders["work/domino"] / "README.md").write_text("# run\n\nUsage.\n\n## Training\n\n| steps | 1,600 |\n")
+    recorded = "## Training\n\n| steps | 7 |"
+    (folders["work/domino"] / "README.md").write_text(f"# run\n\nUsage.\n\n{mark('training', recorded)}\n")
     write_cards(folders["tiny"], tmp_path / "work")
     domino, dflash = ((folders[f"tiny-{kind}"] / "README.md").read_text() for kind in ("domino", "dflash"))
-    assert domino.endswith("results.jsonl`.\n\n## Training\n\n| steps | 1,600 |\n")
-    assert dflash.endswith("results.jsonl`.\n")
+    assert read_sections(domino)["training"] == recorded
+    assert "| steps | 1,600 |" in read_sections(dflash)["training"]
     assert "Usage." not in domino
+    assert "penalty of 1.04" in (folders["tiny"] / "README.md").read_text()

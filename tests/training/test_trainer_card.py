@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 
-import pytest
-import yaml
 from huggingface_hub import ModelCard
 from transformers import TrainerState
 
-from hf_domino import DominoConfig
-from hf_domino.training.card import MOST_LOG_ROWS, drafter_card, training_section
+from hf_domino.cards import training_section
+from hf_domino.cards.training import MOST_LOG_ROWS
 
 
 def cells(card: str, first: str) -> list[str]:
@@ -28,7 +26,8 @@ def test_a_trained_drafters_card_comes_from_what_was_recorded(
     trainer.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-4"))
     metrics = trainer.evaluate()
     trainer.save_state()
-    trainer.create_model_card(license="apache-2.0")
+    (tmp_path / "run/README.md").write_text("# My drafter\n\nMy own words.\n")
+    trainer.create_model_card(license="apache-2.0", dataset="me/data", tasks="text-generation")
     recorded = json.loads((tmp_path / "run/trainer_state.json").read_text())
     card = (tmp_path / "run/README.md").read_text()
 
@@ -49,7 +48,9 @@ def test_a_trained_drafters_card_comes_from_what_was_recorded(
     assert cells(card, "walked_acceptance_length") == [f"{metrics['eval_walked_acceptance_length']:.4g}"]
     assert cells(card, "train rows") == ["8"]
     assert cells(card, "seed") == ["42"]
-    assert ModelCard(card).data.license == "apache-2.0"
+    data = ModelCard(card).data
+    assert (data.license, data.datasets, data.get("tasks")) == ("apache-2.0", ["me/data"], None)
+    assert card.count("My own words.") == card.count("## Training") == 1
     assert str(tmp_path) not in card
 
 
@@ -61,14 +62,3 @@ def test_a_long_log_is_thinned_and_what_is_not_recorded_is_left_out():
     assert (steps[0], steps[-1]) == ("10", "1,000")
     assert "hours" not in section
     assert "Evaluation" not in section
-
-
-@pytest.mark.parametrize(
-    ("target", "base_model", "shown"),
-    [("org/name-1.7B", "org/name-1.7B", '"org/name-1.7B"'), ("/some/folder/name", None, '"name"')],
-)
-def test_only_a_name_on_the_hub_is_a_base_model(target, base_model, shown):
-    card = drafter_card("mine", target, DominoConfig(), "## Training")
-    assert yaml.safe_load(card.split("---")[1]).get("base_model") == base_model
-    assert f"from_pretrained({shown}, dtype" in card
-    assert "/some/folder" not in card

@@ -1,0 +1,131 @@
+"""`hf-domino chat`: a conversation in the terminal; each round of the answer appears as it is committed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
+
+if TYPE_CHECKING:
+    import torch
+
+    from hf_domino.cli.streaming import RoundPrinter
+    from hf_domino.pair import Pair
+
+EXAMPLES = """\
+  hf-domino chat
+  hf-domino chat --target Qwen/Qwen3-8B --drafter Huang2020/Qwen3-8B-Domino-b16 --system "Answer in one sentence."
+"""
+COMMANDS = {"/stats": "statistics of the last answer", "/new": "forget the conversation", "/quit": "end (or Ctrl-D)"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `hf-domino chat`."""
+    parser.add_argument("--system", help="system message, where the target has a chat template")
+    parser.add_argument("--no-rounds", action="store_true", help="do not tell rounds apart")
+    add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=512)
+    add_models(parser.add_argument_group("models"))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run `hf-domino chat`."""
+    from rich.console import Console
+
+    from hf_domino.cli.generate import summary
+    from hf_domino.cli.streaming import RoundPrinter
+
+    arguments = choice_of(options)
+    pair = load_models(options)
+    conversation = Conversation(pair, options.system)
+    print(_greeting(pair), file=sys.stderr)
+    while (said := _read()) is not None:
+        if said == "/new":
+            conversation = Conversation(pair, options.system)
+        elif said == "/stats":
+            print(pair.drafter.stats if conversation.messages else "no answer yet", file=sys.stderr)
+        elif said.startswith("/"):
+            print(_help(), file=sys.stderr)
+        elif said:
+            printer = RoundPrinter(pair.tokenizer, Console(highlight=False), shows_rounds=not options.no_rounds)
+            try:
+                conversation.answer(said, printer, arguments)
+            except KeyboardInterrupt:
+                print("\n(broken off; Ctrl-D ends)", file=sys.stderr)
+            else:
+                print(summary(pair.drafter.stats), file=sys.stderr)
+
+
+@dataclass
+class Conversation:
+    """Messages so far, and the target's cache of them.
+
+    Args:
+        pair ([`Pair`]): Who answers.
+        system (`str`, *optional*): The system message.
+        messages (`list[dict]`, *optional*): What was said; without a chat template, pieces of one text.
+    """
+
+    pair: Pair
+    system: str | None = None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    _read: torch.Tensor | None = None  # what the cache is of, [1, T]
+    _cache: Any = None
+
+    def __post_init__(self) -> None:
+        if self.system is None:
+            return
+        if self.pair.tokenizer.chat_template is None:
+            raise ValueError(f"--system must be left out: {self.pair.name} has no chat template to put it into.")
+        self.messages.append({"role": "system", "content": self.system})
+
+    def answer(self, said: str, printer: RoundPrinter, arguments: dict[str, Any]) -> None:
+        """Answer what was said; what was written before an interrupt stays part of the conversation.
+
+        Args:
+            said (`str`): The user's message.
+            printer ([`RoundPrinter`]): Shows the answer.
+            arguments (`dict`): Of `generate`.
+        """
+        self.messages.append({"role": "user", "content": said})
+        inputs = self._encode().to(self.pair.target.device)
+        ids, cache = inputs["input_ids"], None
+        if self._read is not None and ids[:, : self._read.shape[1]].equal(self._read):
+            cache = self._cache
+        self._read = self._cache = None
+        try:
+            output = self.pair.target.generate(
+                **inputs, **arguments, assistant_model=self.pair.drafter, streamer=printer, past_key_values=cache,
+                return_dict_in_generate=True,
+            )  # fmt: skip
+            self._read, self._cache = output.sequences, output.past_key_values
+        finally:
+            self.messages.append({"role": "assistant", "content": printer.text})
+
+    def _encode(self) -> Any:
+        tokenizer = self.pair.tokenizer
+        if tokenizer.chat_template is None:
+            return tokenizer("".join(message["content"] for message in self.messages), return_tensors="pt")
+        return tokenizer.apply_chat_template(
+            self.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+
+
+def _read() -> str | None:
+    """What the user says next; None at the end."""
+    try:
+        said = input("> " if sys.stdin.isatty() else "")
+    except (EOFError, KeyboardInterrupt):
+        return None
+    return None if said.strip() == "/quit" else said
+
+
+def _greeting(pair: Pair) -> str:
+    how = "" if pair.tokenizer.chat_template else f" {pair.name} has no chat template: it goes on with what you write."
+    return f"{pair.name} with {pair.drafter.config.name_or_path}.{how}\n{_help()}\n"
+
+
+def _help() -> str:
+    return "; ".join(f"{name}: {meaning}" for name, meaning in COMMANDS.items())

@@ -1,0 +1,97 @@
+"""`hf-domino generate`: one prompt answered by a target with its drafter; the text on stdout, figures on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
+
+if TYPE_CHECKING:
+    from hf_domino.pair import Pair
+    from hf_domino.stats import DecodingStats
+
+EXAMPLES = """\
+  hf-domino generate "def median(values):"
+  hf-domino generate --target Qwen/Qwen3-8B --drafter Huang2020/Qwen3-8B-Domino-b16 "Why is the sky blue?"
+  git diff | hf-domino generate --target my-target --drafter my-drafter --temperature 0.7 --seed 1 --json -
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `hf-domino generate`."""
+    parser.add_argument("prompt", metavar="PROMPT", help="text, or - to read it from stdin")
+    parser.add_argument(
+        "--raw", action="store_true", help="go on with the prompt as it is, where the target has a chat template"
+    )
+    parser.add_argument("--rounds", action="store_true", help="show which tokens came from which round")
+    parser.add_argument("--json", action="store_true", help="print text and statistics as one JSON object")
+    add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=256)
+    add_models(parser.add_argument_group("models"))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run `hf-domino generate`."""
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    if not prompt:
+        raise ValueError("PROMPT must be a text, got an empty one.")
+    from rich.console import Console
+
+    from hf_domino.cli.streaming import RoundPrinter
+
+    arguments = choice_of(options)
+    pair = load_models(options)
+    console = Console(highlight=False, quiet=options.json)
+    printer = RoundPrinter(pair.tokenizer, console, options.rounds)
+    inputs = encode(pair, prompt, options.raw)
+    pair.target.generate(**inputs, **arguments, assistant_model=pair.drafter, streamer=printer)
+    stats = pair.drafter.stats
+    if options.json:
+        print(json.dumps({"text": printer.text, **figures(stats)}))
+    else:
+        print(f"\n{summary(stats)}", file=sys.stderr)
+
+
+def encode(pair: Pair, prompt: str, raw: bool) -> Any:
+    """A prompt as the target reads it, on its device: in its chat template, if it has one, or as it is.
+
+    Args:
+        pair (`Pair`): Target and tokenizer.
+        prompt (`str`): A text.
+        raw (`bool`): Not to use the chat template.
+    """
+    if pair.tokenizer.chat_template is None or raw:
+        return pair.tokenizer(prompt, return_tensors="pt").to(pair.target.device)
+    messages = [{"role": "user", "content": prompt}]
+    made = pair.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    return made.to(pair.target.device)
+
+
+def figures(stats: DecodingStats) -> dict[str, Any]:
+    """What a script wants to know of a call.
+
+    Args:
+        stats ([`DecodingStats`]): Of the call.
+    """
+    return {
+        "num_new_tokens": stats.num_new_tokens,
+        "seconds": stats.seconds,
+        "tokens_per_second": stats.tokens_per_second,
+        "tokens_per_forward": stats.tokens_per_forward if stats.num_rounds else None,
+        "acceptance_lengths": stats.rows[0],
+        "proposed": stats.proposed[0],
+    }
+
+
+def summary(stats: DecodingStats) -> str:
+    """The same in a line.
+
+    Args:
+        stats ([`DecodingStats`]): Of the call.
+    """
+    line = f"{stats.num_new_tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:.0f} tokens/s"
+    return f"{line}, {stats.tokens_per_forward:.2f} tokens a forward" if stats.num_rounds else line

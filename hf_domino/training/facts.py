@@ -1,0 +1,38 @@
+"""What a training that runs in this process says of itself in the drafter's card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hf_domino.configuration import DominoConfig
+from hf_domino.provenance import provenance
+from hf_domino.training.arguments import DominoTrainingArguments
+
+SETTINGS = (
+    "max_length", "learning_rate", "muon_learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay",
+    "num_anchors", "lambda_base_decay_ratio", "bf16", "seed",
+)  # fmt: skip
+
+
+def training_facts(
+    args: DominoTrainingArguments, config: DominoConfig, loss_decay: float, datasets: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Rows, settings, hardware and versions of a training that runs in this process.
+
+    Args:
+        args (`DominoTrainingArguments`): Its arguments.
+        config (`DominoConfig`): The drafter's configuration.
+        loss_decay (`float`): The one that is used.
+        datasets (`Mapping`): Rows by their use, or None.
+    """
+    made = provenance(str(args.device))
+    facts = {f"{name} rows": len(rows) for name, rows in datasets.items() if hasattr(rows, "__len__")}
+    facts["rows per step"] = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    settings = {name: getattr(args, name) for name in SETTINGS} | {"loss_decay": loss_decay}
+    return facts | {"block_size": config.block_size} | settings | {
+        "processes": args.world_size,
+        "hardware": made["hardware"],
+        "versions": ", ".join(f"{name} {made[name]}" for name in ("hf_domino", "torch", "transformers")),
+        "date": made["date"],
+    }  # fmt: skip

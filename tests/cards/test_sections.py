@@ -1,0 +1,138 @@
+"""Cards: metadata that huggingface_hub reads, sections that are merged, and numbers that are found wrong."""
+
+from __future__ import annotations
+
+import pytest
+from huggingface_hub import ModelCard, metadata_load
+
+from hf_domino import DominoConfig
+from hf_domino.cards import UnfitCard, check_card, drop_section, merge_card, read_sections, render_card
+from hf_domino.cards.sections import mark
+
+RESULTS = "## Results\n\n| | speed-up |\n|---|---:|\n| plain | 1.00 x |\n| **Domino** | 2.00 x |"
+MINE = """---
+# a comment
+license: mit
+base_model: org/name
+pipeline_tag: text-generation
+library_name: transformers
+tags:
+- mine
+- domino
+my_key:
+  inner: 1
+model-index:
+- name: mine
+  results:
+  - task: {type: text-generation}
+    dataset: {name: d, type: d}
+    metrics:
+    - {type: accuracy, value: 0.5}
+---
+# Mine
+
+My words, <!-- a comment --> and more.
+"""
+
+
+def card(**fields):
+    return render_card(DominoConfig(), **({"name": "me/drafter", "target": "Qwen/Qwen3-8B"} | fields))
+
+
+def test_metadata_is_what_the_hub_reads(tmp_path):
+    given = {"license": "mit", "datasets": ["me/data"], "language": "en", "tags": ["mine"]}
+    path = tmp_path / "README.md"
+    path.write_text(card(metadata=given, results=RESULTS))
+    assert metadata_load(path) == {
+        "base_model": "Qwen/Qwen3-8B",
+        "datasets": ["me/data"],
+        "language": "en",
+        "library_name": "hf_domino",  # not in huggingface.js, so no snippet of another library is shown
+        "license": "mit",
+        "tags": ["speculative-decoding", "draft-model", "domino", "mine"],
+    }  # neither a pipeline_tag nor a model-index
+    assert ModelCard.load(path).data.eval_results is None
+
+
+@pytest.mark.parametrize(
+    ("target", "base_model", "shown"),
+    [("org/name-1.7B", "org/name-1.7B", '"org/name-1.7B"'), ("/some/folder/name", None, '"name"')],
+)
+def test_only_a_name_on_the_hub_is_a_base_model(target, base_model, shown):
+    text = card(target=target)
+    assert ModelCard(text).data.base_model == base_model
+    assert f"from_pretrained({shown}, dtype" in text
+    assert "/some/folder" not in text
+
+
+def test_the_card_says_what_the_configuration_does():
+    fields = {"block_size": 8, "shift_label": False, "projector_type": "dflash", "target_revision": "abc123"}
+    text = render_card(DominoConfig(**fields), name="mine", target=None, engines=["vLLM serves it."])
+    assert "proposes up to 7 tokens" in text
+    assert "GRU" not in text
+    assert "at commit `abc123`: 36 layers, hidden size 4,096" in text
+    assert "- vLLM serves it." in text
+    assert ModelCard(text).data.tags[-1] == "dflash"
+    assert list(read_sections(text)) == ["usage", "serving", "limits", "citation"]
+
+
+def test_the_users_text_and_keys_stay():
+    merged = merge_card(MINE, card(training="## Training\n\n7 steps", metadata={"license": "apache-2.0"}))
+    data = ModelCard(merged).data
+    assert (data.license, data.base_model, data.pipeline_tag) == ("mit", "org/name", "text-generation")
+    assert data["my_key"] == {"inner": 1}
+    assert data.eval_results[0].metric_value == 0.5
+    assert data.tags == ["mine", "domino", "speculative-decoding", "draft-model"]
+    assert data.library_name == "hf_domino"
+    assert "# Mine\n\nMy words, <!-- a comment --> and more.\n" in merged
+    assert "# drafter" not in merged
+    again = merge_card(merged, card(results=RESULTS, metadata={"license": "apache-2.0"}), wins=["license"])
+    assert ModelCard(again).data.license == "apache-2.0"
+    assert list(read_sections(again)) == ["usage", "serving", "results", "training", "limits", "citation"]
+    assert merge_card(again, again) == again
+
+
+def test_text_between_sections_stays_where_it_is():
+    text = card(results=RESULTS).replace("<!-- hf_domino:begin limits", "Between.\n\n<!-- hf_domino:begin limits")
+    merged = merge_card(text.replace("\n", "\r\n"), card(results=RESULTS.replace("2.00", "3.00")))
+    assert merged == text.replace("2.00 x", "3.00 x")
+    assert drop_section(merged, "results") == card().replace(
+        "<!-- hf_domino:begin limits", "Between.\n\n<!-- hf_domino:begin limits"
+    )
+
+
+def test_a_card_of_metadata_alone_gets_the_whole_text():
+    merged = merge_card("---\nlicense: mit\n---\n", card())
+    assert ModelCard(merged).text == ModelCard(card()).text
+    assert ModelCard(merged).data.license == "mit"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- hf_domino:begin results -->\nopen",
+        "<!-- hf_domino:end results -->",
+        f"{mark('results', 'once')}\n{mark('results', 'twice')}",
+        "<!-- hf_domino:begin results -->\n<!-- hf_domino:end limits -->",
+    ],
+)
+def test_broken_markers_are_refused(text):
+    with pytest.raises(ValueError, match=r"marker must be .* got '<!-- hf_domino:.* results"):
+        merge_card(f"# Mine\n\n{text}\n", card())
+
+
+def test_metadata_that_cannot_be_read_is_refused():
+    with pytest.raises(ValueError, match=r"the card's metadata must be YAML between two lines of ---, got .*line 2"):
+        merge_card("---\nlicense: mit\ntags: [a\n---\n# Mine\n", card())
+
+
+def test_wrong_numbers_are_found():
+    text = card(results=RESULTS)
+    check_card(text, {"results": RESULTS})
+    said = r"'results' of the card, in «\| \*\*Domino\*\* \| 2.00 x \|», must be '2.00', got '2.50'. Write it again"
+    with pytest.raises(UnfitCard, match=said):
+        check_card(text.replace("2.00 x", "2.50 x"), {"results": RESULTS})
+    with pytest.raises(UnfitCard, match="got 'beside'"):
+        check_card(text.replace("2.00 x |", "2.00 x | beside"), {"results": RESULTS})
+    with pytest.raises(UnfitCard, match="must have a section 'results', got none"):
+        check_card(card(), {"results": RESULTS})

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+
+from hf_domino.cli import main as cli
+from hf_domino.cli.chat import Conversation
+from hf_domino.cli.streaming import RoundPrinter
+from hf_domino.pair import load_pair
+
+PROMPT = "def f(x):"
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@pytest.fixture
+def flags(tiny_pair_folder):
+    return ["--target", str(tiny_pair_folder), "--threads", "1"]
+
+
+@pytest.fixture
+def pair(tiny_pair_folder):
+    return load_pair(tiny_pair_folder)
+
+
+def plain_text(pair, prompt, **options):
+    inputs = pair.tokenizer(prompt, return_tensors="pt")
+    output = pair.target.generate(**inputs, **options)[0, inputs["input_ids"].shape[1] :]
+    return pair.tokenizer.decode(output, skip_special_tokens=True)
+
+
+def test_generate_writes_plain_generations_text(pair, flags, capsys):
+    assert cli.main(["generate", PROMPT, "--max-new-tokens", "20", "--temperature", "0", *flags]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == plain_text(pair, PROMPT, max_new_tokens=20, do_sample=False) + "\n"
+    assert re.search(r"20 tokens in .* tokens/s, .* tokens a forward", shown.err)
+
+
+def test_a_seed_writes_plain_generations_text(pair, flags, capsys):
+    choice = ["--temperature", "0.8", "--top-k", "20", "--top-p", "0.9", "--seed", "5", "--max-new-tokens", "20"]
+    assert cli.main(["generate", PROMPT, "--json", *choice, *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    torch.manual_seed(5)
+    law = {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9}
+    assert found["text"] == plain_text(pair, PROMPT, max_new_tokens=20, **law)
+    assert found["num_new_tokens"] == 20
+    assert 1 + sum(found["acceptance_lengths"]) >= 20
+    assert len(found["proposed"]) == len(found["acceptance_lengths"])
+
+
+def test_the_prompt_may_come_from_stdin(pair, flags, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
+    assert cli.main(["generate", "-", "--max-new-tokens", "8", "--temperature", "0", *flags]) == 0
+    assert capsys.readouterr().out == plain_text(pair, PROMPT, max_new_tokens=8, do_sample=False) + "\n"
+
+
+def test_rounds_are_marked_where_they_end(pair):
+    shown = io.StringIO()
+    printer = RoundPrinter(pair.tokenizer, Console(file=shown, no_color=True, width=40), shows_rounds=True)
+    inputs = pair.tokenizer(PROMPT, return_tensors="pt")
+    output = pair.target.generate(**inputs, assistant_model=pair.drafter, streamer=printer, max_new_tokens=50)
+    assert printer.tokens == output[0, inputs["input_ids"].shape[1] :].tolist()
+    assert shown.getvalue().replace("|", "").removesuffix("\n") == printer.text
+    ended = 1 + sum(pair.drafter.stats.rows[0]) <= 50
+    assert shown.getvalue().count("|") == len(pair.drafter.stats.rows[0]) - (not ended)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--temperature", "-1"], "--temperature must be at least 0 and finite, got -1.0"),
+        (["--top-p", "0"], "--top-p must be above 0 and at most 1, got 0.0"),
+        (["--device", "toaster"], "--device must be one that torch"),
+    ],
+)
+def test_bad_flags_are_named(flags, given, message, capsys):
+    assert cli.main(["generate", PROMPT, *flags, *given]) == cli.USER_ERROR
+    assert message in capsys.readouterr().err
+
+
+def test_an_empty_prompt_is_refused(flags, capsys):
+    assert cli.main(["generate", "", *flags]) == cli.USER_ERROR
+    assert "PROMPT must be a text, got an empty one" in capsys.readouterr().err
+
+
+def test_without_a_pair_a_target_is_asked_for(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("hf_domino.pair.BUNDLED", "nowhere")
+    for command in (["generate", PROMPT], ["chat"], ["check"]):
+        assert cli.main(command) == cli.USER_ERROR
+        assert (
+            "--target must be given, with its --drafter: the bundled pair is in a checkout" in capsys.readouterr().err
+        )
+
+
+def test_a_chat_is_one_conversation(flags, capsys, monkeypatch):
+    said = io.StringIO("def f(x):\n/stats\n/what\n    y\n/new\n/quit\nnever read\n")
+    monkeypatch.setattr(sys, "stdin", said)
+    assert cli.main(["chat", "--max-new-tokens", "8", "--temperature", "0", *flags]) == 0
+    shown = capsys.readouterr()
+    assert "has no chat template: it goes on with what you write" in shown.err
+    assert shown.err.count("8 tokens in") == 2
+    assert "acceptance rate at" in shown.err
+    assert shown.err.count("/new: forget the conversation") == 2  # at the start, and for what it does not know
+    assert said.read() == "never read\n"
+
+
+# The answer to "import a" holds half characters: its text is read as other tokens than were written.
+@pytest.mark.parametrize(
+    ("opening", "template", "goes_on"), [("x", None, True), ("x", TEMPLATE, True), ("import a", None, False)]
+)
+def test_a_second_turn_goes_on_from_the_cache_where_it_can(pair, opening, template, goes_on, monkeypatch):
+    pair.tokenizer.chat_template = template
+    conversation, widths, forward = Conversation(pair), [], type(pair.target).forward
+
+    def noting(*args, **kwargs):
+        widths.append(kwargs["input_ids"].shape[1])
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(type(pair.target), "forward", noting)
+    answers, prefills = [], []
+    for said in (opening, "y"):
+        printer = RoundPrinter(pair.tokenizer, Console(file=io.StringIO()), shows_rounds=False)
+        widths.clear()
+        conversation.answer(said, printer, {"max_new_tokens": 6, "do_sample": False})
+        prefills.append(widths[0])
+        answers.append(printer.text)
+    whole = f"{opening}{answers[0]}y"
+    assert answers[1] == plain_text(pair, whole, max_new_tokens=6, do_sample=False)
+    assert prefills[1] == (2 if goes_on else len(pair.tokenizer(whole)["input_ids"]))
+
+
+def test_what_was_written_before_an_interrupt_is_kept(pair, monkeypatch):
+    printer = RoundPrinter(pair.tokenizer, Console(file=io.StringIO()), shows_rounds=False)
+    put = printer.put
+
+    def broken_off(value):
+        put(value)
+        if len(printer.tokens) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(printer, "put", broken_off)
+    conversation = Conversation(pair)
+    with pytest.raises(KeyboardInterrupt):
+        conversation.answer(PROMPT, printer, {"max_new_tokens": 12, "do_sample": False})
+    assert conversation.messages[-1]["content"] == plain_text(pair, PROMPT, max_new_tokens=5, do_sample=False)
+
+
+def test_a_system_message_needs_a_chat_template(flags, capsys):
+    assert cli.main(["chat", "--system", "Be brief.", *flags]) == cli.USER_ERROR
+    assert "--system must be left out: tiny has no chat template" in capsys.readouterr().err
+
+
+def test_check_and_demo_print_json(flags, tiny_pair_folder, capsys):
+    cli.main(["check", "--json", "--num-prompts", "2", "--max-new-tokens", "8", *flags])
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] in ("fits", "does not fit", "too few to say")
+    assert found["modes"][0]["acceptance_length"]["mean"] >= 1
+    assert cli.main(["demo", "--json", "--pair", str(tiny_pair_folder), "--max-new-tokens", "8", "--repeats", "1"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["equal"]
+    assert found["plain"] == found["assisted"]

@@ -1,0 +1,69 @@
+"""The bundled models' cards, computed again: from configurations, the recipe and the committed rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import metadata_load
+
+from hf_domino.benchmark.card import card_for, check_folder
+from hf_domino.cards import read_sections
+from hf_domino.pair import BUNDLED
+from hf_domino.recipes.cards import write_cards
+
+CARDS = Path(__file__).parents[1] / "model_cards"
+NAMES = [BUNDLED, f"{BUNDLED}-domino", f"{BUNDLED}-dflash"]
+PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+WEIGHTS = ("*.safetensors", "README.md")
+
+pytestmark = pytest.mark.skipif(not (CARDS / NAMES[1]).exists(), reason="the bundled pair is not in this checkout")
+
+
+def test_cards_are_what_recipe_and_rows_give(tmp_path):
+    for name in NAMES:
+        shutil.copytree(CARDS / name, tmp_path / name, ignore=shutil.ignore_patterns(*WEIGHTS))
+    write_cards(tmp_path / BUNDLED, tmp_path / "work")
+    for name in NAMES[1:]:
+        (tmp_path / name / "README.md").write_text(card_for(tmp_path / name))
+    for name in NAMES:
+        assert (tmp_path / name / "README.md").read_text() == (CARDS / name / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_cards_can_be_pushed(name):
+    check_folder(CARDS / name)
+    head = metadata_load(CARDS / name / "README.md")
+    assert (head["library_name"], head["license"]) == ("hf_domino", "apache-2.0")
+    assert not {"pipeline_tag", "model-index"} & set(head)
+    rows = (CARDS / name / "results.jsonl").is_file()
+    assert ("results" in read_sections((CARDS / name / "README.md").read_text())) is rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_snippets_run(name, monkeypatch, capsys):
+    monkeypatch.chdir(CARDS)
+    scope: dict[str, object] = {}
+    blocks = PYTHON_BLOCK.findall((CARDS / name / "README.md").read_text())
+    for block in blocks:
+        exec(compile(block, name, "exec"), scope)
+    assert blocks
+    if name != BUNDLED:
+        assert "acceptance length" in capsys.readouterr().out
+
+
+def test_pictures_are_those_of_the_documentation():
+    pictures = list((CARDS / NAMES[1] / "figures").glob("*.svg"))
+    assert pictures
+    for path in pictures:
+        assert path.read_bytes() == (CARDS.parent / "docs" / "benchmark" / path.name).read_bytes()
+        assert f"](figures/{path.name})" in (CARDS / NAMES[1] / "README.md").read_text()
+
+
+def test_rows_in_the_repository_are_small():
+    sizes = [path.stat().st_size for path in CARDS.glob("*/*.jsonl")]
+    assert 0 < max(sizes) < 2**20
+    assert all(json.loads(line) for path in CARDS.glob("*/*.jsonl") for line in path.read_text().splitlines())

@@ -1,0 +1,75 @@
+"""The page on troubleshooting quotes errors as they are: each is provoked here, and must stand on the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from builders import TINY, build_drafter
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from hf_domino import DominoDraftModel
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "troubleshooting.md"
+QUOTED = [line for line in PAGE.read_text().splitlines() if line.startswith("`") and " must be " in line]
+PROMPT = torch.tensor([[5, 6, 7]])
+
+
+def without_head(target, folder):
+    build_drafter(target).save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"projector_type": "dflash"}))
+    DominoDraftModel.from_pretrained(folder)
+
+
+def eagle(target, folder):
+    (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama"}')
+    DominoDraftModel.from_pretrained(folder)
+
+
+def other_target(target, folder):
+    Qwen3ForCausalLM(Qwen3Config(**TINY | {"hidden_size": 64})).generate(PROMPT, assistant_model=build_drafter(target))
+
+
+def call(**arguments):
+    def generate(target, folder):
+        prompts = PROMPT.expand(2, -1) if "cache_implementation" in arguments else PROMPT
+        target.generate(prompts, assistant_model=build_drafter(target), **arguments)
+
+    return generate
+
+
+PROVOKED = {
+    "folder or a Hub name": lambda *_: DominoDraftModel.from_pretrained("model_cards/pycoder-13m-domno"),
+    "projector_type": without_head,
+    "kind must be": eagle,
+    "hidden_size": other_target,
+    "num_beams": call(num_beams=2),
+    "batch size": call(cache_implementation="static"),
+    "must be the target": lambda target, _: build_drafter(target).generate(PROMPT),
+}
+
+
+@pytest.mark.parametrize("quoted", QUOTED, ids=lambda quoted: quoted[:40])
+def test_errors_are_quoted_as_they_are(quoted, tiny_qwen3, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pieces = map(re.escape, quoted.strip("`").split("…"))
+    (provoke,) = (provoke for name, provoke in PROVOKED.items() if name in quoted)
+    with pytest.raises(ValueError, match=".*".join(pieces)):
+        provoke(tiny_qwen3, tmp_path)
+
+
+def test_transformers_alone_says_what_the_page_says(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "domino"}')
+    script = "import sys, transformers; transformers.AutoConfig.from_pretrained(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode
+    shortened = re.search(r"^``(The checkpoint .*?) …``$", PAGE.read_text(), re.MULTILINE).group(1)
+    assert shortened in done.stderr

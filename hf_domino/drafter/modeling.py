@@ -8,7 +8,9 @@ Shapes: B batch, Q block positions, C new context positions, S all context posit
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.formats.exporting import Export
+from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.format import TARGET_TENSORS
 from hf_domino.formats.loading import check_no_extras, explain, translate
 from hf_domino.stats import DecodingStats, last_stats
@@ -179,6 +183,25 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         if cache is not None:
             cache.advance()
         return self.norm(block)
+
+    def export(self, folder: str | os.PathLike, format: str = "specforge", **options: Any) -> Export:
+        """Write the drafter for other projects; which serving engines will take the folder is said before.
+
+        Args:
+            folder (`str` or `PathLike`): Where to write; a checkpoint in it is an error unless `overwrite=True`.
+            format (`str`, *optional*, defaults to `"specforge"`): The layout of SpecForge and of z-lab's DFlash, which
+                SGLang and vLLM read, or `"speculators"` (DFlash alone).
+            options: `engine`, the name of one that must take the folder (`"sglang"`, `"vllm"`, `"dflash"`); `dtype` of
+                the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`).
+
+        Returns:
+            [`~formats.exporting.Export`]: The files, and what each engine will not take.
+
+        Raises:
+            ValueError: If the format cannot hold such a drafter, the engine will not take it, the folder is not empty,
+                or tensors are not the drafter's own (adapters, quantised weights). Nothing is written then.
+        """
+        return export_drafter(self, Path(folder), format, **options)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, ZeroLinear):

@@ -16,6 +16,8 @@ logger = logging.get_logger(__name__)
 ACCEPTANCE_RULES = ("coupled", "residual")
 DRAFT_LAWS = ("sampled", "greedy")
 DRAFT_LENGTHS = ("adaptive", "full")
+FULL, SLIDING = "full_attention", "sliding_attention"
+LAYER_TYPES = (FULL, SLIDING)
 MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
 
 
@@ -74,6 +76,11 @@ class DominoConfig(PreTrainedConfig):
         rms_norm_eps (`float`, *optional*, defaults to 1e-6): Epsilon of the RMS norms.
         rope_parameters (`dict`, *optional*): Rotary embedding, as in Transformers; `rope_type` is one of `"default"`,
             `"linear"`, `"yarn"`, `"llama3"`. Defaults to `rope_theta` 10,000.
+        layer_types (`list[str]`, *optional*): `"full_attention"` or `"sliding_attention"` for each layer; None for full
+            attention throughout.
+        sliding_window (`int`, *optional*): Positions that a query of a sliding layer sees, its own included.
+        sliding_window_non_causal (`bool`, *optional*, defaults to `False`): Whether a sliding layer's queries also see
+            what is behind them in their block, as those of other layers do.
         attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
         block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
         mask_token_id (`int`, *optional*, defaults to 151669): Token whose embedding fills the block after the anchor.
@@ -135,6 +142,9 @@ class DominoConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
     rope_parameters: dict | None = None
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
+    sliding_window_non_causal: bool = False
     attention_dropout: float | int = 0.0
     block_size: int = 16
     mask_token_id: int = 151669
@@ -176,6 +186,7 @@ class DominoConfig(PreTrainedConfig):
         """
         _check_sizes(self)
         _check_choices(self)
+        _check_windows(self)
         _check_target_layer_ids(self)
 
     @classmethod
@@ -202,6 +213,15 @@ class DominoConfig(PreTrainedConfig):
     def num_draft_tokens(self) -> int:
         """Tokens proposed per round (P)."""
         return self.block_size - self.label_offset
+
+    @property
+    def has_sliding_layers(self) -> bool:
+        """Whether any layer of the backbone looks through a window."""
+        return SLIDING in (self.layer_types or ())
+
+    def is_sliding(self, layer_index: int) -> bool:
+        """Whether this layer of the backbone looks through a window."""
+        return self.layer_types is not None and self.layer_types[layer_index] == SLIDING
 
     @classmethod
     def for_target(cls, target_config: PreTrainedConfig, tokenizer: Any = None, **overrides: Any) -> DominoConfig:
@@ -291,12 +311,22 @@ def _check_choices(config: DominoConfig) -> None:
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope_parameters['rope_type'] must be one of {ROPE_TYPES}, got {rope_type!r}.")
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    if layer_types - {"full_attention"}:
+
+
+def _check_windows(config: DominoConfig) -> None:
+    types, window = config.layer_types, config.sliding_window
+    if types is not None and (len(types) != config.num_hidden_layers or not set(types) <= set(LAYER_TYPES)):
         raise ValueError(
-            f"layer_types must be 'full_attention' throughout, got {sorted(layer_types)}: "
-            "drafters with sliding-window layers are not supported."
+            f"layer_types must be one of {LAYER_TYPES} for each layer (num_hidden_layers={config.num_hidden_layers}), "
+            f"got {types}."
         )
+    if config.has_sliding_layers and (window is None or window < config.block_size):
+        raise ValueError(
+            f"sliding_window must be at least {config.block_size} (block_size) where layer_types has {SLIDING!r}, "
+            f"got {window}."
+        )
+    if window is not None and not config.has_sliding_layers:
+        raise ValueError(f"sliding_window must be None where no layer_types are {SLIDING!r}, got {window}.")
 
 
 def _check_target_layer_ids(config: DominoConfig) -> None:

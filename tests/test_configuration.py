@@ -42,7 +42,23 @@ from hf_domino.configuration import default_target_layer_ids
         ({"num_key_value_heads": 5}, r"num_attention_heads must be a multiple of num_key_value_heads=5, got 32"),
         ({"head_dim": 7}, r"head_dim must be even"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, r"rope_type.* got 'dynamic'"),
-        ({"layer_types": ["sliding_attention"] * 5}, r"sliding-window layers are not supported"),
+        (
+            {"layer_types": ["sliding_attention"] * 4},
+            r"layer_types must be one of .* for each layer \(num_hidden_layers=5",
+        ),
+        (
+            {"layer_types": ["chunked_attention"] * 5},
+            r"layer_types must be one of \('full_attention', 'sliding_attention",
+        ),
+        ({"layer_types": ["sliding_attention"] * 5}, r"sliding_window must be at least 16 \(block_size\) .* got None"),
+        (
+            {"layer_types": ["sliding_attention"] * 5, "sliding_window": 15},
+            r"sliding_window must be at least 16 .* got 15",
+        ),
+        (
+            {"sliding_window": 2048},
+            r"sliding_window must be None where no layer_types are 'sliding_attention', got 2048",
+        ),
     ],
 )
 def test_bad_fields_are_named(fields, message):
@@ -157,6 +173,21 @@ def test_configurations_from_before_the_acceptance_rule(tmp_path, warnings, draf
 def test_a_greedy_draft_law_under_the_residual_rule_needs_no_warning(warnings):
     DominoConfig(acceptance_rule="residual", draft_law="greedy")
     assert warnings == []
+
+
+def test_windows_are_kept_and_are_none_in_older_configurations(tmp_path):
+    windows = {"layer_types": ["sliding_attention"] * 4 + ["full_attention"], "sliding_window": 2048}
+    DominoConfig(**windows, sliding_window_non_causal=True).save_pretrained(tmp_path)
+    config = DominoConfig.from_pretrained(tmp_path)
+    assert [config.is_sliding(index) for index in range(5)] == [True] * 4 + [False]
+    assert (config.sliding_window, config.sliding_window_non_causal) == (2048, True)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    for name in (*windows, "sliding_window_non_causal"):
+        del fields[name]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    older = DominoConfig.from_pretrained(tmp_path)
+    assert older.to_dict() == DominoConfig().to_dict() | {"transformers_version": older.transformers_version}
+    assert not older.has_sliding_layers
 
 
 def test_a_target_is_no_drafter(saved_pair):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from hf_domino.cards.sections import mark
 from hf_domino.configuration import DominoConfig
+from hf_domino.formats.engines import ENGINES
+from hf_domino.formats.exporting import refusals, stored_config
 
 TEMPLATE = Path(__file__).with_name("drafter.md.jinja")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -27,7 +29,6 @@ def render_card(
     training: str | None = None,
     results: str | None = None,
     metadata: Mapping[str, Any] | None = None,
-    engines: Sequence[str] = (),
 ) -> str:
     r"""The card of a drafter as Markdown.
 
@@ -38,7 +39,6 @@ def render_card(
         training (`str`, *optional*): From [`training_section`].
         results (`str`, *optional*): From `hf_domino.benchmark.card.results_section`.
         metadata (`Mapping`, *optional*): More fields for the head of the card, such as `license` and `datasets`.
-        engines (`Sequence[str]`, *optional*): What each inference engine makes of it, in one sentence each.
 
     Example:
     ```python
@@ -65,7 +65,7 @@ def render_card(
         name=name,
         target=target if on_hub or target is None else Path(target).name,
         on_hub=on_hub,
-        engines=engines,
+        engines=_engines(config),
         sections={section: mark(section, text) for section, text in sections.items() if text},
     )
     return f"{card}\n"
@@ -74,3 +74,18 @@ def render_card(
 def is_hub_name(name: str | None) -> bool:
     """Whether this can be the name of a model on the Hub, and is no folder here."""
     return name is not None and HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+def _engines(config: DominoConfig) -> list[str]:
+    """What each serving engine makes of an export of the drafter, a line each."""
+    try:
+        found = refusals(stored_config(config))
+    except ValueError as error:  # no format of theirs can hold it
+        return [str(error)]
+    lines = {
+        name: "; ".join(f"{rule.field} must be {rule.expected}" for rule in rules) for name, rules in found.items()
+    }
+    return [
+        f"{ENGINES[name].title} {f'does not take it: {line}' if line else 'takes its export'}."
+        for name, line in lines.items()
+    ]

@@ -1,6 +1,7 @@
 """The DFlash backbone (arXiv 2602.06036): Qwen3-style layers whose queries are the block's only.
 
-Keys and values come from the context features and the block; attention inside a block is not causal.
+Keys and values come from the context features and the block; attention inside a block is not causal, except in
+sliding layers (`windows.py`).
 
 Shapes: B batch, Q block positions, C new context positions, S all context positions, H hidden size, A heads,
 D head width.
@@ -56,20 +57,22 @@ class RotaryTable:
 
 @dataclass
 class AttentionInputs:
-    """What every layer shares in one forward.
+    """What layers share in one forward; those of one kind, where some are sliding.
 
     Args:
         context (`torch.Tensor`, *optional*): New context features `[B, C, H]`.
         rotary (`tuple`): Cosines and sines `[B, C + Q, D]` of the new context, then the block.
-        mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look, or `[B, 1, 1, S + Q]` for
-            all queries; None for everywhere.
+        mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look, `[B, 1, 1, S + Q]` for all
+            queries, or `[B, 1, G * Q, S + Q]` for those of each of the G heads of a key head; None for everywhere.
         cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
+        first (`int`, *optional*, defaults to 0): Cached position that S begins with.
     """
 
     context: torch.Tensor | None
     rotary: tuple[torch.Tensor, torch.Tensor]
     mask: torch.Tensor | None
     cache: ContextCache | None
+    first: int = 0
 
 
 class ContextAttention(nn.Module):
@@ -107,10 +110,10 @@ class ContextAttention(nn.Module):
         queries = _rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:])
         keys = _rotate(keys.transpose(1, 2), cosines, sines)
         if inputs.cache is not None:
-            keys, values = inputs.cache.join(self.layer_index, keys, values, length)
-        is_shared = inputs.mask is not None and inputs.mask.shape[2] == 1
-        if is_shared:  # by all queries: those of a group of heads are queries of one head, and no key is repeated
-            per_head = queries.shape[1] // keys.shape[1] * length
+            keys, values = inputs.cache.join(self.layer_index, keys, values, length, inputs.first)
+        per_head = queries.shape[1] // keys.shape[1] * length
+        is_grouped = inputs.mask is not None and inputs.mask.shape[2] in (1, per_head)
+        if is_grouped:  # the queries of a group of heads are queries of one head, and no key is repeated
             queries = queries.reshape(len(block), keys.shape[1], per_head, self.head_dim)
         attended = F.scaled_dot_product_attention(
             queries,
@@ -118,7 +121,7 @@ class ContextAttention(nn.Module):
             values,
             attn_mask=inputs.mask,
             dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=not is_shared,
+            enable_gqa=not is_grouped,
         )
         attended = attended.reshape(len(block), self.num_heads, length, self.head_dim)
         return self.o_proj(attended.transpose(1, 2).flatten(2))

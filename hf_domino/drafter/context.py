@@ -45,23 +45,35 @@ class ContextCache:
         """
         self._lengths = self._lengths or [0] * batch_size
         self._added = [num_positions] * batch_size if counts is None else list(counts)
-        ends = torch.tensor([length + count for length, count in zip(self._lengths, self._added, strict=True)])
-        if bool((ends == ends[0]).all()):
+        ends = self._ends()
+        if min(ends) == max(ends):
             return None
-        return torch.arange(int(ends.max())) < ends[:, None]
+        return torch.arange(max(ends)) < torch.tensor(ends)[:, None]
+
+    def window(self, size: int) -> tuple[torch.Tensor, range]:
+        """What windows reach, once the positions announced last are stored.
+
+        Args:
+            size (`int`): Positions of a window, the query's own included.
+
+        Returns:
+            `tuple[torch.Tensor, range]`: Context positions of each row `[B]`, and those that any row's block reaches.
+        """
+        ends = self._ends()
+        return torch.tensor(ends), range(max(0, min(ends) - size + 1), max(ends))
 
     def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new context keys and values `[B, A, C, D]` of one layer, and return all `[B, A, S, D]`.
 
         Lengths move only with [`~ContextCache.advance`], once all layers have stored theirs.
         """
-        end = max(length + count for length, count in zip(self._lengths, self._added, strict=True))
+        end = max(self._ends())
         all_keys = self._keys[layer_index] = self._store(self._keys[layer_index], keys)
         all_values = self._values[layer_index] = self._store(self._values[layer_index], values)
         return all_keys[:, :, :end], all_values[:, :, :end]
 
     def join(
-        self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int
+        self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int, first: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the new context of one layer and put the block, which is never stored, behind all of it.
 
@@ -70,6 +82,7 @@ class ContextCache:
             keys (`torch.Tensor`): New context, then the block, `[B, A, C + Q, D]`.
             values (`torch.Tensor`): Likewise.
             length (`int`): Block positions (Q).
+            first (`int`, *optional*, defaults to 0): Context position to begin with; earlier ones are left out.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: Keys and values of all context and the block, `[B, A, S + Q, D]`.
@@ -77,13 +90,13 @@ class ContextCache:
         split = keys.shape[2] - length
         context_keys, context_values = self.append(layer_index, keys[:, :, :split], values[:, :, :split])
         return (
-            torch.cat((context_keys, keys[:, :, split:]), dim=2),
-            torch.cat((context_values, values[:, :, split:]), dim=2),
+            torch.cat((context_keys[:, :, first:], keys[:, :, split:]), dim=2),
+            torch.cat((context_values[:, :, first:], values[:, :, split:]), dim=2),
         )
 
     def advance(self) -> None:
         """Count the positions announced last."""
-        self._lengths = [length + count for length, count in zip(self._lengths, self._added, strict=True)]
+        self._lengths = self._ends()
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
@@ -101,6 +114,10 @@ class ContextCache:
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` positions of every row."""
         self._lengths = [min(length, current) for current in self._lengths]
+
+    def _ends(self) -> list[int]:
+        """Lengths once the positions announced last are counted."""
+        return [length + count for length, count in zip(self._lengths, self._added, strict=True)]
 
     def _store(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
         count, capacity = new.shape[2], max(self._lengths) + new.shape[2]

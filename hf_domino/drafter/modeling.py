@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from hf_domino.cards.pushing import PushesItsCard
 from hf_domino.compatibility import check_loading_info, refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.drafter.windows import windowed
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.format import TARGET_TENSORS
-from hf_domino.formats.loading import check_no_extras, explain, translate
+from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_no_extras, explain, translate
+from hf_domino.standalone.bundle import write_bundle
 from hf_domino.stats import DecodingStats, last_stats
 
 
@@ -162,7 +166,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             context_features (`torch.Tensor`, *optional*): New context `[B, C, H]`, as `fuse_context` returns it.
             context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
             attention_mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look; None for
-                everywhere. Keys are ordered: cached context, new context, block.
+                everywhere. Windows are within it. Keys are ordered: cached context, new context, block.
             cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it. It makes
                 the mask.
             context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
@@ -177,9 +181,14 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         if context_position_ids is not None:
             position_ids = torch.cat((context_position_ids, position_ids), dim=1)
         inputs = AttentionInputs(context_features, self._rotary(position_ids), attention_mask, cache)
+        sliding = (
+            windowed(self.config, inputs, position_ids, noise_embeds.shape[1])
+            if self.config.has_sliding_layers
+            else inputs
+        )
         block = noise_embeds.to(self.norm.weight)
-        for layer in self.layers:
-            block = layer(block, inputs)
+        for index, layer in enumerate(self.layers):
+            block = layer(block, sliding if self.config.is_sliding(index) else inputs)
         if cache is not None:
             cache.advance()
         return self.norm(block)
@@ -213,6 +222,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> DominoDraftModel:
         """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
 
+        Of an adapter that PEFT saved, the drafter it was made for is loaded, and the adapter into it.
+
         Checkpoints of other projects are recognised by their configuration: SpecForge, z-lab's DFlash, speculators,
         Model-Optimizer, and Transformers' own DFlash drafter.
 
@@ -223,6 +234,14 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
         foreign = translate(pretrained_model_name_or_path, kwargs)
+        download = {key: kwargs[key] for key in DOWNLOAD_ARGUMENTS if key in kwargs}
+        if foreign is None and (base := base_of(pretrained_model_name_or_path, download)) is not None:
+            others = {key: value for key, value in kwargs.items() if key not in download}
+            model, info = cls.from_pretrained(
+                base, *args, **others, **base_download(download), output_loading_info=True
+            )
+            model.load_adapter(os.fspath(pretrained_model_name_or_path), adapter_kwargs=download)
+            return (model, info) if wants_info else model  # type: ignore[return-value]
         try:
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
@@ -236,6 +255,31 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             check_no_extras(foreign, info["unexpected_keys"])
             model._weight_conversions = []  # saved under our names, with our configuration
         return (model, info) if wants_info else model  # type: ignore[return-value]
+
+    def save_pretrained(self, save_directory: Any, *args: Any, standalone: bool = False, **kwargs: Any) -> None:
+        """Save the drafter; arguments are those of [`~transformers.PreTrainedModel`].
+
+        Args:
+            save_directory (`str` or `Path`): The folder.
+            standalone (`bool`, *optional*, defaults to `False`): Also write `custom_generate/`: this package's code,
+                with which `target.generate(..., custom_generate=folder, trust_remote_code=True)` needs only torch and
+                transformers.
+
+        Raises:
+            ValueError: With both `standalone` and `push_to_hub`.
+        """
+        if standalone and kwargs.get("push_to_hub"):
+            remedy = "It would not be uploaded; call drafter.push_to_hub(name, standalone=True)."
+            raise refusal("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if standalone and kwargs.get("is_main_process", True):
+            write_bundle(save_directory)
+
+    def push_to_hub(self, *args: Any, standalone: bool = False, **kwargs: Any) -> str:
+        """Upload the drafter; `standalone` as in [`~DominoDraftModel.save_pretrained`], all else as in Transformers."""
+        pushed = copy.copy(self)  # it saves itself, without a word of how
+        pushed.save_pretrained = partial(self.save_pretrained, standalone=standalone)  # type: ignore[method-assign]
+        return super(DominoDraftModel, pushed).push_to_hub(*args, **kwargs)
 
 
 def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:

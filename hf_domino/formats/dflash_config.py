@@ -1,9 +1,12 @@
 """Checkpoints with a `dflash_config`: z-lab's DFlash, SpecForge's and the authors' Domino, Model-Optimizer's exports.
 
 Fields of the drafter stand in `dflash_config`, at the top level, or in both. Layer ids count the layers whose outputs
-are read from 0, as ours do. Sources: `specforge/modeling/draft/{dflash,domino}.py` and `configs/` of
-sgl-project/SpecForge (a6b6b02), `dflash/model.py` of z-lab/dflash (44947fb),
-`modelopt/torch/export/plugins/hf_spec_export.py` of NVIDIA/Model-Optimizer (0371364).
+are read from 0, as ours do. Layers that `layer_types` calls sliding are causal inside the block unless `causal` says
+otherwise; those of `use_swa`, which are all, are not (`_resolve_layer_attention` of vLLM).
+
+Sources: `specforge/modeling/draft/{dflash,domino}.py` and `configs/` of sgl-project/SpecForge (a6b6b02),
+`dflash/model.py` of z-lab/dflash (44947fb), `modelopt/torch/export/plugins/hf_spec_export.py` of
+NVIDIA/Model-Optimizer (0371364).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_domino.compatibility import refusal
-from hf_domino.configuration import DominoConfig, default_target_layer_ids
+from hf_domino.configuration import SLIDING, DominoConfig, default_target_layer_ids
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
@@ -20,6 +23,7 @@ from hf_domino.formats.fields import (
     required,
     section_of,
     stored_backbone,
+    window_fields,
 )
 from hf_domino.formats.format import Format, StoredConfig
 
@@ -54,6 +58,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "projector_type": _projector_type(stored),
         "shift_label": stored.get("shift_label", False),
     }
+    fields |= _window_fields(stored, fields)
     if fields["projector_type"] == "domino":
         names = ("emb_dim", "gru_hidden_dim")
         required(stored, *names)
@@ -63,12 +68,23 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 
 
 def _check_attention(stored: StoredConfig) -> None:
-    for name in ("use_swa", "attention_sink_bias"):
+    for name in ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal"):
         if stored.get(name):
             raise refusal(f"{SECTION}.{name}", False, stored[name], CANNOT_RUN)
     places = ("rope_parameters", "rope_scaling")
     if all(section_of(stored, place).get("rope_theta") is None for place in places):
         required(stored, "rope_theta")
+
+
+def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, Any]:
+    """What `use_swa` and a stated causality change in the backbone's windows."""
+    types, window = backbone.get("layer_types"), backbone.get("sliding_window")
+    non_causal = False in (stored.get("causal"), stored.get("is_causal"))
+    if stored.get("use_swa"):
+        non_causal = non_causal or types is None
+        types = types or [SLIDING] * backbone["num_hidden_layers"]
+        window = stored.get("swa_window_size") or window or stored.get("sliding_window")
+    return window_fields(types, window, non_causal)
 
 
 def _projector_type(stored: StoredConfig) -> str:
@@ -92,6 +108,8 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
         "block_size": config.block_size,
         "num_target_layers": config.num_target_layers,
     }
+    if config.has_sliding_layers and config.sliding_window_non_causal:
+        top["is_causal"] = False  # sliding layers are causal in their block where nothing is said
     if config.projector_type == "domino":
         names = ("projector_type", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", "shift_label")
         section |= {name: getattr(config, name) for name in names}

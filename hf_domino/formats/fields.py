@@ -8,6 +8,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino.compatibility import refusal
+from hf_domino.configuration import FULL, LAYER_TYPES, SLIDING
 from hf_domino.formats.format import StoredConfig
 
 if TYPE_CHECKING:
@@ -93,16 +94,34 @@ def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
     for name in ("attention_bias", "mlp_bias"):
         if getattr(decoder, name, False):
             raise refusal(name, False, True, CANNOT_RUN)
-    layer_types = set(getattr(decoder, "layer_types", None) or ()) | set(stored.get("layer_types") or ())
-    if layer_types - {"full_attention"}:
-        remedy = f"Drafters with sliding-window layers are not supported. {CANNOT_RUN}"
-        raise refusal("layer_types", "'full_attention' throughout", sorted(layer_types), remedy)
     values = {name: getattr(decoder, name, None) for name in DECODER_FIELDS}
     if values["head_dim"] is None:
         values["head_dim"] = decoder.hidden_size // decoder.num_attention_heads
     values["dtype"] = next((stored[name] for name in DTYPE_FIELDS if stored.get(name) is not None), None)
     values["rope_parameters"] = _rope_parameters(decoder)
+    values |= window_fields(getattr(decoder, "layer_types", None), getattr(decoder, "sliding_window", None))
     return {name: value for name, value in values.items() if value is not None}
+
+
+def window_fields(layer_types: Any, window: Any, non_causal: bool = False) -> dict[str, Any]:
+    """The fields of sliding layers; none where all layers see everything.
+
+    Args:
+        layer_types (`list[str]`, *optional*): Of each layer.
+        window (`int`, *optional*): Positions that a query of a sliding layer sees, its own included.
+        non_causal (`bool`, *optional*, defaults to `False`): Whether it also sees what is behind it in its block.
+
+    Raises:
+        ValueError: If there are layers of another kind, or of how large a window is not said.
+    """
+    if others := sorted(set(layer_types or ()) - set(LAYER_TYPES)):
+        raise refusal("layer_types", f"each one of {LAYER_TYPES}", others, CANNOT_RUN)
+    if SLIDING not in (layer_types or ()):
+        return {}
+    if window is None:
+        expected = f"given, with use_sliding_window, as layer_types has {SLIDING!r}"
+        raise refusal("sliding_window in the checkpoint's config.json", expected, None, CORRECT_IT)
+    return {"layer_types": layer_types, "sliding_window": window, "sliding_window_non_causal": non_causal}
 
 
 def stored_backbone(config: DominoConfig) -> dict[str, Any]:
@@ -117,16 +136,16 @@ def stored_backbone(config: DominoConfig) -> dict[str, Any]:
         "model_type": "qwen3",
         "attention_bias": False,
         "dtype": str(config.dtype).removeprefix("torch."),
-        "layer_types": ["full_attention"] * config.num_hidden_layers,
+        "layer_types": config.layer_types or [FULL] * config.num_hidden_layers,
         "max_window_layers": config.num_hidden_layers,
         # Transformers 5 reads the first, Transformers 4 the other two.
         "rope_parameters": rope,
         "rope_theta": rope["rope_theta"],
         "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
-        "sliding_window": None,
+        "sliding_window": config.sliding_window,
         "tie_word_embeddings": False,
         "use_cache": True,
-        "use_sliding_window": False,
+        "use_sliding_window": config.has_sliding_layers,
     }
 
 

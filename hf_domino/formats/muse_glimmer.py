@@ -1,8 +1,8 @@
 """Transformers' own DFlash drafter, `MuseGlimmerAssistantModel`.
 
-Its configuration says nothing of the target, which is Muse Glimmer; layer ids are ours. Source:
-`models/muse_glimmer_assistant/` and `generation/candidate_generator.py` of Transformers 5.23. The released one has
-sliding-window layers in all its layers, which we refuse and Transformers' own pipeline runs.
+Its configuration says nothing of the target, which is Muse Glimmer; layer ids are ours. All layers of the released one
+are sliding; a query sees all of its block, and as many positions before its own as the window has. Source:
+`models/muse_glimmer_assistant/`, `masking_utils.py` and `generation/candidate_generator.py` of Transformers 5.23.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def _matches(stored: StoredConfig) -> bool:
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     drafter = decoder_of(stored)
     vocab_size = stored.get("vocab_size") or decoder_of({"model_type": TARGET_TYPE}).vocab_size
-    return backbone_fields(stored) | {
+    fields = backbone_fields(stored)
+    if "layer_types" in fields:
+        fields |= {"sliding_window": fields["sliding_window"] + 1, "sliding_window_non_causal": True}
+    return fields | {
         "vocab_size": vocab_size,
         "block_size": drafter.block_size,
         "mask_token_id": drafter.mask_token_id,

@@ -61,7 +61,8 @@ def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:
     except (EntryNotFoundError, HfHubHTTPError):
         return None
     except Exception as error:  # of the connection, and of whichever library makes it
-        return f", it was not downloaded before, and the Hub does not answer ({error})"
+        is_slow = "Timeout" in type(error).__name__  # it may have it yet
+        return None if is_slow else f", it was not downloaded before, and the Hub does not answer ({error})"
     return None
 
 

@@ -2,6 +2,8 @@
 
 The backbone is nested as `transformer_layer_config`, a difference from its architecture's defaults. Layer ids count the
 embeddings as 0, so they are one higher than ours. Embeddings, lm_head and, at times, more of the target are stored.
+Windows are counted from the anchor in its training, but from each query in vLLM, which serves its drafters, and here:
+of the oldest positions up to a block differs.
 Sources: `src/speculators/models/dflash/config.py`, `src/speculators/convert/dflash/converter.py` (c05b95b),
 `update_dflash` of vLLM (its pull request 40727); for Domino `models/domino/config.py` and `convert/domino/converter.py`
 of the pull request.
@@ -34,6 +36,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     if stored.get("layer_types"):  # they may stand beside the backbone
         decoder["layer_types"] = stored["layer_types"]
     fields = backbone_fields(decoder)
+    if "layer_types" in fields:
+        fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
     _check_sizes(stored, fields)
     is_domino = stored[KIND] == "domino"
     fields |= {
@@ -78,6 +82,9 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
     if config.projector_type != "dflash":
         expected = "'dflash' for format='speculators' (its Domino is not merged: pull request 773)"
         raise refusal("projector_type", expected, config.projector_type, "Use format='specforge'.")
+    if config.has_sliding_layers:
+        expected = "None for format='speculators' (which counts windows in two ways)"
+        raise refusal("sliding_window", expected, config.sliding_window, "Use format='specforge'.")
     proposals = {"proposal_type": "greedy", "speculative_tokens": config.num_draft_tokens}
     backbone = stored_backbone(config)
     return {

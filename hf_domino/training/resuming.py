@@ -25,7 +25,8 @@ RUN_FILE, CONFIG_FILE = "run.json", "config.json"
 SHAPE = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "block_size", "mask_token_id", "target_layer_ids", "projector_type", "emb_dim"),
-    *("gru_hidden_dim", "pure_draft_prefix_len", "shift_label"),
+    *("gru_hidden_dim", "pure_draft_prefix_len", "shift_label", "layer_types", "sliding_window"),
+    "sliding_window_non_causal",
 )
 KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay")  # by the optimizer's state, whatever is asked
 CHANGEABLE = (

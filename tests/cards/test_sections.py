@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from huggingface_hub import ModelCard, metadata_load
 
@@ -67,11 +69,13 @@ def test_only_a_name_on_the_hub_is_a_base_model(target, base_model, shown):
 
 def test_the_card_says_what_the_configuration_does():
     fields = {"block_size": 8, "shift_label": False, "projector_type": "dflash", "target_revision": "abc123"}
-    text = render_card(DominoConfig(**fields), name="mine", target=None, engines=["vLLM serves it."])
+    text = render_card(DominoConfig(**fields), name="mine", target=None)
     assert "proposes up to 7 tokens" in text
     assert "GRU" not in text
     assert "at commit `abc123`: 36 layers, hidden size 4,096" in text
-    assert "- vLLM serves it." in text
+    assert re.search(r"^- SGLang [\d. to]+ takes its export\.$", text, re.MULTILINE)
+    domino = render_card(DominoConfig(pure_draft_prefix_len=0), name="mine", target=None)
+    assert re.search(r"^- SGLang .* does not take it: pure_draft_prefix_len must be 1\.$", domino, re.MULTILINE)
     assert ModelCard(text).data.tags[-1] == "dflash"
     assert list(read_sections(text)) == ["usage", "serving", "limits", "citation"]
 

@@ -3,7 +3,8 @@
 Sources: `configs/qwen3-8b-domino.json` and `qwen3-4b-dflash.json` of sgl-project/SpecForge (a6b6b02), which are the
 released ones; the export of NVIDIA/Model-Optimizer (0371364); RedHatAI/Qwen3-8B-speculator.dflash (0ac7575) and the
 converter of vllm-project/speculators (c05b95b), with the whole vocabulary; `DominoSpeculatorConfig` of its pull request
-773; `MuseGlimmerAssistantConfig` of Transformers 5.23, with full attention.
+773; `MuseGlimmerAssistantConfig` of Transformers 5.23. With windows: `configs/qwen3.6-27b-dflash.json` of SpecForge, in
+the layout of z-lab's, and what the exports and training recipes of Model-Optimizer and speculators write.
 """
 
 from __future__ import annotations
@@ -121,6 +122,41 @@ MUSE_GLIMMER = {
     "mask_token_id": 201818,
     "target_layer_ids": [1, 13, 25, 37, 49],
 }
+WINDOWS = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 2048}
+# Tensor by tensor those above; only what is looked at differs.
+WINDOWED = {
+    "specforge_windows": DFLASH
+    | {
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "vocab_size": 248320,
+        "rope_theta": 10000000,
+        "num_target_layers": 64,
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"],
+        "sliding_window": 2048,
+        "use_sliding_window": True,
+        "dflash_config": {"mask_token_id": 248070, "target_layer_ids": [1, 16, 31, 46, 61]},
+    },
+    "model_optimizer_windows": MODEL_OPTIMIZER
+    | {
+        "sliding_window": 2048,
+        "dflash_config": MODEL_OPTIMIZER["dflash_config"] | {"use_swa": True, "swa_window_size": 2048},
+    },
+    "speculators_windows": SPECULATORS_DFLASH
+    | {
+        "transformer_layer_config": SPECULATORS_DFLASH["transformer_layer_config"]
+        | WINDOWS
+        | {"use_sliding_window": True},
+    },
+    "muse_glimmer_windows": MUSE_GLIMMER | WINDOWS,
+}
+# The fields of ours that they mean.
+MEANT = {
+    "specforge_windows": (2048, False),
+    "model_optimizer_windows": (2048, True),
+    "speculators_windows": (2048, False),
+    "muse_glimmer_windows": (2049, True),  # as many before the query's own
+}
 RELEASED = {
     "specforge_domino": DOMINO_8B,
     "zlab": DFLASH,
@@ -144,7 +180,8 @@ SMALL = {name: TINY[name] for name in ("vocab_size", "hidden_size", "intermediat
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
-    "layer_types": ["full_attention"] * 2,
+    "sliding_window": 8,
+    "swa_window_size": 8,
     "num_target_layers": 4,
     "target_layer_ids": SMALL_IDS,
     "aux_hidden_state_layer_ids": [layer + 1 for layer in SMALL_IDS],
@@ -166,6 +203,10 @@ SMALL_DECODER = ("vocab_size", "hidden_size", "num_attention_heads", "head_dim")
 def reduced(stored: dict[str, Any]) -> dict[str, Any]:
     """A released configuration in the sizes of the tiny target's drafters."""
     small = {key: reduced(value) if isinstance(value, dict) else SMALL.get(key, value) for key, value in stored.items()}
+    if "layer_types" in stored:
+        small["layer_types"] = stored["layer_types"][-2:]
+    if stored.get("sliding_window", 0) is None:
+        small["sliding_window"] = None
     if "transformer_layer_config" in small:
         small["transformer_layer_config"] |= {name: SMALL[name] for name in SMALL_DECODER}
     if small.get("model_type") == "muse_glimmer_assistant":
@@ -173,17 +214,18 @@ def reduced(stored: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
-def our_drafter(target: Any, stored: dict[str, Any]) -> Any:
+def our_drafter(target: Any, stored: dict[str, Any], **windows: Any) -> Any:
     """The drafter that a reduced released configuration describes, built by hand, with random weights."""
     nested = stored.get("dflash_config", stored)
     is_domino = "projector_type" in nested or stored.get("speculators_model_type") == "domino"
     head = {"projector_type": "domino", "shift_label": True, "pure_draft_prefix_len": 1}
-    theta = 500000.0 if "muse" in stored.get("model_type", "") else 1000000
+    theta = 500000.0 if "muse" in stored.get("model_type", "") else stored.get("rope_theta", 1000000)
     drafter = build_drafter(
         target,
         target_layer_ids=SMALL_IDS,
         rope_parameters={"rope_type": "default", "rope_theta": theta},
         rms_norm_eps=stored.get("rms_norm_eps", 1e-6),
+        **windows,
         **(head if is_domino else {"projector_type": "dflash", "shift_label": False}),
     )
     for layer in (drafter.norm, drafter.hidden_norm):

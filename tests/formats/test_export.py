@@ -20,15 +20,19 @@ FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_parameters"),
     *("block_size", "mask_token_id", "target_layer_ids", "projector_type", "shift_label", "num_draft_tokens"),
+    *("has_sliding_layers", "sliding_window", "sliding_window_non_causal"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
 HEAD_FIELDS = ("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len")
 YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64}
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 # What differs from a tiny drafter's defaults, and the format.
 EXPORTS = {
     "domino": ({"pure_draft_prefix_len": 1, "rms_norm_eps": 1e-5}, "specforge"),
     "domino_unshifted": ({"shift_label": False, "rope_parameters": YARN}, "specforge"),
     "dflash": ({"projector_type": "dflash", "shift_label": False}, "specforge"),
+    "dflash_windows": ({"projector_type": "dflash", "shift_label": False, **WINDOWS}, "specforge"),
+    "domino_windows": ({"pure_draft_prefix_len": 1, "sliding_window_non_causal": True, **WINDOWS}, "specforge"),
     "dflash_shifted": ({"projector_type": "dflash", "num_target_layers": None}, "specforge"),
     "dflash_speculators": ({"projector_type": "dflash", "shift_label": False, "rope_parameters": YARN}, "speculators"),
     "shifted_speculators": ({"projector_type": "dflash", "initializer_range": 0.1}, "speculators"),
@@ -67,6 +71,12 @@ def test_configurations_of_the_releases_are_written_as_they_were(name, layout):
     assert {key: written[key] for key in kept} == {key: released[key] for key in kept}
     nested, theirs = (stored.get("transformer_layer_config", {}) for stored in (written, released))
     assert nested.items() >= theirs.items()
+
+
+def test_windows_that_speculators_counts_otherwise(tiny_qwen3, tmp_path):
+    drafter = build_drafter(tiny_qwen3, projector_type="dflash", **WINDOWS)
+    with pytest.raises(ValueError, match=r"sliding_window must be None for format='speculators' .* got 8. Use format="):
+        drafter.export(tmp_path / "new", "speculators")
 
 
 def test_bfloat16_in_shards(tiny_drafter, tmp_path):

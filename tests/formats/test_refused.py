@@ -7,7 +7,7 @@ import json
 
 import pytest
 import torch
-from released import RELEASED, our_drafter, reduced, stored_tensors, write_checkpoint
+from released import RELEASED, WINDOWED, our_drafter, reduced, stored_tensors, write_checkpoint
 
 from hf_domino import DominoDraftModel
 from hf_domino.formats import source
@@ -35,7 +35,8 @@ CONFIGS = [
         "must be one of .*'dynamic'",
     ),
     (DOMINO, {"attention_bias": True}, "attention_bias must be False"),
-    (DOMINO, {"layer_types": ["sliding_attention"] * 2}, "layer_types must be 'full_attention' throughout"),
+    (DOMINO, {"layer_types": ["sliding_attention"] * 2}, "sliding_window .* must be given, with use_sliding_window"),
+    (DOMINO, {"layer_types": ["chunked_attention"] * 2}, "layer_types must be each one of .* got .'chunked_attention'"),
     (DOMINO, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config must be absent.*quantised"),
     (DOMINO, {"model_type": "no_such_type"}, "model_type of the backbone must be one that transformers knows"),
     (DOMINO, {"dflash_config": "domino"}, "dflash_config .* must be an object, got 'domino'"),
@@ -46,7 +47,14 @@ CONFIGS = [
     (DOMINO, {"dflash_config": {"projector_type": "other"}}, "projector_type must be one of domino.* got 'other'"),
     (DOMINO, {"dflash_config": {"projector_type": "dflash"}}, "projector_type must be 'domino' as architectures says"),
     (DOMINO, {"dflash_config": {"shift_label": 1}}, "shift_label .* must be bool, got 1"),
-    (DOMINO, {"dflash_config": {"use_swa": True}}, "dflash_config.use_swa must be False"),
+    (DOMINO, {"dflash_config": {"use_swa": True}}, "sliding_window .* must be given"),
+    (
+        DOMINO,
+        {"dflash_config": {"use_swa": True, "swa_window_size": "8"}},
+        "sliding_window .* must be None or int, got '8'",
+    ),
+    (DOMINO, {"dflash_config": {"attention_sink_bias": True}}, "attention_sink_bias must be False"),
+    (DOMINO, {"is_causal": True}, "is_causal must be False"),
     (SPECULATORS, {"draft_vocab_size": 32}, r"draft_vocab_size must be 64 \(.*\), got 32. A reduced draft vocabulary"),
     (SPECULATORS, {"draft_vocab_size": None}, "draft_vocab_size must be 64 .* got 32000"),
     (
@@ -102,7 +110,7 @@ def test_drafters_of_another_kind_are_named(tmp_path, kind):
 
 def test_every_other_kind_is_tried_and_no_release_is_one():
     assert {kind.name for kind in OTHER_KINDS} == set(KINDS)
-    for stored in RELEASED.values():
+    for stored in (*RELEASED.values(), *WINDOWED.values()):
         refuse_others(stored)
     assert format_of({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}) is None
 

@@ -7,7 +7,18 @@ import shutil
 
 import pytest
 import torch
-from released import DOMINO_4B, DOMINO_8B, LAYER_IDS, PREFIXES, RELEASED, our_drafter, reduced, stored_tensors
+from released import (
+    DOMINO_4B,
+    DOMINO_8B,
+    LAYER_IDS,
+    MEANT,
+    PREFIXES,
+    RELEASED,
+    WINDOWED,
+    our_drafter,
+    reduced,
+    stored_tensors,
+)
 from released import write_checkpoint as write
 from safetensors.torch import load_file
 from transformers import pipeline
@@ -95,21 +106,50 @@ def test_logits(tiny_qwen3, tmp_path, name, prefixes, num_shards):
     }
 
 
-def test_logits_of_transformers_own_class(tmp_path):
-    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+def test_windows_at_full_size():
+    for name, (window, non_causal) in MEANT.items():
+        config, stored = config_of(WINDOWED[name]), WINDOWED[name]
+        assert (config.sliding_window, config.sliding_window_non_causal) == (window, non_causal)
+        is_mixed = name == "specforge_windows"
+        assert config.layer_types == (stored["layer_types"] if is_mixed else ["sliding_attention"] * 5)
+    defaults = config_of({"model_type": "muse_glimmer_assistant"})  # of Transformers' class: windows throughout
+    assert (defaults.sliding_window, set(defaults.layer_types)) == (2049, {"sliding_attention"})
 
-    stored = reduced(RELEASED["muse_glimmer"])
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_logits_with_windows(tiny_qwen3, tmp_path, name):
+    stored, non_causal = reduced(WINDOWED[name]), MEANT[name][1]
+    kinds = ["sliding_attention", "full_attention" if name == "specforge_windows" else "sliding_attention"]
+    windows = {"layer_types": kinds, "sliding_window": 9 if "muse" in name else 8}
+    ours = our_drafter(tiny_qwen3, stored, **windows, sliding_window_non_causal=non_causal)
+    write(tmp_path, stored, stored_tensors(ours, PREFIXES.get(name.removesuffix("_windows"), {})))
+    loaded, expected = DominoDraftModel.from_pretrained(tmp_path), draft_logits(ours, tiny_qwen3)
+    torch.testing.assert_close(draft_logits(loaded, tiny_qwen3), expected, **FP32_TOL)
+    other = draft_logits(loaded.view(sliding_window_non_causal=not non_causal), tiny_qwen3)
+    assert (other - expected).abs().max() > 1e-3
+    everything = draft_logits(loaded.view(layer_types=None, sliding_window=None), tiny_qwen3)
+    assert (everything - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+def test_logits_of_transformers_own_class(tmp_path, layer_type):
+    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+    from transformers.cache_utils import DFlashCache
+
+    stored = reduced(RELEASED["muse_glimmer"]) | {"layer_types": ["full_attention", layer_type], "sliding_window": 8}
     del stored["vocab_size"]
     native = MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**stored)).eval()
     for name, parameter in native.named_parameters():
         torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.2)
     native.save_pretrained(tmp_path)
     drafter = DominoDraftModel.from_pretrained(tmp_path, dtype=torch.float32)
-    noise, features, positions = torch.randn(1, 6, 32), torch.randn(1, 9, 64), torch.arange(15)[None]
+    noise, features, positions = torch.randn(1, 6, 32), torch.randn(1, 12, 64), torch.arange(18)[None]
+    cache = DFlashCache(config=native.config)
     with torch.no_grad():
-        expected = native(noise, features, position_ids=positions).last_hidden_state
+        cache.set_previous_accepted_tokens(12)
+        expected = native(noise, features, position_ids=positions, past_key_values=cache).last_hidden_state
         context = drafter.fuse_context(features.split(32, dim=-1))
-        found = drafter(noise, positions[:, 9:], context, positions[:, :9])
+        found = drafter(noise, positions[:, 12:], context, positions[:, :12])
     torch.testing.assert_close(found, expected)
 
 

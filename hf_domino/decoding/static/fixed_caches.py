@@ -138,8 +138,12 @@ class FixedContext:
         """Which slots a block may look at, `[1, S]` bool."""
         return (torch.arange(self.capacity, device=self.length.device) < self.length)[None]
 
+    def window(self, size: int) -> tuple[torch.Tensor, range]:
+        """Its length `[1]` and all slots: shapes do not depend on the length; see [`ContextCache.window`]."""
+        return self.length[None], range(self.capacity)
+
     def join(
-        self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int
+        self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int, first: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the new context and, behind the last slot, the block; see [`ContextCache.join`].
 
@@ -148,6 +152,7 @@ class FixedContext:
             keys (`torch.Tensor`): New context, then the block, `[1, A, C + Q, D]`.
             values (`torch.Tensor`): Likewise.
             length (`int`): Block positions (Q).
+            first (`int`, *optional*, defaults to 0): Slot to begin with.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: Keys and values `[1, A, S + Q, D]`.
@@ -158,7 +163,7 @@ class FixedContext:
         for buffer, new in ((self._keys[layer_index], keys), (self._values[layer_index], values)):
             buffer.index_copy_(2, slots, new[:, :, :count])
             buffer[:, :, self.capacity : self.capacity + length] = new[:, :, count:]
-            results.append(buffer[:, :, : self.capacity + length])
+            results.append(buffer[:, :, first : self.capacity + length])
         return results[0], results[1]
 
     def advance(self) -> None:

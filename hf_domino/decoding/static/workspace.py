@@ -130,4 +130,5 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
     config = drafter.config
     fields = ("block_size", "shift_label", "pure_draft_prefix_len", "draft_pool_size", "mask_token_id")
     options += [getattr(config, field) for field in fields] + [tuple(config.target_layer_ids or ())]
+    options += [config.sliding_window, config.sliding_window_non_causal, tuple(config.layer_types or ())]
     return (tuple(hash((t.data_ptr(), t.dtype, t.requires_grad)) for t in tensors), *options)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hf_domino.decoding.static.workspace import release_workspaces
     from hf_domino.drafter.modeling import DominoDraftModel
     from hf_domino.drift.shadow import ShadowReport, shadow
+    from hf_domino.explain import Round, explain_round
     from hf_domino.stats import DecodingStats, timed_phases
 
 __version__ = "0.1.0"
@@ -25,11 +26,13 @@ __all__ = [
     "DecodingStats",
     "DominoConfig",
     "DominoDraftModel",
+    "Round",
     "ShadowReport",
     "WidthProbe",
     "attach",
     "check_fit",
     "detach",
+    "explain_round",
     "install",
     "is_installed",
     "probe_width",
@@ -50,6 +53,8 @@ _LATER = {
     "DominoDraftModel": "drafter.modeling",
     "ShadowReport": "drift.shadow",
     "shadow": "drift.shadow",
+    "Round": "explain",
+    "explain_round": "explain",
     "DecodingStats": "stats",
     "timed_phases": "stats",
 }

@@ -49,15 +49,14 @@ STYLE: Any = {
 }
 
 
-def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
+def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
     """Draw every figure that the rows have the data for.
 
     Args:
         rows (`Sequence[Row]`): Rows of one run.
-        folder (`Path`): Where to write the SVG files; made if it is not there.
 
     Returns:
-        `list[Path]`: `speed-up.svg`, `acceptance.svg` and `round.svg`, as far as they were drawn.
+        `dict[str, matplotlib.figure.Figure]`: `speed-up`, `acceptance` and `round`, as far as they were drawn.
 
     Raises:
         ValueError: If matplotlib is not installed.
@@ -72,18 +71,36 @@ def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
         (mode, method): summarize(rows, method, mode) for mode in modes_of(rows) for method in methods_of(rows)
     }
     drawings: dict[str, Callable[[Sequence[Row], Summaries], Any]] = {
-        "speed-up.svg": _draw_speed_up,
-        "acceptance.svg": _draw_acceptance,
-        "round.svg": _draw_round,
+        "speed-up": _draw_speed_up,
+        "acceptance": _draw_acceptance,
+        "round": _draw_round,
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
     with matplotlib.rc_context(STYLE):
-        for name, draw in drawings.items():
-            figure = draw(rows, summaries)
-            if figure is not None:
-                figure.savefig(folder / name, metadata={"Date": None})
-                paths.append(folder / name)
+        figures = {name: draw(rows, summaries) for name, draw in drawings.items()}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write every figure that the rows have the data for as an SVG file.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of one run.
+        folder (`Path`): Where to write the files; made if it is not there.
+
+    Returns:
+        `list[Path]`: `speed-up.svg`, `acceptance.svg` and `round.svg`, as far as they were drawn.
+
+    Raises:
+        ValueError: If matplotlib is not installed.
+    """
+    figures = make_figures(rows)
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.svg" for name in figures]
+    with matplotlib.rc_context(STYLE):
+        for path, figure in zip(paths, figures.values(), strict=True):
+            figure.savefig(path, metadata={"Date": None})
     return paths
 
 
@@ -91,7 +108,8 @@ def _name(method: str) -> str:
     return label(method).replace("*", "").replace("`", "")
 
 
-def _colour(method: str) -> str:
+def colour_of(method: str) -> str:
+    """The colour of a method in every figure."""
     place = list(METHODS).index(method) if method in METHODS else len(METHODS)
     return COLOURS[min(place, len(COLOURS) - 1)]
 
@@ -117,7 +135,7 @@ def _draw_speed_up(rows: Sequence[Row], summaries: Summaries) -> Any:
         for place, method in enumerate(methods):
             summary = summaries[mode, method]
             ends = [end / plain for end in summary.quartiles or (summary.tokens_per_second,) * 2]
-            axes.barh(place, summary.speed_up, height=0.62, color=_colour(method))
+            axes.barh(place, summary.speed_up, height=0.62, color=colour_of(method))
             axes.plot(ends, [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
             _write_beside(axes, max(*ends, summary.speed_up), place, f"{summary.speed_up:.2f} x")
         axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -135,7 +153,7 @@ def _draw_acceptance(rows: Sequence[Row], summaries: Summaries) -> Any:
         for method in methods_of(rows):
             if rates := summaries[mode, method].acceptance_rate_at:
                 places = range(1, len(rates) + 1)
-                axes.plot(places, rates, color=_colour(method), marker="o", markersize=3.5, label=_name(method))
+                axes.plot(places, rates, color=colour_of(method), marker="o", markersize=3.5, label=_name(method))
         axes.set_xlabel("position in the draft")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(0, 1)

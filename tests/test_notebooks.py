@@ -1,0 +1,121 @@
+"""The notebooks run from top to bottom on the bundled pair, and are kept as they should be read.
+
+Each one takes 10 to 30 s, most of it the target of the bundled pair; a notebook that is not run rots.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_domino.pair import BUNDLED
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_BYTES, MAX_CELLS = 300_000, 24
+TIMEOUT_SECONDS = 600  # a notebook; on a busy machine
+PATH_OF_ONE_MACHINE = re.compile(r"(?<![\w.<>/])/(?:home|root|Users|tmp|work|content|private)/\w")
+COLAB = "https://colab.research.google.com"
+BADGE = f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]"
+QUIET = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # tests run side by side
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def cells(path: Path, kind: str) -> list[str]:
+    """Sources of a notebook's cells of a kind."""
+    return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+def outputs(path: Path) -> list[dict]:
+    """Everything that a notebook's cells show."""
+    return [output for cell in json.loads(path.read_text())["cells"] for output in cell.get("outputs", [])]
+
+
+def repository() -> str:
+    """The project's public address, from pyproject.toml; empty while there is none."""
+    found = re.search(r'^Repository = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    return found[1] if found else ""
+
+
+@pytest.mark.skipif(not (ROOT / "model_cards" / BUNDLED).exists(), reason="the bundled pair is not in this checkout")
+@each_notebook
+def test_it_runs(path, tmp_path, monkeypatch):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    for name, value in (QUIET | {"IPYTHONDIR": str(tmp_path), "TMPDIR": str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+    notebook = nbformat.read(path, as_version=4)
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    where = {"metadata": {"path": str(ROOT)}}
+    nbclient.NotebookClient(notebook, timeout=TIMEOUT_SECONDS, resources=where).execute()  # raises what a cell raises
+    again = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert count_pictures(again) == count_pictures(shown) > 0
+
+
+def count_pictures(shown: list[dict]) -> int:
+    """How many of these outputs are pictures."""
+    return sum("image/png" in output.get("data", {}) for output in shown)
+
+
+def test_there_are_five():
+    assert [path.name[:2] for path in NOTEBOOKS] == ["1-", "2-", "3-", "4-", "5-"]
+
+
+@each_notebook
+def test_it_is_kept_run_and_small(path):
+    shown = outputs(path)
+    assert path.stat().st_size <= MAX_BYTES
+    assert len(json.loads(path.read_text())["cells"]) <= MAX_CELLS
+    assert {output["output_type"] for output in shown} <= {"stream", "display_data", "execute_result"}  # no errors
+    assert not any(output.get("name") == "stderr" for output in shown), "clear warnings and progress bars"
+    assert PATH_OF_ONE_MACHINE.search(path.read_text()) is None
+
+
+@each_notebook
+def test_it_says_what_needs_a_gpu_and_names_a_model_of_the_hub(path):
+    text = "\n".join(cells(path, "markdown"))
+    assert "GPU" in text
+    assert "Qwen/Qwen3-8B" in text
+    assert "Huang2020/Qwen3-8B-Domino-b16" in text
+
+
+@each_notebook
+def test_its_links_lead_somewhere(path):
+    for link in re.findall(r"\]\(([^)#:]+)\)", "\n".join(cells(path, "markdown"))):
+        assert (path.parent / link).exists(), link
+
+
+def test_all_install_alike():
+    install = {cells(path, "code")[0] for path in NOTEBOOKS}
+    assert len(install) == 1
+    assert f'REPOSITORY = "{repository()}"' in install.pop(), "the address of [project.urls] in pyproject.toml"
+
+
+@each_notebook
+def test_a_badge_is_there_where_the_address_is(path):
+    """Colab opens notebooks of public GitHub repositories only."""
+    first, address = cells(path, "markdown")[0], repository()
+    if not address:
+        assert COLAB not in path.read_text()
+        return
+    opens = f"{COLAB}/github/{address.removeprefix('https://github.com/')}/blob/main/notebooks/{path.name}"
+    assert f"{BADGE}({opens})" in first
+
+
+def test_the_install_cell_does_nothing_where_the_package_is(tmp_path):
+    code = cells(NOTEBOOKS[0], "code")[0]
+    plain = re.sub(r"^(\s*)[!%].*$", r'\1raise AssertionError("installs")', code, flags=re.MULTILINE)
+    assert "installs" in plain
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", plain], cwd=tmp_path, env=environment, check=True)
+    without = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    bare = [sys.executable, "-S", "-c", plain]
+    done = subprocess.run(bare, cwd=tmp_path, env=without, capture_output=True, text=True)
+    assert ("pip install -e" if not repository() else "installs") in done.stderr

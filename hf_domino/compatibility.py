@@ -255,5 +255,5 @@ def check_drafter(drafter: PreTrainedModel) -> None:
         modules = dict(drafter.named_modules())
         wrapped = [name for name, kind in HEAD_LAYERS.items() if not isinstance(modules.get(name), kind)]
         if wrapped:
-            remedy = "Merge the adapter first, drafter = adapted.merge_and_unload()."
+            remedy = "Merge the adapter first: peft.PeftModel.from_pretrained(drafter, adapter).merge_and_unload()."
             raise refusal("the layers of the drafter's correction head", "without adapters", wrapped, remedy)

@@ -16,8 +16,8 @@ logger = logging.get_logger(__name__)
 ACCEPTANCE_RULES = ("coupled", "residual")
 DRAFT_LAWS = ("sampled", "greedy")
 DRAFT_LENGTHS = ("adaptive", "full")
-SLIDING = "sliding_attention"
-LAYER_TYPES = ("full_attention", SLIDING)
+FULL, SLIDING = "full_attention", "sliding_attention"
+LAYER_TYPES = (FULL, SLIDING)
 MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
 
 

@@ -25,11 +25,11 @@ MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
 
 # A room may import from rooms on its own floor or below. `target` stands apart: it knows configurations alone.
 FLOORS = (
-    {"target_config", "configuration", "late", "provenance", "stats"},
+    {"target_config", "configuration", "late", "provenance", "standalone", "stats"},
     {"target", "compatibility", "formats", "identity", "cards"},
     {"drafter"},
     {"decoding", "training"},
-    {"integration", "drift", "check", "pair", "benchmark", "planner", "recipes", "publishing", "standalone"},
+    {"integration", "drift", "check", "pair", "benchmark", "planner", "recipes", "publishing"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -23,7 +23,10 @@ FENCED_EXAMPLE = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTA
 PACKAGES = hf_domino, domino_kernels
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 # Each goes on from the quickstart.
-PAGES = ["docs/quickstart.md", *(f"docs/{name}.md" for name in ("training", "formats", "exactness", "speed"))]
+PAGES = [
+    "docs/quickstart.md",
+    *(f"docs/{name}.md" for name in ("training", "formats", "serving", "exactness", "speed")),
+]
 NAMES = [
     name
     for package in PACKAGES

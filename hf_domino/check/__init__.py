@@ -17,6 +17,7 @@ from hf_domino.check.prompts import prepare_prompts
 from hf_domino.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.check.width import WidthProbe, probe_width
 from hf_domino.compatibility import check_drafter, check_target, refusal
+from hf_domino.drafter.adapters import without_wrapper
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import TargetIdentity, identity_of, recognise
 
@@ -41,7 +42,7 @@ def check_fit(
     Prompts are taken a few at a time, until the verdict is outside its sampling error or none are left.
 
     Args:
-        drafter (`DominoDraftModel`): The drafter; not changed.
+        drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
         target (`PreTrainedModel`): The target; not changed.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the one saved with the target.
         prompts (`Sequence`, *optional*): Texts, lists of messages, or token ids; defaults to a dozen short ones, in
@@ -89,6 +90,7 @@ def check_fit(
 
 def _check_models(drafter: DominoDraftModel, target: PreTrainedModel) -> None:
     """Refuse what cannot be measured, before anything is written."""
+    drafter = without_wrapper(drafter)
     if not hasattr(drafter.config, "projector_type"):
         remedy = "The order is check_fit(drafter, target, tokenizer)."
         raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)

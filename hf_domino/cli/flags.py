@@ -19,6 +19,8 @@ METHODS = (
     "plain", "lean", "prompt_lookup", "assistant", "early_exit", "native_dflash", "dflash", "dflash_adaptive",
     "domino", "domino_adaptive",
 )  # fmt: skip
+ENGINES = ("sglang", "vllm", "dflash")
+FORMATS = ("specforge", "speculators")
 SHAPES = ("qwen3-8b", "tiny")
 
 

@@ -32,6 +32,7 @@ COMMANDS = {
         "Say whether speculation pays, how many proposals are best, and over which network.",
     ),
     "bench-round": ("hf_domino.cli.bench_round", "Measure one round with random weights: graphed, launched, growing."),
+    "export": ("hf_domino.cli.export", "Write a drafter as a folder that SGLang, vLLM and others read."),
     "recipe": ("hf_domino.cli.recipe", "Make the bundled pair from nothing."),
     "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),
 }

@@ -8,7 +8,10 @@ Shapes: B batch, Q block positions, C new context positions, S all context posit
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,12 +23,16 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from hf_domino.cards.pushing import PushesItsCard
 from hf_domino.compatibility import check_loading_info, refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
 from hf_domino.drafter.windows import windowed
+from hf_domino.formats.exporting import Export
+from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.format import TARGET_TENSORS
-from hf_domino.formats.loading import check_no_extras, translate
+from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_no_extras, translate
+from hf_domino.standalone.bundle import write_bundle
 from hf_domino.stats import DecodingStats, last_stats
 
 
@@ -185,6 +192,25 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             cache.advance()
         return self.norm(block)
 
+    def export(self, folder: str | os.PathLike, format: str = "specforge", **options: Any) -> Export:
+        """Write the drafter for other projects; which serving engines will take the folder is said before.
+
+        Args:
+            folder (`str` or `PathLike`): Where to write; a checkpoint in it is an error unless `overwrite=True`.
+            format (`str`, *optional*, defaults to `"specforge"`): The layout of SpecForge and of z-lab's DFlash, which
+                SGLang and vLLM read, or `"speculators"` (DFlash alone).
+            options: `engine`, the name of one that must take the folder (`"sglang"`, `"vllm"`, `"dflash"`); `dtype` of
+                the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`).
+
+        Returns:
+            [`~formats.exporting.Export`]: The files, and what each engine will not take.
+
+        Raises:
+            ValueError: If the format cannot hold such a drafter, the engine will not take it, the folder is not empty,
+                or tensors are not the drafter's own (adapters, quantised weights). Nothing is written then.
+        """
+        return export_drafter(self, Path(folder), format, **options)
+
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, ZeroLinear):
             nn.init.zeros_(module.weight)
@@ -194,6 +220,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> DominoDraftModel:
         """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
+
+        Of an adapter that PEFT saved, the drafter it was made for is loaded, and the adapter into it.
 
         Checkpoints of other projects are recognised by their configuration: SpecForge, z-lab's DFlash, speculators,
         Model-Optimizer, and Transformers' own DFlash drafter.
@@ -205,6 +233,14 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
         found = translate(pretrained_model_name_or_path, kwargs)
+        download = {key: kwargs[key] for key in DOWNLOAD_ARGUMENTS if key in kwargs}
+        if found is None and (base := base_of(pretrained_model_name_or_path, download)) is not None:
+            others = {key: value for key, value in kwargs.items() if key not in download}
+            model, info = cls.from_pretrained(
+                base, *args, **others, **base_download(download), output_loading_info=True
+            )
+            model.load_adapter(os.fspath(pretrained_model_name_or_path), adapter_kwargs=download)
+            return (model, info) if wants_info else model  # type: ignore[return-value]
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         check_loading_info(model.config, info)
         if found is not None:
@@ -212,6 +248,31 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             model._weight_conversions = []  # saved under our names, with our configuration
         model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]
+
+    def save_pretrained(self, save_directory: Any, *args: Any, standalone: bool = False, **kwargs: Any) -> None:
+        """Save the drafter; arguments are those of [`~transformers.PreTrainedModel`].
+
+        Args:
+            save_directory (`str` or `Path`): The folder.
+            standalone (`bool`, *optional*, defaults to `False`): Also write `custom_generate/`: this package's code,
+                with which `target.generate(..., custom_generate=folder, trust_remote_code=True)` needs only torch and
+                transformers.
+
+        Raises:
+            ValueError: With both `standalone` and `push_to_hub`.
+        """
+        if standalone and kwargs.get("push_to_hub"):
+            remedy = "It would not be uploaded; call drafter.push_to_hub(name, standalone=True)."
+            raise refusal("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if standalone and kwargs.get("is_main_process", True):
+            write_bundle(save_directory)
+
+    def push_to_hub(self, *args: Any, standalone: bool = False, **kwargs: Any) -> str:
+        """Upload the drafter; `standalone` as in [`~DominoDraftModel.save_pretrained`], all else as in Transformers."""
+        pushed = copy.copy(self)  # it saves itself, without a word of how
+        pushed.save_pretrained = partial(self.save_pretrained, standalone=standalone)  # type: ignore[method-assign]
+        return super(DominoDraftModel, pushed).push_to_hub(*args, **kwargs)
 
 
 def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:

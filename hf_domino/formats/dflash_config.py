@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_domino.compatibility import refusal
-from hf_domino.configuration import SLIDING, default_target_layer_ids
+from hf_domino.configuration import SLIDING, DominoConfig, default_target_layer_ids
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
@@ -22,13 +22,14 @@ from hf_domino.formats.fields import (
     merged,
     required,
     section_of,
+    stored_backbone,
     window_fields,
 )
 from hf_domino.formats.format import Format, StoredConfig
 
 SECTION = "dflash_config"
-DOMINO_CLASS = "DominoDraftModel"
-ARCHITECTURES = {DOMINO_CLASS, "DFlashDraftModel", "Qwen3DFlashDraftModel"}
+DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
+ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel"}
 PROJECTOR_TYPES = {"domino": "domino", "causal_v5": "domino", "dflash": "dflash"}  # theirs -> ours
 # Qwen3's defaults are the sizes of no drafter.
 SIZES = (
@@ -99,10 +100,30 @@ def _projector_type(stored: StoredConfig) -> str:
     return PROJECTOR_TYPES[given]
 
 
+def _stored(config: DominoConfig) -> dict[str, Any]:
+    """As the releases are stored: sizes and conventions of the block at the top, what is the drafter's own inside."""
+    section: dict[str, Any] = {"mask_token_id": config.mask_token_id, "target_layer_ids": config.target_layer_ids}
+    top = stored_backbone(config) | {
+        "architectures": [DFLASH_CLASS],
+        "block_size": config.block_size,
+        "num_target_layers": config.num_target_layers,
+    }
+    if config.has_sliding_layers and config.sliding_window_non_causal:
+        top["is_causal"] = False  # sliding layers are causal in their block where nothing is said
+    if config.projector_type == "domino":
+        names = ("projector_type", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", "shift_label")
+        section |= {name: getattr(config, name) for name in names}
+        top["emb_dim"] = config.emb_dim
+    elif config.shift_label:
+        section["shift_label"] = True  # ours to read; the others know only the releases' convention
+    return top | {SECTION: section}
+
+
 DFLASH_CONFIG = Format(
     name="DFlash configuration (z-lab, SpecForge, Model-Optimizer)",
     matches=_matches,
     fields=_fields,
+    stored=_stored,
     # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter.
     renames={r"^dflash_module\.": "", r"^logit_head\.": ""},
 )

@@ -1,15 +1,18 @@
-"""Reading of configurations that others wrote: what must be there, what must agree, and the backbone's fields."""
+"""Configurations that others write: what must be there, what must agree, and the backbone's fields, both ways."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino.compatibility import refusal
-from hf_domino.configuration import LAYER_TYPES, SLIDING
+from hf_domino.configuration import FULL, LAYER_TYPES, SLIDING
 from hf_domino.formats.format import StoredConfig
+
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
 
 CORRECT_IT = "Download the checkpoint again, or correct its config.json."
 CANNOT_RUN = "hf_domino cannot run this drafter; an engine such as vLLM or SGLang may."
@@ -119,6 +122,31 @@ def window_fields(layer_types: Any, window: Any, non_causal: bool = False) -> di
         expected = f"given, with use_sliding_window, as layer_types has {SLIDING!r}"
         raise refusal("sliding_window in the checkpoint's config.json", expected, None, CORRECT_IT)
     return {"layer_types": layer_types, "sliding_window": window, "sliding_window_non_causal": non_causal}
+
+
+def stored_backbone(config: DominoConfig) -> dict[str, Any]:
+    """The way back of [`backbone_fields`]: a whole Qwen3 configuration, which no reader's defaults change.
+
+    Args:
+        config ([`DominoConfig`]): The drafter's; its `dtype` is that of the weights.
+    """
+    rope = dict(config.rope_parameters or {})
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    return {name: getattr(config, name) for name in DECODER_FIELDS} | {
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "dtype": str(config.dtype).removeprefix("torch."),
+        "layer_types": config.layer_types or [FULL] * config.num_hidden_layers,
+        "max_window_layers": config.num_hidden_layers,
+        # Transformers 5 reads the first, Transformers 4 the other two.
+        "rope_parameters": rope,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
+        "sliding_window": config.sliding_window,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "use_sliding_window": config.has_sliding_layers,
+    }
 
 
 def decoder_of(stored: StoredConfig) -> PreTrainedConfig:

@@ -1,10 +1,13 @@
-"""What a format is: how to tell its configurations, read their fields, and rename its tensors."""
+"""What a format is: how to tell its configurations, read their fields, rename its tensors, and write them again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
 
 StoredConfig = Mapping[str, Any]  # a config.json
 
@@ -25,6 +28,9 @@ class Format:
         matches (`Callable`): Whether a configuration is of this format.
         fields (`Callable`): The fields of [`DominoConfig`] that such a configuration describes; raises a `ValueError`
             for what is missing, contradicts itself or cannot be run.
+        stored (`Callable`, *optional*): The way back: the config.json that describes a drafter of a [`DominoConfig`],
+            of which `dtype` is the weights'; raises a `ValueError` for what the format cannot hold. Tensors go out
+            under our names. None for formats that are only read.
         renames (`Mapping`, *optional*): Patterns of stored tensor names -> what they are replaced with, one after the
             other.
         runs_natively (`bool`, *optional*, defaults to `False`): Whether a pipeline of Transformers runs such a drafter
@@ -34,5 +40,6 @@ class Format:
     name: str
     matches: Callable[[StoredConfig], bool]
     fields: Callable[[StoredConfig], dict[str, Any]]
+    stored: Callable[[DominoConfig], dict[str, Any]] | None = None
     renames: Mapping[str, str] = field(default_factory=dict)
     runs_natively: bool = False

@@ -6,6 +6,7 @@ import difflib
 from pathlib import Path
 from typing import Any
 
+import httpx
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -58,7 +59,7 @@ def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:
         return None  # loading it says what to do
     except RepositoryNotFoundError:
         return ", and the Hub does not know it, or not for you (`hf auth login`)"
-    except (EntryNotFoundError, HfHubHTTPError):
+    except (EntryNotFoundError, HfHubHTTPError, httpx.TimeoutException):  # a slow Hub may yet have it
         return None
     except Exception as error:  # of the connection, and of whichever library makes it
         return f", it was not downloaded before, and the Hub does not answer ({error})"

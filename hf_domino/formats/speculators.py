@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 from hf_domino.compatibility import refusal
-from hf_domino.formats.fields import CANNOT_RUN, CORRECT_IT, backbone_fields, required, section_of
+from hf_domino.configuration import DominoConfig
+from hf_domino.formats.fields import CANNOT_RUN, CORRECT_IT, backbone_fields, required, section_of, stored_backbone
 from hf_domino.formats.format import Format, StoredConfig
 
 SECTION = "transformer_layer_config"
@@ -76,9 +77,39 @@ def _layer_ids(aux_ids: Any) -> list[int]:
     return [index - 1 for index in aux_ids]
 
 
+def _stored(config: DominoConfig) -> dict[str, Any]:
+    """With the target's whole vocabulary, so that no tensor of the target is wanted (speculators 0.9, vLLM 0.33)."""
+    if config.projector_type != "dflash":
+        expected = "'dflash' for format='speculators' (its Domino is not merged: pull request 773)"
+        raise refusal("projector_type", expected, config.projector_type, "Use format='specforge'.")
+    if config.has_sliding_layers:
+        expected = "None for format='speculators' (which counts windows in two ways)"
+        raise refusal("sliding_window", expected, config.sliding_window, "Use format='specforge'.")
+    proposals = {"proposal_type": "greedy", "speculative_tokens": config.num_draft_tokens}
+    backbone = stored_backbone(config)
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in config.target_layer_ids or ()],
+        "block_size": config.block_size,
+        "draft_vocab_size": config.vocab_size,
+        "dtype": backbone["dtype"],
+        "mask_token_id": config.mask_token_id,
+        "sample_from_anchor": config.shift_label,
+        "speculators_config": {
+            "algorithm": "dflash",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposals],
+            "verifier": {"name_or_path": config.target_name, "architectures": []},
+        },
+        KIND: "dflash",
+        SECTION: backbone,
+    }
+
+
 SPECULATORS = Format(
     name="speculators",
     matches=_matches,
     fields=_fields,
+    stored=_stored,
     renames={r"^logits_correction\.": ""},
 )

@@ -6,21 +6,24 @@ Kept apart from the patch because it needs all of decoding, which nobody pays fo
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 
-from hf_domino.compatibility import check_is_loaded, check_rows, check_target
+from hf_domino.compatibility import check_is_loaded, check_rows, check_target, refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.fixed_caches import unfixable
+from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drift.shadow import watched
 from hf_domino.formats.registry import format_of
+from hf_domino.formats.source import check_source
 from hf_domino.identity import recognise
 from hf_domino.integration.call_checks import (
     check_batch,
@@ -33,7 +36,15 @@ from hf_domino.integration.call_checks import (
 )
 from hf_domino.integration.candidate_generator import DominoCandidateGenerator
 
-__all__ = ["candidate_generator", "check_call", "check_is_loaded", "decode", "pipeline_drafter"]
+__all__ = [
+    "candidate_generator",
+    "check_call",
+    "check_is_loaded",
+    "check_names",
+    "decode",
+    "pipeline_drafter",
+    "refuse_drafter",
+]
 
 
 def check_call(
@@ -93,16 +104,60 @@ def candidate_generator(
     return DominoCandidateGenerator(assistant_model, target, config, processors, input_ids.shape[1])
 
 
-def pipeline_drafter(target: PreTrainedModel, assistant: Any) -> DominoDraftModel | None:
-    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model."""
+def check_names(
+    model: Any,
+    assistant_model: Any,
+    token: Any = None,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    model_kwargs: Mapping[str, Any] | None = None,
+    **unused: Any,
+) -> None:
+    """Refuse at once names that are neither folders nor on the Hub; arguments are those of `pipeline`.
+
+    Raises:
+        ValueError: If the target's or the drafter's is such a name.
+    """
+    places = {"token": token, "cache_dir": (model_kwargs or {}).get("cache_dir"), "local_files_only": local_files_only}
+    if isinstance(model, (str, os.PathLike)):
+        check_source(os.fspath(model), "model", revision=revision, **places)
+    check_source(os.fspath(assistant_model), "assistant_model", **places)
+
+
+def refuse_drafter(name: Any) -> None:
+    """Say that a pipeline's model is the target.
+
+    Raises:
+        ValueError: Always.
+    """
+    remedy = f"Pass the target as model, and assistant_model={os.fspath(name)!r}."
+    raise refusal("model of the pipeline", "the target, which a drafter only assists", os.fspath(name), remedy)
+
+
+def pipeline_drafter(
+    target: PreTrainedModel, assistant: Any, download: Mapping[str, Any] | None = None
+) -> DominoDraftModel | None:
+    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        assistant (`str`, `Path` or [`DominoDraftModel`]): What it was given.
+        download (`Mapping`, *optional*): What `from_pretrained` takes for the Hub.
+    """
     if not target.can_generate():
         return None
     if isinstance(assistant, (str, os.PathLike)):
-        config, _ = PreTrainedConfig.get_config_dict(assistant)
+        download = dict(download or {})
+        check_source(os.fspath(assistant), "assistant_model", **download)
+        base = base_of(assistant, download)
+        config, _ = PreTrainedConfig.get_config_dict(
+            base or assistant, **(base_download(download) if base else download)
+        )
         if config.get("model_type") != DominoConfig.model_type:
             foreign = format_of(config)
             if foreign is None or foreign.runs_natively:
                 return None
-        assistant = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype).to(target.device)
+        drafter = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype, **download)
+        assistant = drafter.to(target.device)
     check_target(assistant.config, target)
     return assistant

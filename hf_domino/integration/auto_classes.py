@@ -1,7 +1,8 @@
-"""`AutoConfig` and `AutoModel` of the model type `"domino"`, in the tables by which Transformers loads its own late.
+"""`AutoConfig`, `AutoModel` and `AutoModelForCausalLM` of the model type `"domino"`, by names in Transformers' tables.
 
 `AutoConfig.register` wants the classes themselves, and these cost seconds; a name in the tables costs nothing until a
 drafter is loaded. The package stands where a module of `transformers.models` would: it holds both classes.
+As a causal language model because that is how assistants are loaded; a drafter refuses to generate by itself.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ def _register_config(module: ModuleType) -> None:
 
 def _register_model(module: ModuleType) -> None:
     try:
-        table = module.MODEL_MAPPING
-        table._reverse_config_mapping[CONFIG_NAME] = MODEL_TYPE
-        table._model_mapping[MODEL_TYPE], table._modules[MODEL_TYPE] = MODEL_NAME, sys.modules[PACKAGE]
+        for table in (module.MODEL_MAPPING, module.MODEL_FOR_CAUSAL_LM_MAPPING):
+            table._reverse_config_mapping[CONFIG_NAME] = MODEL_TYPE
+            table._model_mapping[MODEL_TYPE], table._modules[MODEL_TYPE] = MODEL_NAME, sys.modules[PACKAGE]
     except AttributeError as error:
         _warn(error)
 

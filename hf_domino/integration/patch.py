@@ -1,8 +1,9 @@
 """The one patch of Transformers: it lets `generate` and `pipeline` take a Domino drafter as `assistant_model`.
 
 Why a patch: Transformers selects how to draft from a fixed list of private branches, and its pipelines accept an
-assistant by path only if its class is part of Transformers. Four functions are wrapped, each looking only for our
-drafter; every other call reaches the original with the arguments it came with. `uninstall` puts the originals back.
+assistant by path only if its class is part of Transformers, and then load it without the token and the cache that they
+were given. Six functions are wrapped, each looking only for our drafter; every other call reaches the original with the
+arguments it came with. `uninstall` puts the originals back.
 `attach` gives one target the same without touching any class, through Transformers' own assisted loop.
 
 Nothing is imported for it: a module is patched when it is imported, and what a drafter needs comes with the first call.
@@ -17,13 +18,18 @@ import warnings
 from collections.abc import Callable
 from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+from hf_domino.integration.auto_classes import MODEL_TYPE
 from hf_domino.integration.on_import import forget, is_awaited, when_imported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _MARK = "_hf_domino"  # attribute of a wrapper: (the wrapper, the original)
+# What a pipeline was given for downloads and is as good for the drafter's; a revision is one repository's.
+_FOR_ALL_REPOSITORIES = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
+_downloads: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a pipeline's model
 
 
 def _assisted_call() -> Any:
@@ -102,12 +108,35 @@ def _wrap_pipeline_loading(original: Callable) -> Callable:
     def load_assistant_model(model, assistant_model, assistant_tokenizer):
         drafter = _drafter_of(assistant_model)
         if drafter is not None or _is_name(assistant_model):
-            drafter = _assisted_call().pipeline_drafter(model, assistant_model if drafter is None else drafter)
+            given = assistant_model if drafter is None else drafter
+            drafter = _assisted_call().pipeline_drafter(model, given, _downloads.get(model))
         if drafter is None:
             return original(model, assistant_model, assistant_tokenizer)
         return drafter, None
 
     return load_assistant_model
+
+
+def _wrap_pipeline(original: Callable) -> Callable:
+    @_wrapper_of(original)
+    def pipeline(task=None, model=None, *args, **kwargs):
+        if _is_name(kwargs.get("assistant_model")):
+            _assisted_call().check_names(model, **kwargs)  # before anything is loaded
+        return original(task, model, *args, **kwargs)
+
+    return pipeline
+
+
+def _wrap_model_loading(original: Callable) -> Callable:
+    @_wrapper_of(original)
+    def load_model(model, config, *args, **kwargs):
+        if _is_name(model) and getattr(config, "model_type", None) == MODEL_TYPE:
+            _assisted_call().refuse_drafter(model)
+        loaded = original(model, config, *args, **kwargs)
+        _downloads[loaded] = {name: kwargs[name] for name in _FOR_ALL_REPOSITORIES if kwargs.get(name) is not None}
+        return loaded
+
+    return load_model
 
 
 # Module of Transformers -> function -> (class that has it, or None for the module itself; what wraps it).
@@ -118,6 +147,7 @@ _PATCHES: dict[str, dict[str, tuple[str | None, Callable[[Callable], Callable]]]
         "_get_candidate_generator": ("GenerationMixin", _wrap_candidate_generator),
     },
     "transformers.pipelines.base": {"load_assistant_model": (None, _wrap_pipeline_loading)},
+    "transformers.pipelines": {"pipeline": (None, _wrap_pipeline), "load_model": (None, _wrap_model_loading)},
 }
 
 
@@ -140,7 +170,14 @@ def _patch(module: ModuleType) -> None:
     for name, (owner, wrap) in wraps.items():
         current = getattr(owner, name)
         if _original_of(current) is not None or not hasattr(current, _MARK):
-            setattr(owner, name, wrap(_original_of(current) or current))
+            _put(owner, name, wrap(_original_of(current) or current))
+
+
+def _put(owner: Any, name: str, function: Callable) -> None:
+    package = sys.modules["transformers"]
+    if vars(package).get(name) is getattr(owner, name):  # it keeps what it was once asked for
+        setattr(package, name, function)
+    setattr(owner, name, function)
 
 
 def _version() -> str:
@@ -178,7 +215,7 @@ def uninstall() -> None:
             owner = _owner(sys.modules[module_name], class_name)
             original = _original_of(getattr(owner, name, None))
             if original is not None:
-                setattr(owner, name, original)
+                _put(owner, name, original)
 
 
 def is_installed() -> bool:

@@ -18,6 +18,7 @@ from hf_domino.benchmark import methods, round
 from hf_domino.check import MAX_NEW_TOKENS, verdict
 from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
+from hf_domino.formats import engines, exporting
 
 
 def stub(run):
@@ -141,6 +142,9 @@ def test_choices_are_what_they_stand_for():
     assert sorted(pair.DTYPES) == list(flags.DTYPES)
     assert list(methods.METHODS) == list(flags.METHODS)
     assert sorted(round.SHAPES) == list(flags.SHAPES)
+    assert pair.DTYPES == exporting.DTYPES
+    assert tuple(exporting.FORMATS) == flags.FORMATS
+    assert tuple(engines.ENGINES) == flags.ENGINES
     assert set(check.EXIT_CODES) == {verdict.FITS, verdict.DOES_NOT_FIT, verdict.TOO_FEW}
     assert cli.parse(["check"]).max_new_tokens == MAX_NEW_TOKENS
 

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from oracle import oracle
 from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     DynamicCache,
     GenerationConfig,
     GenerationMixin,
@@ -308,9 +310,13 @@ def test_threads_keep_their_own_rounds(tiny_qwen3, tiny_drafter):
 
 
 def functions():
-    owners = GenerationMixin, GenerationMixin, GenerationMixin, pipelines_base
-    names = "_validate_generation_mode", "_assisted_decoding", "_get_candidate_generator", "load_assistant_model"
-    return [getattr(*function) for function in zip(owners, names, strict=True)]
+    names = {
+        GenerationMixin: ("_validate_generation_mode", "_assisted_decoding", "_get_candidate_generator"),
+        pipelines_base: ("load_assistant_model",),
+        transformers.pipelines: ("pipeline", "load_model"),
+        transformers: ("pipeline",),
+    }
+    return [getattr(owner, name) for owner, names in names.items() for name in names]
 
 
 def test_install_is_idempotent_and_undoable(uninstalled):
@@ -372,6 +378,7 @@ def test_auto_classes(tiny_drafter, tmp_path):
     assert isinstance(loaded, DominoDraftModel)
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in tiny_drafter.state_dict().items())
     assert isinstance(AutoModel.from_config(tiny_drafter.config), DominoDraftModel)
+    assert isinstance(AutoModelForCausalLM.from_pretrained(tmp_path), DominoDraftModel)
 
 
 # --- everybody else ---------------------------------------------------------------------------------------------

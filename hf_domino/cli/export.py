@@ -1,0 +1,76 @@
+"""`hf-domino export`: a drafter as a folder that SGLang, vLLM and other projects read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_domino.cli.flags import DTYPES, ENGINES, FORMATS, set_up
+
+if TYPE_CHECKING:
+    from hf_domino.formats.exporting import Export
+
+EXAMPLES = """\
+  hf-domino export --drafter my-drafter --output my-drafter-sglang --engine sglang
+  hf-domino export --drafter my-dflash --format speculators --output my-dflash-vllm --engine vllm --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `hf-domino export`."""
+    parser.add_argument("--drafter", required=True, help="folder or Hub name of the drafter")
+    parser.add_argument("--output", required=True, type=Path, help="folder to write")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="specforge", help="layout of the folder; speculators holds DFlash alone"
+    )
+    parser.add_argument("--engine", choices=ENGINES, help="write only what this engine takes")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype of the weights")
+    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint in the output folder")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run `hf-domino export`."""
+    from hf_domino.drafter.modeling import DominoDraftModel
+
+    set_up()
+    drafter = DominoDraftModel.from_pretrained(options.drafter)
+    given = {name: getattr(options, name) for name in ("format", "engine", "dtype", "overwrite")}
+    found = summary(drafter.export(options.output, **given), drafter.config)
+    print(json.dumps(found) if options.json else _lines(found))
+
+
+def summary(export: Export, config: Any) -> dict[str, Any]:
+    """What was written and how each engine that takes it is started, as JSON holds it.
+
+    Args:
+        export (`Export`): What was written.
+        config (`DominoConfig`): The drafter's.
+    """
+    from hf_domino.formats.engines import ENGINES
+
+    names = {
+        "target": config.target_name or "TARGET",
+        "drafter": str(export.folder),
+        "num_draft_tokens": config.block_size - 1,
+    }
+    engines = {
+        name: {
+            "takes": not reasons,
+            "unmet": [str(reason) for reason in reasons],
+            "command": None if reasons else ENGINES[name].command.substitute(names),
+            "note": ENGINES[name].note,
+        }
+        for name, reasons in export.refusals.items()
+    }
+    return {"folder": str(export.folder), "format": export.format, "files": list(export.files), "engines": engines}
+
+
+def _lines(found: dict[str, Any]) -> str:
+    """For the terminal; what engines will not take was said before."""
+    lines = [f"{found['folder']}: {', '.join(found['files'])} ({found['format']})"]
+    for engine in found["engines"].values():
+        lines += ["", engine["command"], f"  {engine['note']}"] if engine["takes"] else []
+    return "\n".join(lines)

@@ -1,0 +1,230 @@
+"""What serving engines take: their rules for a drafter's config.json as data, each with its reason.
+
+Read in the engines' own code: `speculative/{dflash_utils,domino_utils,dflash_worker_v2}.py` and `models/dflash.py` of
+SGLang 0.5.20 to 0.5.23; `transformers_utils/configs/speculators/`, `model_executor/models/qwen3_dflash.py` and
+`v1/worker/gpu/spec_decode/dflash/` of vLLM 0.33.0; `dflash/model.py` of z-lab's dflash 0.1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from string import Template
+from typing import Any
+
+from hf_domino.compatibility import refusal
+from hf_domino.formats.dflash_config import DFLASH_CLASS, DFLASH_CONFIG, DOMINO_CLASS, PROJECTOR_TYPES
+from hf_domino.formats.dflash_config import SECTION as DFLASH_SECTION
+from hf_domino.formats.fields import merged, section_of
+from hf_domino.formats.format import Format, StoredConfig
+from hf_domino.formats.registry import format_of
+from hf_domino.formats.speculators import KIND, SPECULATORS
+from hf_domino.formats.speculators import SECTION as LAYER_SECTION
+
+DOMINO, DFLASH = ("domino",), ("dflash",)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an engine wants of one field of a config.json.
+
+    Args:
+        names (`tuple[str, ...]`): What the formats call the field.
+        expected (`str`): What it must be, in words.
+        holds (`Callable`): Whether a value, None where there is none, is that.
+        why (`str`): What the engine does otherwise, and the way out.
+        kinds (`tuple[str, ...]`, *optional*): The `projector_type`s that it is asked of; both by default.
+    """
+
+    names: tuple[str, ...]
+    expected: str
+    holds: Callable[[Any], bool]
+    why: str
+    kinds: tuple[str, ...] = DOMINO + DFLASH
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A program that serves a target with a drafter.
+
+    Args:
+        name (`str`): What flags call it.
+        title (`str`): Its name and the versions that the rules were read in.
+        reads (`tuple`): The formats that it reads.
+        command (`Template`): How it is started with `$target`, `$drafter` and `$num_draft_tokens`.
+        rules (`tuple[Rule, ...]`): What it wants of a config.json.
+        note (`str`): What it wants of the target and the machine, and does otherwise than hf_domino.
+    """
+
+    name: str
+    title: str
+    reads: tuple[Format, ...]
+    command: Template
+    rules: tuple[Rule, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class Unmet:
+    """A field that an engine will not take, and why."""
+
+    field: str
+    expected: str
+    value: Any
+    why: str
+
+    def __str__(self) -> str:
+        return str(refusal(self.field, self.expected, self.value, self.why))
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _not_shifted(engine: str, otherwise: str) -> Rule:
+    why = (
+        f"{engine} reads a DFlash block's proposals from its second position on; {otherwise}. "
+        "Train with shift_label: false."
+    )
+    return Rule(("shift_label", "sample_from_anchor"), "False (plain DFlash)", lambda value: not value, why, DFLASH)
+
+
+_CLASS = Rule(
+    ("architectures",), repr([DFLASH_CLASS]), lambda value: value == [DFLASH_CLASS], "It knows no other name for them."
+)
+_ACTIVATION = Rule(("hidden_act",), "'silu'", lambda value: value == "silu", "It has MLPs of no other activation.")
+_ONE_OFF = "drafts of this one would be one token off, without an error"
+
+SGLANG = Engine(
+    name="sglang",
+    title="SGLang 0.5.20 to 0.5.23",
+    reads=(DFLASH_CONFIG,),
+    command=Template(
+        "sglang serve --model-path $target --dtype bfloat16 "
+        "--speculative-algorithm DFLASH --speculative-draft-model-path $drafter"
+    ),
+    rules=(
+        _CLASS,
+        Rule(("projector_type",), "'domino'", lambda value: value == "domino", "Other names load no head.", DOMINO),
+        Rule(
+            ("pure_draft_prefix_len",),
+            "1",
+            lambda value: value == 1,
+            "SGLang takes the first proposal from the base logits and corrects from the second on, as in the "
+            "releases. Train with pure_draft_prefix_len: 1.",
+            DOMINO,
+        ),
+        Rule(("shift_label",), "true or false", lambda value: isinstance(value, bool), "It has no default.", DOMINO),
+        *(
+            Rule((name,), "a positive integer", _is_size, "It has no default.", DOMINO)
+            for name in ("gru_hidden_dim", "emb_dim")
+        ),
+        Rule(
+            ("dtype", "torch_dtype"),
+            "'bfloat16'",
+            lambda value: value == "bfloat16",
+            "Its Domino runs in bfloat16 alone, the target included. Export with dtype='bfloat16'.",
+            DOMINO,
+        ),
+        Rule(("block_size",), "at least 2", lambda value: value is None or value > 1, "Nothing is drafted.", DOMINO),
+        _not_shifted("SGLang", _ONE_OFF),
+        _ACTIVATION,
+    ),
+    note="Domino: a CUDA device, target in bfloat16 without added vocabulary, no data-parallel attention, greedy "
+    "drafts; block_size - 1 proposals a round, one fewer than hf_domino where shift_label is true.",
+)
+VLLM = Engine(
+    name="vllm",
+    title="vLLM 0.33",
+    reads=(DFLASH_CONFIG, SPECULATORS),
+    command=Template(
+        "vllm serve $target --speculative-config "
+        """'{"method": "dflash", "model": "$drafter", "num_speculative_tokens": $num_draft_tokens}'"""
+    ),
+    rules=(
+        Rule(
+            ("projector_type", KIND),
+            "'dflash'",
+            lambda value: False,
+            "vLLM has no Domino (its pull request 48241 is open). Train with projector_type: dflash, or serve this one "
+            "with SGLang.",
+            DOMINO,
+        ),
+        _CLASS,
+        _not_shifted("vLLM", f"where the configuration says so it refuses, else {_ONE_OFF}"),
+        _ACTIVATION,
+    ),
+    note="block_size - 1 proposals a round.",
+)
+ZLAB = Engine(
+    name="dflash",
+    title="z-lab's dflash 0.1.0",
+    reads=(DFLASH_CONFIG,),
+    command=Template("dflash generate transformers --model $target --draft $drafter PROMPT"),
+    rules=(
+        Rule(("projector_type",), "'dflash'", lambda value: False, "It has no Domino.", DOMINO),
+        _not_shifted("It", _ONE_OFF),
+        Rule(
+            ("num_target_layers",),
+            "given",
+            lambda value: value is not None,
+            "Set it to the target's num_hidden_layers.",
+        ),
+    ),
+    note="One sequence at a time, transformers 5.15.0.",
+)
+ENGINES = {engine.name: engine for engine in (SGLANG, VLLM, ZLAB)}
+
+
+def engine_of(name: str) -> Engine:
+    """An engine by its name.
+
+    Args:
+        name (`str`): One of [`ENGINES`].
+
+    Raises:
+        ValueError: If there is no such engine.
+    """
+    if name not in ENGINES:
+        raise refusal("engine", f"one of {', '.join(ENGINES)}", name, "Leave it out to hear what each will take.")
+    return ENGINES[name]
+
+
+def unmet(stored: StoredConfig, engine: Engine) -> tuple[Unmet, ...]:
+    """What an engine will not take of a drafter, and why; empty if it takes it.
+
+    Args:
+        stored (`Mapping`): The config.json that the engine would read.
+        engine ([`Engine`]): One of [`ENGINES`].
+
+    Raises:
+        ValueError: If a field has two values.
+
+    Example:
+    ```python
+    >>> from hf_domino.formats.engines import ENGINES, unmet
+    >>> stored = {"architectures": ["DFlashDraftModel"], "hidden_act": "silu", "dflash_config": {"shift_label": True}}
+    >>> [found.field for found in unmet(stored, ENGINES["vllm"])]
+    ['shift_label']
+
+    ```
+    """
+    found = format_of(stored)
+    if found not in engine.reads:
+        expected = " or ".join(format.name for format in engine.reads)
+        return (Unmet("the format", expected, found and found.name, "Export it with another format."),)
+    given = {**section_of(stored, LAYER_SECTION), **merged(stored, DFLASH_SECTION)}
+    kind = _kind(given)
+    return tuple(
+        Unmet(name, rule.expected, given.get(name), rule.why)
+        for rule in engine.rules
+        for name in [next((name for name in rule.names if name in given), rule.names[0])]
+        if kind in rule.kinds and not rule.holds(given.get(name))
+    )
+
+
+def _kind(given: StoredConfig) -> str:
+    """Domino or DFlash, however a format says it."""
+    said = given.get("projector_type") or given.get(KIND)
+    is_domino = PROJECTOR_TYPES.get(said or "") == "domino" or DOMINO_CLASS in (given.get("architectures") or ())
+    return "domino" if is_domino else "dflash"

@@ -1,0 +1,168 @@
+"""A drafter as a folder that other projects read: its config.json in their words, and safetensors.
+
+What serving engines will take of it is said before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from hf_domino.compatibility import refusal
+from hf_domino.configuration import DominoConfig
+from hf_domino.formats.dflash_config import DFLASH_CONFIG
+from hf_domino.formats.engines import ENGINES, Engine, Unmet, engine_of, unmet
+from hf_domino.formats.format import StoredConfig
+from hf_domino.formats.source import CONFIG
+from hf_domino.formats.speculators import SPECULATORS
+
+logger = logging.get_logger(__name__)
+
+FORMATS = {"specforge": DFLASH_CONFIG, "speculators": SPECULATORS}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+MAX_SHARD_SIZE = "5GB"
+WEIGHTS = "model*.safetensors*"  # whole, in shards, and their index
+
+
+@dataclass(frozen=True)
+class Export:
+    """A folder that was written, and which engines take it.
+
+    Args:
+        folder (`Path`): Where it lies.
+        format (`str`): What it was written as.
+        files (`tuple[str, ...]`): What was written.
+        refusals (`Mapping[str, tuple[Unmet, ...]]`): What each engine will not take; empty for those that take it.
+    """
+
+    folder: Path
+    format: str
+    files: tuple[str, ...]
+    refusals: Mapping[str, tuple[Unmet, ...]]
+
+
+def stored_config(
+    config: DominoConfig, format: str = "specforge", dtype: torch.dtype | str = torch.bfloat16
+) -> dict[str, Any]:
+    """The config.json of a drafter in another project's words.
+
+    Args:
+        config ([`DominoConfig`]): The drafter's.
+        format (`str`, *optional*, defaults to `"specforge"`): `"specforge"`, which SGLang, vLLM and z-lab's dflash
+            read, too, or `"speculators"`.
+        dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.bfloat16`): Of the weights.
+
+    Raises:
+        ValueError: If there is no such format, or it cannot hold such a drafter.
+    """
+    if format not in FORMATS:
+        raise refusal("format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own.")
+    described = deepcopy(config)
+    described.dtype = _dtype(dtype)
+    write = FORMATS[format].stored
+    assert write is not None
+    return write(described)
+
+
+def refusals(stored: StoredConfig) -> dict[str, tuple[Unmet, ...]]:
+    """What each engine will not take of a drafter; empty for those that take it.
+
+    Args:
+        stored (`Mapping`): Its config.json, as [`stored_config`] gives it.
+    """
+    return {name: unmet(stored, engine) for name, engine in ENGINES.items()}
+
+
+def export(
+    drafter: PreTrainedModel,
+    folder: str | Path,
+    format: str = "specforge",
+    engine: str | None = None,
+    dtype: torch.dtype | str = torch.bfloat16,
+    overwrite: bool = False,
+    max_shard_size: int | str = MAX_SHARD_SIZE,
+) -> Export:
+    """Write a drafter for others; see [`~DominoDraftModel.export`].
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter.
+        folder (`str` or `Path`): Where to write.
+        format (`str`, *optional*, defaults to `"specforge"`): Or `"speculators"`.
+        engine (`str`, *optional*): One that must take the folder.
+        dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.bfloat16`): Of the weights.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint in the folder is replaced.
+        max_shard_size (`int` or `str`, *optional*, defaults to `"5GB"`): Largest file of weights.
+
+    Returns:
+        [`Export`]: What was written, and which engines take it.
+
+    Raises:
+        ValueError: If something of it cannot be written or taken; nothing is written then.
+    """
+    folder = Path(folder)
+    wanted = None if engine is None else engine_of(engine)
+    stored = stored_config(drafter.config, format, dtype)
+    found = refusals(stored)
+    _say(found, wanted)
+    tensors = {name: tensor.to(_dtype(dtype)).contiguous() for name, tensor in _tensors(drafter).items()}
+    _clear(folder, overwrite)
+    save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
+    (folder / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    files = (CONFIG, *sorted(path.name for path in folder.glob(WEIGHTS)))
+    return Export(folder, format, files, found)
+
+
+def _dtype(dtype: torch.dtype | str) -> torch.dtype:
+    found = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
+    if found not in DTYPES.values():
+        raise refusal("dtype", f"one of {', '.join(DTYPES)}", dtype, "Engines compute in bfloat16.")
+    return found  # type: ignore[return-value]
+
+
+def _say(found: Mapping[str, tuple[Unmet, ...]], wanted: Engine | None) -> None:
+    """Name the engines that will not take the folder and those that will; an error if the wanted one will not."""
+    for name, reasons in found.items():
+        title = ENGINES[name].title
+        if not reasons:
+            logger.info("%s will take it.", title)
+            continue
+        message = f"{title} will not take this drafter: " + " ".join(map(str, reasons))
+        if wanted is ENGINES[name]:
+            raise ValueError(message)
+        logger.warning(message)
+
+
+def _tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A drafter's tensors, which must be those that its configuration describes."""
+    with torch.device("meta"):
+        described = {name: tensor.shape for name, tensor in type(drafter)(drafter.config).state_dict().items()}
+    tensors = drafter.state_dict()
+    others = described.items() ^ {name: tensor.shape for name, tensor in tensors.items()}.items()
+    if others:
+        remedy = "Merge an adapter (`merge_and_unload`), or load the drafter without quantisation."
+        raise refusal(
+            "the drafter's tensors", "those of its configuration", sorted({name for name, _ in others}), remedy
+        )
+    if away := sorted(name for name, tensor in tensors.items() if tensor.is_meta):
+        raise refusal("the drafter's tensors", "in memory", away, "Load the drafter without offloading.")
+    return tensors
+
+
+def _clear(folder: Path, overwrite: bool) -> None:
+    """Take away an earlier checkpoint, of which a shard or an index would be read with the new one."""
+    if folder.exists() and not folder.is_dir():
+        raise refusal("the folder to export to", "a folder", str(folder), "Give another name.")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise refusal("the folder to export to", "empty", str(folder), "Give another, or say overwrite.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder / CONFIG, *folder.glob(WEIGHTS)):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,99 @@
+"""The entry of a drafter's `custom_generate/`: `generate` with the drafter whose repository this file lies in.
+
+It is bundled with what it needs by `drafter.save_pretrained(folder, standalone=True)`, and patches nothing:
+Transformers calls our loop as the call's decoding method.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import PreTrainedModel, StoppingCriteriaList
+from transformers.generation.stopping_criteria import StopStringCriteria
+
+from hf_domino.compatibility import refusal
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS
+from hf_domino.integration.assisted_call import check_call, decode, pipeline_drafter
+
+_drafters: WeakKeyDictionary[PreTrainedModel, dict[str, DominoDraftModel]] = WeakKeyDictionary()
+
+
+def generate(
+    model: PreTrainedModel, inputs: torch.Tensor | None = None, drafter: str | None = None, **kwargs: Any
+) -> Any:
+    """Generate as `model.generate` does, several tokens a forward.
+
+    Args:
+        model (`PreTrainedModel`): The target.
+        inputs (`torch.Tensor`, *optional*): As in `generate`.
+        drafter (`str`, *optional*): Folder or Hub name of the drafter; defaults to what `custom_generate` named.
+        kwargs: All others of `generate`, and of `from_pretrained` for the Hub: `token`, `revision`, ...
+
+    Returns:
+        What `generate` returns; with `return_dict_in_generate=True` it has `stats`.
+    """
+    name = _name(drafter, sys._getframe(1))
+    download = {key: kwargs.pop(key) for key in DOWNLOAD_ARGUMENTS if key in kwargs}
+    loaded = _drafter(model, name, download)
+    if kwargs.get("assistant_model") is not None:
+        remedy = f"The drafter is {name}; leave assistant_model out."
+        raise refusal("assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy)
+    kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    # These do not reach a decoding method of one's own
+    streamer, tokenizer = kwargs.get("streamer"), kwargs.get("tokenizer")
+    if tokenizer is not None:
+        _take_stop_strings(kwargs, tokenizer)
+
+    def decoding_method(target: PreTrainedModel, input_ids: torch.Tensor, **call: Any) -> Any:
+        config = call["generation_config"]
+        mode_kwargs = {"assistant_model": loaded, "tokenizer": tokenizer}
+        check_call(target, config.get_generation_mode(loaded), config, mode_kwargs, is_native=False)
+        return decode(target, input_ids, assistant_model=loaded, streamer=streamer, **call)
+
+    return model.generate(inputs, custom_generate=decoding_method, **kwargs)
+
+
+def _name(drafter: str | None, caller: FrameType) -> str:
+    """Which repository this file is of: Transformers does not say, but its `generate` was called with it."""
+    name = drafter or caller.f_locals.get("custom_generate")
+    if not isinstance(name, str):
+        remedy = "Pass drafter='folder or Hub name'; only generate(..., custom_generate='...') tells it."
+        raise refusal("drafter", "the repository of the drafter", name, remedy)
+    return name
+
+
+def _drafter(model: PreTrainedModel, name: str, download: dict[str, Any]) -> DominoDraftModel:
+    """The drafter, loaded once for each target."""
+    loaded = _drafters.setdefault(model, {})
+    if name not in loaded:
+        commit = Path(__file__).parents[1].name  # of the Hub: weights are of the same as this code
+        if not Path(name).is_dir() and re.fullmatch("[0-9a-f]{40}", commit):
+            download["revision"] = commit
+        drafter = pipeline_drafter(model, name, download)
+        if drafter is None:
+            raise refusal("the repository of custom_generate", "one with a drafter", name, "Pass drafter='...'.")
+        loaded[name] = drafter.eval()
+    if loaded[name].device != model.device:
+        loaded[name].to(model.device)
+    return loaded[name]
+
+
+def _take_stop_strings(kwargs: dict[str, Any], tokenizer: Any) -> None:
+    """Make stop strings a criterion: for a decoding method of one's own Transformers forgets the tokenizer."""
+    config = kwargs.get("generation_config")
+    stop_strings = kwargs.pop("stop_strings", None) or getattr(config, "stop_strings", None)
+    if not stop_strings:
+        return
+    if config is not None:
+        kwargs["generation_config"] = config = copy.deepcopy(config)
+        config.stop_strings = None
+    criteria = kwargs.get("stopping_criteria") or ()
+    kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, stop_strings)])

@@ -1,0 +1,116 @@
+"""PEFT's adapters on drafters: put in, saved, loaded again by name, checked, merged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import pipeline
+
+from hf_domino import DominoDraftModel, check_fit
+from hf_domino.pair import load_pair
+
+# Every linear layer but the correction head's, which is read weight by weight.
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc"]
+PROMPTS = [[5, 6, 7], [9, 9, 4], [7, 8, 3], [4, 5, 9]]
+
+
+def draft(drafter):
+    """Draft hidden states of a fixed block behind a fixed context."""
+    shape = (1, 3, drafter.config.hidden_size)
+    generator = torch.Generator().manual_seed(0)
+    states = [torch.randn(shape, generator=generator) for _ in drafter.config.target_layer_ids]
+    positions = torch.arange(3)[None]
+    with torch.no_grad():
+        return drafter(torch.randn(shape, generator=generator), positions + 3, drafter.fuse_context(states), positions)
+
+
+@pytest.fixture
+def adapted(saved_pair):
+    torch.manual_seed(5)
+    config = LoraConfig(r=2, target_modules=LAYERS, init_lora_weights=False)
+    return get_peft_model(DominoDraftModel.from_pretrained(saved_pair[1]), config).eval()
+
+
+@pytest.fixture
+def adapter(adapted, tmp_path):
+    adapted.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_saved_and_loaded(adapted, adapter, saved_pair):
+    assert not (adapter / "config.json").exists()
+    alone = DominoDraftModel.from_pretrained(saved_pair[1])
+    by_name = DominoDraftModel.from_pretrained(adapter)
+    expected = draft(adapted.get_base_model())
+    assert not torch.equal(expected, draft(alone))
+    alone.load_adapter(str(adapter))
+    for drafter in (by_name, alone):
+        assert type(drafter) is DominoDraftModel
+        assert torch.equal(draft(drafter), expected)
+
+
+def test_merged(adapted, tmp_path):
+    expected = draft(adapted.get_base_model())
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(draft(merged), expected, atol=1e-5, rtol=1e-5)  # sums in another order
+    merged.save_pretrained(tmp_path)
+    assert torch.equal(draft(DominoDraftModel.from_pretrained(tmp_path)), draft(merged))
+
+
+def test_share_of_the_size(make_drafter, tiny_qwen3):
+    """At widths of releases the rank is a hundredth of them; here the share is counted at rank 1."""
+    drafter = make_drafter(tiny_qwen3)
+    whole = sum(parameter.numel() for parameter in drafter.parameters())
+    adapted = get_peft_model(drafter, LoraConfig(r=1, target_modules=["q_proj", "v_proj"]))
+    added = sum(parameter.numel() for parameter in adapted.parameters() if parameter.requires_grad)
+    assert 0 < added < 0.05 * whole
+
+
+def test_checked(adapted, tiny_qwen3):
+    def figures(drafter):
+        return str(check_fit(drafter, tiny_qwen3, prompts=PROMPTS, max_new_tokens=8))
+
+    assert figures(adapted) == figures(adapted.get_base_model())
+
+
+def test_by_the_adapters_folder(adapter, saved_pair, adapted):
+    """As commands take `--drafter`, and pipelines an assistant."""
+    drafter = load_pair(saved_pair[0], adapter).drafter
+    assert torch.equal(draft(drafter), draft(adapted.get_base_model()))
+    options = {"do_sample": False, "max_new_tokens": 8}
+    plain = pipeline("text-generation", model=str(saved_pair[0]))("def f(a):", **options)
+    generator = pipeline("text-generation", model=str(saved_pair[0]), assistant_model=str(adapter))
+    assert generator("def f(a):", **options) == plain
+    assert generator.assistant_model.active_adapters() == ["default"]
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (None, r"base_model_name_or_path in adapter_config.json must be the drafter's folder .*drafter.load_adapter\("),
+        ("./gone", r"base_model_name_or_path in adapter_config.json must be a folder or a Hub name, got './gone'"),
+    ],
+)
+def test_an_adapter_of_a_drafter_that_is_not_there(adapter, base, message):
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
+    with pytest.raises(ValueError, match=message):
+        DominoDraftModel.from_pretrained(adapter)
+
+
+def test_an_adapted_correction_head(saved_pair, tiny_qwen3, tmp_path):
+    """Trained and saved as any other, merged before it drafts."""
+    config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    get_peft_model(DominoDraftModel.from_pretrained(saved_pair[1]), config).save_pretrained(tmp_path)
+    drafter = DominoDraftModel.from_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"without adapters, got \['embed_proj.0', 'embed_proj.2'\]. Merge the adapter"
+    ):
+        tiny_qwen3.generate(torch.tensor(PROMPTS[:1]), assistant_model=drafter, max_new_tokens=4)
+    base = DominoDraftModel.from_pretrained(saved_pair[1])
+    merged = PeftModel.from_pretrained(base, tmp_path).merge_and_unload()
+    tiny_qwen3.generate(torch.tensor(PROMPTS[:1]), assistant_model=merged, max_new_tokens=4)
+    assert merged.stats.num_new_tokens == 4

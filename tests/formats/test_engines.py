@@ -1,0 +1,97 @@
+"""The rules of engines, each with a configuration that breaks it alone.
+
+SGLang's were compared with its own `parse_dflash_draft_config`, the others with what their loaders raise or ignore.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+from released import DFLASH, DOMINO_8B, SPECULATORS_DFLASH
+
+from hf_domino import DominoConfig
+from hf_domino.formats.engines import ENGINES, unmet
+from hf_domino.formats.exporting import refusals, stored_config
+
+DOMINO = DOMINO_8B | {"architectures": ["DFlashDraftModel"]}
+SERVED = DFLASH | {"hidden_act": "silu"}
+SPECULATORS = copy.deepcopy(SPECULATORS_DFLASH)
+SPECULATORS["transformer_layer_config"]["hidden_act"] = "silu"
+TAKEN = [("sglang", DOMINO), ("sglang", SERVED), ("vllm", SERVED), ("vllm", SPECULATORS), ("dflash", SERVED)]
+# Engine, configuration, change (in the section where it nests one; None removes), field.
+BROKEN = [
+    ("sglang", DOMINO, {"architectures": ["DominoDraftModel"]}, "architectures"),
+    ("sglang", DOMINO, {"projector_type": "causal_v5"}, "projector_type"),
+    ("sglang", DOMINO, {"pure_draft_prefix_len": 0}, "pure_draft_prefix_len"),
+    ("sglang", DOMINO, {"pure_draft_prefix_len": None}, "pure_draft_prefix_len"),
+    ("sglang", DOMINO, {"shift_label": 1}, "shift_label"),
+    ("sglang", DOMINO, {"shift_label": None}, "shift_label"),
+    ("sglang", DOMINO, {"gru_hidden_dim": None}, "gru_hidden_dim"),
+    ("sglang", DOMINO, {"gru_hidden_dim": 0}, "gru_hidden_dim"),
+    ("sglang", DOMINO | {"emb_dim": None}, {"emb_dim": None}, "emb_dim"),
+    ("sglang", DOMINO, {"dtype": "float32"}, "dtype"),
+    ("sglang", DOMINO, {"block_size": 1}, "block_size"),
+    ("sglang", DOMINO, {"hidden_act": "gelu"}, "hidden_act"),
+    ("sglang", SERVED, {"shift_label": True}, "shift_label"),
+    ("sglang", SPECULATORS, {}, "the format"),
+    ("vllm", DOMINO, {}, "projector_type"),
+    ("vllm", SERVED, {"shift_label": True}, "shift_label"),
+    ("vllm", SPECULATORS, {"sample_from_anchor": True}, "sample_from_anchor"),
+    ("vllm", SERVED, {"hidden_act": "gelu"}, "hidden_act"),
+    ("dflash", DOMINO, {}, "projector_type"),
+    ("dflash", SERVED, {"shift_label": True}, "shift_label"),
+    ("dflash", SERVED, {"num_target_layers": None}, "num_target_layers"),
+    ("dflash", SPECULATORS, {}, "the format"),
+]
+
+
+def changed(stored, change):
+    stored = copy.deepcopy(stored)
+    for name, value in change.items():
+        place = stored["dflash_config"] if name in stored.get("dflash_config", {}) else stored
+        place[name] = value
+    return stored
+
+
+@pytest.mark.parametrize(("engine", "stored"), TAKEN)
+def test_taken(engine, stored):
+    assert unmet(stored, ENGINES[engine]) == ()
+
+
+@pytest.mark.parametrize(("engine", "stored", "change", "field"), BROKEN)
+def test_not_taken(engine, stored, change, field):
+    (found,) = unmet(changed(stored, change), ENGINES[engine])
+    assert found.field == field
+    assert str(found).startswith(f"{field} must be {found.expected}, got {found.value!r}. ")
+    assert str(found).endswith(".")
+
+
+def test_sizes_that_do_not_agree():
+    with pytest.raises(ValueError, match=r"emb_dim .* must be 128 as in dflash_config.emb_dim, got 256"):
+        unmet(changed(DOMINO, {"dflash_config": DOMINO["dflash_config"] | {"emb_dim": 128}}), ENGINES["sglang"])
+
+
+def test_what_we_write_breaks_no_rule_that_writing_can_keep():
+    domino = DominoConfig(pure_draft_prefix_len=1)
+    dflash = DominoConfig(projector_type="dflash", shift_label=False)
+    taken = {
+        (engine, layout, config.projector_type)
+        for config, layout in ((domino, "specforge"), (dflash, "specforge"), (dflash, "speculators"))
+        for engine, reasons in refusals(stored_config(config, layout)).items()
+        if not reasons
+    }
+    assert taken == {
+        ("sglang", "specforge", "domino"),
+        *((engine, "specforge", "dflash") for engine in ENGINES),
+        ("vllm", "speculators", "dflash"),
+    }
+
+
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_the_page_on_serving_starts_engines_as_we_say(name):
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    folder = {"sglang": "my-drafter-served", "vllm": "my-dflash-served"}[name]
+    assert ENGINES[name].title in page
+    assert ENGINES[name].command.substitute(target="TARGET", drafter=folder, num_draft_tokens=15) in page

@@ -11,6 +11,7 @@ from typing import Any
 
 from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError, safe_open
+from transformers.utils import is_peft_available
 from transformers.utils.hub import cached_file
 
 from hf_domino.compatibility import refusal
@@ -41,6 +42,8 @@ def read_config(name: str | os.PathLike, download: dict[str, Any]) -> StoredConf
     if path is not None:
         return _read_object(path)
     if _find(name, ADAPTER_CONFIG, download) is not None:
+        if not is_peft_available():
+            raise refusal(ADAPTER_CONFIG, "absent without peft", "an adapter", "pip install peft")
         return None
     place = "/".join(filter(None, (str(name), download.get("subfolder"))))
     raise refusal(CONFIG, f"in {place}", None, AGAIN)

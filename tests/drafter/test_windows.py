@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from builders import build_drafter, left_padded
@@ -29,10 +31,15 @@ FP64_TOL = {"atol": 1e-10, "rtol": 1e-10}  # the same products, summed in anothe
 
 
 @pytest.fixture
-def make(tiny_qwen3):
-    """Makes a drafter with windows for the tiny target, both in fp64."""
-    tiny_qwen3.double()
-    return lambda windows: build_drafter(tiny_qwen3, **windows).double()
+def target(tiny_qwen3):
+    """A copy of the tiny target in fp64."""
+    return copy.deepcopy(tiny_qwen3).double()
+
+
+@pytest.fixture
+def make(target):
+    """Makes a drafter with windows for it, in fp64 too."""
+    return lambda windows: build_drafter(target, **windows).double()
 
 
 def inputs(length=LENGTH, batch_size=1, seed=3):
@@ -142,22 +149,22 @@ def test_rows_of_different_lengths(make, windows):
 
 @KINDS
 @torch.no_grad()
-def test_blocks_side_by_side(make, tiny_qwen3, windows):
+def test_blocks_side_by_side(make, target, windows):
     drafter, ids = make(windows), torch.randint(4, 64, (2, LENGTH))
-    target, anchors = TargetModel(tiny_qwen3, drafter.config), torch.tensor([[1, 9, 24], [5, 17, -1]])
+    view, anchors = TargetModel(target, drafter.config), torch.tensor([[1, 9, 24], [5, 17, -1]])
     context, _, positions = inputs(batch_size=2)
     mask = torch.ones_like(ids)
     mask[1, 21:] = 0
-    found = draft_hidden_states(drafter, drafter, target, ids, mask, context, anchors)
+    found = draft_hidden_states(drafter, drafter, view, ids, mask, context, anchors)
     for row, index in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
         anchor = int(anchors[row, index])
         block = torch.tensor([[int(ids[row, anchor])] + [drafter.config.mask_token_id] * (BLOCK - 1)])
-        alone = at_once(drafter, context[row, None, :anchor], target.embed(block), positions[:1, : anchor + BLOCK])
+        alone = at_once(drafter, context[row, None, :anchor], view.embed(block), positions[:1, : anchor + BLOCK])
         torch.testing.assert_close(found[row, index], alone[0], **FP64_TOL)
 
 
 @KINDS
-def test_texts_longer_than_the_window(make, tiny_qwen3, windows, monkeypatch):
+def test_texts_longer_than_the_window(make, target, windows, monkeypatch):
     drafter, hidden, run = make(windows), [], modeling.DominoDraftModel.forward
 
     def watched(self, noise_embeds, *args, **kwargs):
@@ -168,14 +175,12 @@ def test_texts_longer_than_the_window(make, tiny_qwen3, windows, monkeypatch):
     monkeypatch.setattr(modeling.DominoDraftModel, "forward", watched)
     options = {"max_new_tokens": 24, "do_sample": False}
     ids, mask = left_padded([torch.randint(4, 64, (12,)), torch.randint(4, 64, (7,))])
-    plain = tiny_qwen3.generate(ids, attention_mask=mask, **options)
+    plain = target.generate(ids, attention_mask=mask, **options)
 
     def drafted(rows, **more):
         hidden.clear()
         with faults(plain.tolist()[:rows], 64):
-            text = tiny_qwen3.generate(
-                ids[:rows], attention_mask=mask[:rows], assistant_model=drafter, **options, **more
-            )
+            text = target.generate(ids[:rows], attention_mask=mask[:rows], assistant_model=drafter, **options, **more)
         assert text.tolist() == plain.tolist()[:rows]
         return torch.stack(hidden[:5])
 
@@ -185,11 +190,11 @@ def test_texts_longer_than_the_window(make, tiny_qwen3, windows, monkeypatch):
     torch.testing.assert_close(drafted(2), growing, **FP64_TOL)
 
 
-def test_sampled_texts_are_those_of_the_seed(make, tiny_qwen3):
+def test_sampled_texts_are_those_of_the_seed(make, target):
     drafter, texts = make({"layer_types": MIXED, "sliding_window": WINDOW}), []
     for assistant in ({}, {"assistant_model": drafter}):
         torch.manual_seed(5)
-        texts.append(tiny_qwen3.generate(torch.randint(4, 64, (1, 12)), max_new_tokens=24, do_sample=True, **assistant))
+        texts.append(target.generate(torch.randint(4, 64, (1, 12)), max_new_tokens=24, do_sample=True, **assistant))
     assert texts[0].tolist() == texts[1].tolist()
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_domino.compatibility import refusal
@@ -129,11 +131,28 @@ def identify(target: PreTrainedModel, tokenizer: Any = None) -> TargetIdentity:
 
 def _name_of(target: PreTrainedModel) -> tuple[str | None, str | None]:
     """Name and commit on the Hub, as far as they are known; of a folder its own name alone."""
-    given, revision = str(target.name_or_path or ""), getattr(target.config, "_commit_hash", None)
+    given = str(target.name_or_path or "")
     if snapshot := _HUB_SNAPSHOT.search(given):
         return snapshot[1].replace("--", "/"), snapshot[2]
     is_folder = Path(given).is_absolute() or Path(given).is_dir() or given.count("/") != 1
-    return (Path(given).absolute().name if given and is_folder else given) or None, revision
+    return (Path(given).absolute().name if given and is_folder else given) or None, commit_of(target)
+
+
+def commit_of(model: PreTrainedModel, revision: str | None = None) -> str | None:
+    """The commit on the Hub that a model was loaded from; None for a folder's.
+
+    Args:
+        model (`PreTrainedModel`): As `from_pretrained` returned it.
+        revision (`str`, *optional*): What it was asked for.
+    """
+    name, known = str(model.name_or_path or ""), getattr(model.config, "_commit_hash", None)
+    if known is not None or not name or Path(name).exists():
+        return known
+    try:
+        config = try_to_load_from_cache(name, "config.json", revision=revision)  # transformers 5.23 keeps no commit
+    except HFValidationError:  # of a folder that is gone
+        return None
+    return Path(config).parent.name if isinstance(config, str) else None
 
 
 def _size_of(tokenizer: Any) -> int | None:

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
-from transformers import PreTrainedModel
 
 from hf_domino.benchmark.prompts import source
+from hf_domino.identity import commit_of
 from hf_domino.pair import Pair
 from hf_domino.provenance import provenance
 
@@ -50,20 +49,6 @@ def provenance_of_run(options: argparse.Namespace, pair: Pair, methods: Iterable
         "target_commit": commit_of(pair.target, options.target_revision),
         "drafter_commit": commit_of(pair.drafter, options.drafter_revision),
     } | provenance(options.device)
-
-
-def commit_of(model: PreTrainedModel, revision: str | None = None) -> str | None:
-    """The commit on the Hub that a model was loaded from; None for a folder's.
-
-    Args:
-        model (`PreTrainedModel`): As `from_pretrained` returned it.
-        revision (`str`, *optional*): What it was asked for.
-    """
-    name, known = str(model.name_or_path), getattr(model.config, "_commit_hash", None)
-    if known is not None or not name or Path(name).exists():
-        return known
-    config = try_to_load_from_cache(name, "config.json", revision=revision)  # transformers 5.23 keeps no commit
-    return Path(config).parent.name if isinstance(config, str) else None
 
 
 def read_rows(path: Path, mend: bool = False) -> list[Row]:

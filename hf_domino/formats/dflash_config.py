@@ -109,7 +109,8 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
         "num_target_layers": config.num_target_layers,
     }
     if config.has_sliding_layers and config.sliding_window_non_causal:
-        top["is_causal"] = False  # sliding layers are causal in their block where nothing is said
+        # Sliding layers are causal in their block where nothing is said; SGLang reads the one, vLLM the other.
+        top["is_causal"] = section["causal"] = False
     if config.projector_type == "domino":
         names = ("projector_type", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", "shift_label")
         section |= {name: getattr(config, name) for name in names}

@@ -18,8 +18,8 @@ import huggingface_hub
 import torch
 
 from hf_domino import DominoDraftModel
-from hf_domino.benchmark.rows import commit_of
 from hf_domino.cli.main import main
+from hf_domino.identity import commit_of
 from hf_domino.pair import load_pair
 
 time.sleep = lambda seconds: None  # the client waits longer and longer before it tries again

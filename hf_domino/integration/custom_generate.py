@@ -23,7 +23,7 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS
 from hf_domino.integration.assisted_call import check_call, decode, pipeline_drafter
 
-_drafters: WeakKeyDictionary[PreTrainedModel, dict[str, DominoDraftModel]] = WeakKeyDictionary()
+_drafters: WeakKeyDictionary[PreTrainedModel, dict[tuple, DominoDraftModel]] = WeakKeyDictionary()
 
 
 def generate(
@@ -42,6 +42,9 @@ def generate(
     """
     name = _name(drafter, sys._getframe(1))
     download = {key: kwargs.pop(key) for key in DOWNLOAD_ARGUMENTS if key in kwargs}
+    commit = Path(__file__).parents[1].name  # of the Hub: weights are of the same as this code
+    if drafter is None and not Path(name).is_dir() and re.fullmatch("[0-9a-f]{40}", commit):
+        download["revision"] = commit
     loaded = _drafter(model, name, download)
     if kwargs.get("assistant_model") is not None:
         remedy = f"The drafter is {name}; leave assistant_model out."
@@ -49,16 +52,15 @@ def generate(
     kwargs = {key: value for key, value in kwargs.items() if value is not None}
     # These do not reach a decoding method of one's own
     streamer, tokenizer = kwargs.get("streamer"), kwargs.get("tokenizer")
-    if tokenizer is not None:
-        _take_stop_strings(kwargs, tokenizer)
+    prepares = model if tokenizer is None else _take_stop_strings(model, kwargs, tokenizer)
 
-    def decoding_method(target: PreTrainedModel, input_ids: torch.Tensor, **call: Any) -> Any:
+    def decoding_method(_: PreTrainedModel, input_ids: torch.Tensor, **call: Any) -> Any:
         config = call["generation_config"]
         mode_kwargs = {"assistant_model": loaded, "tokenizer": tokenizer}
-        check_call(target, config.get_generation_mode(loaded), config, mode_kwargs, is_native=False)
-        return decode(target, input_ids, assistant_model=loaded, streamer=streamer, **call)
+        check_call(model, config.get_generation_mode(loaded), config, mode_kwargs, is_native=False)
+        return decode(model, input_ids, assistant_model=loaded, streamer=streamer, **call)
 
-    return model.generate(inputs, custom_generate=decoding_method, **kwargs)
+    return prepares.generate(inputs, custom_generate=decoding_method, **kwargs)
 
 
 def _name(drafter: str | None, caller: FrameType) -> str:
@@ -72,28 +74,39 @@ def _name(drafter: str | None, caller: FrameType) -> str:
 
 def _drafter(model: PreTrainedModel, name: str, download: dict[str, Any]) -> DominoDraftModel:
     """The drafter, loaded once for each target."""
-    loaded = _drafters.setdefault(model, {})
-    if name not in loaded:
-        commit = Path(__file__).parents[1].name  # of the Hub: weights are of the same as this code
-        if not Path(name).is_dir() and re.fullmatch("[0-9a-f]{40}", commit):
-            download["revision"] = commit
+    loaded, key = _drafters.setdefault(model, {}), (name, download.get("revision"))
+    if key not in loaded:
         drafter = pipeline_drafter(model, name, download)
         if drafter is None:
             raise refusal("the repository of custom_generate", "one with a drafter", name, "Pass drafter='...'.")
-        loaded[name] = drafter.eval()
-    if loaded[name].device != model.device:
-        loaded[name].to(model.device)
-    return loaded[name]
+        loaded[key] = drafter.eval()
+    if loaded[key].device != model.device:
+        loaded[key].to(model.device)
+    return loaded[key]
 
 
-def _take_stop_strings(kwargs: dict[str, Any], tokenizer: Any) -> None:
-    """Make stop strings a criterion: for a decoding method of one's own Transformers forgets the tokenizer."""
-    config = kwargs.get("generation_config")
-    stop_strings = kwargs.pop("stop_strings", None) or getattr(config, "stop_strings", None)
-    if not stop_strings:
-        return
+def _take_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any], tokenizer: Any) -> PreTrainedModel:
+    """Make stop strings a criterion: for a decoding method of one's own Transformers forgets the tokenizer.
+
+    Returns:
+        `PreTrainedModel`: What shall prepare the call: the model, or one without stop strings over the same weights.
+    """
+    config, defaults = kwargs.get("generation_config"), getattr(model, "generation_config", None)
+    places = (kwargs.pop("stop_strings", None), *(getattr(place, "stop_strings", None) for place in (config, defaults)))
+    stop_strings = next((strings for strings in places if strings is not None), None)
+    if stop_strings is None:
+        return model
     if config is not None:
-        kwargs["generation_config"] = config = copy.deepcopy(config)
-        config.stop_strings = None
+        kwargs["generation_config"] = _without_stop_strings(config)
+    if getattr(defaults, "stop_strings", None) is not None:
+        model = copy.copy(model)
+        model.generation_config = _without_stop_strings(defaults)
     criteria = kwargs.get("stopping_criteria") or ()
     kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, stop_strings)])
+    return model
+
+
+def _without_stop_strings(config: Any) -> Any:
+    config = copy.deepcopy(config)
+    config.stop_strings = None
+    return config

@@ -30,12 +30,13 @@ def standalone(saved_pair, tmp_path_factory):
 
 @pytest.fixture
 def hub_cache(standalone, tmp_path):
-    """A cache that holds the folder as a download of user/a-drafter.v2."""
-    repository = tmp_path / "hub" / "models--user--a-drafter.v2"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text(COMMIT)
-    (repository / "snapshots").mkdir()
-    (repository / "snapshots" / COMMIT).symlink_to(standalone)
+    """A cache that holds the folder as downloads of user/a-drafter.v2 and of user/another, at another commit."""
+    for name, commit in (("a-drafter.v2", COMMIT), ("another", COMMIT[::-1])):
+        repository = tmp_path / "hub" / f"models--user--{name}"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text(commit)
+        (repository / "snapshots").mkdir()
+        (repository / "snapshots" / commit).symlink_to(standalone)
     return tmp_path / "hub"
 
 

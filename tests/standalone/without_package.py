@@ -48,6 +48,13 @@ for name in sys.argv[2:]:
     text = target.generate(**one, max_new_tokens=24, streamer=streamer, custom_generate=name, trust_remote_code=True)
     assert "".join(streamer) == tokenizer.decode(text[0])
     assert 0 < streamer.stats.num_rounds < streamer.stats.num_new_tokens == 24
+    target.generation_config.stop_strings = tokenizer.batch_decode(last)  # Transformers asks for the tokenizer then
+    stopped = {"tokenizer": tokenizer, "max_new_tokens": 24, "do_sample": False}
+    plain = target.generate(**one, **stopped)
+    assert torch.equal(target.generate(**one, **stopped, custom_generate=name, trust_remote_code=True), plain)
+    target.generation_config.stop_strings = None
+    another = {"custom_generate": name, "drafter": "user/another", "trust_remote_code": True}
+    assert torch.equal(target.generate(**one, max_new_tokens=24, **another), text)
     generate = target.load_custom_generate(name, trust_remote_code=True)
     assert torch.equal(generate(target, **one, max_new_tokens=24, drafter=name), text)
 

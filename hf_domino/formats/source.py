@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 )
 
 HUB_TIMEOUT = 5  # seconds in which it must answer whether it knows a name
-CONFIG = "config.json"
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 
 
 def check_source(name: str | Path, field: str, **download: Any) -> None:
@@ -44,13 +44,13 @@ def check_source(name: str | Path, field: str, **download: Any) -> None:
 def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:
     """Why nothing can be loaded from the Hub by this name; None if it may be worth trying."""
     places = {key: download[key] for key in ("cache_dir", "revision") if download.get(key) is not None}
-    file = "/".join(filter(None, (download.get("subfolder"), CONFIG)))
+    files = ["/".join(filter(None, (download.get("subfolder"), file))) for file in (CONFIG, ADAPTER_CONFIG)]
     try:
-        if isinstance(try_to_load_from_cache(name, file, **places), str):
+        if any(isinstance(try_to_load_from_cache(name, file, **places), str) for file in files):
             return None
         if download.get("local_files_only"):
             return ", it was not downloaded before, and local_files_only=True"
-        url = hf_hub_url(name, file, revision=places.get("revision"))
+        url = hf_hub_url(name, files[0], revision=places.get("revision"))
         get_hf_file_metadata(url, token=download.get("token"), timeout=HUB_TIMEOUT)
     except HFValidationError:
         return ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_domino.compatibility import refusal
 from hf_domino.formats.source import check_source
+from hf_domino.formats.stored import read_object
 
 _FIELD = "base_model_name_or_path in adapter_config.json"
 
@@ -25,7 +25,7 @@ def base_of(name: Any, download: Mapping[str, Any]) -> str | None:
         download (`Mapping`): What `from_pretrained` takes for the Hub.
 
     Raises:
-        ValueError: If the adapter does not say, or names what is not there.
+        ValueError: If the adapter's configuration does not say, or names itself or what is not there.
     """
     is_name = isinstance(name, (str, os.PathLike))
     if not is_name or not is_peft_available() or (Path(name) / "config.json").is_file():
@@ -33,8 +33,9 @@ def base_of(name: Any, download: Mapping[str, Any]) -> str | None:
     file = find_adapter_config_file(os.fspath(name), **download)
     if file is None:
         return None
-    base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    if not base:
+    base = read_object(Path(file)).get("base_model_name_or_path")
+    is_itself = isinstance(base, str) and Path(base).is_dir() and Path(base).samefile(Path(file).parent)
+    if not base or not isinstance(base, str) or is_itself or base == os.fspath(name):
         remedy = f"Load the drafter, and then drafter.load_adapter({os.fspath(name)!r})."
         raise refusal(_FIELD, "the drafter's folder or Hub name", base, remedy)
     check_source(base, _FIELD, **base_download(download))

@@ -16,8 +16,8 @@ from transformers.utils.hub import cached_file
 
 from hf_domino.compatibility import refusal
 from hf_domino.formats.format import TARGET_TENSORS, Format, StoredConfig
+from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG
 
-CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
 CUT_SHORT = "Consistency check failed"  # huggingface_hub's words for a download of another size than was told
 AGAIN = "Download the checkpoint again, or save the drafter again."
@@ -37,10 +37,10 @@ def read_config(name: str | os.PathLike, download: dict[str, Any]) -> StoredConf
         ValueError: If there is none, or it is no object.
     """
     if os.path.isfile(name):
-        return _read_object(Path(name))
+        return read_object(Path(name))
     path = _find(name, CONFIG, download)
     if path is not None:
-        return _read_object(path)
+        return read_object(path)
     if _find(name, ADAPTER_CONFIG, download) is not None:
         if not is_peft_available():
             raise refusal(ADAPTER_CONFIG, "absent without peft", "an adapter", "pip install peft")
@@ -82,7 +82,7 @@ def _weight_files(name: str | os.PathLike, variant: str, download: dict[str, Any
     if path is None:
         remedy = "Pickled weights (pytorch_model.bin) are not loaded, as a pickle can hold anything: convert them."
         raise refusal(single, f"among the weights of {name}, or an index of its shards", None, remedy)
-    for shard in _shards(path, _read_object(path).get("weight_map")):
+    for shard in _shards(path, read_object(path).get("weight_map")):
         file = _find(name, shard, download)
         if file is None:
             raise refusal(f"{shard} of {path.name}", f"in {name}", None, AGAIN)
@@ -128,10 +128,18 @@ def _find(name: str | os.PathLike, file: str, download: dict[str, Any]) -> Path 
     return None if found is None else Path(found)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object.
+
+    Args:
+        path (`Path`): The file.
+
+    Raises:
+        ValueError: If it does not; naming it.
+    """
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of JSON, or of text
+    except (ValueError, RecursionError) as error:  # of JSON, or of text
         raise refusal(f"{path}", "a JSON file", f"{error}", AGAIN) from error
     if not isinstance(stored, dict):
         raise refusal(f"{path}", "a JSON object", stored, AGAIN)

@@ -91,6 +91,7 @@ def test_by_the_adapters_folder(adapter, saved_pair, adapted):
     ("base", "message"),
     [
         (None, r"base_model_name_or_path in adapter_config.json must be the drafter's folder .*drafter.load_adapter\("),
+        (5, r"base_model_name_or_path in adapter_config.json must be the drafter's folder or Hub name, got 5"),
         ("./gone", r"base_model_name_or_path in adapter_config.json must be a folder or a Hub name, got './gone'"),
     ],
 )
@@ -99,6 +100,19 @@ def test_an_adapter_of_a_drafter_that_is_not_there(adapter, base, message):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
     with pytest.raises(ValueError, match=message):
         DominoDraftModel.from_pretrained(adapter)
+
+
+def test_an_adapter_that_is_broken(adapter):
+    file = adapter / "adapter_config.json"
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": f"{adapter}/../{adapter.name}"})
+    )
+    with pytest.raises(ValueError, match=r"adapter_config.json must be the drafter's folder or Hub name, got"):
+        DominoDraftModel.from_pretrained(adapter)
+    for text in ("{", "[]"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"adapter_config.json must be a JSON (file|object), got"):
+            DominoDraftModel.from_pretrained(adapter)
 
 
 def test_an_adapted_correction_head(saved_pair, tiny_qwen3, tmp_path):

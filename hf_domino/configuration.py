@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -270,6 +271,11 @@ def _check_range(config: DominoConfig, field: str, low: int, high: int | None = 
         raise ValueError(f"{field} must be {allowed}{f' ({hint})' if hint else ''}, got {value}.")
 
 
+def _check_positive(field: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{field} must be a number above 0, got {value!r}.")
+
+
 def _check_sizes(config: DominoConfig) -> None:
     sizes = (
         "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
@@ -284,6 +290,8 @@ def _check_sizes(config: DominoConfig) -> None:
     _check_range(
         config, "pure_draft_prefix_len", 0, config.num_draft_tokens - 1, f"num_draft_tokens={config.num_draft_tokens}"
     )
+    _check_positive("rms_norm_eps", config.rms_norm_eps)
+    _check_positive("rope_parameters['rope_theta']", (config.rope_parameters or {}).get("rope_theta"))
     if config.head_dim % 2:
         raise ValueError(f"head_dim must be even for rotary embeddings, got {config.head_dim}.")
     if config.num_attention_heads % config.num_key_value_heads:

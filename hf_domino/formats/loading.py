@@ -117,8 +117,9 @@ def _check_types(fields: Mapping[str, Any]) -> None:
             expected = annotation.replace(" | ", " or ")
             raise refusal(f"{name} in the checkpoint's config.json", expected, fields[name], CORRECT_IT)
     dtype = next((fields[name] for name in DTYPE_FIELDS if fields.get(name) is not None), "float32")
-    if isinstance(dtype, str) and not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise refusal("dtype in the checkpoint's config.json", "one of torch's", dtype, CORRECT_IT)
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise refusal("dtype in the checkpoint's config.json", "a float type of torch's", dtype, CORRECT_IT)
     if fields.get("hidden_act", "silu") not in ACT2FN:
         expected = "one that transformers knows"
         raise refusal("hidden_act in the checkpoint's config.json", expected, fields["hidden_act"], CORRECT_IT)

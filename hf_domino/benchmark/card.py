@@ -14,7 +14,10 @@ from hf_domino.benchmark.rows import Row, measured, read_rows
 from hf_domino.benchmark.summary import summarize
 from hf_domino.cards import UnfitCard, check_card, merge_card, read_sections, render_card, training_section
 from hf_domino.cards.sections import CARD, read_card, read_text
+from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.formats.loading import interpret
+from hf_domino.formats.stored import read_object
 
 ROWS, STATE = "results.jsonl", "trainer_state.json"
 FIGURES = {"speed-up": "Speed-up", "acceptance": "Acceptance by position", "round": "Time in a round"}
@@ -146,8 +149,7 @@ def check_folder(folder: Path) -> None:
 def _read_config(folder: Path) -> DominoConfig:
     if not (folder / "config.json").is_file():
         raise ValueError(f"FOLDER must be a drafter's folder, got {str(folder)!r}: it has no config.json.")
-    config: DominoConfig = DominoConfig.from_pretrained(folder, local_files_only=True)
-    return config
+    return interpret(read_object(folder / "config.json"))[1]
 
 
 def _results(folder: Path, rows: Path | None = None) -> str | None:
@@ -176,4 +178,7 @@ def _unrecorded(folder: Path, section: str) -> str | None:
 
 def _read_state(folder: Path) -> TrainerState | None:
     path = folder / STATE
-    return TrainerState.load_from_json(str(path)) if path.is_file() else None
+    try:
+        return TrainerState.load_from_json(str(path)) if path.is_file() else None
+    except (ValueError, TypeError) as error:
+        raise refusal(str(path), "what the trainer wrote", str(error), "Take it from the training again.") from error

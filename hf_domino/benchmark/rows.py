@@ -59,27 +59,27 @@ def read_rows(path: Path, mend: bool = False) -> list[Row]:
         mend (`bool`, *optional*, defaults to `False`): Leave out a last line that was broken off while it was written.
 
     Raises:
-        ValueError: If there is none, or a line is not a JSON object.
+        ValueError: If there is none, or a line is not a row.
     """
     if not path.is_file():
         raise ValueError(f"rows must be a JSONL file, got {str(path)!r}: measure with `hf-domino bench --rows {path}`.")
-    rows = [_row(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = [_row(line) for line in path.read_bytes().splitlines() if line.strip()]
     if mend and rows and rows[-1] is None:
         rows.pop()
     if None in rows:
         raise ValueError(
-            f"{path}, line {rows.index(None) + 1}: expected a JSON object. A run that was broken off goes on with "
-            "--resume."
+            f"{path}, line {rows.index(None) + 1}: expected a JSON object with a method. A run that was broken off "
+            "goes on with --resume."
         )
     return [row for row in rows if row is not None]
 
 
-def _row(line: str) -> Row | None:
+def _row(line: bytes) -> Row | None:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError:
+    except ValueError:  # of JSON, or of text
         return None
-    return row if isinstance(row, dict) else None
+    return row if isinstance(row, dict) and "method" in row else None
 
 
 def measured(rows: Iterable[Row]) -> list[Row]:

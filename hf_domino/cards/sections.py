@@ -33,8 +33,15 @@ class UnfitCard(ValueError):
 
 
 def read_text(path: Path) -> str:
-    """A card, or another text; empty where there is none."""
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
+    """A card, or another text; empty where there is none.
+
+    Raises:
+        ValueError: If it is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig") if path.is_file() else ""  # editors of Windows leave a mark
+    except UnicodeDecodeError as error:
+        raise refusal(str(path), "a text in UTF-8", str(error), "Save it as UTF-8.") from error
 
 
 def mark(name: str, text: str) -> str:

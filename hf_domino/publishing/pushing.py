@@ -14,6 +14,7 @@ from huggingface_hub.hf_api import ModelInfo
 
 from hf_domino import __version__
 from hf_domino.cards import merge_card
+from hf_domino.cards.sections import read_text
 from hf_domino.compatibility import refusal
 from hf_domino.publishing.answers import LOG_IN, check_name, explained
 from hf_domino.publishing.folder import CARD, PushPlan, plan_push
@@ -159,4 +160,4 @@ def _merged_card(api: HfApi, repo_id: str, commit: str | None, text: str) -> str
         existing = api.hf_hub_download(repo_id, CARD, revision=commit)
     except RemoteEntryNotFoundError:  # not the error of a broken connection
         return text
-    return merge_card(Path(existing).read_text(encoding="utf-8"), text)
+    return merge_card(read_text(Path(existing)), text)

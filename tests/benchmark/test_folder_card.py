@@ -16,6 +16,7 @@ from hf_domino.benchmark.prompts import kind
 from hf_domino.benchmark.report import results_table
 from hf_domino.cards import UnfitCard, read_sections
 from hf_domino.cli import main as cli
+from hf_domino.formats.exporting import stored_config
 
 ENTRY = {"step": 4, "base_loss": 1.25, "corrected_loss": 0.5, "hours": 0.125}
 
@@ -136,3 +137,33 @@ def test_what_is_no_drafter_or_names_no_target_is_refused(tmp_path, capsys):
     assert cli.main(["card", str(tmp_path)]) == 2
     assert "--target must be given" in capsys.readouterr().err
     assert cli.main(["card", str(tmp_path), "--target", "org/name"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("README.md", b"# M\xfcller", r"README.md must be a text in UTF-8"),
+        ("trainer_state.json", b"{", r"trainer_state.json must be what the trainer wrote"),
+        ("trainer_state.json", b"[]", r"trainer_state.json must be what the trainer wrote"),
+        ("results.jsonl", b'{"a": 1}', r"results.jsonl, line 1: expected a JSON object with a method"),
+        ("results.jsonl", b'{"method": "\xe9"}', r"results.jsonl, line 1: expected a JSON object with a method"),
+        ("config.json", b"{", r"config.json must be a JSON file"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(folder, name, content, message):
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        card_for(folder)
+
+
+def test_a_card_with_a_byte_order_mark_keeps_its_metadata(folder):
+    (folder / "README.md").write_bytes(b"\xef\xbb\xbf---\nlicense: apache-2.0\n---\n# Mine\n")
+    card = ModelCard(card_for(folder))
+    assert card.data.license == "apache-2.0"
+    assert card.text.startswith("# Mine")
+
+
+def test_the_card_of_an_export(folder):
+    config = stored_config(DominoConfig(pure_draft_prefix_len=1))
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "takes its export" in card_for(folder, target="org/target")

@@ -11,6 +11,7 @@ Nothing is imported for it: a module is patched when it is imported, and what a 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _MARK = "_hf_domino"  # attribute of a wrapper: (the wrapper, the original)
 # What a pipeline was given for downloads and is as good for the drafter's; a revision is one repository's.
 _FOR_ALL_REPOSITORIES = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
-_downloads: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a pipeline's model
+_downloads: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a pipeline's model, while it is made
 
 
 def _assisted_call() -> Any:
@@ -44,6 +45,13 @@ def _drafter_of(assistant: Any) -> Any:
         assistant = assistant.get_base_model()
     modeling = sys.modules.get("hf_domino.drafter.modeling")  # before it has been imported no model is ours
     return assistant if isinstance(assistant, getattr(modeling, "DominoDraftModel", ())) else None
+
+
+def _taken_download(model: Any) -> dict[str, Any] | None:
+    """What a pipeline was given for downloads, once: a token is not kept for longer than it takes."""
+    with contextlib.suppress(TypeError):
+        return _downloads.pop(model, None)
+    return None
 
 
 def _is_name(assistant: Any) -> bool:
@@ -106,10 +114,10 @@ def _wrap_candidate_generator(original: Callable) -> Callable:
 def _wrap_pipeline_loading(original: Callable) -> Callable:
     @_wrapper_of(original)
     def load_assistant_model(model, assistant_model, assistant_tokenizer):
-        drafter = _drafter_of(assistant_model)
+        drafter, download = _drafter_of(assistant_model), _taken_download(model)
         if drafter is not None or _is_name(assistant_model):
             given = assistant_model if drafter is None else drafter
-            drafter = _assisted_call().pipeline_drafter(model, given, _downloads.get(model))
+            drafter = _assisted_call().pipeline_drafter(model, given, download)
         if drafter is None:
             return original(model, assistant_model, assistant_tokenizer)
         return drafter, None
@@ -133,7 +141,9 @@ def _wrap_model_loading(original: Callable) -> Callable:
         if _is_name(model) and getattr(config, "model_type", None) == MODEL_TYPE:
             _assisted_call().refuse_drafter(model)
         loaded = original(model, config, *args, **kwargs)
-        _downloads[loaded] = {name: kwargs[name] for name in _FOR_ALL_REPOSITORIES if kwargs.get(name) is not None}
+        download = {name: kwargs[name] for name in _FOR_ALL_REPOSITORIES if kwargs.get(name) is not None}
+        with contextlib.suppress(TypeError):  # what cannot be a key is no target of ours
+            _downloads[loaded] = download
         return loaded
 
     return load_model

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from hf_domino import DominoDraftModel
 from hf_domino.formats import source
+from hf_domino.integration import patch
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXT, OPTIONS = "def f(a):", {"do_sample": False, "max_new_tokens": 16}
@@ -72,6 +73,19 @@ def test_what_is_the_targets_and_what_is_for_all(offline, cache, saved_pair, mon
     pipeline(model=str(saved_pair[0]), assistant_model="user/drafter", **places)
     assert (given["token"], given["cache_dir"]) == ("secret", cache)
     assert not given.keys() & {"revision", "attn_implementation"}
+
+
+def test_pipelines_without_a_drafter_leave_nothing_behind(saved_pair):
+    generator = pipeline(model=str(saved_pair[0]), token="secret")
+    assert generator.model is not None and not patch._downloads
+
+    class Odd:
+        """Neither hashable nor weakly referenced, as models of others may be."""
+
+        __slots__, __hash__ = (), None
+
+    model = Odd()
+    assert transformers.pipelines.load_model(model, None) is model
 
 
 def test_a_mistyped_drafter(saved_pair, tmp_path):

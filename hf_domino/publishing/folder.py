@@ -91,7 +91,11 @@ def plan_push(folder: Path, repo_id: str) -> PushPlan:
     folder = Path(folder)
     _check_drafter(folder)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    going = {CONFIG, *_weights(folder), *(name for name in names if _is_published(name))}
+    going = {
+        CONFIG,
+        *_weights(folder),
+        *(name for name in names if _is_published(name) and not _leads_out(name, folder)),
+    }
     files = {name: PlannedFile(name, (folder / name).stat().st_size, folder / name) for name in going}
     files[CARD] = _card(folder, repo_id)
     for file in files.values():
@@ -140,6 +144,12 @@ def _is_published(name: str) -> bool:
     return any(name.count("/") == pattern.count("/") and fnmatch.fnmatchcase(name, pattern) for pattern in PUBLISHED)
 
 
+def _leads_out(name: str, folder: Path) -> bool:
+    """Whether this is a link to what lies elsewhere, and not in the cache of downloads that the folder is part of."""
+    place, folder = (folder / name).resolve(), folder.resolve()
+    return not any(place.is_relative_to(home) for home in (folder, folder.parent.parent / "blobs"))
+
+
 def _check_holds_no_token(file: PlannedFile) -> None:
     content = file.source if isinstance(file.source, bytes) else _text_of(file.source)
     own = (get_token() or "").encode()
@@ -164,6 +174,8 @@ def _summed_up(names: list[str], going: dict[str, PlannedFile], folder: Path) ->
 
 
 def _why_left_out(name: str, folder: Path) -> str:
+    if _leads_out(name, folder):
+        return "a link out of the folder"
     if name.startswith("checkpoint-"):
         return "a checkpoint of the training"
     if name.startswith("."):

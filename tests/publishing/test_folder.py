@@ -43,6 +43,16 @@ def test_only_what_a_drafter_is_made_of_goes(folder):
     assert "tokens.txt" in str(plan)
 
 
+def test_links_out_of_the_folder_stay(folder, tmp_path):
+    (tmp_path / "secret").write_text("of another project")
+    (folder / "LICENSE").symlink_to(tmp_path / "secret")
+    (folder / "NOTICE").write_text("mine")
+    (folder / "LICENSE.txt").symlink_to(folder / "NOTICE")
+    plan = plan_push(folder, NAME)
+    assert plan.left_out == {"LICENSE": "a link out of the folder"}
+    assert {"NOTICE", "LICENSE.txt"} <= {file.path for file in plan.files}
+
+
 def test_the_card_names_the_repository(folder):
     assert f'"{NAME}"' in plan_push(folder, NAME).card
     assert NAME not in (folder / "README.md").read_text()

@@ -105,7 +105,13 @@ def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> D
         fields = found.fields(stored) | overrides
         _check_types(fields)
         return DominoConfig.from_dict(fields)
-    except (StrictDataclassError, TypeError, KeyError, AttributeError) as error:  # of Transformers' configurations
+    except (
+        StrictDataclassError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:  # of Transformers' configurations
         reason = " ".join(str(error).split())
         raise ValueError(f"config.json ({found.name}) cannot be read: {reason}. {CORRECT_IT}") from error
 

@@ -162,6 +162,7 @@ TENSORS = [
 CASES = [
     *((f"{which}: {name}", which, change, message) for which in (OURS, THEIRS) for name, change, message in FILES),
     *((f"{OURS}: {fields}", OURS, config(**fields), message) for fields, message in FIELDS),
+    (f"{THEIRS}: a list of dtypes", THEIRS, config(dtype=["float32"]), r"config.json \(DFlash .* cannot be read"),
     *((f"{which}: {message}", which, tensors(change), message) for which, change, message in TENSORS),
 ]
 

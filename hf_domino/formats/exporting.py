@@ -162,7 +162,7 @@ def _clear(folder: Path, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise refusal("the folder to export to", "a folder", str(folder), "Give another name.")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise refusal("the folder to export to", "empty", str(folder), "Give another, or say overwrite.")
+        raise refusal("the folder to export to", "empty", str(folder), "Give another, or overwrite=True (--overwrite).")
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder / CONFIG, *folder.glob(WEIGHTS)):
         path.unlink(missing_ok=True)

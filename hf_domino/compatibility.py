@@ -147,6 +147,8 @@ def check_target_kind(target: PreTrainedModel) -> None:
             it is given, or whose hidden states are not one vector per position and layer.
     """
     name = type(target).__name__
+    if hasattr(target.config, "projector_type"):
+        raise refusal("the target", "a causal language model", f"a drafter ({name})", "Were the two swapped?")
     if target.config.is_encoder_decoder:
         raise refusal(
             f"{name}.config.is_encoder_decoder", False, True, "A drafter reads a decoder-only causal language model."

@@ -252,6 +252,9 @@ class DominoConfig(PreTrainedConfig):
 
         ```
         """
+        if not isinstance(target_config, PreTrainedConfig):
+            given = type(target_config).__name__
+            raise ValueError(f"target_config must be a configuration, got a {given}: pass target.config.")
         if getattr(target_config, "is_encoder_decoder", False):
             raise ValueError(
                 f"target_config.is_encoder_decoder must be False, got True ({target_config.model_type}): "

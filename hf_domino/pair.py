@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino.compatibility import check_target
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.formats.source import check_source
+from hf_domino.formats.source import check_is_target, check_source
 
 BUNDLED = "pycoder-13m"
 PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
@@ -100,8 +100,8 @@ def load_pair(
     Args:
         target (`str` or `Path`, *optional*): Folder or Hub name; defaults to the bundled target, as in [`find_pair`].
         drafter (`str` or `Path`, *optional*): Likewise; defaults to the `-domino` folder beside the target.
-        twin (`str` or `Path`, *optional*): Likewise; defaults to the `-dflash` folder beside the target, if there is
-            one.
+        twin (`str` or `Path`, *optional*): Likewise; where no drafter is given, defaults to the `-dflash` folder beside
+            the target, if there is one.
         assistant (`str` or `Path`, *optional*): A small model with the target's vocabulary.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Dtype of all models.
         device (`str`, *optional*, defaults to `"cpu"`): Where to put them.
@@ -114,7 +114,9 @@ def load_pair(
     """
     folder = find_pair().resolve() if target is None else Path(target)
     check_source(folder, "--target", revision=target_revision)
-    drafter, twin = drafter or _drafter_beside(folder), twin or _twin_beside(folder)
+    check_is_target(folder, "--target", **_download(folder, target_revision))
+    twin = twin or (_twin_beside(folder) if drafter is None else None)  # not of somebody else's drafter
+    drafter = drafter or _drafter_beside(folder)
     check_source(drafter, "--drafter", revision=drafter_revision)
     for flag, name in (("--twin", twin), ("--assistant", assistant)):
         if name is not None:

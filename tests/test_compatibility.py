@@ -27,7 +27,7 @@ from transformers import (
 from transformers.generation import GenerationMode
 
 import hf_domino
-from hf_domino import DominoDraftModel
+from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.compatibility import check_rows, check_target
 from hf_domino.integration.call_checks import check_generation, check_inputs, check_native_loop, check_rope
 
@@ -378,3 +378,10 @@ def test_filled_cache_of_our_own_is_fine(tiny_qwen3, tiny_drafter):
     plain = tiny_qwen3.generate(PROMPT, **options)
     assisted = tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, past_key_values=DynamicCache(), **options)
     assert torch.equal(assisted, plain)
+
+
+def test_a_drafter_is_no_target(tiny_qwen3, tiny_drafter):
+    with pytest.raises(ValueError, match=r"the target must be a causal language model, got 'a drafter .*swapped"):
+        check_target(tiny_qwen3.config, tiny_drafter)
+    with pytest.raises(ValueError, match=r"must be a configuration, got a Qwen3ForCausalLM: pass target\.config"):
+        DominoConfig.for_target(tiny_qwen3)

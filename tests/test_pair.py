@@ -131,3 +131,14 @@ def test_names_that_cannot_be_loaded_are_refused(hub, error, message):
 def test_what_else_the_hub_says_is_left_to_loading(hub, kind):
     hub(refused(kind))
     check_source("somebody/something", "--target")
+
+
+def test_a_drafter_is_no_target(tiny_pair_folder):
+    drafter = tiny_pair_folder.with_name("tiny-domino")
+    with pytest.raises(ValueError, match=r"--target must be a target, got .*Were target and drafter swapped\?"):
+        load_pair(drafter, tiny_pair_folder)
+
+
+def test_a_twin_belongs_to_the_drafter_beside_the_target(tiny_pair_folder):
+    assert load_pair(tiny_pair_folder).twin is not None
+    assert load_pair(tiny_pair_folder, tiny_pair_folder.with_name("tiny-domino")).twin is None

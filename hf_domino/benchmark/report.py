@@ -99,12 +99,18 @@ def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 def caption(rows: Sequence[Row]) -> str:
     """Say in one paragraph what the rows were measured on, whether outputs were equal, and what is missing."""
     first = measured(rows)[0]
-    prompts = sum(len(row["sources"]) for row in rows_of(rows, BASELINE, "greedy"))
+    plain = rows_of(rows, BASELINE, "greedy")
+    sources = [source for row in plain for source in row["sources"]]
+    prompts = _count(len(sources), "held-out prompt" if all(module for module, *_ in sources) else "prompt")
+    counts = [row.get("new_tokens", first["max_new_tokens"] * len(row["sources"])) for row in plain]
+    written = sum(counts) / max(len(sources), 1)
+    most = f"{first['max_new_tokens']} new tokens"
+    tokens = most if written == first["max_new_tokens"] else f"up to {most} (plain, greedy: {written:.0f} on average)"
     hardware, repeats = _hardware(first), _count(first["repeats"], "repeat")
     spread = ", quartiles over both" if "seconds_each" in first else ""
     over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
     return (
-        f"{first['pair']}, {prompts} held-out prompts x {first['max_new_tokens']} new tokens, batch "
+        f"{first['pair']}, {prompts} x {tokens}, batch "
         f"{first['batch_size']}, {first['dtype']}, {hardware}; all methods "
         f"interleaved in one process, median of {repeats} a prompt, then over prompts{spread}; speed-up over "
         f"{over}. {_equality(rows)}{_notes(rows)} "

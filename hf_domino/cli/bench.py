@@ -39,7 +39,9 @@ def _add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--target-revision", help="branch, tag or commit of --target on the Hub (default: main)")
     group.add_argument("--drafter", help="its drafter (default: NAME-domino beside the target)")
     group.add_argument("--drafter-revision", help="branch, tag or commit of --drafter on the Hub (default: main)")
-    group.add_argument("--twin", help="its DFlash drafter (default: NAME-dflash beside the target, if there is one)")
+    group.add_argument(
+        "--twin", help="a DFlash drafter to compare with (default: NAME-dflash, where there is no --drafter)"
+    )
     group.add_argument("--assistant", help="a small model with the target's vocabulary, to compare with")
     group.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of all models")
     group.add_argument("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
@@ -50,7 +52,8 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--methods",
         type=lambda names: [name.strip() for name in names.split(",")],
-        help=f"some of {','.join(METHODS)}; plain is always measured",
+        help=f"some of {','.join(METHODS)}; plain is always measured; domino and dflash draft whole blocks, "
+        "domino_adaptive and dflash_adaptive as far as it pays, which is a drafter's default",
     )
     group.add_argument("--early-exit", type=positive_int, metavar="N", help="compare with drafts of the first N layers")
     group.add_argument("--lookup-tokens", type=positive_int, default=10, help="tokens that prompt lookup proposes")

@@ -34,6 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from hf_domino.benchmark.card import card_for, check_folder
     from hf_domino.cards import UnfitCard
     from hf_domino.cards.sections import CARD
+    from hf_domino.publishing.answers import check_name
 
     if options.check:
         try:
@@ -45,6 +46,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     given = {"license": options.license, "datasets": options.dataset}
     metadata = {field: value for field, value in given.items() if value}
+    if options.target and not Path(options.target).exists():
+        check_name(options.target, "--target")
     card = card_for(options.folder, options.rows, target=options.target, metadata=metadata)
     if options.rows and not options.output:
         _keep_rows(options.rows, options.folder)

@@ -49,10 +49,11 @@ def summary(export: Export, config: Any) -> dict[str, Any]:
         export (`Export`): What was written.
         config (`DominoConfig`): The drafter's.
     """
+    from hf_domino.cards.render import is_hub_name
     from hf_domino.formats.engines import ENGINES
 
     names = {
-        "target": config.target_name or "TARGET",
+        "target": name if is_hub_name(name := config.target_name) else "TARGET",  # of a folder no path is recorded
         "drafter": str(export.folder),
         "num_draft_tokens": config.block_size - 1,
     }

@@ -51,10 +51,14 @@ def add_models(group: argparse._ArgumentGroup) -> None:
 def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
     """Add how tokens are chosen, for [`choice_of`]; the rest is up to the target's configuration."""
     group.add_argument("--max-new-tokens", type=positive_int, default=max_new_tokens, help="most tokens of an answer")
-    group.add_argument("--temperature", type=float, help="sample at this temperature; 0 is greedy")
-    group.add_argument("--top-k", type=positive_int, help="sample among the K likeliest tokens")
-    group.add_argument("--top-p", type=float, help="sample among the likeliest tokens that make up this probability")
-    group.add_argument("--seed", type=int, help="the same seed writes the same text")
+    group.add_argument(
+        "--temperature",
+        type=float,
+        help="sample at this temperature, 0 is greedy (default: the target's own way)",
+    )
+    group.add_argument("--top-k", type=positive_int, help="with --temperature: sample among the K likeliest tokens")
+    group.add_argument("--top-p", type=float, help="with --temperature: sample among those of this probability")
+    group.add_argument("--seed", type=int, help="of what is sampled: the same seed writes the same text")
 
 
 def add_threads(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -123,6 +127,10 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
         ValueError: If one is out of its range.
     """
     check_temperature(options.temperature)
+    names = ("temperature", "top_k", "top_p")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if not options.temperature and given.keys() - {"temperature"}:
+        raise ValueError("--temperature must be given and above 0 with --top-k and --top-p, which only sampling has.")
     if options.top_p is not None and not 0 < options.top_p <= 1:
         raise ValueError(f"--top-p must be above 0 and at most 1, got {options.top_p}.")
     import torch
@@ -132,8 +140,6 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
     arguments: dict[str, Any] = {"max_new_tokens": options.max_new_tokens}
     if options.temperature == 0:
         return arguments | {"do_sample": False}
-    names = ("temperature", "top_k", "top_p")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     return arguments | (given | {"do_sample": True} if given else {})
 
 

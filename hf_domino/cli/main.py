@@ -77,7 +77,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"hf-domino {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary, formatter_class=_HelpFormatter)
+        subparser = subparsers.add_parser(
+            name, help=summary, description=summary, formatter_class=_HelpFormatter, allow_abbrev=False
+        )
         if arguments and arguments[0] == name:
             called = subparser
             _add_arguments(called, importlib.import_module(module), wants_help=bool(HELP & set(arguments)))

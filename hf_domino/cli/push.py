@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ EXAMPLES = """\
 The token is that of `hf auth login`, or of the environment's HF_TOKEN. It is no flag: command lines are seen by other
 users of a machine, and kept in the shell's history. A push that broke off is resumed by the same command.
 """
+UNFOUND = "The card has no base_model, by which drafters are found: hf-domino card {folder} --target OWNER/NAME."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +48,8 @@ def run(options: argparse.Namespace) -> None:
     plan = plan_push(options.folder, options.repo)
     if not options.json:
         print(f"{options.folder} to {options.repo}\n\n{plan}\n", flush=True)
+    if plan.base_model is None:
+        print(UNFOUND.format(folder=options.folder), file=sys.stderr)
     result = PushResult(options.repo, plan) if options.dry_run else send(plan, destination)
     if options.json:
         print(json.dumps(_to_dict(result)))

@@ -91,7 +91,7 @@ def _default(field: Field) -> Any:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino train`; returns 143 where SIGTERM ended the training early."""
-    from hf_domino.formats.source import check_source
+    from hf_domino.formats.source import check_is_target, check_source
     from hf_domino.training.run import train
 
     names, shape, data, args = parse_options(options)
@@ -105,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
     for name in ("target", "drafter"):
         if getattr(names, name) is not None:
             check_source(getattr(names, name), name)
+    check_is_target(names.target, "target")
     return 0 if train(names, shape, data, args) else TERMINATED
 
 

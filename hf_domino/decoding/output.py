@@ -111,6 +111,7 @@ class CommittedSequences:
             self._lengths[row] = start + kept[-1]
             for outputs in (self._scores, self._logits):
                 del outputs[row][self._lengths[row] - self._prompt_length :]
+        self._known.warn(self._ids[:1, : max(self._lengths)])
         self._stream()
         return kept
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import StoppingCriteriaList
@@ -19,17 +20,31 @@ class KnownStops:
     Args:
         eos_token_ids (`frozenset[int]`, *optional*): Tokens that end a text.
         max_length (`int`, *optional*): Tokens at which it ends, prompt included; None for no limit.
+        limits (`tuple[MaxLengthCriteria, ...]`, *optional*): The criteria that say so, which also warn of a text longer
+            than the target has positions.
     """
 
     eos_token_ids: frozenset[int] = frozenset()
     max_length: int | None = None
+    limits: tuple[MaxLengthCriteria, ...] = field(default=(), compare=False)
 
     @classmethod
     def among(cls, criteria: StoppingCriteriaList) -> KnownStops:
         """Those of the criteria that `generate` prepared; a criterion of another class must be asked."""
         ends = [c.eos_token_id.flatten() for c in criteria if type(c) is EosTokenCriteria]
-        limits = [c.max_length for c in criteria if type(c) is MaxLengthCriteria]
-        return cls(frozenset(torch.cat(ends).tolist() if ends else ()), min(limits, default=None))
+        limits = tuple(c for c in criteria if type(c) is MaxLengthCriteria)
+        shortest = min((limit.max_length for limit in limits), default=None)
+        return cls(frozenset(torch.cat(ends).tolist() if ends else ()), shortest, limits)
+
+    def warn(self, input_ids: torch.Tensor) -> None:
+        """Let the limits warn, once for each of their messages, as in plain `generate`.
+
+        Args:
+            input_ids (`torch.Tensor`): The text so far, `[1, T]`.
+        """
+        for limit in self.limits:
+            if input_ids.shape[1] > (limit.max_position_embeddings or math.inf):
+                limit(input_ids, None)
 
     def stops_at(self, length: int, token_id: int) -> bool:
         """Whether a text of this length, prompt included, ends with this token."""

@@ -30,6 +30,7 @@ logger = logging.get_logger(__name__)
 FORMATS = {"specforge": DFLASH_CONFIG, "speculators": SPECULATORS}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_SHARD_SIZE = "5GB"
+MOST_SHOWN = 4  # names in an error
 WEIGHTS = "model*.safetensors*"  # whole, in shards, and their index
 
 
@@ -111,9 +112,9 @@ def export(
     folder = Path(folder)
     wanted = None if engine is None else engine_of(engine)
     stored = stored_config(drafter.config, format, dtype)
-    found = refusals(stored)
+    found, own = refusals(stored), _tensors(drafter)
     _say(found, wanted)
-    tensors = {name: tensor.to(_dtype(dtype)).contiguous() for name, tensor in _tensors(drafter).items()}
+    tensors = {name: tensor.to(_dtype(dtype)).contiguous() for name, tensor in own.items()}
     _clear(folder, overwrite)
     save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -149,9 +150,9 @@ def _tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
     others = described.items() ^ {name: tensor.shape for name, tensor in tensors.items()}.items()
     if others:
         remedy = "Merge an adapter (`merge_and_unload`), or load the drafter without quantisation."
-        raise refusal(
-            "the drafter's tensors", "those of its configuration", sorted({name for name, _ in others}), remedy
-        )
+        names = sorted({name for name, _ in others})
+        shown = names[:MOST_SHOWN] + ["..."] * (len(names) > MOST_SHOWN)
+        raise refusal("the drafter's tensors", "those of its configuration", shown, remedy)
     if away := sorted(name for name, tensor in tensors.items() if tensor.is_meta):
         raise refusal("the drafter's tensors", "in memory", away, "Load the drafter without offloading.")
     return tensors
@@ -162,7 +163,7 @@ def _clear(folder: Path, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise refusal("the folder to export to", "a folder", str(folder), "Give another name.")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise refusal("the folder to export to", "empty", str(folder), "Give another, or say overwrite.")
+        raise refusal("the folder to export to", "empty", str(folder), "Give another, or overwrite=True (--overwrite).")
     folder.mkdir(parents=True, exist_ok=True)
     for path in (folder / CONFIG, *folder.glob(WEIGHTS)):
         path.unlink(missing_ok=True)

@@ -14,6 +14,11 @@ from huggingface_hub.errors import (
     HFValidationError,
     RepositoryNotFoundError,
 )
+from transformers import PreTrainedConfig
+
+from hf_domino.compatibility import refusal
+from hf_domino.configuration import DominoConfig
+from hf_domino.formats.registry import format_of
 
 HUB_TIMEOUT = 5  # seconds in which it must answer whether it knows a name
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -39,6 +44,22 @@ def check_source(name: str | Path, field: str, **download: Any) -> None:
         raise ValueError(
             f"{field} must be a folder or a Hub name, got {str(name)!r}: there is no such folder{reason}.{hint}"
         )
+
+
+def check_is_target(name: str | Path, field: str, **download: Any) -> None:
+    """Refuse a drafter in the place of a target, whose tokenizer would be missed first.
+
+    Args:
+        name (`str` or `Path`): A folder or a Hub name.
+        field (`str`): What it was given as.
+        download: As in [`check_source`].
+
+    Raises:
+        ValueError: If it holds a drafter.
+    """
+    stored = PreTrainedConfig.get_config_dict(str(name), **download)[0]
+    if stored.get("model_type") == DominoConfig.model_type or format_of(stored) is not None:
+        raise refusal(field, "a target", f"a drafter ({name})", "Were target and drafter swapped?")
 
 
 def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import get_token
+from huggingface_hub import ModelCard, get_token
 from transformers.utils import logging
 
 from hf_domino.benchmark import card
@@ -68,6 +68,11 @@ class PushPlan:
     def card(self) -> str:
         """The card's text."""
         return next(file.source for file in self.files if isinstance(file.source, bytes)).decode()
+
+    @property
+    def base_model(self) -> str | None:
+        """The target that the card names."""
+        return ModelCard(self.card, ignore_metadata_errors=True).data.get("base_model")
 
     def __str__(self) -> str:
         width = max(len(name) for name in [*(file.path for file in self.files), *self.left_out])

@@ -133,7 +133,7 @@ def _check_equal(checkpoint: str | Path, before: dict[str, Any], now: dict[str, 
     for name, value in now.items():
         if name in before and before[name] != value:
             raise refusal(
-                name, f"{before[name]!r}, with which {checkpoint} was trained", value, f"Set it back, or: {START_AGAIN}"
+                name, f"{before[name]!r}, with which {checkpoint} was trained", value, f"Set it back. {START_AGAIN}"
             )
 
 

@@ -74,7 +74,8 @@ def test_rounds_are_marked_where_they_end(pair):
     ("given", "message"),
     [
         (["--temperature", "-1"], "--temperature must be at least 0 and finite, got -1.0"),
-        (["--top-p", "0"], "--top-p must be above 0 and at most 1, got 0.0"),
+        (["--top-k", "5"], "--temperature must be given and above 0 with --top-k and --top-p"),
+        (["--temperature", "1", "--top-p", "0"], "--top-p must be above 0 and at most 1, got 0.0"),
         (["--device", "toaster"], "--device must be one that torch"),
     ],
 )

@@ -79,8 +79,8 @@ def test_table_and_sentences(capsys, monkeypatch):
     ]
 
 
-def test_command_of_the_readme(capsys):
-    command = re.search(r"^hf-domino plan (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)[1]
+def test_command_of_the_documentation(capsys):
+    command = re.search(r"^hf-domino plan (.*)$", (ROOT / "docs/speed.md").read_text(), re.MULTILINE)[1]
     assert "Network: it leaves" in plan(command, capsys)["conclusions"][2]
 
 

@@ -120,3 +120,15 @@ def test_known_stops():
     assert stops.num_open([6, 2, 7], continuation) == [1, 1, 0]
     assert KnownStops().num_open([2, 2, 2], continuation) == [4, 4, 4]
     assert KnownStops.among(LogitsProcessorList()).room(3) is None
+
+
+def test_texts_longer_than_the_target_has_positions_are_warned_of(tiny_qwen3, make_drafter, caplog, monkeypatch):
+    monkeypatch.setattr(tiny_qwen3.config, "max_position_embeddings", 16)
+    criteria = StoppingCriteriaList([MaxLengthCriteria(40, max_position_embeddings=16)])
+    stops, said = KnownStops.among(criteria), []
+    monkeypatch.setattr("transformers.generation.stopping_criteria.logger.warning_once", said.append)
+    stops.warn(torch.zeros(1, 16, dtype=torch.long))
+    assert said == []
+    drafter = make_drafter(tiny_qwen3, max_position_embeddings=64)
+    tiny_qwen3.generate(torch.tensor([[5, 6, 7]]), assistant_model=drafter, max_new_tokens=20)
+    assert "exceeded the model's predefined maximum length (16)" in said[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -275,7 +274,7 @@ def _check_range(config: DominoConfig, field: str, low: int, high: int | None = 
 
 
 def _check_positive(field: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise ValueError(f"{field} must be a number above 0, got {value!r}.")
 
 

@@ -5,7 +5,7 @@ import torch
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from hf_domino.formats import source
-from hf_domino.formats.source import check_source
+from hf_domino.formats.source import check_is_target, check_source
 from hf_domino.pair import check_device, find_pair, load_pair, read_prompts
 
 
@@ -137,6 +137,11 @@ def test_a_drafter_is_no_target(tiny_pair_folder):
     drafter = tiny_pair_folder.with_name("tiny-domino")
     with pytest.raises(ValueError, match=r"--target must be a target, got .*Were target and drafter swapped\?"):
         load_pair(drafter, tiny_pair_folder)
+
+
+def test_whatever_has_no_configuration_may_be_a_target(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    check_is_target(tmp_path, "--target")
 
 
 def test_a_twin_belongs_to_the_drafter_beside_the_target(tiny_pair_folder):

@@ -57,7 +57,10 @@ def check_is_target(name: str | Path, field: str, **download: Any) -> None:
     Raises:
         ValueError: If it holds a drafter.
     """
-    stored = PreTrainedConfig.get_config_dict(str(name), **download)[0]
+    try:
+        stored = PreTrainedConfig.get_config_dict(str(name), **download)[0]
+    except OSError:  # an adapter's folder, or whatever Transformers will say of it
+        return
     if stored.get("model_type") == DominoConfig.model_type or format_of(stored) is not None:
         raise refusal(field, "a target", f"a drafter ({name})", "Were target and drafter swapped?")
 

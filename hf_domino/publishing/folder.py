@@ -23,13 +23,8 @@ CONFIG, CARD, ADAPTER = "config.json", "README.md", "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Beside configuration, weights and card; a pattern with a folder is for files in it.
 PUBLISHED = (
-    *(
-        "generation_config.json",
-        "results*.jsonl",
-        *(f"{name}{kind}" for name in ("LICENSE", "NOTICE") for kind in ("", ".md", ".txt")),
-        "figures/*.svg",
-        "figures/*.png",
-    ),
+    *("generation_config.json", "results*.jsonl", "figures/*.svg", "figures/*.png"),
+    *("LICENSE", "LICENSE.md", "LICENSE.txt", "NOTICE", "NOTICE.md", "NOTICE.txt"),
     *("custom_generate/*.py", "custom_generate/requirements.txt", "custom_generate/README.md"),
 )
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")

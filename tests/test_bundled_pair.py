@@ -76,6 +76,7 @@ def test_a_batch_is_lossless(pair):
     assert torch.equal(pair.target.generate(**inputs, assistant_model=pair.drafter, **options), plain)
 
 
+@pytest.mark.slow
 def test_walked_acceptance_is_what_generation_measures(pair):
     """What training reports of its evaluation text is what a user gets on the same text."""
     walked, measured, drafter = [], [], pair.drafter.view(draft_length="full")

@@ -92,6 +92,7 @@ def test_wrong_shift_label(pair, held_out):
     assert result.causes[0].name == verdict.WRONG_SHIFT_LABEL
 
 
+@pytest.mark.slow
 def test_head_of_another_drafter(pair, held_out):
     wrong = copy.deepcopy(pair.drafter)
     weight = wrong.embed_proj[2].weight
@@ -100,6 +101,7 @@ def test_head_of_another_drafter(pair, held_out):
     assert result.causes[0].name == verdict.HARMFUL_HEAD
 
 
+@pytest.mark.slow
 def test_features_of_another_target(pair, held_out):
     wrong = copy.deepcopy(pair.drafter)
     torch.nn.init.normal_(wrong.fc.weight, std=wrong.fc.weight.std().item())
@@ -186,11 +188,13 @@ def learned_by_heart(tiny_qwen3):
     return drafter, asked
 
 
+@pytest.mark.slow
 def test_right_layer(learned_by_heart, tiny_qwen3):
     drafter, asked = learned_by_heart
     assert check_fit(drafter, tiny_qwen3, prompts=asked).fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [LAYER - 1, LAYER + 1])
 def test_one_layer_off(learned_by_heart, tiny_qwen3, wrong):
     drafter, asked = learned_by_heart
@@ -340,6 +344,7 @@ def test_more_prompts_are_asked_until_the_verdict_is_certain(tiny_qwen3, tiny_dr
 # --- the command ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_command_fits(pair, capsys):
     arguments = ["check", "--target", str(pair.folder), "--num-prompts", str(NUM_PROMPTS)]
     arguments += ["--max-new-tokens", str(NEW_TOKENS)]

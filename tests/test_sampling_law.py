@@ -86,8 +86,8 @@ def test_samples_follow_the_targets_law(target, make_drafter, entry, top_k, temp
     assert p_value(counts, exact_law(target, top_k, temperature).double()) > P_VALUE
 
 
-IN_CI = [(20, "coupled"), (20, "residual"), (20, "residual, greedy drafts"), (500, "residual, greedy drafts")]
-BY_HAND = [(500, "coupled"), (500, "residual")]
+IN_CI = [(20, rule) for rule in RULES]
+BY_HAND = [(500, rule) for rule in RULES]
 
 
 @pytest.mark.parametrize(

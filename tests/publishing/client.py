@@ -22,8 +22,6 @@ from hf_domino.cli.main import main
 from hf_domino.identity import commit_of
 from hf_domino.pair import load_pair
 
-time.sleep = lambda seconds: None  # the client waits longer and longer before it tries again
-
 
 def command(*arguments: str) -> dict:
     """Run `hf-domino` and return its exit code and what it printed."""
@@ -90,6 +88,7 @@ def generate_by_names(target: str, drafter: str) -> dict:
 
 if __name__ == "__main__":
     assert huggingface_hub.constants.HF_HUB_DISABLE_XET
+    time.sleep = lambda seconds: None  # the client waits longer and longer before it tries again
     results = []
     for scenario, *arguments in json.loads(sys.argv[1]):
         try:

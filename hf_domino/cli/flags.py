@@ -45,7 +45,7 @@ def add_models(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--drafter", help="folder or Hub name of the drafter (default: NAME-domino beside the target)")
     group.add_argument("--dtype", choices=DTYPES, help="dtype of both (default: bfloat16 on a GPU, else float32)")
     group.add_argument("--device", help="device of both models (default: cuda where there is a GPU, else cpu)")
-    add_threads(group)
+    group.add_argument("--threads", type=positive_int, help="CPU threads of torch (default: as torch chooses)")
 
 
 def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:

@@ -35,7 +35,7 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(autouse=True)
-def same_start() -> None:
+def fixed_seed() -> None:
     """Start every test from the same random state, on one thread: a command may have asked for more."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)

@@ -100,9 +100,7 @@ class CheckResult:
         """The result for JSON: verdict, causes, doubts and measurements, each with its 95 % error."""
         return {
             "verdict": self.verdict,
-            "causes": [
-                {"name": cause.name, "evidence": cause.evidence, "remedy": cause.remedy} for cause in self.causes
-            ],
+            "causes": [cause.to_dict() for cause in self.causes],
             "doubts": self.doubts,
             "modes": [mode.to_dict() for mode in self.modes],
             "variants": [variant.to_dict() for variant in self.variants],

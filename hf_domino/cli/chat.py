@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
+from hf_domino.cli.generate import encode, summary
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,6 @@ def run(options: argparse.Namespace) -> None:
     """Run `hf-domino chat`."""
     from rich.console import Console
 
-    from hf_domino.cli.generate import summary
     from hf_domino.cli.streaming import RoundPrinter
 
     arguments = choice_of(options)
@@ -90,7 +90,7 @@ class Conversation:
             arguments (`dict`): Of `generate`.
         """
         self.messages.append({"role": "user", "content": said})
-        inputs = self._encode().to(self.pair.target.device)
+        inputs = encode(self.pair, self.messages)
         ids, cache = inputs["input_ids"], None
         if self._read is not None and ids[:, : self._read.shape[1]].equal(self._read):
             cache = self._cache
@@ -103,14 +103,6 @@ class Conversation:
             self._read, self._cache = output.sequences, output.past_key_values
         finally:
             self.messages.append({"role": "assistant", "content": printer.text})
-
-    def _encode(self) -> Any:
-        tokenizer = self.pair.tokenizer
-        if tokenizer.chat_template is None:
-            return tokenizer("".join(message["content"] for message in self.messages), return_tensors="pt")
-        return tokenizer.apply_chat_template(
-            self.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
 
 
 def _read() -> str | None:

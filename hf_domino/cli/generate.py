@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
     pair = load_models(options)
     console = Console(highlight=False, quiet=options.json)
     printer = RoundPrinter(pair.tokenizer, console, options.rounds)
-    inputs = encode(pair, prompt, options.raw)
+    inputs = encode(pair, [{"role": "user", "content": prompt}], options.raw)
     pair.target.generate(**inputs, **arguments, assistant_model=pair.drafter, streamer=printer)
     stats = pair.drafter.stats
     if options.json:
@@ -54,17 +55,17 @@ def run(options: argparse.Namespace) -> None:
         print(f"\n{summary(stats)}", file=sys.stderr)
 
 
-def encode(pair: Pair, prompt: str, raw: bool) -> Any:
-    """A prompt as the target reads it, on its device: in its chat template, if it has one, or as it is.
+def encode(pair: Pair, messages: Sequence[dict[str, str]], raw: bool = False) -> Any:
+    """Messages as the target reads them, on its device: in its chat template, if it has one, or as one text.
 
     Args:
         pair (`Pair`): Target and tokenizer.
-        prompt (`str`): A text.
-        raw (`bool`): Not to use the chat template.
+        messages (`Sequence[dict]`): What was said, each with `role` and `content`.
+        raw (`bool`, *optional*, defaults to `False`): Not to use the chat template.
     """
     if pair.tokenizer.chat_template is None or raw:
-        return pair.tokenizer(prompt, return_tensors="pt").to(pair.target.device)
-    messages = [{"role": "user", "content": prompt}]
+        text = "".join(message["content"] for message in messages)
+        return pair.tokenizer(text, return_tensors="pt").to(pair.target.device)
     made = pair.tokenizer.apply_chat_template(
         messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
     )

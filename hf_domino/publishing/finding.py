@@ -24,9 +24,9 @@ from hf_domino.compatibility import refusal
 from hf_domino.formats.loading import OURS, interpret
 from hf_domino.formats.others import refuse_others
 from hf_domino.formats.registry import format_of
+from hf_domino.formats.source import CONFIG
 from hf_domino.publishing.answers import check_name, explained
 
-CONFIG = "config.json"
 TAGS = ("speculative-decoding", "draft-model", "speculators", "domino", "dflash", "eagle", "eagle3")
 WORDS = ("domino", "dflash", "draft", "speculator", "eagle", "mtp")  # in names
 MOST_OF_ONE_KIND = 100  # repositories asked for at once, the most downloaded first

@@ -16,10 +16,11 @@ from huggingface_hub import ModelCard, get_token
 from transformers.utils import logging
 
 from hf_domino.benchmark import card
+from hf_domino.cards.sections import CARD
 from hf_domino.compatibility import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG
 
-CONFIG, CARD, ADAPTER = "config.json", "README.md", "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Beside configuration, weights and card; a pattern with a folder is for files in it.
 PUBLISHED = (
@@ -114,7 +115,7 @@ def plan_push(folder: Path, repo_id: str) -> PushPlan:
 
 def _check_drafter(folder: Path) -> None:
     """Load it without its values: configuration, names and shapes of tensors, and whole files."""
-    if (folder / ADAPTER).is_file() and not (folder / CONFIG).is_file():
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file():
         remedy = "Merge it, adapted.merge_and_unload(), or publish it with PEFT's own adapted.push_to_hub()."
         raise refusal("the folder", "that of a whole drafter", f"an adapter ({folder})", remedy)
     if not (folder / CONFIG).is_file():

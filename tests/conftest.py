@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import string
@@ -16,7 +17,7 @@ from builders import EOS, MASK, PAD, SEED, TINY, build_drafter
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Split
+from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -151,3 +152,20 @@ def train(tmp_path):
         return main(["train", str(path), *flags])
 
     return run
+
+
+@pytest.fixture
+def target(tiny_qwen3):
+    """A private copy of the tiny Qwen3 target that never stops early."""
+    target = copy.deepcopy(tiny_qwen3)
+    target.generation_config.eos_token_id = None
+    return target
+
+
+@pytest.fixture(scope="session")
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of the words `t4` to `t63`, separated by spaces; `end` (1) ends a text."""
+    names = ["unknown", "end", "pad", "mask", *(f"t{index}" for index in range(4, 64))]
+    words = Tokenizer(WordLevel({name: index for index, name in enumerate(names)}, unk_token="unknown"))
+    words.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="end", pad_token="pad", unk_token="unknown")

@@ -25,9 +25,9 @@ MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
 
 # A room may import from rooms on its own floor or below. `target` stands apart: it knows configurations alone.
 FLOORS = (
-    {"target_config", "configuration", "late", "provenance", "standalone", "stats"},
+    {"target_config", "configuration", "late", "notices", "provenance", "standalone", "stats"},
     {"target", "compatibility", "formats", "identity", "cards"},
-    {"drafter"},
+    {"data", "drafter"},
     {"decoding", "training"},
     {"integration", "drift", "check", "explain", "pair", "benchmark", "planner", "recipes", "publishing"},
     {"cli"},

@@ -24,6 +24,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.data.on_policy import generate_on_policy, settings_file
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import TargetIdentity, check_same, identify
 from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
@@ -32,7 +33,6 @@ from hf_domino.recipes.corpus import REQUIREMENTS, Module, collect_modules
 from hf_domino.recipes.pretrain import TargetRecipe, stage_folder
 from hf_domino.recipes.prompts import held_out_prompts, training_prompts, write_prompts
 from hf_domino.recipes.tokenizer import train_tokenizer
-from hf_domino.training.on_policy import generate_on_policy, settings_file
 
 MAX_SHARD_SIZE = "12MB"
 TOKENIZER_MODULES = 2500

@@ -1,4 +1,4 @@
-"""Training of drafters: the trainer, its arguments, rows to train on, and acceptance walked over known text."""
+"""Training of drafters: the trainer, its arguments, and acceptance walked over known text."""
 
 from typing import TYPE_CHECKING
 
@@ -7,16 +7,11 @@ from hf_domino.late import late
 if TYPE_CHECKING:
     from hf_domino.training.acceptance import walk_acceptance
     from hf_domino.training.arguments import DominoTrainingArguments
-    from hf_domino.training.data import RowDataset, load_rows
-    from hf_domino.training.on_policy import generate_on_policy
     from hf_domino.training.trainer import DominoTrainer
 
 __all__ = [
     "DominoTrainer",
     "DominoTrainingArguments",
-    "RowDataset",
-    "generate_on_policy",
-    "load_rows",
     "walk_acceptance",
 ]
 
@@ -24,9 +19,6 @@ __all__ = [
 _LATER = {
     "walk_acceptance": "acceptance",
     "DominoTrainingArguments": "arguments",
-    "RowDataset": "data",
-    "load_rows": "data",
-    "generate_on_policy": "on_policy",
     "DominoTrainer": "trainer",
 }
 if not TYPE_CHECKING:

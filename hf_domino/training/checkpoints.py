@@ -20,7 +20,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from hf_domino.compatibility import refusal
-from hf_domino.training.notices import notice
+from hf_domino.notices import notice
 
 UNFINISHED = "_unfinished"  # uploads of a trainer leave out names that start so
 STATE_FILE = "trainer_state.json"  # a trainer writes it last

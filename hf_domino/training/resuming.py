@@ -17,9 +17,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.identity import TargetIdentity, check_same
+from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.checkpoints import STATE_FILE, UNFINISHED, last_checkpoint
-from hf_domino.training.notices import notice
 
 RUN_FILE, CONFIG_FILE = "run.json", "config.json"
 SHAPE = (

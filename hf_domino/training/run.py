@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.data.on_policy import generate_on_policy
+from hf_domino.data.rows import RowDataset, load_rows, read_rows
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
+from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.data import RowDataset, load_rows, read_rows
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
-from hf_domino.training.notices import notice
-from hf_domino.training.on_policy import generate_on_policy
 from hf_domino.training.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 

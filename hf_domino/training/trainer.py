@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from hf_domino.cards import merge_card, render_card, training_section
 from hf_domino.cards.sections import CARD, read_text
 from hf_domino.compatibility import check_target, refusal
+from hf_domino.data.rows import collate_rows, encode_dataset
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.target import TargetModel
@@ -28,7 +29,6 @@ from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptanc
 from hf_domino.training.anchors import block_labels, sample_anchors, sample_anchors_by_content, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
 from hf_domino.training.checkpoints import CheckpointingTrainer, last_checkpoint
-from hf_domino.training.data import collate_rows, encode_dataset
 from hf_domino.training.facts import training_facts
 from hf_domino.training.forward import draft_blocks, read_target
 from hf_domino.training.losses import DraftLosses, draft_losses, lambda_base_at
@@ -58,9 +58,9 @@ class DominoTrainer(CheckpointingTrainer):
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and moved to the
             training device; it is never saved.
         args (`DominoTrainingArguments`): Training arguments.
-        data_collator (*optional*): Defaults to [`~training.data.collate_rows`] with the drafter's pad token.
-        train_dataset, eval_dataset (*optional*): [`~training.data.RowDataset`]s, or records with `messages`, `prompt`
-            and `completion`, `text` or `input_ids` as in [`~training.load_rows`], which are tokenized here. With a
+        data_collator (*optional*): Defaults to [`~data.rows.collate_rows`] with the drafter's pad token.
+        train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
+            and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. With a
             `data_collator` of your own they are left as they are.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text.
         kwargs: As for [`~transformers.Trainer`].

@@ -1,27 +1,14 @@
-"""Tiny targets of their own for training tests: the trainer freezes its target, and shared ones must not change."""
+"""Rows and trainers for training tests."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
 
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.trainer import DominoTrainer
-
-
-@pytest.fixture
-def target(tiny_qwen3):
-    """A private copy of the tiny Qwen3 target that never stops early."""
-    target = copy.deepcopy(tiny_qwen3)
-    target.generation_config.eos_token_id = None
-    return target
 
 
 @pytest.fixture
@@ -57,12 +44,3 @@ def make_trainer(target, tmp_path: Path):
         return DominoTrainer(drafter, target, arguments, train_dataset=rows, eval_dataset=eval_rows)
 
     return build
-
-
-@pytest.fixture(scope="session")
-def word_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of the words `t4` to `t63`, separated by spaces; `end` (1) ends a text."""
-    names = ["unknown", "end", "pad", "mask", *(f"t{index}" for index in range(4, 64))]
-    words = Tokenizer(WordLevel({name: index for index, name in enumerate(names)}, unk_token="unknown"))
-    words.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="end", pad_token="pad", unk_token="unknown")

@@ -8,8 +8,8 @@ import json
 import pytest
 import torch
 
-from hf_domino.training.data import load_rows
-from hf_domino.training.on_policy import generate_on_policy
+from hf_domino.data.on_policy import generate_on_policy
+from hf_domino.data.rows import load_rows
 
 PROMPTS = [[4, 5, 6, 7], [8, 9], [10, 11, 12], [13, 14], [15, 16, 17, 18], [20, 21, 22]]
 

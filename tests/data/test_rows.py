@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from hf_domino.training.data import RowDataset, collate_rows, load_rows
+from hf_domino.data.rows import RowDataset, collate_rows, load_rows
 
 PLAIN_TEMPLATE = (
     "{% for m in messages %}t9 {{ m.role == 'user' and 't10' or 't11' }} {{ m.content }} end {% endfor %}"

@@ -14,9 +14,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from hf_domino.training.chat import encode_chat
-from hf_domino.training.notices import notice
-from hf_domino.training.records import read_records, read_text
+from hf_domino.data.chat import encode_chat
+from hf_domino.data.records import read_records, read_text
+from hf_domino.notices import notice
 
 Row = dict[str, list[int]]
 RECORD_SUFFIXES = (".jsonl", ".json")

@@ -92,7 +92,7 @@ def _figure(height: float, columns: int = 1) -> tuple[Any, Any]:
 
 
 def _draw_variants(summaries: Sequence[Summary], rows: Sequence[Row]) -> Any:
-    """A line a variant: its runs as dots, their mean as a bar, and what chance explains around what it is compared with."""
+    """A line a variant: runs as dots, their mean as a bar, and in grey what it is compared with, as wide as chance."""
     figure, (axes,) = _figure(1.2 + 0.34 * len(summaries))
     means = {summary.variant: summary.acceptance_length for summary in summaries}
     for place, summary in enumerate(summaries):

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
+from hf_domino.training.distillation import Distillation
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class ScoredPositions:
         is_corrected (`torch.Tensor`): `[M]` bool, False where base logits are final.
         labels (`torch.Tensor`): `[M]` int64.
         weights (`torch.Tensor`): `[M]` fp32.
+        final (`torch.Tensor`, *optional*): The target's final hidden states `[M, H]` before the labels, to learn from.
     """
 
     hidden: torch.Tensor
@@ -35,10 +37,11 @@ class ScoredPositions:
     is_corrected: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
+    final: torch.Tensor | None = None
 
     def split(self, size: int) -> list[ScoredPositions]:
         """Cut into pieces of at most `size` positions; at least one piece, which may be empty."""
-        fields = (self.hidden, self.states, self.is_corrected, self.labels, self.weights)
+        fields = (self.hidden, self.states, self.is_corrected, self.labels, self.weights, self.final)
         num_pieces = max(1, -(-len(self.labels) // size))
         pieces = [field.split(size) if field is not None else (None,) * num_pieces for field in fields]
         return [ScoredPositions(*piece) for piece in zip(*pieces, strict=True)]
@@ -111,7 +114,11 @@ def draft_logits(
 
 
 def draft_losses(
-    drafter: DominoDraftModel, target: TargetModel, positions: ScoredPositions, max_logits_per_chunk: int
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    positions: ScoredPositions,
+    max_logits_per_chunk: int,
+    distillation: Distillation | None = None,
 ) -> DraftLosses:
     """Score positions in chunks; with more than one, their logits are computed again in the backward pass.
 
@@ -120,15 +127,18 @@ def draft_losses(
         target (`TargetModel`): For lm_head.
         positions (`ScoredPositions`): M positions, M may be 0.
         max_logits_per_chunk (`int`): Most logits in one chunk, over all its positions.
+        distillation (`Distillation`, *optional*): What is learned from `positions.final`; None for labels alone.
 
     Returns:
         `DraftLosses`: Sums over all positions.
     """
     chunks = positions.split(max(1, max_logits_per_chunk // drafter.config.vocab_size))
     if len(chunks) == 1 or not torch.is_grad_enabled():
-        parts = [_chunk_losses(drafter, target, chunk) for chunk in chunks]
+        parts = [_chunk_losses(drafter, target, chunk, distillation) for chunk in chunks]
     else:
-        parts = [checkpoint(_chunk_losses, drafter, target, chunk, use_reentrant=False) for chunk in chunks]
+        parts = [
+            checkpoint(_chunk_losses, drafter, target, chunk, distillation, use_reentrant=False) for chunk in chunks
+        ]
     base, corrected, is_correct = zip(*parts, strict=True)
     base_sum = torch.stack(base).sum()
     corrected_sum = torch.stack(corrected).sum() if drafter.has_correction_head else base_sum
@@ -136,14 +146,23 @@ def draft_losses(
 
 
 def _chunk_losses(
-    drafter: DominoDraftModel, target: TargetModel, chunk: ScoredPositions
+    drafter: DominoDraftModel, target: TargetModel, chunk: ScoredPositions, distillation: Distillation | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     base, corrected = draft_logits(drafter, target, chunk)
-    base_loss = corrected_loss = _weighted_sum(base, chunk)
+    taught = None
+    if distillation is not None:
+        assert chunk.final is not None
+        taught = distillation.teach(target, chunk.final)
+    base_loss = corrected_loss = _weighted_sum(base, chunk, distillation, taught)
     if corrected is not base:
-        corrected_loss = _weighted_sum(corrected, chunk)
+        corrected_loss = _weighted_sum(corrected, chunk, distillation, taught)
     return base_loss, corrected_loss, corrected.detach().argmax(dim=-1) == chunk.labels
 
 
-def _weighted_sum(logits: torch.Tensor, chunk: ScoredPositions) -> torch.Tensor:
-    return (F.cross_entropy(logits, chunk.labels, reduction="none") * chunk.weights).sum()
+def _weighted_sum(
+    logits: torch.Tensor, chunk: ScoredPositions, distillation: Distillation | None, taught: torch.Tensor | None
+) -> torch.Tensor:
+    losses = F.cross_entropy(logits, chunk.labels, reduction="none")
+    if distillation is not None and taught is not None:
+        losses = distillation.mix(losses, logits, taught)
+    return (losses * chunk.weights).sum()

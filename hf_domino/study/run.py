@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -59,9 +60,8 @@ class Job:
 
     def write(self) -> Path:
         """Put the job into its folder, in place of what an earlier run left there."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for name in (WEIGHTS, ROW_FILE):
-            (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
         path = self.folder / JOB_FILE
         path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
         return path

@@ -92,6 +92,7 @@ class _Running:
         signal.signal(signal.SIGTERM, self._before)
 
     def start(self, command: Command) -> None:
+        """Start a process, with its output to its log."""
         command.log.parent.mkdir(parents=True, exist_ok=True)
         with command.log.open("wb") as log:
             process = subprocess.Popen(command.arguments, stdout=log, stderr=subprocess.STDOUT, env=self._environment)

@@ -21,8 +21,8 @@ def test_every_variant_is_a_training_of_the_bundled_target(tmp_path):
         _, shape, _, args = HfArgumentParser(GROUPS).parse_dict(fields)  # refuses a field that it does not know
         shapes[name] = DominoConfig.for_target(config, tokenizer, **shape.overrides())
         assert args.walk_rows == 0
-    assert shapes["domino"].has_correction_head
-    assert not shapes["dflash"].has_correction_head
+    assert (shapes["block_16"].num_draft_tokens, shapes["domino"].num_draft_tokens) == (16, 8)
+    assert shapes["captured_1"].target_layer_ids == [9]
     for name, twin in (("domino", "dflash"), ("block_16", "dflash_16")):
         own, other = (study.base | study.variants[each].changes for each in (name, twin))
         assert {field for field in own if own[field] != other[field]} == {"projector_type"}

@@ -36,7 +36,7 @@ def test_those_that_wait_come_after_and_failures_stop_nothing_else(tmp_path):
 def test_no_process_outlives_a_study_that_is_ended(tmp_path):
     sleeper = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
     script = (
-        "import sys; from pathlib import Path; from hf_domino.study.schedule import Command, run_all; note = sys.argv[1];"
+        "import sys; from pathlib import Path; from hf_domino.study.schedule import *; note = sys.argv[1];"
         f"run_all([Command('s', [sys.executable, '-Sc', {sleeper!r}, note], Path(note + '.log'))], 1, 1)"
     )
     note = tmp_path / "pid"

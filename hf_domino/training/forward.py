@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.blocks import block_positions, draft_hidden_states, gather_positions
@@ -57,7 +56,6 @@ def read_target(target: TargetModel, input_ids: torch.Tensor) -> tuple[torch.Ten
 
 
 def draft_blocks(
-    model: nn.Module,
     drafter: DominoDraftModel,
     target: TargetModel,
     input_ids: torch.Tensor,
@@ -68,8 +66,7 @@ def draft_blocks(
     """Draft the blocks at `anchors`, all side by side.
 
     Args:
-        model (`nn.Module`): The drafter or a wrapper of it, such as `DistributedDataParallel`, called for the backbone.
-        drafter (`DominoDraftModel`): The drafter itself.
+        drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): For embeddings.
         input_ids (`torch.Tensor`): `[B, S]`.
         attention_mask (`torch.Tensor`): `[B, S]`, nonzero where the sequence holds a token.
@@ -79,7 +76,7 @@ def draft_blocks(
     Returns:
         `DraftedBlocks`: Hidden states and prefix states.
     """
-    hidden = draft_hidden_states(model, drafter, target, input_ids, attention_mask, context_features, anchors)
+    hidden = draft_hidden_states(drafter, target, input_ids, attention_mask, context_features, anchors)
     if not drafter.has_correction_head:
         return DraftedBlocks(hidden, None)
     tokens = gather_positions(input_ids, block_positions(anchors, drafter.config.block_size))

@@ -76,8 +76,7 @@ class RowDataset(Dataset):
             indices (`Sequence[int]`): Which.
             counts (`RowCounts`): Why the others are left out; rows and tokens are counted anew.
         """
-        table: Any = self.rows
-        rows = [table[index] for index in indices] if isinstance(table, list) else table.select(indices)
+        rows = _pick(self.rows, indices)
         chosen = RowDataset(rows, counts)
         tokens = sum(len(ids) for ids, _ in chosen.token_batches())
         chosen.counts = replace(counts, rows=len(rows), tokens=tokens)
@@ -219,18 +218,24 @@ def _encode(source: Source, encoder: RowEncoder, sieve: Sieve, max_rows: int | N
             yield placed
 
 
-def _with_anchors(rows: Sequence[Row]) -> tuple[list[Row], RowCounts]:
-    kept = [row for row in rows if has_anchor(row["loss_mask"])]
+def _with_anchors(rows: Any) -> tuple[Sequence[Row], RowCounts]:
+    """The rows of a list or a table that hold an anchor; what is left of it is again a list or a table."""
+    kept = [index for index, row in enumerate(rows) if has_anchor(row["loss_mask"])]
     num_left_out = len(rows) - len(kept)
-    without = (f"row {number}" for number, row in enumerate(rows, start=1) if not has_anchor(row["loss_mask"]))
-    first = next(without, None)
+    first = next((f"row {index + 1}" for index, other in enumerate([*kept, -1]) if index != other), None)
     if num_left_out and kept:
         notice(
             f"{num_left_out} of {len(rows)} rows are left out, the first is {first}: they hold no two "
             "neighbouring supervised tokens. Raise max_length if they were cut, or check where the loss falls."
         )
-    tokens = sum(len(row["input_ids"]) for row in kept)
-    return kept, RowCounts(len(rows), len(kept), tokens, without_anchor=num_left_out, first_left_out=first)
+    chosen = _pick(rows, kept)
+    tokens = sum(len(row["input_ids"]) for row in chosen)
+    counts = RowCounts(len(rows), len(kept), tokens, without_anchor=num_left_out)
+    return chosen, replace(counts, first_left_out=first if num_left_out else None)
+
+
+def _pick(rows: Any, indices: Sequence[int]) -> Sequence[Row]:
+    return rows.select(indices) if hasattr(rows, "select") else [rows[index] for index in indices]
 
 
 def _prompt_length(loss_mask: list[int], length: int) -> int:

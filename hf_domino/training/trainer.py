@@ -84,6 +84,7 @@ class DominoTrainer(EvaluatingTrainer):
     ...     args = DominoTrainingArguments(folder, max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
     ...     trainer = DominoTrainer(drafter, target, args, train_dataset=rows)
     ...     trainer.train().global_step
+    {'loss': ...}
     {'train_runtime': ...}
     1
 

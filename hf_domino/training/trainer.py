@@ -84,6 +84,7 @@ class DominoTrainer(EvaluatingTrainer):
     ...     args = DominoTrainingArguments(folder, max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
     ...     trainer = DominoTrainer(drafter, target, args, train_dataset=rows)
     ...     trainer.train().global_step
+    {'loss': ...}
     {'train_runtime': ...}
     1
 
@@ -110,8 +111,8 @@ class DominoTrainer(EvaluatingTrainer):
             )
         if data_collator is None:
             shape = (processing_class, args.max_length, model.config.vocab_size)
-            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset")
-            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset")
+            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset", args.template_kwargs)
+            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
         super().__init__(
             model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,

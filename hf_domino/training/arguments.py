@@ -43,6 +43,10 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             blocks of 16, 5 for 10, 4 for 8.
         lambda_base_decay_ratio (`float`, *optional*, defaults to 1.0): Share of training over which the base loss gives
             way to the corrected loss. Too small a share is the known way to a Domino that is worse than DFlash.
+        distillation_weight (`float`, *optional*, defaults to 0.0): Share of the cross-entropy with the text's tokens
+            that gives way to the divergence from the target's law of each, in [0, 1]; in training, not in evaluation.
+            Costs one more product with lm_head.
+        distillation_temperature (`float`, *optional*, defaults to 1.0): Temperature of both laws.
         max_logits_per_chunk (`int`, *optional*, defaults to 67108864): Most logits held at once; 2**26 in fp32 are
             256 MB, of which the loss keeps a few copies.
         muon_learning_rate (`float`, *optional*): Train the backbone's and the GRU's matrices with Muon at this rate, in
@@ -78,6 +82,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             ("max_length", 2, None),
             ("num_anchors", 1, None),
             ("lambda_base_decay_ratio", 0, 1),
+            ("distillation_weight", 0, 1),
             ("max_logits_per_chunk", 1, None),
             ("walk_rows", 0, None),
         ):
@@ -85,6 +90,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             if value < low or (high is not None and value > high):
                 allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
                 raise ValueError(f"{name} must be {allowed}, got {value}.")
+        if self.distillation_temperature <= 0:
+            raise ValueError(f"distillation_temperature must be above 0, got {self.distillation_temperature}.")
         if not isinstance(self.chat_template_kwargs or {}, dict):
             example = """Write it like '{"enable_thinking": false}'."""
             raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)

@@ -81,6 +81,10 @@ class TrainingFields:
     lambda_base_decay_ratio: float = field(
         default=1.0, metadata={"help": "Share of training that fades the base loss out."}
     )
+    distillation_weight: float = field(
+        default=0.0, metadata={"help": "Share of the loss that compares with the target's law."}
+    )
+    distillation_temperature: float = field(default=1.0, metadata={"help": "Temperature of both laws there."})
     max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
     muon_learning_rate: float | None = field(
         default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}

@@ -180,11 +180,12 @@ class DominoTrainer(EvaluatingTrainer):
             ValueError: If it is not finite; the error names the step.
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts
-        losses, is_correct, weights = model(within=partial(self.objective.score, inputs))
+        score = partial(self.objective.score, inputs, self._lambda_base(self.state.global_step))
+        losses, is_correct, weights = model(within=score)
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(losses, is_correct, weights, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        loss = losses.combine(self._lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
+        loss = losses.loss / total * self.accelerator.num_processes
         if not torch.isfinite(loss):
             raise refusal(f"the loss of step {self.state.global_step + 1}", "finite", loss.item(), NOT_FINITE)
         return loss

@@ -62,24 +62,26 @@ class Objective:
     def labels(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Labels and weights of a batch's blocks, both `[B, N, K]`, as in [`~training.anchors.block_labels`]."""
         return block_labels(
-            batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, self.loss_decay
-        )
+            batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, self.loss_decay,
+            batch.get("position_ids"),
+        )  # fmt: skip
 
     def score(self, batch: Batch) -> ScoredBatch:
         """Draft and score the blocks of a batch.
 
         Args:
-            batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask`, `attention_mask` `[B, S]`, `anchors` `[B, N]`.
+            batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` `[B, S]`, `anchors` `[B, N]`, and
+                `position_ids` `[B, S]` where rows are packed.
         """
         drafter = self.drafter
         labels, weights = self.labels(batch)
         chosen = weights > 0
         with self._autocast():
-            captured = read_target(self.target, batch["input_ids"])
+            captured = read_target(self.target, batch["input_ids"], batch.get("position_ids"))
+            context = drafter.fuse_context(captured)
             blocks = draft_blocks(
-                drafter, self.target, batch["input_ids"], batch["attention_mask"], drafter.fuse_context(captured),
-                batch["anchors"],
-            )  # fmt: skip
+                drafter, self.target, batch["input_ids"], context, batch["anchors"], batch.get("position_ids")
+            )
             scored = blocks.select(chosen, labels, weights, drafter.config)
             losses = draft_losses(drafter, self.target, scored, self.args.max_logits_per_chunk)
         return ScoredBatch(losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights)

@@ -25,9 +25,8 @@ ANCHORS = torch.tensor([[3, 9, 14], [5, 12, -1]])
 
 def package_losses(drafter, target, input_ids, loss_mask, max_logits_per_chunk=2**26):
     view = TargetModel(target, drafter.config)
-    attention_mask = torch.ones_like(input_ids)
     context = drafter.fuse_context(read_target(view, input_ids))
-    blocks = draft_blocks(drafter, view, input_ids, attention_mask, context, ANCHORS)
+    blocks = draft_blocks(drafter, view, input_ids, context, ANCHORS)
     labels, weights = block_labels(input_ids, loss_mask, ANCHORS, drafter.config, loss_decay=4.0)
     scored = blocks.select(weights > 0, labels, weights, drafter.config)
     return draft_losses(drafter, view, scored, max_logits_per_chunk)

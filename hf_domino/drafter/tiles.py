@@ -19,8 +19,8 @@ import torch
 
 from hf_domino.drafter.view import BlockView
 
-# At S 3,072 with 256 anchors of 16: fewer queries per tile lose time in small products, more score what is masked.
-QUERIES_PER_TILE = 64
+# At S 3,072 with 256 anchors of 16: fewer queries per tile lose time in small products, more score what is hidden.
+QUERIES_PER_TILE = 128
 # PyTorch's own kernels behind `scaled_dot_product_attention`, called by name for the log-sum-exp they keep: the public
 # function would keep every tile's keys and values for its backward pass.
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -63,7 +63,13 @@ def tiles_of(view: BlockView, queries_per_tile: int = QUERIES_PER_TILE) -> list[
     return sorted(tiles, key=lambda tile: (tile.row, tile.context.start))
 
 
-def tiled_attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: BlockView) -> torch.Tensor:
+def tiled_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    view: BlockView,
+    queries_per_tile: int = QUERIES_PER_TILE,
+) -> torch.Tensor:
     """Attention under `view.mask`, without what the mask hides.
 
     Args:
@@ -71,12 +77,13 @@ def tiled_attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Ten
         keys (`torch.Tensor`): Context, then blocks, `[B, E, C + N * K, D]`.
         values (`torch.Tensor`): Likewise.
         view (`BlockView`): What each block sees.
+        queries_per_tile (`int`, *optional*): As in [`tiles_of`].
 
     Returns:
         `torch.Tensor`: `[B, A, N * K, D]`.
     """
     grouped = queries.unflatten(1, (keys.shape[1], -1))  # [B, E, G, N * K, D]
-    return _TiledAttention.apply(grouped, keys, values, view).flatten(1, 2)
+    return _TiledAttention.apply(grouped, keys, values, view, tiles_of(view, queries_per_tile)).flatten(1, 2)
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -84,12 +91,17 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: BlockView
+        ctx: Any,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        view: BlockView,
+        tiles: list[Tile],
     ) -> torch.Tensor:
         attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
         sums = queries.new_empty(queries.shape[:-1], dtype=_wide(queries.dtype))  # logs of them [B, E, G, N * K]
-        buffers = _Buffers(keys, view), _Buffers(values, view)
-        for tile in tiles_of(view):
+        buffers = _Buffers(keys, view, tiles), _Buffers(values, view, tiles)
+        for tile in tiles:
             span, mask = _span(view, tile), _tile_mask(view, tile, queries)
             tile_keys, tile_values = (buffer.load(tile, span) for buffer in buffers)
             shape = queries[tile.row, :, :, span].shape
@@ -99,18 +111,19 @@ class _TiledAttention(torch.autograd.Function):
             attended[tile.row, :, :, span] = found.reshape(shape)
             sums[tile.row, :, :, span] = log_sums.reshape(shape[:-1])
         ctx.save_for_backward(queries, keys, values, attended, sums)
-        ctx.view = view
+        ctx.view, ctx.tiles = view, tiles
         return attended
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
         queries, keys, values, attended, sums = ctx.saved_tensors
         view: BlockView = ctx.view
+        tiles: list[Tile] = ctx.tiles
         of_queries = torch.empty_like(queries, memory_format=torch.contiguous_format)
         # Many tiles add to one context position.
         of_keys, of_values = (torch.zeros_like(pair, dtype=_wide(pair.dtype)) for pair in (keys, values))
-        buffers = _Buffers(keys, view), _Buffers(values, view)
-        for tile in tiles_of(view):
+        buffers = _Buffers(keys, view, tiles), _Buffers(values, view, tiles)
+        for tile in tiles:
             span, mask = _span(view, tile), _tile_mask(view, tile, queries)
             tile_keys, tile_values = (buffer.load(tile, span) for buffer in buffers)
             shape = queries[tile.row, :, :, span].shape
@@ -124,15 +137,15 @@ class _TiledAttention(torch.autograd.Function):
                 num_own = span.stop - span.start
                 total[tile.row, :, view.num_context + span.start : view.num_context + span.stop] = part[0, :, :num_own]
                 total[tile.row, :, tile.context] += part[0, :, num_own:]
-        return of_queries, of_keys.to(keys.dtype), of_values.to(values.dtype), None
+        return of_queries, of_keys.to(keys.dtype), of_values.to(values.dtype), None, None
 
 
 class _Buffers:
     """Keys, or values, of one row at a time, with room before the context for the blocks of a tile."""
 
-    def __init__(self, states: torch.Tensor, view: BlockView):
+    def __init__(self, states: torch.Tensor, view: BlockView, tiles: list[Tile]):
         self._states, self._num_context, self._row = states, view.num_context, -1
-        self._room = max(QUERIES_PER_TILE, view.block_size)
+        self._room = max(tile.blocks.stop - tile.blocks.start for tile in tiles) * view.block_size
         self._buffer = states.new_empty(1, states.shape[1], self._room + view.num_context, states.shape[3])
 
     def load(self, tile: Tile, span: slice) -> torch.Tensor:

@@ -35,6 +35,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
 
     Args:
         max_length (`int`, *optional*, defaults to 2048): Longest row in tokens; longer ones are cut.
+        packing (`bool`, *optional*, defaults to `False`): Pack short training rows into rows of `max_length`, each seen
+            and scored as if it were alone; then `num_anchors` are of a packed row. Evaluation rows are left as they are.
         num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
         loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
             blocks of 16, 5 for 10, 4 for 8.
@@ -78,6 +80,9 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             if value < low or (high is not None and value > high):
                 allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
                 raise ValueError(f"{name} must be {allowed}, got {value}.")
+        if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            remedy = "Leave it out: the context features that all layers share would lose their gradient."
+            raise refusal("use_reentrant in gradient_checkpointing_kwargs", False, True, remedy)
         if self.loss_decay is not None and self.loss_decay <= 0:
             raise ValueError(f"loss_decay must be above 0, or None for the published value, got {self.loss_decay}.")
 

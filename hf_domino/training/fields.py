@@ -59,6 +59,7 @@ class TrainingFields:
     """How to train; described in [`DominoTrainingArguments`], which adds the rest of Transformers' fields."""
 
     max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
+    packing: bool = field(default=False, metadata={"help": "Pack short rows into rows of max_length."})
     num_anchors: int = field(default=256, metadata={"help": "Most blocks trained per sequence and step."})
     loss_decay: float | None = field(default=None, metadata={"help": "Positions after which a weight falls to 1/e."})
     lambda_base_decay_ratio: float = field(

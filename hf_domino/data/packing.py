@@ -18,7 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from hf_domino.compatibility import refusal
-from hf_domino.data.rows import Row, collate_rows
+from hf_domino.data.counts import RowCounts
+from hf_domino.data.encoding import Row
+from hf_domino.data.rows import RowDataset, collate_rows
 
 NEEDS_LENGTHS = "Which rows fit together depends on all lengths: load them, or leave packing out."
 
@@ -29,6 +31,10 @@ class PackedRows(Dataset):
     Args:
         rows (`Dataset`): With a length; its items have `input_ids` and `loss_mask`.
         max_length (`int`): Longest packed row, in tokens.
+
+    Attributes:
+        bins (`list[list[int]]`): Which rows lie in each packed one.
+        counts (`RowCounts`): Of the rows before they were packed.
 
     Raises:
         ValueError: If the dataset has no length.
@@ -46,9 +52,8 @@ class PackedRows(Dataset):
     def __init__(self, rows: Any, max_length: int):
         if not hasattr(rows, "__len__"):
             raise refusal("train_dataset with packing", "a dataset with a length", type(rows).__name__, NEEDS_LENGTHS)
-        self.rows = rows
-        lengths = [len(row["input_ids"]) for row in (rows[index] for index in range(len(rows)))]
-        self.bins = pack(lengths, max_length)
+        self.rows, self.counts = rows, getattr(rows, "counts", RowCounts())
+        self.bins = pack(_lengths(rows), max_length)
 
     def __len__(self) -> int:
         return len(self.bins)
@@ -61,6 +66,12 @@ class PackedRows(Dataset):
             packed["loss_mask"] += row["loss_mask"]
             packed["position_ids"] += range(len(row["input_ids"]))
         return packed
+
+
+def _lengths(rows: Any) -> list[int]:
+    if isinstance(rows, RowDataset):  # which may be too many to look at one by one
+        return [length for _, lengths in rows.token_batches() for length in lengths.tolist()]
+    return [len(rows[index]["input_ids"]) for index in range(len(rows))]
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:

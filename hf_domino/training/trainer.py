@@ -31,11 +31,11 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.checkpoints import last_checkpoint
 from hf_domino.training.evaluation import EvaluatingTrainer
 from hf_domino.training.facts import training_facts
-from hf_domino.training.leaks import check_no_leaks
 from hf_domino.training.losses import lambda_base_at
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective import Batch, Objective
+from hf_domino.training.packing_probe import check_no_leaks
 from hf_domino.training.resuming import check_resumable, save_run
 
 NOT_FINITE = (
@@ -86,6 +86,7 @@ class DominoTrainer(EvaluatingTrainer):
     ...     args = DominoTrainingArguments(folder, max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
     ...     trainer = DominoTrainer(drafter, target, args, train_dataset=rows)
     ...     trainer.train().global_step
+    {'loss': ...}
     {'train_runtime': ...}
     1
 
@@ -110,10 +111,12 @@ class DominoTrainer(EvaluatingTrainer):
             raise ValueError(
                 f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU."
             )
+        if data_collator is not None and args.packing:
+            raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
         if data_collator is None:
             shape = (processing_class, args.max_length, model.config.vocab_size)
-            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset")
-            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset")
+            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset", args.template_kwargs)
+            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
             data_collator = partial(collate_packed, pad_token_id=model.config.pad_token_id or 0)
             if args.packing and train_dataset is not None:
                 train_dataset = PackedRows(train_dataset, args.max_length)
@@ -186,11 +189,12 @@ class DominoTrainer(EvaluatingTrainer):
             ValueError: If it is not finite; the error names the step.
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts
-        losses, is_correct, weights = model(within=partial(self.objective.score, inputs))
+        score = partial(self.objective.score, inputs, self._lambda_base(self.state.global_step))
+        losses, is_correct, weights = model(within=score)
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(losses, is_correct, weights, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        loss = losses.combine(self._lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
+        loss = losses.loss / total * self.accelerator.num_processes
         if not torch.isfinite(loss):
             raise refusal(f"the loss of step {self.state.global_step + 1}", "finite", loss.item(), NOT_FINITE)
         return loss

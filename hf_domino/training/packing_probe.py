@@ -19,7 +19,12 @@ from hf_domino.training.forward import read_target
 PROBED_ROWS = 2  # more than one, as in training
 MIN_CHANGE = 1e-3  # as a share of a state's norm: hundreds of roundings in fp32
 TIMES_NOISE = 4  # of what another length of the batch changes, which is rounding alone; experts may be chosen anew
-REMEDY = "Its layers read over the borders of rows. Leave packing out; with flash attention, set attn_implementation sdpa."
+REMEDY = (
+    "Its layers read over the borders of rows. Leave packing out; of a target with flash attention, load it with "
+    "attn_implementation='sdpa'."
+)
+    "Its layers read over the borders of rows. Leave packing out; with flash attention, set attn_implementation sdpa."
+)
 
 
 @torch.no_grad()
@@ -54,11 +59,9 @@ def check_no_leaks(target: TargetModel, rows: PackedRows) -> None:
         raise refusal(name, f"without a change of hidden states above {allowed:.2g}", f"{change:.2g}", REMEDY)
 
 
-def _states(
-    target: TargetModel, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None
-) -> torch.Tensor:
+def _states(target: TargetModel, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
     """Hidden states of all captured layers side by side, `[B, S, L * H]` in fp32."""
-    return torch.cat(read_target(target, input_ids, position_ids), dim=-1).float()
+    return torch.cat(read_target(target, input_ids, position_ids).captured, dim=-1).float()
 
 
 def _largest_change(states: torch.Tensor, expected: torch.Tensor) -> float:

@@ -23,8 +23,6 @@ REMEDY = (
     "Its layers read over the borders of rows. Leave packing out; of a target with flash attention, load it with "
     "attn_implementation='sdpa'."
 )
-    "Its layers read over the borders of rows. Leave packing out; with flash attention, set attn_implementation sdpa."
-)
 
 
 @torch.no_grad()

@@ -41,6 +41,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         max_length (`int`, *optional*, defaults to 2048): Longest row in tokens; longer ones are cut.
         chat_template_kwargs (`dict` or `str`, *optional*): For the chat template, as it will be used: thinking mode,
             say. As a string, JSON.
+        packing (`bool`, *optional*, defaults to `False`): Pack short training rows into rows of `max_length`, each
+            seen and scored as if it were alone; `num_anchors` are of a packed row then. Evaluation rows are left alone.
         num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
         loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
             blocks of 16, 5 for 10, 4 for 8.
@@ -104,6 +106,9 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         for name, choices in (("distillation_loss", DIVERGENCES), ("position_weights", POSITION_WEIGHTS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
+        if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            remedy = "Leave it out: the context features that all layers share would lose their gradient."
+            raise refusal("use_reentrant in gradient_checkpointing_kwargs", False, True, remedy)
         if self.distillation_temperature <= 0:
             raise ValueError(f"distillation_temperature must be above 0, got {self.distillation_temperature}.")
         if not 0 < self.dpace_alpha <= 1:

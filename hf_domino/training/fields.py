@@ -73,6 +73,7 @@ class TrainingFields:
     """How to train; described in [`DominoTrainingArguments`], which adds the rest of Transformers' fields."""
 
     max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
+    packing: bool = field(default=False, metadata={"help": "Pack short rows into rows of max_length."})
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": """JSON for the chat template, such as '{"enable_thinking": false}'."""}
     )

@@ -72,13 +72,17 @@ class Objective:
         """
         dynamic = self.options.dpace_alpha is not None and not evaluating
         decay = math.inf if dynamic else self.loss_decay
-        return block_labels(batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, decay)
+        return block_labels(
+            batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, decay,
+            batch.get("position_ids"),
+        )  # fmt: skip
 
     def score(self, batch: Batch, lambda_base: float | None = None) -> ScoredBatch:
         """Draft and score the blocks of a batch.
 
         Args:
-            batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask`, `attention_mask` `[B, S]`, `anchors` `[B, N]`.
+            batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` `[B, S]`, `anchors` `[B, N]`, and
+                `position_ids` `[B, S]` where rows are packed.
             lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated,
                 by the published loss whatever is trained, so that trainings compare.
         """
@@ -87,11 +91,11 @@ class Objective:
         labels, weights = self.labels(batch, evaluating)
         chosen = weights > 0
         with self._autocast():
-            read = read_target(self.target, batch["input_ids"], final=options.distillation is not None)
-            blocks = draft_blocks(
-                drafter, self.target, batch["input_ids"], batch["attention_mask"], drafter.fuse_context(read.captured),
-                batch["anchors"],
-            )  # fmt: skip
+            position_ids = batch.get("position_ids")
+            wants_final = options.distillation is not None
+            read = read_target(self.target, batch["input_ids"], position_ids, final=wants_final)
+            context = drafter.fuse_context(read.captured)
+            blocks = draft_blocks(drafter, self.target, batch["input_ids"], context, batch["anchors"], position_ids)
             scored = blocks.select(chosen, labels, weights, drafter.config)
             if read.final is not None:
                 scored = replace(scored, final=self._final_of(read, batch["anchors"], chosen))

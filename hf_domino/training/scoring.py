@@ -88,7 +88,8 @@ class _GradientsAtOnce(torch.autograd.Function):
         states: torch.Tensor | None,
         *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        parts, of_positions, of_parameters = [], [], []
+        parts, of_positions = [], []
+        of_parameters: list[torch.Tensor] = []
         for chunk in chunks:
             leaves = [field.detach().requires_grad_() for field in (chunk.hidden, chunk.states) if field is not None]
             with torch.enable_grad():

@@ -87,12 +87,14 @@ class TrainingFields:
         default="decay", metadata={"help": "decay, or dpace for weights that follow what limits acceptance."}
     )
     dpace_alpha: float = field(default=0.5, metadata={"help": "Smoothing of dpace's weights."})
+    own_prefix_share: float = field(default=0.0, metadata={"help": "Share of blocks whose prefix the drafter writes."})
+    ema_decay: float | None = field(default=None, metadata={"help": "Average weights: share that a step keeps."})
     distillation_weight: float = field(
         default=0.0, metadata={"help": "Share of the loss that compares with the target's law."}
     )
     distillation_loss: str = field(default="kl", metadata={"help": "kl, or tv for total variation."})
     distillation_temperature: float = field(default=1.0, metadata={"help": "Temperature of both laws there."})
-    max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
+    max_logits_per_chunk: int = field(default=2**25, metadata={"help": "Most logits held in memory at once."})
     muon_learning_rate: float | None = field(
         default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
     )

@@ -16,13 +16,15 @@ from typing import NamedTuple
 
 import torch
 
+from hf_domino.drafter.blocks import block_positions, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.anchors import block_labels
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
 from hf_domino.training.distillation import check_final, gather_final
-from hf_domino.training.forward import TargetStates, draft_blocks, read_target
+from hf_domino.training.forward import DraftedBlocks, TargetStates, draft_blocks, prefix_states, read_target
 from hf_domino.training.losses import PUBLISHED, DraftLosses
+from hf_domino.training.own_prefixes import write_own_prefixes
 from hf_domino.training.scoring import draft_losses
 
 Batch = dict[str, torch.Tensor]
@@ -96,6 +98,8 @@ class Objective:
             read = read_target(self.target, batch["input_ids"], position_ids, final=wants_final)
             context = drafter.fuse_context(read.captured)
             blocks = draft_blocks(drafter, self.target, batch["input_ids"], context, batch["anchors"], position_ids)
+            if "own_prefixes" in batch and blocks.states is not None:
+                blocks = replace(blocks, states=self._own_states(blocks, batch))
             scored = blocks.select(chosen, labels, weights, drafter.config)
             if read.final is not None:
                 scored = replace(scored, final=self._final_of(read, batch["anchors"], chosen))
@@ -104,6 +108,14 @@ class Objective:
             max_logits = self.args.max_logits_per_chunk
             losses = draft_losses(drafter, self.target, scored, lambda_base or 0.0, max_logits, options)
         return ScoredBatch(losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights)
+
+    def _own_states(self, blocks: DraftedBlocks, batch: Batch) -> torch.Tensor:
+        """Prefix states `[B, N, K, G]` with the drafter's own tokens where `own_prefixes` `[B, N]` says so."""
+        tokens = gather_positions(batch["input_ids"], block_positions(batch["anchors"], blocks.hidden.shape[2]))
+        tokens = write_own_prefixes(
+            self.drafter, self.target, blocks.hidden, tokens, batch["own_prefixes"], self.args.max_logits_per_chunk
+        )
+        return prefix_states(self.drafter, self.target, tokens)
 
     def _final_of(self, read: TargetStates, anchors: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """What the target predicts the chosen labels from `[M, H]`; the first batch is checked."""

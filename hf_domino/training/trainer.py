@@ -28,8 +28,8 @@ from hf_domino.identity import identify
 from hf_domino.target import TargetModel
 from hf_domino.training.anchors import sample_anchors, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.averaging import AveragingTrainer
 from hf_domino.training.checkpoints import last_checkpoint
-from hf_domino.training.evaluation import EvaluatingTrainer
 from hf_domino.training.facts import training_facts
 from hf_domino.training.losses import lambda_base_at
 from hf_domino.training.meter import TrainingMeter
@@ -45,7 +45,7 @@ NOT_FINITE = (
 NO_METADATA = ("tasks", "dataset_args")  # Transformers' card files scores under them
 
 
-class DominoTrainer(EvaluatingTrainer):
+class DominoTrainer(AveragingTrainer):
     """Trains a drafter (Domino or DFlash) for a target.
 
     Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `num_input_tokens_seen`
@@ -260,6 +260,8 @@ class DominoTrainer(EvaluatingTrainer):
         """Add `anchors` to a micro-batch and return the sum of its weights."""
         anchors = sample_anchors(batch["loss_mask"], self.args.num_anchors, generator, batch.get("position_ids"))
         batch["anchors"] = anchors.to(batch["input_ids"].device)
+        if share := self.args.own_prefix_share:
+            batch["own_prefixes"] = (torch.rand(anchors.shape, generator=generator) < share).to(batch["anchors"].device)
         _, weights = self.objective.labels(batch)
         return weights.sum()
 

@@ -164,7 +164,20 @@ def test_a_drafter_for_another_target_is_refused(target, tiny_llama, make_drafte
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_anchors", 0), ("loss_decay", 0.0), ("lambda_base_decay_ratio", 1.5), ("walk_rows", -1)],
+    [
+        ("num_anchors", 0),
+        ("loss_decay", 0.0),
+        ("lambda_base_decay_ratio", 1.5),
+        ("walk_rows", -1),
+        ("lambda_base_start", 2),
+        ("distillation_weight", 1.5),
+        ("distillation_temperature", 0.0),
+        ("dpace_alpha", 0.0),
+        ("distillation_loss", "l2"),
+        ("position_weights", "cosine"),
+        ("own_prefix_share", -1),
+        ("ema_decay", 1.0),
+    ],
 )
 def test_arguments_out_of_range(field, value, tmp_path):
     with pytest.raises(ValueError, match=f"{field} must be .*{value}"):

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tqdm.auto import tqdm
@@ -23,6 +23,22 @@ from hf_domino.identity import TargetIdentity, check_same, identify
 # Truncation that a target's generation configuration may ask for, switched off.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 START_AGAIN = "Delete the file or pass overwrite=True (--overwrite true) to start it again, or choose another folder."
+
+
+class StateKeeper(Protocol):
+    """Keeps the hidden states of what is generated; [`~training.StateWriter`] is one."""
+
+    def check_room(self, num_tokens: int, what: str) -> None:
+        """Refuse a disk that has not room for so many tokens."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Note the forwards inside."""
+
+    def keep_generated(self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> None:
+        """Keep what was noted of prompts padded on the left, and of the rows that came of them."""
+
+    def flush(self) -> None:
+        """Write what was kept."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +60,7 @@ def generate_on_policy(
     shard: tuple[int, int] = (0, 1),
     progress: bool = True,
     overwrite: bool = False,
+    states: StateKeeper | None = None,
 ) -> Path:
     """Let the target continue prompts, and write what it says as token ids.
 
@@ -68,6 +85,7 @@ def generate_on_policy(
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
         overwrite (`bool`, *optional*, defaults to `False`): Start again where `output` was begun with another target or
             other settings.
+        states (`StateWriter`, *optional*): Keeps the hidden states of the forwards, for training from them.
 
     Returns:
         `Path`: `output`.
@@ -85,12 +103,20 @@ def generate_on_policy(
     batches = list(_plan(prompts, temperatures, batch_size))[shard[0] :: shard[1]]
     done = _keep_whole_batches(output, [len(batch.prompts) for batch in batches])
     autocast = torch.autocast(target.device.type, torch.bfloat16) if bf16 else nullcontext()
+    if states is not None and done < len(batches):
+        left = [prompt for batch in batches[done:] for prompt in batch.prompts]
+        states.check_room(sum(map(len, left)) + max_new_tokens * len(left), f"at most {len(left)} rows to be written")
     with output.open("a", encoding="utf-8") as file, autocast:
         bar = tqdm(batches[done:], "on-policy text", len(batches), initial=done, unit="batch", disable=not progress)
         for batch in bar:
-            rows = _continue(target, batch, max_new_tokens, seed)
+            with nullcontext() if states is None else states.recording():
+                rows = _continue(target, batch, max_new_tokens, seed)
+            if states is not None:
+                states.keep_generated(batch.prompts, [row["input_ids"] for row in rows])
             file.write("".join(json.dumps(row) + "\n" for row in rows))
             file.flush()
+    if states is not None:
+        states.flush()
     return output
 
 

@@ -20,7 +20,8 @@ from hf_domino.target import TargetModel
 from hf_domino.training.anchors import block_labels
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
 from hf_domino.training.distillation import Distillation, check_final, gather_final
-from hf_domino.training.forward import TargetStates, draft_blocks, read_target
+from hf_domino.training.forward import TargetStates, draft_blocks
+from hf_domino.training.hidden_states.reading import states_of_batch
 from hf_domino.training.losses import DraftLosses, draft_losses
 
 Batch = dict[str, torch.Tensor]
@@ -75,7 +76,8 @@ class Objective:
         """Draft and score the blocks of a batch.
 
         Args:
-            batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask`, `attention_mask` `[B, S]`, `anchors` `[B, N]`.
+            batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask`, `attention_mask` `[B, S]`, `anchors` `[B, N]`,
+                and, where the target is not to run, `hidden_states` `[B, S, C, H]`.
         """
         drafter = self.drafter
         labels, weights = self.labels(batch)
@@ -83,7 +85,7 @@ class Objective:
         # Evaluation is on labels alone, so that it compares with that of other trainings.
         distillation = self.distillation if drafter.training else None
         with self._autocast():
-            read = read_target(self.target, batch["input_ids"], final=distillation is not None)
+            read = states_of_batch(self.target, batch, final=distillation is not None)
             blocks = draft_blocks(
                 drafter, self.target, batch["input_ids"], batch["attention_mask"], drafter.fuse_context(read.captured),
                 batch["anchors"],

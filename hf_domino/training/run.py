@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
+from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.on_policy import generate_on_policy
@@ -17,6 +17,8 @@ from hf_domino.identity import identify
 from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
+from hf_domino.training.hidden_states.command import CachedRun, load_target
+from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 
@@ -44,7 +46,8 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     """
     assert names.target is not None
     tokenizer = AutoTokenizer.from_pretrained(names.target)
-    target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
+    cache = CachedRun(names, args) if names.cache_hidden_states else None
+    target = load_target(names, args) if cache is None else cache.load_target(data.on_policy)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     drafter = _build_drafter(names, shape, target, tokenizer)
     identify(target, tokenizer).record_in(drafter.config)
@@ -52,8 +55,11 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if finished:
         notice(finished)
         return True
-    train_rows = _load(data, args, "train", target, tokenizer, names.overwrite)
-    eval_rows = _load(data, args, "eval", target, tokenizer, names.overwrite) if data.eval_file else None
+    states = cache.writer(target, drafter.config) if cache and data.on_policy else None
+    train_rows: Any = _load(data, args, "train", target, tokenizer, names.overwrite, states)
+    eval_rows: Any = _load(data, args, "eval", target, tokenizer, names.overwrite, states) if data.eval_file else None
+    if cache is not None:
+        target, (train_rows, eval_rows) = cache.attach(target, drafter.config, train_rows, eval_rows)
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=train_rows, eval_dataset=eval_rows, processing_class=tokenizer
     )
@@ -100,7 +106,13 @@ def _build_drafter(
 
 
 def _load(
-    data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any, overwrite: bool
+    data: DataArguments,
+    args: DominoTrainingArguments,
+    split: str,
+    target: Any,
+    tokenizer: Any,
+    overwrite: bool,
+    states: StateWriter | None = None,
 ) -> RowDataset:
     """Rows of a file, or of what the target writes in place of their supervised part; greedily for evaluation."""
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
@@ -120,6 +132,7 @@ def _load(
         shard=(args.process_index, len(world)),
         progress=args.process_index == 0,
         overwrite=overwrite,
+        states=states,
     )
     args.distributed_state.wait_for_everyone()
     longest = args.max_length + data.on_policy_max_new_tokens

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from hf_domino.cards import merge_card, render_card, training_section
 from hf_domino.cards.sections import CARD, read_text
 from hf_domino.compatibility import check_target, refusal
-from hf_domino.data.rows import collate_rows, encode_dataset
+from hf_domino.data.rows import encode_dataset
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.target import TargetModel
@@ -30,10 +30,12 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.checkpoints import last_checkpoint
 from hf_domino.training.evaluation import EvaluatingTrainer
 from hf_domino.training.facts import training_facts
+from hf_domino.training.hidden_states.reading import check_layers, collate_with_states
 from hf_domino.training.losses import lambda_base_at
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective import Batch, Objective
+from hf_domino.training.placing import place_target
 from hf_domino.training.resuming import check_resumable, save_run
 
 NOT_FINITE = (
@@ -54,11 +56,13 @@ class DominoTrainer(EvaluatingTrainer):
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and moved to the
-            training device; it is never saved.
+            training device, unless it has a `device_map`, is offloaded or sharded; it is never saved.
         args (`DominoTrainingArguments`): Training arguments.
-        data_collator (*optional*): Defaults to [`~data.rows.collate_rows`] with the drafter's pad token.
+        data_collator (*optional*): Defaults to [`~training.hidden_states.reading.collate_with_states`] with the
+            drafter's pad token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
-            and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. With a
+            and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. For
+            [`~training.CachedRows`] the target does not run. With a
             `data_collator` of your own they are left as they are.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text.
         kwargs: As for [`~transformers.Trainer`].
@@ -104,6 +108,7 @@ class DominoTrainer(EvaluatingTrainer):
         **kwargs: Any,
     ):
         check_target(model.config, target)
+        check_layers(model.config, train_dataset, eval_dataset)
         if args.n_gpu > 1:
             raise ValueError(
                 f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU."
@@ -112,7 +117,7 @@ class DominoTrainer(EvaluatingTrainer):
             shape = (processing_class, args.max_length, model.config.vocab_size)
             train_dataset = encode_dataset(train_dataset, *shape, "train_dataset")
             eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset")
-            data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
+            data_collator = partial(collate_with_states, pad_token_id=model.config.pad_token_id or 0)
         super().__init__(
             model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
             eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
@@ -120,7 +125,7 @@ class DominoTrainer(EvaluatingTrainer):
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
         self.model_accepts_loss_kwargs = True
         self.drafter = model
-        self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
+        self.target = TargetModel(place_target(target, args.device), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
         self._clock = time.monotonic()

@@ -1,0 +1,210 @@
+"""Hidden states are written: by forwards over rows of like length, or while the target generates the rows.
+
+Generation sees every token of a row but the last one, whose states no block ever reads; they are zeros then. Its
+forwards over single tokens round otherwise than one over the whole row, so losses from such states differ by up to
+`GENERATED_TOL`.
+
+Shapes: B batch, S sequence length, C hidden states kept per token, H hidden size.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
+from transformers import PreTrainedModel
+
+from hf_domino.compatibility import refusal
+from hf_domino.configuration import DominoConfig
+from hf_domino.notices import notice
+from hf_domino.target import TargetModel
+from hf_domino.training.distillation import check_final
+from hf_domino.training.forward import TargetStates, read_target
+from hf_domino.training.hidden_states.folder import (
+    DTYPES,
+    ShardWriter,
+    StateFolder,
+    StateSettings,
+    begin,
+    row_key,
+)
+
+GENERATED_TOL = 1e-3  # relative, of losses: roundings of fp32 forwards of other widths, through a drafter
+MAX_SHARD_BYTES = 2**29
+GB = 1e9
+
+
+class StateWriter:
+    """Writes what a folder of hidden states lacks.
+
+    Args:
+        target (`PreTrainedModel`): The target, in evaluation mode.
+        config (`DominoConfig`): Of the drafter that is to read them, for `target_layer_ids`.
+        folder (`str` or `Path`): Where; it need not exist. What is there is kept, if it is of this target and layers.
+        dtype (`str`, *optional*, defaults to `"bfloat16"`): To store them in: that, `"float16"`, `"float32"`, or
+            `"auto"` for the target's own, in which training is the same bit for bit where batches are.
+        final (`bool`, *optional*, defaults to `False`): Keep the state that lm_head reads too, for distillation.
+        target_files (`str`, *optional*): Digest of the files that the target was loaded from, see `files_digest`.
+        autocast (`Callable`, *optional*): Gives the context of the forwards, as training has it.
+        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
+        max_shard_bytes (`int`, *optional*): Largest file; it is collected in memory, and lost where a process dies.
+
+    Raises:
+        ValueError: If the folder was begun with another target, other layers or another dtype.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        config: DominoConfig,
+        folder: str | Path,
+        dtype: str = "bfloat16",
+        final: bool = False,
+        target_files: str | None = None,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+        shard: tuple[int, int] = (0, 1),
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+    ):
+        self.target, self.folder = TargetModel(target, config), Path(folder)
+        self.settings = begin(self.folder, StateSettings.of(target, config, dtype, final, target_files), shard)
+        self._autocast, self._shard = autocast, shard
+        self._shards = ShardWriter(self.folder, self.settings, max_shard_bytes, shard[0])
+        self._final_is_known = not final
+        self._before = StateFolder(self.folder)
+
+    def write(self, rows: Any, tokens_per_forward: int = 8192, progress: bool = True) -> None:
+        """Run the target over the rows that are missing, this process's share of them.
+
+        Rows are sorted by length, so that batches hold little padding; a batch is computed whole or not at all, in the
+        same company after an interruption as without one.
+
+        Args:
+            rows (`Sequence[dict]`): With `input_ids`.
+            tokens_per_forward (`int`, *optional*, defaults to 8192): Most tokens of a batch, padding included; at
+                least one row.
+            progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
+
+        Raises:
+            ValueError: If the disk has not enough room for them.
+        """
+        texts: dict[int, Sequence[int]] = {}
+        for index in range(len(rows)):
+            ids = rows[index]["input_ids"]
+            texts.setdefault(row_key(ids), ids)
+        keys = np.array(sorted(texts, key=lambda key: (len(texts[key]), key)), dtype=np.int64)
+        missing = set(keys[StateFolder(self.folder).find(keys).shards < 0].tolist())
+        num_missing = sum(len(texts[key]) for key in missing)
+        if not num_missing:
+            return
+        self.check_room(num_missing, f"{len(missing)} of {len(texts)} different rows")
+        # Which process does a batch depends on nothing that another process may just be writing.
+        batches = list(_batches(keys.tolist(), texts, tokens_per_forward))[self._shard[0] :: self._shard[1]]
+        todo = [batch for batch in batches if missing & set(batch)]
+        total = sum(len(texts[key]) for batch in todo for key in batch)
+        with tqdm(desc="hidden states", total=total, unit="token", unit_scale=True, disable=not progress) as bar:
+            for batch in todo:
+                states = self._forward([texts[key] for key in batch])
+                self._shards.add({key: row for key, row in zip(batch, states, strict=True) if key in missing})
+                bar.update(sum(len(texts[key]) for key in batch))
+        self._shards.flush()
+
+    def check_room(self, num_tokens: int, what: str) -> None:
+        """Say what tokens will take on the disk, and refuse where it has not enough room.
+
+        Args:
+            num_tokens (`int`): At most so many.
+            what (`str`): Whose they are, for the line that is said.
+
+        Raises:
+            ValueError: If there is less room.
+        """
+        settings, free = self.settings, shutil.disk_usage(self.folder).free
+        needed = num_tokens * settings.bytes_per_token
+        notice(
+            f"hidden states of {what} take {needed / GB:.3g} GB in {self.folder}: {num_tokens} tokens of "
+            f"{settings.bytes_per_token} bytes ({settings.num_states} states of {settings.hidden_size} in "
+            f"{settings.dtype}); {free / GB:.3g} GB are free."
+        )
+        if needed > free:
+            remedy = "Free some, choose a folder on another disk (--cache_hidden_states), take fewer or shorter rows"
+            remedy += "." if DTYPES[settings.dtype].itemsize == 2 else ", or --cache_dtype bfloat16."
+            expected = f"at least {needed / GB:.3g} GB, for {num_tokens} tokens"
+            raise refusal(f"the room for {self.folder}", expected, f"{free / GB:.3g} GB", remedy)
+
+    def _forward(self, texts: list[Sequence[int]]) -> list[torch.Tensor]:
+        ids = [torch.as_tensor(text, dtype=torch.int64) for text in texts]
+        # What fills up is never seen: it is on the right, and the target is causal.
+        padded = pad_sequence(ids, batch_first=True).to(self.target.input_device)
+        with self._autocast():
+            read = read_target(self.target, padded, final=self.settings.final)
+            if not self._final_is_known and read.final is not None and read.logits is not None:
+                check_final(self.target, read.final, read.logits)
+                self._final_is_known = True
+        return [states[: len(text)] for states, text in zip(self._kept(read), ids, strict=True)]
+
+    def _kept(self, read: TargetStates) -> torch.Tensor:
+        """What is stored of a forward, `[B, S, C, H]` on the CPU."""
+        parts = (*read.captured, *(() if read.final is None else (read.final,)))
+        return torch.stack([part.to(DTYPES[self.settings.dtype]) for part in parts], dim=2).cpu()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Note the hidden states of all forwards of the target inside, for one [`~StateWriter.keep_generated`]."""
+        self._pieces: list[torch.Tensor] = []
+        wanted = self.target.capture_kwargs(final=self.settings.final)
+
+        def ask(_: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+            return args, kwargs | wanted
+
+        def note(_: Any, args: tuple, outputs: Any) -> None:
+            final = outputs.hidden_states[-1] if self.settings.final else None
+            self._pieces.append(self._kept(TargetStates(self.target.captured(outputs), final)))
+
+        model = self.target.model
+        handles = [model.register_forward_pre_hook(ask, with_kwargs=True), model.register_forward_hook(note)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def keep_generated(self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> None:
+        """Keep what was recorded of a batch that was generated from prompts padded on the left.
+
+        Args:
+            prompts (`Sequence[Sequence[int]]`): Token ids of each row's prompt.
+            rows (`Sequence[Sequence[int]]`): Token ids of each row, prompt included.
+        """
+        longest, states, kept = max(map(len, prompts)), torch.cat(self._pieces, dim=1), {}
+        for prompt, row, seen in zip(prompts, rows, states, strict=True):
+            start = longest - len(prompt)
+            own = seen[start : start + len(row) - 1]
+            kept[row_key(row)] = F.pad(own, (0, 0, 0, 0, 0, len(row) - len(own)))
+        self._pieces = []
+        keys = np.array(list(kept), dtype=np.int64)
+        is_new = self._before.find(keys).shards < 0
+        self._shards.add({key: kept[key] for key in keys[is_new].tolist()})
+
+    def flush(self) -> None:
+        """Write what was kept and is no whole shard yet."""
+        self._shards.flush()
+
+
+def _batches(keys: list[int], texts: dict[int, Sequence[int]], tokens: int) -> Iterator[list[int]]:
+    """Cut rows, the shortest first, into batches of at most so many tokens once they are padded."""
+    batch: list[int] = []
+    for key in keys:
+        if batch and (len(batch) + 1) * len(texts[key]) > tokens:
+            yield batch
+            batch = []
+        batch.append(key)
+    if batch:
+        yield batch

@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
+from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.data.on_policy import generate_on_policy
 from hf_domino.data.rows import load_rows
 from hf_domino.training.hidden_states import folder as folders
@@ -32,9 +36,10 @@ def cached(target, make_drafter, tmp_path):
 
     def build(rows, config=None, tokens_per_forward=1, **options):
         config, final = config or make_drafter(target).config, options.get("final", False)
-        writer = StateWriter(target, config, tmp_path / "states", **({"dtype": "auto"} | options))
+        path = tmp_path / options.pop("folder", "states")
+        writer = StateWriter(target, config, path, **({"dtype": "auto"} | options))
         writer.write(rows, tokens_per_forward, progress=False)
-        return CachedRows(rows, tmp_path / "states", target, config, final)
+        return CachedRows(rows, path, target, config, final)
 
     return build
 
@@ -47,10 +52,12 @@ def test_training_from_states_of_the_same_forwards_is_the_same(
         "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 2,
         "logging_steps": 1, "max_steps": 3, "eval_strategy": "epoch", "distillation_weight": distillation_weight,
     }  # fmt: skip
-    rows, final, start = greedy_rows[:4], distillation_weight > 0, make_drafter(target)
+    rows, final = greedy_rows[:4], distillation_weight > 0
+    start = make_drafter(target, target_layer_ids=[2, 0])
     in_process = make_trainer(copy.deepcopy(start), rows, rows[:2], **fields)
     in_process.train()
-    from_states = make_trainer(start, cached(rows, final=final), cached(rows[:2], final=final), **fields)
+    train_rows, eval_rows = (cached(part, start.config, final=final) for part in (rows, rows[:2]))
+    from_states = make_trainer(start, train_rows, eval_rows, **fields)
     monkeypatch.setattr(target, "forward", lambda *args, **kwargs: pytest.fail("the target ran"))
     from_states.train()
     assert len(logged(in_process)) > 12
@@ -79,8 +86,7 @@ def test_states_written_while_generating(target, make_drafter, make_trainer, cac
     assert text.read_text() == generate_on_policy(target, prompts, tmp_path / "plain.jsonl", **fields).read_text()
     rows = load_rows(text)
     generated = CachedRows(rows, tmp_path / "states", target, drafter.config)
-    (tmp_path / "states").rename(tmp_path / "generated")
-    forwards = cached(rows, drafter.config, final=True)
+    forwards = cached(rows, drafter.config, final=True, folder="forwards")
     assert len({len(row["input_ids"]) for row in rows}) > 2
     for row, expected in zip(generated, forwards, strict=True):
         torch.testing.assert_close(row["hidden_states"][:-1], expected["hidden_states"][:-1], rtol=1e-4, atol=1e-4)
@@ -144,7 +150,7 @@ def test_what_does_not_belong_is_refused(target, make_drafter, make_trainer, gre
     with pytest.raises(ValueError, match=r"states-\w+.safetensors must be a shard .* Delete this file"):
         CachedRows(greedy_rows, path, target, drafter.config)
     (path / "index.json").write_text("{")
-    with pytest.raises(ValueError, match="index.json must be the index of hidden states"):
+    with pytest.raises(ValueError, match=r"index\.json must be the index of hidden states"):
         CachedRows(greedy_rows, path, target, drafter.config)
 
 
@@ -155,7 +161,7 @@ def test_a_full_disk_is_refused_before_any_forward(target, greedy_rows, cached, 
     tokens = sum(len(row["input_ids"]) for row in greedy_rows)
     with pytest.raises(ValueError, match=rf"must be at least .* GB, for {tokens} tokens, got '1e-06 GB'"):
         cached(greedy_rows, dtype="bfloat16")
-    assert f"{tokens} tokens of 128 bytes (2 states of 32 in bfloat16)" in caplog.text
+    assert f"{tokens} tokens of 64 bytes (1 states of 32 in bfloat16)" in caplog.text
 
 
 @pytest.mark.parametrize("on_policy", [False, True])
@@ -175,3 +181,42 @@ def test_the_command_loads_no_more_than_it_uses(on_policy, recipe, train, saved_
     assert train(recipe, "--max_steps", "5") == 0
     again = json.loads((tmp_path / "run" / "config.json").read_text())
     assert again["target_weights_digest"] == config["target_weights_digest"]
+
+
+@pytest.mark.slow
+def test_two_processes_write_and_train_as_one(recipe, tmp_path):
+    weights = []
+    for launcher in ([], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]):
+        path, world = tmp_path / f"recipe{len(weights)}.yaml", 1 + bool(launcher)
+        fields = recipe | {"output_dir": str(tmp_path / path.stem), "cache_hidden_states": str(tmp_path / f"s{world}")}
+        fields |= {"per_device_train_batch_size": 4 // world, "optim": "sgd", "max_steps": 2, "cache_dtype": "auto"}
+        path.write_text(yaml.safe_dump(fields))
+        command = [sys.executable, *launcher, "-m", "hf_domino.cli", "train", str(path)]
+        subprocess.run(command, check=True, capture_output=True, timeout=240)
+        weights.append(DominoDraftModel.from_pretrained(tmp_path / path.stem).state_dict())
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_any_moment_ends_with_the_same_states(saved_pair, greedy_rows, cached, target, tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps(greedy_rows))
+    expected = [row["hidden_states"] for row in cached(greedy_rows)]
+    script = """
+import json, os, random, signal, sys, threading, time
+from transformers import AutoModelForCausalLM
+from hf_domino import DominoConfig
+from hf_domino.training import StateWriter
+target = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
+def kill(): time.sleep(random.uniform(0, 0.1)); os.kill(os.getpid(), signal.SIGKILL)
+rows = json.load(open(sys.argv[2]))
+config = DominoConfig.for_target(target.config)
+if sys.argv[4] == "killed": threading.Thread(target=kill, daemon=True).start()
+StateWriter(target, config, sys.argv[3], "auto", max_shard_bytes=1).write(rows, 1, False)
+"""
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-c", script, saved_pair[0], tmp_path / "rows.json", folder]
+    codes = [subprocess.run([*command, how], capture_output=True).returncode for how in ["killed"] * 4 + ["whole"]]
+    assert -9 in codes
+    assert codes[-1] == 0
+    rows = CachedRows(greedy_rows, folder, target, DominoConfig.for_target(target.config))
+    assert all(torch.equal(row["hidden_states"], states) for row, states in zip(rows, expected, strict=True))

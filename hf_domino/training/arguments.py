@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -35,6 +36,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
 
     Args:
         max_length (`int`, *optional*, defaults to 2048): Longest row in tokens; longer ones are cut.
+        chat_template_kwargs (`dict` or `str`, *optional*): For the chat template, as it will be used: thinking mode,
+            say. As a string, JSON.
         num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
         loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
             blocks of 16, 5 for 10, 4 for 8.
@@ -51,10 +54,14 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             torch 2.9. Defaults to AdamW for all.
         walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
             walked; 0 for none.
+        logging_steps (`float`, *optional*, defaults to 0.05): Steps between lines of the log, or below 1 a share of all
+            steps: 20 lines a training.
 
     Raises:
         ValueError: If a field is out of range.
     """
+
+    _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "chat_template_kwargs"]  # read from JSON
 
     dataloader_pin_memory: bool = field(
         default_factory=torch.accelerator.is_available, metadata={"help": "Pin batches; on where there is a GPU."}
@@ -85,8 +92,17 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
                 raise ValueError(f"{name} must be {allowed}, got {value}.")
         if self.distillation_temperature <= 0:
             raise ValueError(f"distillation_temperature must be above 0, got {self.distillation_temperature}.")
+        if not isinstance(self.chat_template_kwargs or {}, dict):
+            example = """Write it like '{"enable_thinking": false}'."""
+            raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
         if self.loss_decay is not None and self.loss_decay <= 0:
             raise ValueError(f"loss_decay must be above 0, or None for the published value, got {self.loss_decay}.")
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """`chat_template_kwargs` as a mapping, empty where there are none."""
+        assert not isinstance(self.chat_template_kwargs, str)  # JSON is read when the arguments are made
+        return self.chat_template_kwargs or {}
 
     def _check_reports(self) -> None:
         """Refuse backends that are not installed: the trainer would, but after everything is loaded and generated."""

@@ -1,4 +1,4 @@
-"""The base-anchored loss: cross-entropy of corrected and base logits, never all in memory at once.
+"""The base-anchored loss: cross-entropy of corrected and base logits, as the formula says.
 
 L = (1 - lambda_base) CE(corrected) + lambda_base CE(base), each a weighted sum over one global batch divided by the
 sum of the weights; lambda_base falls linearly from 1 to 0 (arXiv 2605.29707). Without a correction head it is CE(base).
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
@@ -49,23 +48,20 @@ class ScoredPositions:
 
 @dataclass(frozen=True)
 class DraftLosses:
-    """Weighted sums of cross-entropies in fp32, not yet divided by the weights of the global batch.
+    """Weighted sums of losses in fp32, not yet divided by the weights of the global batch.
 
     Args:
-        base (`torch.Tensor`): Scalar, of the base logits.
-        corrected (`torch.Tensor`): Scalar, of the corrected logits; `base` itself without a correction head.
+        loss (`torch.Tensor`): Scalar, what is trained: both terms always take part, so that every parameter has a
+            gradient.
+        base (`torch.Tensor`): Scalar, of the base logits; a figure without gradient, as is the next one.
+        corrected (`torch.Tensor`): Scalar, of the corrected logits; equal to `base` without a correction head.
         is_correct (`torch.Tensor`): `[M]` bool, whether the drafter's first choice is the label.
     """
 
+    loss: torch.Tensor
     base: torch.Tensor
     corrected: torch.Tensor
     is_correct: torch.Tensor
-
-    def combine(self, lambda_base: float) -> torch.Tensor:
-        """The training loss; both terms always take part, so that every parameter has a gradient."""
-        if self.corrected is self.base:
-            return self.base
-        return (1 - lambda_base) * self.corrected + lambda_base * self.base
 
 
 def lambda_base_at(step: int, num_steps: int, decay_ratio: float) -> float:
@@ -113,50 +109,36 @@ def draft_logits(
     return base, base + head.expand(low_rank).float() * positions.is_corrected[:, None]
 
 
-def draft_losses(
+def score_chunk(
     drafter: DominoDraftModel,
     target: TargetModel,
-    positions: ScoredPositions,
-    max_logits_per_chunk: int,
+    chunk: ScoredPositions,
+    lambda_base: float,
     distillation: Distillation | None = None,
 ) -> DraftLosses:
-    """Score positions in chunks; with more than one, their logits are computed again in the backward pass.
+    """Score positions whose logits fit into memory, as the formula says.
 
     Args:
         drafter (`DominoDraftModel`): For the correction head.
         target (`TargetModel`): For lm_head.
-        positions (`ScoredPositions`): M positions, M may be 0.
-        max_logits_per_chunk (`int`): Most logits in one chunk, over all its positions.
-        distillation (`Distillation`, *optional*): What is learned from `positions.final`; None for labels alone.
+        chunk (`ScoredPositions`): M positions, M may be 0.
+        lambda_base (`float`): Share of the base term in `loss`, in [0, 1].
+        distillation (`Distillation`, *optional*): What is learned from `chunk.final`; None for labels alone.
 
     Returns:
-        `DraftLosses`: Sums over all positions.
+        `DraftLosses`: Sums over the chunk.
     """
-    chunks = positions.split(max(1, max_logits_per_chunk // drafter.config.vocab_size))
-    if len(chunks) == 1 or not torch.is_grad_enabled():
-        parts = [_chunk_losses(drafter, target, chunk, distillation) for chunk in chunks]
-    else:
-        parts = [
-            checkpoint(_chunk_losses, drafter, target, chunk, distillation, use_reentrant=False) for chunk in chunks
-        ]
-    base, corrected, is_correct = zip(*parts, strict=True)
-    base_sum = torch.stack(base).sum()
-    corrected_sum = torch.stack(corrected).sum() if drafter.has_correction_head else base_sum
-    return DraftLosses(base_sum, corrected_sum, torch.cat(is_correct))
-
-
-def _chunk_losses(
-    drafter: DominoDraftModel, target: TargetModel, chunk: ScoredPositions, distillation: Distillation | None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     base, corrected = draft_logits(drafter, target, chunk)
     taught = None
     if distillation is not None:
         assert chunk.final is not None
         taught = distillation.teach(target, chunk.final)
-    base_loss = corrected_loss = _weighted_sum(base, chunk, distillation, taught)
+    is_correct = corrected.detach().argmax(dim=-1) == chunk.labels
+    loss = base_loss = corrected_loss = _weighted_sum(base, chunk, distillation, taught)
     if corrected is not base:
         corrected_loss = _weighted_sum(corrected, chunk, distillation, taught)
-    return base_loss, corrected_loss, corrected.detach().argmax(dim=-1) == chunk.labels
+        loss = (1 - lambda_base) * corrected_loss + lambda_base * base_loss
+    return DraftLosses(loss, base_loss.detach(), corrected_loss.detach(), is_correct)
 
 
 def _weighted_sum(

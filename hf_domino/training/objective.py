@@ -22,7 +22,8 @@ from hf_domino.training.arguments import DominoTrainingArguments, default_loss_d
 from hf_domino.training.distillation import Distillation, check_final, gather_final
 from hf_domino.training.forward import TargetStates, draft_blocks
 from hf_domino.training.hidden_states.reading import states_of_batch
-from hf_domino.training.losses import DraftLosses, draft_losses
+from hf_domino.training.losses import DraftLosses
+from hf_domino.training.scoring import draft_losses
 
 Batch = dict[str, torch.Tensor]
 
@@ -72,12 +73,13 @@ class Objective:
             batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, self.loss_decay
         )
 
-    def score(self, batch: Batch) -> ScoredBatch:
+    def score(self, batch: Batch, lambda_base: float = 0.0) -> ScoredBatch:
         """Draft and score the blocks of a batch.
 
         Args:
             batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask`, `attention_mask` `[B, S]`, `anchors` `[B, N]`,
                 and, where the target is not to run, `hidden_states` `[B, S, C, H]`.
+            lambda_base (`float`, *optional*, defaults to 0.0): Share of the base term in the loss.
         """
         drafter = self.drafter
         labels, weights = self.labels(batch)
@@ -93,7 +95,9 @@ class Objective:
             scored = blocks.select(chosen, labels, weights, drafter.config)
             if distillation is not None:
                 scored = replace(scored, final=self._final_of(read, batch["anchors"], chosen))
-            losses = draft_losses(drafter, self.target, scored, self.args.max_logits_per_chunk, distillation)
+            losses = draft_losses(
+                drafter, self.target, scored, lambda_base, self.args.max_logits_per_chunk, distillation
+            )
         return ScoredBatch(losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights)
 
     def _final_of(self, read: TargetStates, anchors: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

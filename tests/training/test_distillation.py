@@ -11,7 +11,8 @@ from hf_domino.target import TargetModel
 from hf_domino.training.anchors import block_labels
 from hf_domino.training.distillation import Distillation, check_final, gather_final
 from hf_domino.training.forward import read_target
-from hf_domino.training.losses import ScoredPositions, draft_logits, draft_losses
+from hf_domino.training.losses import ScoredPositions, draft_logits
+from hf_domino.training.scoring import draft_losses
 
 
 def scored_positions(drafter, view, loss_decay=4.0) -> tuple[ScoredPositions, torch.Tensor]:
@@ -38,7 +39,7 @@ def test_losses_are_the_divergence_from_the_targets_law(kind, temperature, targe
     drafter = make_drafter(target, **kind)
     view = TargetModel(target, drafter.config)
     positions, laws = scored_positions(drafter, view)
-    found = draft_losses(drafter, view, positions, 3 * 64, Distillation(0.25, temperature))
+    found = draft_losses(drafter, view, positions, 0.3, 3 * 64, Distillation(0.25, temperature))
     for logits, loss in zip(draft_logits(drafter, view, positions), (found.base, found.corrected), strict=True):
         expected = 0.0
         for drafted, law, label, weight in zip(logits, laws, positions.labels, positions.weights, strict=True):
@@ -60,7 +61,7 @@ def test_without_weight_nothing_changes_by_a_bit(target, make_drafter):
     drafter = make_drafter(target)
     view = TargetModel(target, drafter.config)
     positions, _ = scored_positions(drafter, view)
-    plain, mixed = (draft_losses(drafter, view, positions, 2**26, d) for d in (None, Distillation(0.0, 1.0)))
+    plain, mixed = (draft_losses(drafter, view, positions, 0.3, 2**26, d) for d in (None, Distillation(0.0, 1.0)))
     assert torch.equal(plain.base, mixed.base)
     assert torch.equal(plain.corrected, mixed.corrected)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -18,6 +17,7 @@ from hf_domino.training.fields import ModelArguments
 from hf_domino.training.hidden_states.folder import StateSettings
 from hf_domino.training.hidden_states.reading import CachedRows, has_all
 from hf_domino.training.hidden_states.writing import StateWriter
+from hf_domino.training.loading import TrainingRows
 from hf_domino.training.placing import files_digest, load_ends, place_target
 
 
@@ -72,33 +72,30 @@ class CachedRun:
         )
 
     def attach(
-        self, target: PreTrainedModel, config: DominoConfig, *datasets: Any
-    ) -> tuple[PreTrainedModel, list[CachedRows | None]]:
+        self, target: PreTrainedModel, config: DominoConfig, rows: TrainingRows
+    ) -> tuple[PreTrainedModel, TrainingRows]:
         """Write the states that are missing, and let rows carry theirs.
 
         Args:
             target (`PreTrainedModel`): All of it, or its ends.
             config (`DominoConfig`): Of the drafter.
-            datasets: Rows, or None.
+            rows (`TrainingRows`): Of training and evaluation.
 
         Returns:
-            `tuple[PreTrainedModel, list]`: The target's ends, or all of it where they cannot be loaded alone, and the
-            rows of each dataset.
+            `tuple[PreTrainedModel, TrainingRows]`: The target's ends, or all of it where they cannot be loaded alone,
+            and the rows with their states.
         """
+        datasets = [part for part in (rows.train, rows.evaluation) if part is not None]
         is_whole = not any(weight.is_meta for weight in target.parameters())
-        if not all(has_all(self.folder, rows) for rows in datasets if rows is not None):
+        if not all(has_all(self.folder, part) for part in datasets):
             target, is_whole = (target if is_whole else load_target(self.names, self.args)), True
             writer = self.writer(target, config)
-            for rows in datasets:
-                if rows is not None:
-                    writer.write(rows, progress=self.args.process_index == 0)
+            for part in datasets:
+                writer.write(part, progress=self.args.process_index == 0)
         self.args.distributed_state.wait_for_everyone()
-        cached = [
-            None if rows is None else CachedRows(rows, self.folder, target, config, self.final, self.files)
-            for rows in datasets
-        ]
+        cached = [CachedRows(part, self.folder, target, config, self.final, self.files) for part in datasets]
         ends = self._load_ends() if is_whole and self.files is not None else None
-        return ends or target, cached
+        return ends or target, TrainingRows(cached[0], cached[1] if rows.evaluation is not None else None)
 
     def _load_ends(self) -> PreTrainedModel | None:
         assert self.names.target is not None

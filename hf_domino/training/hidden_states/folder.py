@@ -131,7 +131,7 @@ class Found(NamedTuple):
     ends: np.ndarray
 
 
-def row_key(input_ids: Sequence[int]) -> int:
+def row_key(input_ids: Sequence[int] | np.ndarray) -> int:
     """What a row is found by: 64 bits of a digest of its token ids."""
     digest = hashlib.blake2b(np.asarray(input_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -52,7 +52,7 @@ class CachedRows(Dataset):
         self.rows, self.states = rows, StateFolder(Path(folder))
         wanted = StateSettings.of(target, config, self.states.settings.dtype, final, target_files)
         self.states.settings.check_serves(wanted, self.states.path)
-        self._found = self.states.find(keys_of(rows))
+        self._found = self.states.find(keys_of(rows)[0])
         if missing := np.flatnonzero(self._found.shards < 0).tolist():
             remedy = "Let StateWriter(...).write(rows) add what is missing; hf-domino train does so."
             value = f"one without row {missing[0]} ({len(missing)} of {len(rows)} are missing)"
@@ -67,9 +67,14 @@ class CachedRows(Dataset):
         return self.rows[index] | {STATES: self.states.read(shard, start, end)}
 
 
-def keys_of(rows: Any) -> np.ndarray:
-    """What each row is found by, `[N]` int64."""
-    return np.array([row_key(rows[index]["input_ids"]) for index in range(len(rows))], dtype=np.int64)
+def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What each row is found by, and its length, both `[N]` int64."""
+    if hasattr(rows, "token_batches"):  # whole columns at once, of rows that lie on disk
+        texts = (ids for flat, lengths in rows.token_batches() for ids in np.split(flat, lengths.cumsum()[:-1]))
+    else:
+        texts = (rows[index]["input_ids"] for index in range(len(rows)))
+    found = np.array([(row_key(text), len(text)) for text in texts], dtype=np.int64)
+    return found[:, 0], found[:, 1]
 
 
 def has_all(folder: str | Path, rows: Any) -> bool:
@@ -77,7 +82,7 @@ def has_all(folder: str | Path, rows: Any) -> bool:
     path = Path(folder)
     if StateSettings.load(path) is None:
         return False
-    return bool((StateFolder(path).find(keys_of(rows)).shards >= 0).all())
+    return bool((StateFolder(path).find(keys_of(rows)[0]).shards >= 0).all())
 
 
 def check_layers(config: DominoConfig, *datasets: Any) -> None:

@@ -36,6 +36,7 @@ from hf_domino.training.hidden_states.folder import (
     begin,
     row_key,
 )
+from hf_domino.training.hidden_states.reading import keys_of
 
 GENERATED_TOL = 1e-3  # relative, of losses: roundings of fp32 forwards of other widths, through a drafter
 MAX_SHARD_BYTES = 2**29
@@ -95,25 +96,24 @@ class StateWriter:
         Raises:
             ValueError: If the disk has not enough room for them.
         """
-        texts: dict[int, Sequence[int]] = {}
-        for index in range(len(rows)):
-            ids = rows[index]["input_ids"]
-            texts.setdefault(row_key(ids), ids)
-        keys = np.array(sorted(texts, key=lambda key: (len(texts[key]), key)), dtype=np.int64)
-        missing = set(keys[StateFolder(self.folder).find(keys).shards < 0].tolist())
-        num_missing = sum(len(texts[key]) for key in missing)
-        if not num_missing:
+        keys, lengths = keys_of(rows)
+        first = np.unique(keys, return_index=True)[1]  # of equal rows
+        order = first[np.lexsort((keys[first], lengths[first]))]
+        is_missing = np.zeros(len(keys), bool)
+        is_missing[order] = StateFolder(self.folder).find(keys[order]).shards < 0
+        if not is_missing.any():
             return
-        self.check_room(num_missing, f"{len(missing)} of {len(texts)} different rows")
+        self.check_room(int(lengths[is_missing].sum()), f"{is_missing.sum()} of {len(order)} different rows")
         # Which process does a batch depends on nothing that another process may just be writing.
-        batches = list(_batches(keys.tolist(), texts, tokens_per_forward))[self._shard[0] :: self._shard[1]]
-        todo = [batch for batch in batches if missing & set(batch)]
-        total = sum(len(texts[key]) for batch in todo for key in batch)
+        batches = list(_batches(order, lengths, tokens_per_forward))[self._shard[0] :: self._shard[1]]
+        todo = [batch for batch in batches if is_missing[batch].any()]
+        total = int(sum(lengths[batch].sum() for batch in todo))
         with tqdm(desc="hidden states", total=total, unit="token", unit_scale=True, disable=not progress) as bar:
             for batch in todo:
-                states = self._forward([texts[key] for key in batch])
-                self._shards.add({key: row for key, row in zip(batch, states, strict=True) if key in missing})
-                bar.update(sum(len(texts[key]) for key in batch))
+                states = self._forward([rows[int(index)]["input_ids"] for index in batch])
+                found = zip(batch, states, strict=True)
+                self._shards.add({int(keys[index]): row for index, row in found if is_missing[index]})
+                bar.update(int(lengths[batch].sum()))
         self._shards.flush()
 
     def check_room(self, num_tokens: int, what: str) -> None:
@@ -198,13 +198,11 @@ class StateWriter:
         self._shards.flush()
 
 
-def _batches(keys: list[int], texts: dict[int, Sequence[int]], tokens: int) -> Iterator[list[int]]:
+def _batches(order: np.ndarray, lengths: np.ndarray, tokens: int) -> Iterator[np.ndarray]:
     """Cut rows, the shortest first, into batches of at most so many tokens once they are padded."""
-    batch: list[int] = []
-    for key in keys:
-        if batch and (len(batch) + 1) * len(texts[key]) > tokens:
-            yield batch
-            batch = []
-        batch.append(key)
-    if batch:
-        yield batch
+    start = 0
+    for end, index in enumerate(order):
+        if end > start and (end - start + 1) * lengths[index] > tokens:
+            yield order[start:end]
+            start = end
+    yield order[start:]

@@ -28,14 +28,11 @@ START_AGAIN = "Delete the file or pass overwrite=True (--overwrite true) to star
 class StateKeeper(Protocol):
     """Keeps the hidden states of what is generated; [`~training.StateWriter`] is one."""
 
-    def check_room(self, num_tokens: int, what: str) -> None:
-        """Refuse a disk that has not room for so many tokens."""
+    def expect(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        """Refuse a disk without room for what these prompts may become."""
 
-    def recording(self) -> AbstractContextManager[None]:
-        """Note the forwards inside."""
-
-    def keep_generated(self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> None:
-        """Keep what was noted of prompts padded on the left, and of the rows that came of them."""
+    def recording(self, prompts: Sequence[Sequence[int]]) -> AbstractContextManager[list[list[int]]]:
+        """Keep the states of the forwards inside, over prompts padded on the left; yields a list to put the rows in."""
 
     def flush(self) -> None:
         """Write what was kept."""
@@ -103,16 +100,14 @@ def generate_on_policy(
     batches = list(_plan(prompts, temperatures, batch_size))[shard[0] :: shard[1]]
     done = _keep_whole_batches(output, [len(batch.prompts) for batch in batches])
     autocast = torch.autocast(target.device.type, torch.bfloat16) if bf16 else nullcontext()
-    if states is not None and done < len(batches):
-        left = [prompt for batch in batches[done:] for prompt in batch.prompts]
-        states.check_room(sum(map(len, left)) + max_new_tokens * len(left), f"at most {len(left)} rows to be written")
+    if states is not None:
+        states.expect([prompt for batch in batches[done:] for prompt in batch.prompts], max_new_tokens)
     with output.open("a", encoding="utf-8") as file, autocast:
         bar = tqdm(batches[done:], "on-policy text", len(batches), initial=done, unit="batch", disable=not progress)
         for batch in bar:
-            with nullcontext() if states is None else states.recording():
+            with nullcontext([]) if states is None else states.recording(batch.prompts) as written:
                 rows = _continue(target, batch, max_new_tokens, seed)
-            if states is not None:
-                states.keep_generated(batch.prompts, [row["input_ids"] for row in rows])
+                written += [row["input_ids"] for row in rows]
             file.write("".join(json.dumps(row) + "\n" for row in rows))
             file.flush()
     if states is not None:

@@ -70,7 +70,9 @@ def load_ends(name: str, dtype: str, device: torch.device) -> PreTrainedModel | 
     with torch.device("meta"):
         shape = AutoModelForCausalLM.from_config(config)
     ends = (shape.get_input_embeddings(), shape.get_output_embeddings())
-    device_map: dict[str, Any] = dict(_places(shape, ends, device))
+    # The first process of several has "cpu:0", which accelerate takes for an accelerator.
+    where = "cpu" if device.type == "cpu" else device
+    device_map: dict[str, Any] = dict(_places(shape, ends, where))
     try:
         return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map=device_map).eval()
     except ValueError:  # Transformers': weights would have to be written anew
@@ -78,7 +80,7 @@ def load_ends(name: str, dtype: str, device: torch.device) -> PreTrainedModel | 
         return None
 
 
-def _places(module: nn.Module, ends: tuple, device: torch.device, path: str = "") -> Iterator[tuple[str, Any]]:
+def _places(module: nn.Module, ends: tuple, device: torch.device | str, path: str = "") -> Iterator[tuple[str, Any]]:
     """A device map that covers every module once: the ends on the device, what is beside them on the disk."""
     for name, child in module.named_children():
         if child in ends:

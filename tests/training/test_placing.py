@@ -61,7 +61,7 @@ def test_a_quantised_target_trains(target, make_drafter, make_trainer, greedy_ro
 def test_the_ends_of_a_target_are_its_own(model_type, make_drafter, tmp_path):
     target = families.build(model_type)
     target.save_pretrained(tmp_path)
-    ends, config = load_ends(str(tmp_path), "auto", CPU), make_drafter(target).config
+    ends, config = load_ends(str(tmp_path), "auto", torch.device("cpu:0")), make_drafter(target).config
     loaded = sum(weight.numel() for weight in ends.parameters() if not weight.is_meta)
     assert loaded <= 2 * 96 * 32 < sum(weight.numel() for weight in target.parameters())
     whole, view, ids = TargetModel(target, config), TargetModel(ends, config), torch.arange(40)[None]

@@ -155,10 +155,29 @@ class StateWriter:
         parts = (*read.captured, *(() if read.final is None else (read.final,)))
         return torch.stack([part.to(DTYPES[self.settings.dtype]) for part in parts], dim=2).cpu()
 
+    def expect(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        """Check the room as [`~StateWriter.check_room`] does, for what prompts may become.
+
+        Args:
+            prompts (`Sequence[Sequence[int]]`): Token ids of each; possibly none.
+            max_new_tokens (`int`): Longest continuation.
+        """
+        if prompts:
+            most = sum(map(len, prompts)) + max_new_tokens * len(prompts)
+            self.check_room(most, f"at most {len(prompts)} rows to be written")
+
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Note the hidden states of all forwards of the target inside, for one [`~StateWriter.keep_generated`]."""
-        self._pieces: list[torch.Tensor] = []
+    def recording(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
+        """Keep the hidden states of rows that the target generates inside.
+
+        Args:
+            prompts (`Sequence[Sequence[int]]`): Token ids of the prompts, which the target sees padded on the left.
+
+        Yields:
+            `list[list[int]]`: To be filled with the token ids of each row, prompt included.
+        """
+        pieces: list[torch.Tensor] = []
+        written: list[list[int]] = []
         wanted = self.target.capture_kwargs(final=self.settings.final)
 
         def ask(_: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -166,29 +185,24 @@ class StateWriter:
 
         def note(_: Any, args: tuple, outputs: Any) -> None:
             final = outputs.hidden_states[-1] if self.settings.final else None
-            self._pieces.append(self._kept(TargetStates(self.target.captured(outputs), final)))
+            pieces.append(self._kept(TargetStates(self.target.captured(outputs), final)))
 
         model = self.target.model
         handles = [model.register_forward_pre_hook(ask, with_kwargs=True), model.register_forward_hook(note)]
         try:
-            yield
+            yield written
         finally:
             for handle in handles:
                 handle.remove()
+        self._keep(prompts, written, torch.cat(pieces, dim=1))
 
-    def keep_generated(self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]) -> None:
-        """Keep what was recorded of a batch that was generated from prompts padded on the left.
-
-        Args:
-            prompts (`Sequence[Sequence[int]]`): Token ids of each row's prompt.
-            rows (`Sequence[Sequence[int]]`): Token ids of each row, prompt included.
-        """
-        longest, states, kept = max(map(len, prompts)), torch.cat(self._pieces, dim=1), {}
+    def _keep(self, prompts: Sequence[Sequence[int]], rows: list[list[int]], states: torch.Tensor) -> None:
+        """Keep what was seen `[B, S, C, H]` of rows, without the padding before and what came after them."""
+        longest, kept = max(map(len, prompts)), {}
         for prompt, row, seen in zip(prompts, rows, states, strict=True):
             start = longest - len(prompt)
             own = seen[start : start + len(row) - 1]
             kept[row_key(row)] = F.pad(own, (0, 0, 0, 0, 0, len(row) - len(own)))
-        self._pieces = []
         keys = np.array(list(kept), dtype=np.int64)
         is_new = self._before.find(keys).shards < 0
         self._shards.add({key: kept[key] for key in keys[is_new].tolist()})

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.data.on_policy import NO_STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.notices import notice
@@ -51,7 +52,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if finished:
         notice(finished)
         return True
-    states = cache.writer(target, drafter.config) if cache and data.on_policy else None
+    states = cache.writer(target, drafter.config) if cache and data.on_policy else NO_STATES
     rows = load_training_rows(data, args, target, tokenizer, names.overwrite, states)
     if cache is not None:
         target, rows = cache.attach(target, drafter.config, rows)

@@ -194,7 +194,8 @@ class StateWriter:
         finally:
             for handle in handles:
                 handle.remove()
-        self._keep(prompts, written, torch.cat(pieces, dim=1))
+        if len({len(piece) for piece in pieces}) == 1:  # rows that left the batch early are run again by `write`
+            self._keep(prompts, written, torch.cat(pieces, dim=1))
 
     def _keep(self, prompts: Sequence[Sequence[int]], rows: list[list[int]], states: torch.Tensor) -> None:
         """Keep what was seen `[B, S, C, H]` of rows, without the padding before and what came after them."""

@@ -17,6 +17,15 @@ class ModelArguments:
     target_dtype: str = field(default="auto", metadata={"help": "dtype of the target: auto, float32, bfloat16."})
     drafter: str | None = field(default=None, metadata={"help": "A drafter to train further, instead of a new one."})
     overwrite: bool = field(default=False, metadata={"help": "Start again where output_dir holds an earlier run."})
+    target_device_map: str | None = field(
+        default=None, metadata={"help": "Where the target's parts go, such as auto; the training device if unset."}
+    )
+    cache_hidden_states: str | None = field(
+        default=None, metadata={"help": "Folder for the target's hidden states, run once instead of every epoch."}
+    )
+    cache_dtype: str = field(
+        default="bfloat16", metadata={"help": "What they are stored in: bfloat16, float16, float32, or auto."}
+    )
 
 
 @dataclass

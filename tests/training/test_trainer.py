@@ -146,6 +146,7 @@ def test_bf16_keeps_masters_and_losses_in_fp32(target, make_drafter, make_traine
     trainer.train()
     assert {parameter.dtype for parameter in drafter.parameters()} == {torch.float32}
     assert trainer.evaluate()["eval_loss"] > 0
+    assert not torch.is_autocast_enabled("cpu")  # entered twice, one context would never be left
 
 
 def test_a_bf16_target_trains_an_fp32_drafter(target, make_drafter, make_trainer, greedy_rows):

@@ -24,8 +24,8 @@ def losses_and_gradients(drafter, trainer, rows):
     batch = collate_rows(rows)
     batch["anchors"] = sample_anchors(batch["loss_mask"], 12, seeded_generator(4))
     drafter.train().zero_grad()
-    losses = trainer.objective.score(batch).losses
-    losses.combine(0.4).backward()
+    losses = trainer.objective.score(batch, 0.4).losses
+    losses.loss.backward()
     return [losses.base, losses.corrected, *(parameter.grad.clone() for parameter in drafter.parameters())]
 
 

@@ -44,7 +44,7 @@ def draft_hidden_states(
     noise_ids[..., 0] = gather_positions(input_ids, positions[..., :1])[..., 0]
     mask = block_attention_mask(attention_mask[:, :num_context], anchors, config.block_size)
     context_positions = torch.arange(num_context, device=anchors.device).expand(len(input_ids), -1)
-    hidden = drafter.forward(
+    hidden = drafter.run_backbone(
         noise_embeds=target.embed(noise_ids.flatten(1)).to(drafter.device),
         position_ids=positions.flatten(1).to(drafter.device),
         context_features=context_features,

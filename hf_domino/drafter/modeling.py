@@ -145,7 +145,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         Returns:
             `torch.Tensor`: Context features `[B, C, H]` in the drafter's dtype.
         """
-        return self.hidden_norm(self.fc(torch.cat(tuple(hidden_states), dim=-1).to(self.fc.weight)))
+        here = [states.to(self.fc.weight.device) for states in hidden_states]  # a target may be on several devices
+        return self.hidden_norm(self.fc(torch.cat(here, dim=-1).to(self.fc.weight)))
 
     def forward(self, *args: Any, within: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Run the backbone as [`~DominoDraftModel.run_backbone`] does, or whatever else needs the weights.
@@ -198,12 +199,16 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             if self.config.has_sliding_layers
             else inputs
         )
-        block = noise_embeds.to(self.norm.weight)
+        block = noise_embeds.to(self.fc.weight)  # the final norm may be a shard of its own until it runs
         for index, layer in enumerate(self.layers):
             block = layer(block, sliding if self.config.is_sliding(index) else inputs)
         if cache is not None:
             cache.advance()
         return self.norm(block)
+
+    def get_input_embeddings(self) -> None:
+        """Return None: embeddings are the target's. Sharding by `accelerate` asks."""
+        return None
 
     def export(self, folder: str | os.PathLike, format: str = "specforge", **options: Any) -> Export:
         """Write the drafter for other projects; which serving engines will take the folder is said before.

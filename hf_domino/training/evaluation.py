@@ -62,7 +62,10 @@ class EvaluatingTrainer(CheckpointingTrainer):
     def _walk(self, dataset: Any) -> dict[str, float]:
         rows = [dataset[index] for index in range(min(self.args.walk_rows, len(dataset)))]
         starts = [max(1, row["loss_mask"].index(1)) for row in rows]
+        sequences = [row["input_ids"] for row in rows]
         # Without autocast, as generation runs.
-        walked = walk_acceptance(self.drafter, self.target.model, [row["input_ids"] for row in rows], starts)
+        walk = torch.autocast(self.args.device.type, enabled=False)(walk_acceptance)
+        # Inside its forward, where sharded weights are gathered: all processes walk the same rows.
+        walked = self.drafter(within=partial(walk, self.drafter, self.target.model, sequences, starts))
         mean = mean_acceptance_length(walked)
         return {} if mean is None else {"walked_acceptance_length": mean}

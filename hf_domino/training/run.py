@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 
+from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.on_policy import generate_on_policy
 from hf_domino.data.rows import RowDataset, load_rows, read_rows
@@ -43,8 +44,13 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
         ValueError: If a field is out of range, or a file holds what it should not.
     """
     assert names.target is not None
+    if args.shard_target and data.on_policy:
+        remedy = "Let the target write first (hf-domino data), and train on what it wrote."
+        raise refusal("on_policy with shard_target", False, True, remedy)
     tokenizer = AutoTokenizer.from_pretrained(names.target)
-    target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
+    target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).eval()
+    if not args.shard_target:  # else no device need hold it whole
+        target = target.to(args.device)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     drafter = _build_drafter(names, shape, target, tokenizer)
     identify(target, tokenizer).record_in(drafter.config)

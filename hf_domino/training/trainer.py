@@ -35,6 +35,7 @@ from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective import Batch, Objective
 from hf_domino.training.resuming import check_resumable, save_run
+from hf_domino.training.sharding import place_target, prepare_sharding
 
 NOT_FINITE = (
     "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
@@ -53,8 +54,9 @@ class DominoTrainer(EvaluatingTrainer):
 
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
-        target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and moved to the
-            training device; it is never saved.
+        target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
+            It is moved to the training device, or divided among the processes (`args.shard_target`); one that was
+            loaded with a device map or quantised stays where it is.
         args (`DominoTrainingArguments`): Training arguments.
         data_collator (*optional*): Defaults to [`~data.rows.collate_rows`] with the drafter's pad token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
@@ -64,8 +66,8 @@ class DominoTrainer(EvaluatingTrainer):
         kwargs: As for [`~transformers.Trainer`].
 
     Raises:
-        ValueError: If the drafter does not fit the target, a record is not as described, or several GPUs are driven by
-            one process.
+        ValueError: If the drafter does not fit the target, a record is not as described, several GPUs are driven by
+            one process, or `fsdp` or `shard_target` cannot be done.
 
     Example:
     ```python
@@ -104,10 +106,6 @@ class DominoTrainer(EvaluatingTrainer):
         **kwargs: Any,
     ):
         check_target(model.config, target)
-        if args.n_gpu > 1:
-            raise ValueError(
-                f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU."
-            )
         if data_collator is None:
             shape = (processing_class, args.max_length, model.config.vocab_size)
             train_dataset = encode_dataset(train_dataset, *shape, "train_dataset")
@@ -117,10 +115,12 @@ class DominoTrainer(EvaluatingTrainer):
             model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
             eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
+        prepare_sharding(args, self.accelerator)
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
         self.model_accepts_loss_kwargs = True
         self.drafter = model
-        self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
+        self._target_identity = identify(target, processing_class)  # before its weights are divided
+        self.target = TargetModel(place_target(target, args), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
         self._clock = time.monotonic()
@@ -131,7 +131,7 @@ class DominoTrainer(EvaluatingTrainer):
         Raises:
             ValueError: If the checkpoint is of another target, shape or optimizer.
         """
-        identify(self.target.model, self.processing_class).record_in(self.drafter.config)
+        self._target_identity.record_in(self.drafter.config)
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True

@@ -74,7 +74,7 @@ def accept_lengths(
     anchors = torch.arange(first_anchor, end, device=sequence.device)
     if not len(anchors):
         return anchors
-    context_features = drafter.fuse_context(read_target(target, input_ids))
+    context_features = drafter.fuse_context(read_target(target, input_ids).captured)
     pieces = anchors[None].split(ANCHORS_PER_FORWARD, dim=1)
     return torch.cat([_accept_lengths(drafter, target, input_ids, context_features, piece) for piece in pieces])
 

@@ -41,8 +41,8 @@ class TargetModel:
         return self._embeddings(token_ids)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`, on their device."""
-        logits = self._lm_head(hidden_states.to(self.model.dtype)).to(hidden_states.device).float()
+        """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`."""
+        logits = self._lm_head(hidden_states.to(self.model.dtype)).float()
         return _scale_logits(logits, self.text_config)
 
     def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:

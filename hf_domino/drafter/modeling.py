@@ -145,8 +145,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         Returns:
             `torch.Tensor`: Context features `[B, C, H]` in the drafter's dtype.
         """
-        here = [states.to(self.fc.weight.device) for states in hidden_states]  # a target may be on several devices
-        return self.hidden_norm(self.fc(torch.cat(here, dim=-1).to(self.fc.weight)))
+        return self.hidden_norm(self.fc(torch.cat(tuple(hidden_states), dim=-1).to(self.fc.weight)))
 
     def forward(self, *args: Any, within: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Run the backbone as [`~DominoDraftModel.run_backbone`] does, or whatever else needs the weights.

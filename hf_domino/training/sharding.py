@@ -56,44 +56,29 @@ def broken_weights(model: nn.Module) -> list[str]:
     return [name for name, is_broken in zip(parameters, broken.tolist(), strict=True) if is_broken]
 
 
-def place_target(target: PreTrainedModel, args: DominoTrainingArguments) -> PreTrainedModel:
-    """Freeze a target and put it where the training wants it.
-
-    One that was loaded over several devices, offloaded or quantised stays as it is; else it goes to the training
-    device, whole or, with `shard_target`, one share per process.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-        args (`DominoTrainingArguments`): For `device` and `shard_target`.
-
-    Raises:
-        ValueError: If it is to be sharded and cannot be.
-    """
-    target = target.requires_grad_(False).eval()
-    devices = set(getattr(target, "hf_device_map", {}).values())
-    is_offloaded = any(parameter.is_meta for parameter in target.parameters())
-    is_placed = len(devices) > 1 or is_offloaded or getattr(target, "is_quantized", False)
-    if args.shard_target:
-        if is_placed:
-            remedy = "Load the target plainly, without device_map and quantization, or leave shard_target out."
-            raise refusal("shard_target", "unset for a target that is placed or quantised already", True, remedy)
-        return _shard(target, args)
-    return target if is_placed else target.to(args.device)
-
-
-def _shard(target: PreTrainedModel, args: DominoTrainingArguments) -> PreTrainedModel:
+def shard_target(target: PreTrainedModel, args: DominoTrainingArguments) -> PreTrainedModel:
     """Divide the layers of a target among all processes; a layer is gathered while it runs.
 
     Embeddings and lm_head stay whole: they are called on their own, once per chunk of the loss.
+
+    Args:
+        target (`PreTrainedModel`): The target, on the CPU or the training device. No gradients are kept for it.
+        args (`DominoTrainingArguments`): For the device and the number of processes.
+
+    Raises:
+        ValueError: If there is one process, or the target is quantised, offloaded or on several devices.
     """
     if args.world_size < 2:
         remedy = "Start one process per GPU (accelerate launch, torchrun), or leave it out."
         raise refusal("shard_target", "unset with one process", True, remedy)
+    devices = {parameter.device.type for parameter in target.requires_grad_(False).parameters()}
+    if getattr(target, "is_quantized", False) or not devices <= {"cpu", args.device.type}:
+        remedy = "Load the target plainly, without device_map and quantization, or leave shard_target out."
+        raise refusal("shard_target", "unset for a target that is placed or quantised already", True, remedy)
     mesh = init_device_mesh(args.device.type, (args.world_size,))
     ends = [end for end in (target.get_input_embeddings(), target.get_output_embeddings()) if end is not None]
     whole = {parameter for end in ends for parameter in end.to(args.device).parameters()}
-    layers = _layers(target)
-    for layer in layers:
+    for layer in _layers(target):
         fully_shard(layer, mesh=mesh, ignored_params=whole)
     return fully_shard(target, mesh=mesh, ignored_params=whole)
 

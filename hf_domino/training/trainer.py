@@ -35,7 +35,7 @@ from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective import Batch, Objective
 from hf_domino.training.resuming import check_resumable, save_run
-from hf_domino.training.sharding import place_target, prepare_sharding
+from hf_domino.training.sharding import prepare_sharding, shard_target
 
 NOT_FINITE = (
     "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
@@ -55,8 +55,7 @@ class DominoTrainer(EvaluatingTrainer):
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
-            It is moved to the training device, or divided among the processes (`args.shard_target`); one that was
-            loaded with a device map or quantised stays where it is.
+            It is moved to the training device, or divided among the processes (`args.shard_target`).
         args (`DominoTrainingArguments`): Training arguments.
         data_collator (*optional*): Defaults to [`~data.rows.collate_rows`] with the drafter's pad token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
@@ -121,7 +120,8 @@ class DominoTrainer(EvaluatingTrainer):
         self.model_accepts_loss_kwargs = True
         self.drafter = model
         self._target_identity = identify(target, processing_class)  # before its weights are divided
-        self.target = TargetModel(place_target(target, args), model.config)
+        target = shard_target(target, args) if args.shard_target else target.to(args.device)
+        self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
         self._clock = time.monotonic()

@@ -42,7 +42,7 @@ def build():
     args = DominoTrainingArguments(
         output_dir=sys.argv[4], max_steps=3, per_device_train_batch_size=4 // world, gradient_accumulation_steps=2,
         num_anchors=100, report_to="none", use_cpu=True, save_steps=2, save_total_limit=2, disable_tqdm=True,
-        optim="sgd", learning_rate=0.05, per_device_eval_batch_size=2, warmup_steps=0,
+        learning_rate=0.05, per_device_eval_batch_size=2, warmup_steps=0,
         ddp_backend="gloo" if world > 1 else None, max_grad_norm=0.5, logging_steps=1, **fields,
     )
     # Five rows in batches of two: one process has an odd last batch, two have to repeat rows.
@@ -57,15 +57,16 @@ trainer.train()
 trainer.save_model()
 trainer.args.num_anchors = 4
 metrics = trainer.evaluate()
-once = whole(trainer)
-trainer.accelerator.wait_for_everyone()
-if trainer.is_world_process_zero():
-    shutil.rmtree(sys.argv[4] + "/checkpoint-3")
-trainer.accelerator.wait_for_everyone()
-again = build()
-again.train(resume_from_checkpoint=True)
-resumed = whole(again)
-metrics["is_resumed"] = all(torch.equal(once[name], resumed[name]) for name in once)
+if fields["optim"] != "sgd":  # which keeps nothing: torch cannot load what FSDP saves of that
+    once = whole(trainer)
+    trainer.accelerator.wait_for_everyone()
+    if trainer.is_world_process_zero():
+        shutil.rmtree(sys.argv[4] + "/checkpoint-3")
+    trainer.accelerator.wait_for_everyone()
+    again = build()
+    again.train(resume_from_checkpoint=True)
+    resumed = whole(again)
+    assert all(torch.equal(once[name], resumed[name]) for name in once)
 metrics["log"] = [[entry["loss"], entry["grad_norm"]] for entry in trainer.state.log_history if "loss" in entry]
 metrics["sharded"] = [any(type(weight).__name__ == "DTensor" for weight in model.parameters())
                       for model in (trainer.drafter, trainer.target.model)]
@@ -86,7 +87,6 @@ def launch(folder: Path, fields: dict, num_processes: int) -> tuple[dict, dict]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert metrics["is_resumed"]
     assert len(list(folder.glob("checkpoint-3/rng_state*"))) == num_processes
     return DominoDraftModel.from_pretrained(folder).state_dict(), metrics
 
@@ -95,11 +95,13 @@ def launch(folder: Path, fields: dict, num_processes: int) -> tuple[dict, dict]:
 @pytest.mark.parametrize(
     ("shared", "modes", "tolerance"),
     [
-        ({}, [{}, FSDP, FSDP | {"shard_target": True}], TOLERANCE),
-        ({"bf16": True}, [FSDP], BF16_TOLERANCE),
-        ({"muon_learning_rate": 0.02}, [FSDP], MUON_TOLERANCE),
+        ({"optim": "sgd"}, [{}, FSDP, FSDP | {"shard_target": True}], TOLERANCE),
+        ({"optim": "sgd", "bf16": True}, [FSDP], BF16_TOLERANCE),
+        # An epsilon as large as gradients: Adam's first steps would else be of their signs.
+        ({"optim": "adamw_torch", "adam_epsilon": 1e-2}, [{}, FSDP], TOLERANCE),
+        ({"optim": "adamw_torch", "adam_epsilon": 1e-2, "muon_learning_rate": 0.02}, [FSDP], MUON_TOLERANCE),
     ],
-    ids=["fp32", "bf16", "muon"],
+    ids=["fp32", "bf16", "adamw", "muon"],
 )
 def test_two_processes_equal_one(shared, modes, tolerance, tmp_path):
     weights, metrics = launch(tmp_path / "one", shared, 1)

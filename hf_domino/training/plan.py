@@ -24,9 +24,9 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 
 FP32 = 4  # bytes
-# Bytes of optimizer state per parameter: two moments, one, or none.
-STATE_BYTES = {"adamw": 8, "adam": 8, "sgd": 0}
-MUON_BYTES = 4
+# Bytes of optimizer state per parameter: two moments in fp32, or none; one for Muon.
+STATE_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "sgd": 0}
+ADAMW_BYTES, MUON_BYTES = 8, 4
 # Live copies of a chunk's logits in fp32 while its gradients are made: base, correction, corrected, two normalised,
 # and two gradients.
 LOGITS_COPIES = 7
@@ -234,15 +234,12 @@ def _memory(sizes: Sizes, shape: _Shape, args: DominoTrainingArguments, num_proc
 
 def _optimizer_bytes(sizes: Sizes, args: DominoTrainingArguments) -> int:
     if args.muon_learning_rate is not None:
-        return MUON_BYTES * sizes.matrices + STATE_BYTES["adamw"] * (sizes.drafter - sizes.matrices)
+        return MUON_BYTES * sizes.matrices + ADAMW_BYTES * (sizes.drafter - sizes.matrices)
     name = str(getattr(args.optim, "value", args.optim))
-    state = next(
-        (size for kind, size in STATE_BYTES.items() if name in (kind, f"{kind}_torch", f"{kind}_torch_fused")), None
-    )
-    if state is None:
+    if name not in STATE_BYTES:
         remedy = "Plan with adamw_torch, whose state is among the largest."
-        raise refusal("optim", f"one whose state is known here ({', '.join(STATE_BYTES)}) for a plan", name, remedy)
-    return state * sizes.drafter
+        raise refusal("optim", f"among {', '.join(STATE_BYTES)} for a plan", name, remedy)
+    return STATE_BYTES[name] * sizes.drafter
 
 
 def _activations(shape: _Shape) -> int:

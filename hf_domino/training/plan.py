@@ -203,7 +203,6 @@ class _Shape:
         self.logits = min(args.max_logits_per_chunk, self.block * config.vocab_size)
         self.width = 2 if args.bf16 or args.fp16 else FP32  # bytes of what autocast computes in
         self.target_width = target_dtype.itemsize
-        self.is_checkpointed = args.gradient_checkpointing
         self.queries = config.num_attention_heads * config.head_dim
         self.keys = config.num_key_value_heads * config.head_dim
         self.captured = len(config.target_layer_ids or ()) * config.hidden_size
@@ -253,14 +252,11 @@ def _activations(shape: _Shape) -> int:
     by_query = 2 * norm * hidden + (2 * FP32 + width) * shape.queries + 2 * width * shape.queries + 4 * width * mlp
     by_key = width * hidden + (2 * FP32 + 2 * width) * shape.keys
     layer = block * by_query + (context + block) * by_key
-    layers = config.num_hidden_layers * layer
-    if shape.is_checkpointed:
-        layers = layer + config.num_hidden_layers * FP32 * hidden * block
     ends = context * norm * hidden + block * (norm + 2 * FP32) * hidden
     if config.projector_type == "domino":
         # The GRU keeps its input, three gates from each side, and its states.
         ends += block * FP32 * (hidden + 8 * config.gru_hidden_dim)
-    return layers + ends
+    return config.num_hidden_layers * layer + ends
 
 
 def _flops(sizes: Sizes, shape: _Shape, target_config: PreTrainedConfig, accumulation: int) -> dict[str, float]:

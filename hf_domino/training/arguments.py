@@ -78,6 +78,9 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         # Without an accelerator training runs on the CPU in any case; said here, bf16 works there too.
         if not torch.accelerator.is_available():
             self.use_cpu = True
+        # Transformers takes a flag without a value, or the names of options.
+        if (spelled := str(vars(self)["fsdp"]).lower()) in ("true", "false"):
+            vars(self)["fsdp"] = spelled == "true"
         super().__post_init__()
         self._check_reports()
         for name, low, high in (

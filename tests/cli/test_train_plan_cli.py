@@ -43,3 +43,13 @@ def test_help_shows_the_defaults_of_transformers(capsys):
     defaults = {name: command._default(fields[name]) for name in command.FROM_TRANSFORMERS}
     said = {name: value for name, value in defaults.items() if value not in (None, False)}
     assert said == command.TRANSFORMERS_DEFAULTS
+
+
+@pytest.mark.parametrize("value", ["true", "True", None])
+def test_sharding_is_asked_for_as_other_switches_are(value, recipe, train, capsys):
+    recipe.pop("train_file")
+    flags = ["--fsdp"] if value is None else [f"--fsdp={value}"]
+    plan = ["--plan", "--json", "--plan_processes=4", "--plan_tflops=1"]
+    assert train(recipe | {"eval_file": None}, *flags, *plan) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert 0 < memory["optimizer"] < memory["drafter (fp32)"]  # twice as large where it is whole

@@ -79,8 +79,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         if not torch.accelerator.is_available():
             self.use_cpu = True
         # Transformers takes a flag without a value, or the names of options.
-        if (spelled := str(vars(self)["fsdp"]).lower()) in ("true", "false"):
-            vars(self)["fsdp"] = spelled == "true"
+        if (spelled := str(self.__dict__["fsdp"]).lower()) in ("true", "false"):
+            self.__dict__["fsdp"] = spelled == "true"
         super().__post_init__()
         self._check_reports()
         for name, low, high in (

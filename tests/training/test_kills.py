@@ -75,7 +75,7 @@ if not num_kills:
     report["deaths"].append([wait(start(work / "killed", die_inside_a_save)), left(work / "killed")])
 for _ in range(num_kills):
     pids = start(work / "killed")
-    time.sleep(moments.uniform(0.1, 0.9) * lasted)
+    time.sleep(moments.uniform(0.1, 0.5) * lasted)
     victim = moments.choice(pids)
     if os.waitid(os.P_PID, victim, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         os.kill(victim, signal.SIGKILL)  # the others find their peer gone

@@ -95,7 +95,7 @@ def _accept_lengths(
     config, everything = drafter.config, torch.ones_like(input_ids)
     # No block here sees past the last anchor.
     end = int(anchors.max())
-    blocks = draft_blocks(drafter, target, input_ids, everything, context_features[:, :end], anchors)
+    blocks = draft_blocks(drafter, target, input_ids, context_features[:, :end], anchors)
     labels, weights = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
     scored = blocks.select(torch.ones_like(labels, dtype=torch.bool), labels, weights, config)
     _, corrected = draft_logits(drafter, target, scored)

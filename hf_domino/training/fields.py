@@ -73,6 +73,7 @@ class TrainingFields:
     """How to train; described in [`DominoTrainingArguments`], which adds the rest of Transformers' fields."""
 
     max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
+    packing: bool = field(default=False, metadata={"help": "Pack short rows into rows of max_length."})
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": """JSON for the chat template, such as '{"enable_thinking": false}'."""}
     )
@@ -81,11 +82,19 @@ class TrainingFields:
     lambda_base_decay_ratio: float = field(
         default=1.0, metadata={"help": "Share of training that fades the base loss out."}
     )
+    lambda_base_start: float = field(default=1.0, metadata={"help": "Weight of the base loss at the first step."})
+    position_weights: str = field(
+        default="decay", metadata={"help": "decay, or dpace for weights that follow what limits acceptance."}
+    )
+    dpace_alpha: float = field(default=0.5, metadata={"help": "Smoothing of dpace's weights."})
+    own_prefix_share: float = field(default=0.0, metadata={"help": "Share of blocks whose prefix the drafter writes."})
+    ema_decay: float | None = field(default=None, metadata={"help": "Average weights: share that a step keeps."})
     distillation_weight: float = field(
         default=0.0, metadata={"help": "Share of the loss that compares with the target's law."}
     )
+    distillation_loss: str = field(default="kl", metadata={"help": "kl, or tv for total variation."})
     distillation_temperature: float = field(default=1.0, metadata={"help": "Temperature of both laws there."})
-    max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
+    max_logits_per_chunk: int = field(default=2**25, metadata={"help": "Most logits held in memory at once."})
     muon_learning_rate: float | None = field(
         default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
     )

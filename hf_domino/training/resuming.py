@@ -28,11 +28,13 @@ SHAPE = (
     *("gru_hidden_dim", "pure_draft_prefix_len", "shift_label", "layer_types", "sliding_window"),
     "sliding_window_non_causal",
 )
-KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay")  # by the optimizer's state, whatever is asked
+# By the optimizer's state, whatever is asked; and a checkpoint holds an average or none.
+KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "ema_decay")
 CHANGEABLE = (
     *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "lambda_base_decay_ratio", "loss_decay"),
-    *("distillation_weight", "distillation_temperature"),
-    *("num_anchors", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
+    *("lambda_base_start", "position_weights", "dpace_alpha", "own_prefix_share"),
+    *("distillation_weight", "distillation_loss", "distillation_temperature"),
+    *("num_anchors", "packing", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
 )
 SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."

@@ -65,6 +65,8 @@ class EvaluatingTrainer(CheckpointingTrainer):
         starts = [max(1, row["loss_mask"].index(1)) for row in rows]
         # Without autocast, as generation runs.
         texts, states = ([row.get(field) for row in rows] for field in ("input_ids", STATES))
-        walked = walk_acceptance(self.drafter, self.target.model, texts, starts, states)
+        walk = torch.autocast(self.args.device.type, enabled=False)(walk_acceptance)
+        # Inside its forward, where sharded weights are gathered: all processes walk the same rows.
+        walked = self.drafter(within=partial(walk, self.drafter, self.target.model, texts, starts, states))
         mean = mean_acceptance_length(walked)
         return {} if mean is None else {"walked_acceptance_length": mean}

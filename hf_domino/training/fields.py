@@ -107,6 +107,9 @@ class TrainingFields:
     muon_learning_rate: float | None = field(
         default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
     )
+    shard_target: bool = field(
+        default=False, metadata={"help": "Divide the target's layers among the processes, in place of a copy in each."}
+    )
     walk_rows: int = field(default=16, metadata={"help": "Evaluation rows to walk in real rounds; 0 for none."})
 
     learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate of AdamW."})

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
+from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.on_policy import NO_STATES
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -42,6 +43,12 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
         ValueError: If a field is out of range, or a file holds what it should not.
     """
     assert names.target is not None
+    if args.shard_target and data.on_policy:
+        remedy = "Let the target write first (hf-domino data), and train on what it wrote."
+        raise refusal("on_policy with shard_target", False, True, remedy)
+    if args.shard_target and names.cache_hidden_states:
+        remedy = "Leave shard_target out: from the cache the target does not run."
+        raise refusal("shard_target with cache_hidden_states", False, True, remedy)
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     cache = CachedRun(names, args) if names.cache_hidden_states else None
     target = load_target(names, args) if cache is None else cache.load_target(data.on_policy)

@@ -39,6 +39,7 @@ from hf_domino.training.objective import Batch, Objective
 from hf_domino.training.packing_probe import check_no_leaks
 from hf_domino.training.placing import place_target
 from hf_domino.training.resuming import check_resumable, save_run
+from hf_domino.training.sharding import prepare_sharding, shard_target
 
 NOT_FINITE = (
     "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
@@ -57,8 +58,9 @@ class DominoTrainer(AveragingTrainer):
 
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
-        target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and moved to the
-            training device, unless it has a `device_map`, is offloaded or sharded; it is never saved.
+        target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
+            It is moved to the training device, unless it has a `device_map`, is offloaded or sharded, or divided among
+            the processes (`args.shard_target`).
         args (`DominoTrainingArguments`): Training arguments.
         data_collator (*optional*): Defaults to [`~training.hidden_states.reading.collate_with_states`] with the
             drafter's pad token.
@@ -70,8 +72,8 @@ class DominoTrainer(AveragingTrainer):
         kwargs: As for [`~transformers.Trainer`].
 
     Raises:
-        ValueError: If the drafter does not fit the target, a record is not as described, or several GPUs are driven by
-            one process.
+        ValueError: If the drafter does not fit the target, a record is not as described, several GPUs are driven by
+            one process, or `fsdp` or `shard_target` cannot be done.
 
     Example:
     ```python
@@ -112,10 +114,6 @@ class DominoTrainer(AveragingTrainer):
     ):
         check_target(model.config, target)
         check_layers(model.config, train_dataset, eval_dataset)
-        if args.n_gpu > 1:
-            raise ValueError(
-                f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU."
-            )
         if data_collator is not None and args.packing:
             raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
         if data_collator is None:
@@ -129,10 +127,13 @@ class DominoTrainer(AveragingTrainer):
             model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
             eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
+        prepare_sharding(args, self.accelerator)
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
         self.model_accepts_loss_kwargs = True
         self.drafter = model
-        self.target = TargetModel(place_target(target, args.device), model.config)
+        self._target_identity = identify(target, processing_class)  # before its weights are divided
+        target = shard_target(target, args) if args.shard_target else place_target(target, args.device)
+        self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
         self._clock = time.monotonic()
@@ -144,7 +145,7 @@ class DominoTrainer(AveragingTrainer):
             ValueError: If the checkpoint is of another target, shape or optimizer, or the target reads over the borders
                 of packed rows.
         """
-        identify(self.target.model, self.processing_class).record_in(self.drafter.config)
+        self._target_identity.record_in(self.drafter.config)
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True

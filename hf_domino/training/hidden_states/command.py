@@ -31,7 +31,8 @@ def load_target(names: ModelArguments, args: DominoTrainingArguments) -> PreTrai
     target = AutoModelForCausalLM.from_pretrained(
         names.target, dtype=names.target_dtype, device_map=names.target_device_map
     )
-    return place_target(target, args.device)
+    # Where it is to be divided, no device need hold it whole.
+    return target.eval() if args.shard_target else place_target(target, args.device)
 
 
 class CachedRun:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hf_domino.cli.exits import TERMINATED
+from hf_domino.cli.train_plan import add_flags, run_plan
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments, TrainingFields
 
 EXAMPLES = """\
   hf-domino train --target Qwen/Qwen3-0.6B --train_file prompts.jsonl --on_policy true --output_dir my-drafter
   hf-domino train my.yaml --learning_rate 1e-3
+  hf-domino train my.yaml --plan
 """
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
 MOST_WANTED = (
@@ -32,6 +34,11 @@ FROM_TRANSFORMERS = {
     "save_steps": "Steps between checkpoints.",
     "report_to": "Where the log goes, such as tensorboard; none for nowhere.",
 }
+# Those that say something, spelled out where Transformers is not loaded; a test compares them.
+TRANSFORMERS_DEFAULTS = {
+    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "max_steps": -1, "seed": 42,
+    "save_steps": 500, "report_to": "none",
+}  # fmt: skip
 OWNERS = {
     "target, drafter and data": (ModelArguments, DataArguments),
     "shape of a new drafter (by default it follows the target)": (DrafterArguments,),
@@ -47,7 +54,7 @@ def add_help(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(title)
         for name in names:
             text = ours[name].metadata["help"] if name in ours else FROM_TRANSFORMERS[name]
-            default = _default(ours[name]) if name in ours else None
+            default = _default(ours[name]) if name in ours else TRANSFORMERS_DEFAULTS.get(name)
             group.add_argument(f"--{name}", action="store_const", const=None, help=text, default=default)
 
 
@@ -70,6 +77,7 @@ def _begin(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
     parser.add_argument("config", nargs="?", help="YAML file with any of the fields below")
     parser.add_argument("--help_all", "--help-all", action="help", help="show all of Transformers' fields too")
+    add_flags(parser)
 
 
 def _titles() -> dict[str, list[str]]:
@@ -97,11 +105,15 @@ def run(options: argparse.Namespace) -> int:
     names, shape, data, args = parse_options(options)
     if names.target is None:
         raise ValueError("target must be set, as --target or in the YAML file.")
-    check_data(data)  # before anything is loaded or generated
+    if not options.plan or data.train_file or data.train_dataset:  # a plan does without text
+        check_data(data)  # before anything is loaded or generated
     for name in ("target", "drafter"):
         if getattr(names, name) is not None:
             check_source(getattr(names, name), name)
     check_is_target(names.target, "target")
+    if options.plan:
+        run_plan(options, names, shape, data, args)
+        return 0
     return 0 if train(names, shape, data, args) else TERMINATED
 
 

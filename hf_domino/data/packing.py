@@ -10,6 +10,7 @@ Shapes: B batch, S sequence length.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,13 +60,14 @@ class PackedRows(Dataset):
         return len(self.bins)
 
     def __getitem__(self, index: int) -> Row:
-        packed: Row = {"input_ids": [], "loss_mask": [], "position_ids": []}
-        for number in self.bins[index]:
-            row = self.rows[number]
-            packed["input_ids"] += row["input_ids"]
-            packed["loss_mask"] += row["loss_mask"]
-            packed["position_ids"] += range(len(row["input_ids"]))
-        return packed
+        rows = [self.rows[number] for number in self.bins[index]]
+        packed = {name: _joined([row[name] for row in rows]) for name in rows[0]}
+        return packed | {"position_ids": [place for row in rows for place in range(len(row["input_ids"]))]}
+
+
+def _joined(values: list[Any]) -> Any:
+    """One value per token, of several rows: lists, or tensors `[S, ...]` that rows carry along."""
+    return torch.cat(values) if isinstance(values[0], torch.Tensor) else list(itertools.chain.from_iterable(values))
 
 
 def _lengths(rows: Any) -> list[int]:

@@ -200,12 +200,16 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             if self.config.has_sliding_layers
             else inputs
         )
-        block = noise_embeds.to(self.norm.weight)
+        block = noise_embeds.to(self.fc.weight)  # the final norm may be a shard of its own until it runs
         for index, layer in enumerate(self.layers):
             block = layer(block, sliding if self.config.is_sliding(index) else inputs)
         if cache is not None:
             cache.advance()
         return self.norm(block)
+
+    def get_input_embeddings(self) -> None:
+        """Return None: embeddings are the target's. Sharding by `accelerate` asks."""
+        return None
 
     def export(self, folder: str | os.PathLike, format: str = "specforge", **options: Any) -> Export:
         """Write the drafter for other projects; which serving engines will take the folder is said before.

@@ -98,6 +98,7 @@ class _TiledAttention(torch.autograd.Function):
         view: BlockView,
         tiles: list[Tile],
     ) -> torch.Tensor:
+        """Attend, tile by tile; kept for the backward pass are the arguments, the result and its log-sum-exps."""
         attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
         sums = queries.new_empty(queries.shape[:-1], dtype=_wide(queries.dtype))  # logs of them [B, E, G, N * K]
         buffers = _Buffers(keys, view, tiles), _Buffers(values, view, tiles)
@@ -116,6 +117,7 @@ class _TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None, None]:
+        """Score each tile again, and add up what its keys and values get."""
         queries, keys, values, attended, sums = ctx.saved_tensors
         view: BlockView = ctx.view
         tiles: list[Tile] = ctx.tiles

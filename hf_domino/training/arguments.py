@@ -68,6 +68,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         muon_learning_rate (`float`, *optional*): Train the backbone's and the GRU's matrices with Muon at this rate, in
             units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third of the steps. Needs
             torch 2.9. Defaults to AdamW for all.
+        shard_target (`bool`, *optional*, defaults to `False`): Divide the layers of the frozen target among the
+            processes; each is gathered while it runs. Otherwise every process has a copy.
         walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
             walked; 0 for none.
         logging_steps (`float`, *optional*, defaults to 0.05): Steps between lines of the log, or below 1 a share of all
@@ -85,13 +87,16 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
     # A loss that is not finite ends training: nothing is to be filtered, and each filtered step waits for the device.
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "No effect: such a loss is an error."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Drafter batches carry columns of their own."})
-    # The correction head runs outside the wrapped forward: a search for unused parameters would miss it.
+    # Every weight takes part in every step: a search for unused ones would only cost time.
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Must stay False."})
 
     def __post_init__(self):
         # Without an accelerator training runs on the CPU in any case; said here, bf16 works there too.
         if not torch.accelerator.is_available():
             self.use_cpu = True
+        # Transformers takes a flag without a value, or the names of options.
+        if (spelled := str(self.__dict__["fsdp"]).lower()) in ("true", "false"):
+            self.__dict__["fsdp"] = spelled == "true"
         super().__post_init__()
         self._check_reports()
         for name, low, high in (

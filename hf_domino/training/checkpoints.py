@@ -21,6 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from hf_domino.compatibility import refusal
 from hf_domino.notices import notice
+from hf_domino.training.sharding import broken_weights
 
 UNFINISHED = "_unfinished"  # uploads of a trainer leave out names that start so
 STATE_FILE = "trainer_state.json"  # a trainer writes it last
@@ -81,7 +82,7 @@ class CheckpointingTrainer(Trainer):
         Raises:
             ValueError: If a weight is not finite; nothing is written then.
         """
-        broken = [name for name, weight in self.model.named_parameters() if not torch.isfinite(weight).all()]
+        broken = broken_weights(self.model)
         if broken:
             field = f"the drafter's weights after step {self.state.global_step}"
             remedy = "They are not saved. Go on from an earlier checkpoint with a lower learning rate."

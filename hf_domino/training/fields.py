@@ -17,6 +17,15 @@ class ModelArguments:
     target_dtype: str = field(default="auto", metadata={"help": "dtype of the target: auto, float32, bfloat16."})
     drafter: str | None = field(default=None, metadata={"help": "A drafter to train further, instead of a new one."})
     overwrite: bool = field(default=False, metadata={"help": "Start again where output_dir holds an earlier run."})
+    target_device_map: str | None = field(
+        default=None, metadata={"help": "Where the target's parts go, such as auto; the training device if unset."}
+    )
+    cache_hidden_states: str | None = field(
+        default=None, metadata={"help": "Folder for the target's hidden states, run once instead of every epoch."}
+    )
+    cache_dtype: str = field(
+        default="bfloat16", metadata={"help": "What they are stored in: bfloat16, float16, float32, or auto."}
+    )
 
 
 @dataclass
@@ -97,6 +106,9 @@ class TrainingFields:
     max_logits_per_chunk: int = field(default=2**25, metadata={"help": "Most logits held in memory at once."})
     muon_learning_rate: float | None = field(
         default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
+    )
+    shard_target: bool = field(
+        default=False, metadata={"help": "Divide the target's layers among the processes, in place of a copy in each."}
     )
     walk_rows: int = field(default=16, metadata={"help": "Evaluation rows to walk in real rounds; 0 for none."})
 

@@ -69,14 +69,17 @@ def read_target(
         final (`bool`, *optional*, defaults to `False`): Also what lm_head reads, and what it makes of the end of it.
 
     Returns:
-        `TargetStates`: Hidden states.
+        `TargetStates`: Hidden states, on the device of `input_ids`.
     """
-    capture = target.capture_kwargs(final=final)
+    capture, device = target.capture_kwargs(final=final), input_ids.device
     if position_ids is not None:
-        capture["position_ids"] = position_ids
-    outputs = target.model(input_ids=input_ids, use_cache=False, logits_to_keep=1, **capture)
-    captured = target.captured(outputs)
-    return TargetStates(captured, outputs.hidden_states[-1], outputs.logits) if final else TargetStates(captured)
+        capture["position_ids"] = position_ids.to(target.input_device)
+    outputs = target.model(input_ids=input_ids.to(target.input_device), use_cache=False, logits_to_keep=1, **capture)
+    # Layers of a dispatched target lie on several devices.
+    captured = tuple(states.to(device) for states in target.captured(outputs))
+    if not final:
+        return TargetStates(captured)
+    return TargetStates(captured, outputs.hidden_states[-1].to(device), outputs.logits.to(device))
 
 
 def draft_blocks(

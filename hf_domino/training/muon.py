@@ -31,8 +31,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         adamw = torch.optim.AdamW(rest, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.optimizers = (muon, adamw)
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
-        # One set of groups for both views, so that a learning-rate schedule reaches the inner optimizers.
-        muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
+        self._share()
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -40,12 +39,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for optimizer in self.optimizers:
             optimizer.step()
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of both, to be saved in checkpoints."""
-        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what [`~MuonWithAdamW.state_dict`] returned."""
-        for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """One set of groups and one state for both views: schedules, sharding and checkpoints reach the inner two."""
+        muon, adamw = self.optimizers
+        muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
+        muon.state = adamw.state = self.state

@@ -22,7 +22,8 @@ from hf_domino.target import TargetModel
 from hf_domino.training.anchors import block_labels
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
 from hf_domino.training.distillation import check_final, gather_final
-from hf_domino.training.forward import DraftedBlocks, TargetStates, draft_blocks, prefix_states, read_target
+from hf_domino.training.forward import DraftedBlocks, TargetStates, draft_blocks, prefix_states
+from hf_domino.training.hidden_states.reading import states_of_batch
 from hf_domino.training.losses import PUBLISHED, DraftLosses
 from hf_domino.training.own_prefixes import write_own_prefixes
 from hf_domino.training.scoring import draft_losses
@@ -84,7 +85,8 @@ class Objective:
 
         Args:
             batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` `[B, S]`, `anchors` `[B, N]`, and
-                `position_ids` `[B, S]` where rows are packed.
+                `position_ids` `[B, S]` where rows are packed, `hidden_states` `[B, S, C, H]` where the target is not
+                to run.
             lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated,
                 by the published loss whatever is trained, so that trainings compare.
         """
@@ -93,11 +95,11 @@ class Objective:
         labels, weights = self.labels(batch, evaluating)
         chosen = weights > 0
         with self._autocast():
-            position_ids = batch.get("position_ids")
-            wants_final = options.distillation is not None
-            read = read_target(self.target, batch["input_ids"], position_ids, final=wants_final)
-            context = drafter.fuse_context(read.captured)
-            blocks = draft_blocks(drafter, self.target, batch["input_ids"], context, batch["anchors"], position_ids)
+            read = states_of_batch(self.target, batch, final=options.distillation is not None)
+            blocks = draft_blocks(
+                drafter, self.target, batch["input_ids"], drafter.fuse_context(read.captured), batch["anchors"],
+                batch.get("position_ids"),
+            )  # fmt: skip
             if "own_prefixes" in batch and blocks.states is not None:
                 blocks = replace(blocks, states=self._own_states(blocks, batch))
             scored = blocks.select(chosen, labels, weights, drafter.config)

@@ -91,20 +91,23 @@ class _GradientsAtOnce(torch.autograd.Function):
         *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """The fields of [`DraftLosses`], the first with a gradient."""
+        names = [name for name, field in (("hidden", hidden), ("states", states)) if _is_trained(field)]
         parts, of_positions = [], []
         of_parameters: list[torch.Tensor] = []
         for chunk in chunks:
-            leaves = [field.detach().requires_grad_() for field in (chunk.hidden, chunk.states) if field is not None]
+            leaves = [getattr(chunk, name).detach().requires_grad_() for name in names]
             with torch.enable_grad():
-                part = score(replace(chunk, **dict(zip(("hidden", "states"), leaves, strict=False))))
-            gradients = torch.autograd.grad(part.loss, (*leaves, *parameters))
+                part = score(replace(chunk, **dict(zip(names, leaves, strict=True))))
+            wanted = (*leaves, *parameters)
+            gradients = torch.autograd.grad(part.loss, wanted, allow_unused=True, materialize_grads=True)
             of_positions.append(gradients[: len(leaves)])
             of_parameters = of_parameters or list(gradients[len(leaves) :])
             for total, gradient in zip(of_parameters, gradients[len(leaves) :], strict=True):
                 if total is not gradient:
                     total += gradient
             parts.append(replace(part, loss=part.loss.detach()))
-        ctx.of_positions = [torch.cat(pieces) for pieces in zip(*of_positions, strict=True)]
+        pieces = zip(*of_positions, strict=True)
+        ctx.of_positions = {name: torch.cat(some) for name, some in zip(names, pieces, strict=True)}
         ctx.of_parameters = of_parameters
         losses = _sum_up(parts)
         ctx.mark_non_differentiable(losses.base, losses.corrected, losses.is_correct)
@@ -112,8 +115,12 @@ class _GradientsAtOnce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-        """What was found, times the gradient of the sum."""
-        # Scaled where they lie, so they serve once.
-        of_hidden, *of_states = [gradient.mul_(grad_loss) for gradient in ctx.__dict__.pop("of_positions")]
-        of_parameters = [gradient.mul_(grad_loss) for gradient in ctx.__dict__.pop("of_parameters")]
-        return None, None, of_hidden, of_states[0] if of_states else None, *of_parameters
+        """What was found, times the gradient of the sum; scaled where it lies, so it serves once."""
+        of_positions, of_parameters = ctx.__dict__.pop("of_positions"), ctx.__dict__.pop("of_parameters")
+        for gradient in (*of_positions.values(), *of_parameters):
+            gradient.mul_(grad_loss)
+        return None, None, of_positions.get("hidden"), of_positions.get("states"), *of_parameters
+
+
+def _is_trained(field: torch.Tensor | None) -> bool:
+    return field is not None and field.requires_grad

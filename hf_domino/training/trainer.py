@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from hf_domino.cards import merge_card, render_card, training_section
 from hf_domino.cards.sections import CARD, read_text
 from hf_domino.compatibility import check_target, refusal
-from hf_domino.data.packing import PackedRows, collate_packed
+from hf_domino.data.packing import PackedRows
 from hf_domino.data.rows import encode_dataset
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
@@ -31,12 +31,15 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.averaging import AveragingTrainer
 from hf_domino.training.checkpoints import last_checkpoint
 from hf_domino.training.facts import training_facts
+from hf_domino.training.hidden_states.reading import CachedRows, check_layers, collate_with_states
 from hf_domino.training.losses import lambda_base_at
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective import Batch, Objective
 from hf_domino.training.packing_probe import check_no_leaks
+from hf_domino.training.placing import place_target
 from hf_domino.training.resuming import check_resumable, save_run
+from hf_domino.training.sharding import prepare_sharding, shard_target
 
 NOT_FINITE = (
     "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
@@ -55,19 +58,22 @@ class DominoTrainer(AveragingTrainer):
 
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
-        target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and moved to the
-            training device; it is never saved.
+        target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
+            It is moved to the training device, unless it has a `device_map`, is offloaded or sharded, or divided among
+            the processes (`args.shard_target`).
         args (`DominoTrainingArguments`): Training arguments.
-        data_collator (*optional*): Defaults to [`~data.packing.collate_packed`] with the drafter's pad token.
+        data_collator (*optional*): Defaults to [`~training.hidden_states.reading.collate_with_states`] with the
+            drafter's pad token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
-            and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. With a
+            and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. For
+            [`~training.CachedRows`] the target does not run. With a
             `data_collator` of your own they are left as they are.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text.
         kwargs: As for [`~transformers.Trainer`].
 
     Raises:
-        ValueError: If the drafter does not fit the target, a record is not as described, or several GPUs are driven by
-            one process.
+        ValueError: If the drafter does not fit the target, a record is not as described, several GPUs are driven by
+            one process, or `fsdp` or `shard_target` cannot be done.
 
     Example:
     ```python
@@ -107,27 +113,27 @@ class DominoTrainer(AveragingTrainer):
         **kwargs: Any,
     ):
         check_target(model.config, target)
-        if args.n_gpu > 1:
-            raise ValueError(
-                f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU."
-            )
+        check_layers(model.config, train_dataset, eval_dataset)
         if data_collator is not None and args.packing:
             raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
         if data_collator is None:
             shape = (processing_class, args.max_length, model.config.vocab_size)
             train_dataset = encode_dataset(train_dataset, *shape, "train_dataset", args.template_kwargs)
             eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
-            data_collator = partial(collate_packed, pad_token_id=model.config.pad_token_id or 0)
+            data_collator = partial(collate_with_states, pad_token_id=model.config.pad_token_id or 0)
             if args.packing and train_dataset is not None:
                 train_dataset = PackedRows(train_dataset, args.max_length)
         super().__init__(
             model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
             eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
+        prepare_sharding(args, self.accelerator)
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
         self.model_accepts_loss_kwargs = True
         self.drafter = model
-        self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
+        self._target_identity = identify(target, processing_class)  # before its weights are divided
+        target = shard_target(target, args) if args.shard_target else place_target(target, args.device)
+        self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
         self._clock = time.monotonic()
@@ -139,14 +145,15 @@ class DominoTrainer(AveragingTrainer):
             ValueError: If the checkpoint is of another target, shape or optimizer, or the target reads over the borders
                 of packed rows.
         """
-        identify(self.target.model, self.processing_class).record_in(self.drafter.config)
+        self._target_identity.record_in(self.drafter.config)
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
             check_resumable(checkpoint, self.drafter.config, self.args, self.train_dataset)
-        if isinstance(self.train_dataset, PackedRows):
-            check_no_leaks(self.target, self.train_dataset)
+        rows = self.train_dataset
+        if isinstance(rows, PackedRows) and not isinstance(rows.rows, CachedRows):
+            check_no_leaks(self.target, rows)
         self._clock = time.monotonic()
         return super().train(checkpoint, *args, **kwargs)
 

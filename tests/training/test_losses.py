@@ -109,6 +109,22 @@ def test_chunks_change_neither_loss_nor_gradient(kind, autocast, target, make_dr
         torch.testing.assert_close(found, gradients, **(BF16_TOL if autocast else TOLERANCE))
 
 
+def test_a_head_is_trained_alone_as_with_the_rest(target, make_drafter, batch):
+    gradients = []
+    for frozen in (False, True):
+        drafter = make_drafter(target)
+        drafter.requires_grad_(not frozen)
+        for module in (drafter.prefix_gru, drafter.embed_proj):
+            module.requires_grad_(True)
+        package_losses(drafter, target, *batch, max_logits_per_chunk=3 * 64).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in drafter.named_parameters()})
+    whole, alone = gradients
+    assert {name for name, gradient in alone.items() if gradient is not None} == {
+        name for name in whole if name.startswith(("prefix_gru", "embed_proj"))
+    }
+    assert all(torch.equal(gradient, whole[name]) for name, gradient in alone.items() if gradient is not None)
+
+
 @pytest.mark.parametrize("lambda_base", [0.0, 1.0])
 def test_every_parameter_has_a_gradient(lambda_base, target, make_drafter, batch):
     drafter = make_drafter(target)

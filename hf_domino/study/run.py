@@ -91,7 +91,9 @@ def run_job(job: Job) -> dict[str, Any] | None:
     if trainer.stopped_by_signal:
         return None
     losses = trainer.evaluate()
-    drafter.save_pretrained(args.output_dir)
+    trainer.save_model()
+    # What is saved is what is measured: it may be an average of the weights.
+    drafter = DominoDraftModel.from_pretrained(args.output_dir, dtype=torch.float32)
     figures = {name: losses[f"eval_{name}"] for name in ("base_loss", "corrected_loss")}
     counts = {"rows": len(rows), "tokens_seen": trainer.state.num_input_tokens_seen}
     counts["parameters"] = sum(weight.numel() for weight in drafter.parameters())

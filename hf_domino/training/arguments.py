@@ -47,6 +47,9 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             torch 2.9. Defaults to AdamW for all.
         walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
             walked; 0 for none.
+        predict_speed_up (`bool`, *optional*, defaults to `True`): Measure once, in the first evaluation, what a round
+            and a step of the target cost on this device, and log the speed-up that the walked rounds would give. Needs
+            `walk_rows`.
 
     Raises:
         ValueError: If a field is out of range.
@@ -78,6 +81,9 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             if value < low or (high is not None and value > high):
                 allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
                 raise ValueError(f"{name} must be {allowed}, got {value}.")
+        if "walked" in str(self.metric_for_best_model) and not self.walk_rows:
+            remedy = "Set walk_rows to 1 or more."
+            raise refusal("metric_for_best_model with walk_rows=0", "'loss'", self.metric_for_best_model, remedy)
         if self.loss_decay is not None and self.loss_decay <= 0:
             raise ValueError(f"loss_decay must be above 0, or None for the published value, got {self.loss_decay}.")
 

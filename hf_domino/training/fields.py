@@ -69,6 +69,9 @@ class TrainingFields:
         default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
     )
     walk_rows: int = field(default=16, metadata={"help": "Evaluation rows to walk in real rounds; 0 for none."})
+    predict_speed_up: bool = field(
+        default=True, metadata={"help": "Measure what a round costs here, once, and log the speed-up that follows."}
+    )
 
     learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate of AdamW."})
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})

@@ -52,11 +52,14 @@ class DraftLosses:
         base (`torch.Tensor`): Scalar, of the base logits.
         corrected (`torch.Tensor`): Scalar, of the corrected logits; `base` itself without a correction head.
         is_correct (`torch.Tensor`): `[M]` bool, whether the drafter's first choice is the label.
+        is_base_correct (`torch.Tensor`): The same of the base logits; while gradients are followed, which would pay
+            for one more pass over the logits, `is_correct` itself.
     """
 
     base: torch.Tensor
     corrected: torch.Tensor
     is_correct: torch.Tensor
+    is_base_correct: torch.Tensor
 
     def combine(self, lambda_base: float) -> torch.Tensor:
         """The training loss; both terms always take part, so that every parameter has a gradient."""
@@ -129,20 +132,23 @@ def draft_losses(
         parts = [_chunk_losses(drafter, target, chunk) for chunk in chunks]
     else:
         parts = [checkpoint(_chunk_losses, drafter, target, chunk, use_reentrant=False) for chunk in chunks]
-    base, corrected, is_correct = zip(*parts, strict=True)
+    base, corrected, is_correct, is_base_correct = zip(*parts, strict=True)
     base_sum = torch.stack(base).sum()
     corrected_sum = torch.stack(corrected).sum() if drafter.has_correction_head else base_sum
-    return DraftLosses(base_sum, corrected_sum, torch.cat(is_correct))
+    return DraftLosses(base_sum, corrected_sum, torch.cat(is_correct), torch.cat(is_base_correct))
 
 
 def _chunk_losses(
     drafter: DominoDraftModel, target: TargetModel, chunk: ScoredPositions
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     base, corrected = draft_logits(drafter, target, chunk)
     base_loss = corrected_loss = _weighted_sum(base, chunk)
     if corrected is not base:
         corrected_loss = _weighted_sum(corrected, chunk)
-    return base_loss, corrected_loss, corrected.detach().argmax(dim=-1) == chunk.labels
+    is_correct = is_base_correct = corrected.detach().argmax(dim=-1) == chunk.labels
+    if corrected is not base and not torch.is_grad_enabled():
+        is_base_correct = base.argmax(dim=-1) == chunk.labels
+    return base_loss, corrected_loss, is_correct, is_base_correct
 
 
 def _weighted_sum(logits: torch.Tensor, chunk: ScoredPositions) -> torch.Tensor:

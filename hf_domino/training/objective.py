@@ -30,11 +30,13 @@ class ScoredBatch(NamedTuple):
     Args:
         losses (`DraftLosses`): Weighted sums.
         is_correct (`torch.Tensor`): `[B, N, K]` bool, whether the first choice is the label.
+        is_base_correct (`torch.Tensor`): `[B, N, K]` bool, the same of the base logits, as in [`DraftLosses`].
         weights (`torch.Tensor`): `[B, N, K]` fp32, of the positions.
     """
 
     losses: DraftLosses
     is_correct: torch.Tensor
+    is_base_correct: torch.Tensor
     weights: torch.Tensor
 
 
@@ -82,4 +84,8 @@ class Objective:
             )  # fmt: skip
             scored = blocks.select(chosen, labels, weights, drafter.config)
             losses = draft_losses(drafter, self.target, scored, self.args.max_logits_per_chunk)
-        return ScoredBatch(losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights)
+        is_correct, is_base_correct = (
+            torch.zeros_like(chosen).masked_scatter(chosen, hits)
+            for hits in (losses.is_correct, losses.is_base_correct)
+        )
+        return ScoredBatch(losses, is_correct, is_base_correct, weights)

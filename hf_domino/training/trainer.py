@@ -30,7 +30,8 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.checkpoints import last_checkpoint
 from hf_domino.training.evaluation import EvaluatingTrainer
 from hf_domino.training.facts import training_facts
-from hf_domino.training.losses import lambda_base_at
+from hf_domino.training.figures import draw_training
+from hf_domino.training.gradients import GradientNorms
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective import Batch, Objective
@@ -46,10 +47,13 @@ NO_METADATA = ("tasks", "dataset_args")  # Transformers' card files scores under
 class DominoTrainer(EvaluatingTrainer):
     """Trains a drafter (Domino or DFlash) for a target.
 
-    Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `num_input_tokens_seen`
-    and `hours` beside the trainer's own fields. Evaluation adds `walked_acceptance_length`: tokens per target forward
-    in real rounds over the evaluation text, which is what generation measures when that text is the target's own greedy
-    continuation.
+    Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `head_grad_norm`,
+    `backbone_grad_norm`, `num_input_tokens_seen` and `hours` beside the trainer's own fields. Evaluation logs losses
+    and acceptance too, with `base_` in front without the correction head, by draft position as `accept_at_1` and so on,
+    and adds `walked_acceptance_length`: tokens per target forward in real rounds over the evaluation text, which is
+    what generation measures when that text is the target's own greedy continuation. `predicted_speed_up` follows from
+    it and from what a step of the target and a round take here (`step_ms`, `round_ms`). Each evaluation draws
+    `figures/training.svg` anew.
 
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
@@ -123,6 +127,8 @@ class DominoTrainer(EvaluatingTrainer):
         self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
+        self.gradient_norms = GradientNorms(model)
+        self.add_callback(self.gradient_norms)
         self._clock = time.monotonic()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -179,11 +185,11 @@ class DominoTrainer(EvaluatingTrainer):
             ValueError: If it is not finite; the error names the step.
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts
-        losses, is_correct, weights = model(within=partial(self.objective.score, inputs))
+        scored = model(within=partial(self.objective.score, inputs))
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
-        self.meter.add(losses, is_correct, weights, total)
+        self.meter.add(scored, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        loss = losses.combine(self._lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
+        loss = scored.losses.combine(self.lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
         if not torch.isfinite(loss):
             raise refusal(f"the loss of step {self.state.global_step + 1}", "finite", loss.item(), NOT_FINITE)
         return loss
@@ -192,11 +198,13 @@ class DominoTrainer(EvaluatingTrainer):
         """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""
         if "loss" in logs:
             logs |= {"num_input_tokens_seen": self.state.num_input_tokens_seen, "hours": self._hours()}
-            logs |= self.meter.means(self.accelerator)
+            logs |= self.meter.means(self.accelerator) | self.gradient_norms.take(logs.get("grad_norm"))
             if self.drafter.has_correction_head:
-                logs["lambda_base"] = self._lambda_base(self.state.global_step - 1)  # of the last step
+                logs["lambda_base"] = self.lambda_base(self.state.global_step - 1)  # of the last step
             self.meter.reset()
         super().log(logs, *args, **kwargs)
+        if "eval_loss" in logs and self.is_world_process_zero():
+            draw_training(self.state.log_history, Path(str(self.args.output_dir)))
 
     def _hours(self) -> float:
         """Wall-clock hours of training, those before a resumed checkpoint included."""
@@ -235,13 +243,10 @@ class DominoTrainer(EvaluatingTrainer):
             config,
             name=self.hub_model_id or model_name or path.resolve().parent.name,
             target=finetuned_from or config.target_name or self.target.model.name_or_path or None,
-            training=training_section(self.state, facts),
+            training=training_section(self.state, facts, draw_training(self.state.log_history, path.parent)),
             metadata={field: value for field, value in metadata.items() if field not in NO_METADATA},
         )
         path.write_text(merge_card(read_text(path), card, wins=metadata), encoding="utf-8")
-
-    def _lambda_base(self, step: int) -> float:
-        return lambda_base_at(step, self.state.max_steps, self.args.lambda_base_decay_ratio)
 
     def _draw_anchors(self, batch: Batch, generator: torch.Generator) -> torch.Tensor:
         """Add `anchors` to a micro-batch and return the sum of its weights."""

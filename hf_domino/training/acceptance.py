@@ -102,7 +102,7 @@ def accept_lengths(
     anchors = torch.arange(first_anchor, end, device=sequence.device)
     if not len(anchors):
         return anchors.expand(2, -1)
-    context_features = drafter.fuse_context(read_target(target, input_ids))
+    context_features = drafter.fuse_context(read_target(target, input_ids).captured)
     pieces = anchors[None].split(ANCHORS_PER_FORWARD, dim=1)
     lengths = [_accept_lengths(drafter, target, input_ids, context_features, piece) for piece in pieces]
     return torch.cat(lengths, dim=1)

@@ -8,6 +8,7 @@ Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden siz
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -40,19 +41,36 @@ class DraftedBlocks:
         return ScoredPositions(self.hidden[chosen], states, is_corrected[chosen], labels[chosen], weights[chosen])
 
 
+class TargetStates(NamedTuple):
+    """What is read of the target over a batch.
+
+    Args:
+        captured (`tuple[torch.Tensor, ...]`): Hidden states of the captured layers, each `[B, S, H]`.
+        final (`torch.Tensor`, *optional*): The last hidden state `[B, S, H]`, which lm_head reads.
+        logits (`torch.Tensor`, *optional*): The forward's own logits `[B, 1, V]` at the last position.
+    """
+
+    captured: tuple[torch.Tensor, ...]
+    final: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+
 @torch.no_grad()
-def read_target(target: TargetModel, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def read_target(target: TargetModel, input_ids: torch.Tensor, final: bool = False) -> TargetStates:
     """Run the target over right-padded sequences and return what the drafter reads of it.
 
     Args:
         target (`TargetModel`): The frozen target.
         input_ids (`torch.Tensor`): `[B, S]`; padding only on the right, where a causal target cannot see it.
+        final (`bool`, *optional*, defaults to `False`): Also what lm_head reads, and what it makes of the end of it.
 
     Returns:
-        `tuple[torch.Tensor, ...]`: Hidden states of the captured layers, each `[B, S, H]`.
+        `TargetStates`: Hidden states.
     """
-    outputs = target.model(input_ids=input_ids, use_cache=False, logits_to_keep=1, **target.capture_kwargs())
-    return target.captured(outputs)
+    capture = target.capture_kwargs(final=final)
+    outputs = target.model(input_ids=input_ids, use_cache=False, logits_to_keep=1, **capture)
+    captured = target.captured(outputs)
+    return TargetStates(captured, outputs.hidden_states[-1], outputs.logits) if final else TargetStates(captured)
 
 
 def draft_blocks(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -18,8 +19,10 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.anchors import block_labels
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
-from hf_domino.training.forward import draft_blocks, read_target
-from hf_domino.training.losses import DraftLosses, draft_losses
+from hf_domino.training.distillation import Distillation, check_final, gather_final
+from hf_domino.training.forward import TargetStates, draft_blocks, read_target
+from hf_domino.training.losses import DraftLosses
+from hf_domino.training.scoring import draft_losses
 
 Batch = dict[str, torch.Tensor]
 
@@ -46,7 +49,7 @@ class Objective:
     Args:
         drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): The frozen target.
-        args (`DominoTrainingArguments`): For `loss_decay` and `max_logits_per_chunk`.
+        args (`DominoTrainingArguments`): For `loss_decay`, `max_logits_per_chunk` and distillation.
         autocast (`Callable`): Gives the context in which the forward runs.
     """
 
@@ -59,7 +62,11 @@ class Objective:
     ):
         self.drafter, self.target, self.args = drafter, target, args
         self.loss_decay = args.loss_decay or default_loss_decay(drafter.config.block_size)
+        self.distillation = (
+            Distillation(args.distillation_weight, args.distillation_temperature) if args.distillation_weight else None
+        )
         self._autocast = autocast
+        self._final_is_known = False
 
     def labels(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Labels and weights of a batch's blocks, both `[B, N, K]`, as in [`~training.anchors.block_labels`]."""
@@ -67,25 +74,40 @@ class Objective:
             batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, self.loss_decay
         )
 
-    def score(self, batch: Batch) -> ScoredBatch:
+    def score(self, batch: Batch, lambda_base: float = 0.0) -> ScoredBatch:
         """Draft and score the blocks of a batch.
 
         Args:
             batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask`, `attention_mask` `[B, S]`, `anchors` `[B, N]`.
+            lambda_base (`float`, *optional*, defaults to 0.0): Share of the base term in the loss.
         """
         drafter = self.drafter
         labels, weights = self.labels(batch)
         chosen = weights > 0
+        # Evaluation is on labels alone, so that it compares with that of other trainings.
+        distillation = self.distillation if drafter.training else None
         with self._autocast():
-            captured = read_target(self.target, batch["input_ids"])
+            read = read_target(self.target, batch["input_ids"], final=distillation is not None)
             blocks = draft_blocks(
-                drafter, self.target, batch["input_ids"], batch["attention_mask"], drafter.fuse_context(captured),
+                drafter, self.target, batch["input_ids"], batch["attention_mask"], drafter.fuse_context(read.captured),
                 batch["anchors"],
             )  # fmt: skip
             scored = blocks.select(chosen, labels, weights, drafter.config)
-            losses = draft_losses(drafter, self.target, scored, self.args.max_logits_per_chunk)
+            if distillation is not None:
+                scored = replace(scored, final=self._final_of(read, batch["anchors"], chosen))
+            losses = draft_losses(
+                drafter, self.target, scored, lambda_base, self.args.max_logits_per_chunk, distillation
+            )
         is_correct, is_base_correct = (
             torch.zeros_like(chosen).masked_scatter(chosen, hits)
             for hits in (losses.is_correct, losses.is_base_correct)
         )
         return ScoredBatch(losses, is_correct, is_base_correct, weights)
+
+    def _final_of(self, read: TargetStates, anchors: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """What the target predicts the chosen labels from `[M, H]`; the first batch is checked."""
+        assert read.final is not None
+        if not self._final_is_known and read.logits is not None:
+            check_final(self.target, read.final, read.logits)
+            self._final_is_known = True
+        return gather_final(read.final, anchors, chosen, self.drafter.config.label_offset)

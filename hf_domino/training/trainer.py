@@ -88,6 +88,7 @@ class DominoTrainer(EvaluatingTrainer):
     ...     args = DominoTrainingArguments(folder, max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
     ...     trainer = DominoTrainer(drafter, target, args, train_dataset=rows)
     ...     trainer.train().global_step
+    {'loss': ...}
     {'train_runtime': ...}
     1
 
@@ -114,8 +115,8 @@ class DominoTrainer(EvaluatingTrainer):
             )
         if data_collator is None:
             shape = (processing_class, args.max_length, model.config.vocab_size)
-            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset")
-            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset")
+            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset", args.template_kwargs)
+            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
         super().__init__(
             model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
@@ -185,11 +186,12 @@ class DominoTrainer(EvaluatingTrainer):
             ValueError: If it is not finite; the error names the step.
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts
-        scored = model(within=partial(self.objective.score, inputs))
+        score = partial(self.objective.score, inputs, self.lambda_base(self.state.global_step))
+        scored = model(within=score)
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(scored, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        loss = scored.losses.combine(self.lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
+        loss = scored.losses.loss / total * self.accelerator.num_processes
         if not torch.isfinite(loss):
             raise refusal(f"the loss of step {self.state.global_step + 1}", "finite", loss.item(), NOT_FINITE)
         return loss

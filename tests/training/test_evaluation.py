@@ -28,7 +28,7 @@ class OneProcess:
 def scored(base, corrected, weights) -> ScoredBatch:
     """A batch of given hits, whose losses do not matter."""
     zero = torch.zeros(())
-    return ScoredBatch(DraftLosses(zero, zero, corrected, base), corrected, base, weights)
+    return ScoredBatch(DraftLosses(zero, zero, zero, corrected, base), corrected, base, weights)
 
 
 @pytest.mark.parametrize("shift_label", [True, False])

@@ -58,7 +58,9 @@ class EvaluatingTrainer(CheckpointingTrainer):
         return output
 
     def lambda_base(self, step: int) -> float:
-        """Weight of the base loss in a step, counted from 0."""
+        """Weight of the base loss in a step, counted from 0; none where the backbone stays as it is."""
+        if self.args.train_only == "head":
+            return 0.0
         return lambda_base_at(step, self.state.max_steps, self.args.lambda_base_decay_ratio)
 
     def _num_own_rows(self, batch_size: int) -> int:
@@ -73,12 +75,12 @@ class EvaluatingTrainer(CheckpointingTrainer):
         starts = [max(1, row["loss_mask"].index(1)) for row in rows]
         # Without autocast, as generation runs.
         walked = walk_rounds(self.drafter, self.target.model, [row["input_ids"] for row in rows], starts)
-        mean = mean_acceptance_length(walked.corrected)
-        if mean is None:
+        mean, of_base = mean_acceptance_length(walked.corrected), mean_acceptance_length(walked.base)
+        if mean is None or of_base is None:
             return {}
         metrics = {"walked_acceptance_length": mean}
         if self.drafter.has_correction_head:
-            metrics["base_walked_acceptance_length"] = mean_acceptance_length(walked.base) or 1.0
+            metrics["base_walked_acceptance_length"] = of_base
         if self.args.predict_speed_up:
             cost = self._measure_round(rows[0]["input_ids"])
             metrics |= {"predicted_speed_up": cost.speed_up(mean), "step_ms": 1e3 * cost.step}

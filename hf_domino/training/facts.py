@@ -13,7 +13,8 @@ from hf_domino.training.arguments import DominoTrainingArguments
 NONE = RowCounts()
 SETTINGS = (
     "max_length", "chat_template_kwargs", "learning_rate", "muon_learning_rate", "lr_scheduler_type", "warmup_steps",
-    "weight_decay", "num_anchors", "lambda_base_decay_ratio", "distillation_weight", "bf16", "seed",
+    "weight_decay", "lora_rank", "lora_alpha", "train_only", "num_anchors", "lambda_base_decay_ratio",
+    "distillation_weight", "bf16", "seed",
 )  # fmt: skip
 
 

@@ -90,6 +90,9 @@ class TrainingFields:
         default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
     )
     walk_rows: int = field(default=16, metadata={"help": "Evaluation rows to walk in real rounds; 0 for none."})
+    lora_rank: int | None = field(default=None, metadata={"help": "Train LoRA of this rank over the drafter."})
+    lora_alpha: int | None = field(default=None, metadata={"help": "LoRA counts alpha / rank times; twice by default."})
+    train_only: str | None = field(default=None, metadata={"help": "head, to leave the backbone as it is."})
     predict_speed_up: bool = field(
         default=True, metadata={"help": "Measure what a round costs here, once, and log the speed-up that follows."}
     )

@@ -15,6 +15,7 @@ from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.loading import load_training_rows
+from hf_domino.training.parts import add_head, check_start
 from hf_domino.training.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 
@@ -40,6 +41,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
         ValueError: If a field is out of range, or a file holds what it should not.
     """
     assert names.target is not None
+    check_start(names.drafter, shape.overrides(), args)
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
@@ -53,7 +55,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=rows.train, eval_dataset=rows.evaluation, processing_class=tokenizer
     )
-    if names.drafter and not checkpoint and drafter.has_correction_head and args.lambda_base_decay_ratio > 0:
+    if names.drafter and not checkpoint and drafter.has_correction_head and trainer.lambda_base(0) > 0:
         notice(CURRICULUM_RESTARTS.format(names.drafter))
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.stopped_by_signal:
@@ -88,8 +90,5 @@ def _build_drafter(
     overrides = shape.overrides()
     if names.drafter is None:
         return DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **overrides))
-    if overrides:
-        raise ValueError(
-            f"{', '.join(overrides)} must not be set with drafter={names.drafter!r}: the drafter has its own shape."
-        )
-    return DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
+    drafter = DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
+    return add_head(drafter, overrides) if overrides else drafter

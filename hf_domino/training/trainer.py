@@ -35,6 +35,7 @@ from hf_domino.training.gradients import GradientNorms
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective import Batch, Objective
+from hf_domino.training.parts import choose_parts
 from hf_domino.training.resuming import check_resumable, save_run
 
 NOT_FINITE = (
@@ -119,7 +120,7 @@ class DominoTrainer(EvaluatingTrainer):
             eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
         super().__init__(
-            model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
+            model=choose_parts(model.float(), args), args=args, data_collator=data_collator, train_dataset=train_dataset,
             eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import is_peft_available
+from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_domino.compatibility import HEAD_MODULES, refusal
 from hf_domino.formats.source import check_source
 from hf_domino.formats.stored import read_object
+from hf_domino.identity import TargetIdentity
 
 _FIELD = "base_model_name_or_path in adapter_config.json"
 # What LoRA adapts of a drafter: every matrix. PEFT adapts modules by the ends of their names, and parameters of a GRU.
@@ -21,6 +23,7 @@ LAYERS = (
     *("embed_proj.0", "embed_proj.2"),
 )
 GRU_WEIGHTS = ("prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0")
+TARGET_FILE = "target.json"
 OLDEST_PEFT = "0.17"  # it adapts parameters too
 
 
@@ -51,7 +54,7 @@ def add_lora(drafter: Any, rank: int, alpha: int) -> Any:
         target_parameters=list(GRU_WEIGHTS) if has_head else None,
     )
     wrapped = get_peft_model(drafter, config)
-    wrapped.create_or_update_model_card = lambda *_: None  # a drafter's card is written by the trainer
+    wrapped.__dict__["create_or_update_model_card"] = lambda *_: None  # the trainer writes a drafter's card
     return wrapped
 
 
@@ -80,7 +83,26 @@ def load_adapter(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
     if missing:
         shown = f"a file without {', '.join(missing[:3])} ({len(missing)} tensors)"
         raise refusal(f"the adapter {name}", "complete", shown, "Save it again, or download it again.")
+    if target := _read_target(name, download):
+        target.record_in(drafter.config)
     return wrapped.merge_and_unload() if of_head else drafter
+
+
+def save_target(drafter: Any, folder: str | os.PathLike) -> None:
+    """Write which target an adapter was trained for beside it: the drafter it belongs to names its own one.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter, whose configuration names the target.
+        folder (`str` or `PathLike`): The adapter's.
+    """
+    if target := TargetIdentity.recorded_in(drafter.config):
+        Path(folder, TARGET_FILE).write_text(json.dumps(target.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def _read_target(name: str, download: Mapping[str, Any]) -> TargetIdentity | None:
+    """The target that an adapter was trained for; None where PEFT alone saved it."""
+    file = cached_file(name, TARGET_FILE, _raise_exceptions_for_missing_entries=False, **download)
+    return TargetIdentity.from_dict(read_object(Path(file))) if file else None
 
 
 def _own_name(key: str) -> str:

@@ -28,15 +28,8 @@ SHAPE = (
     *("gru_hidden_dim", "pure_draft_prefix_len", "shift_label", "layer_types", "sliding_window"),
     "sliding_window_non_causal",
 )
-KEPT = (
-    "optim",
-    "learning_rate",
-    "muon_learning_rate",
-    "weight_decay",
-    "lora_rank",
-    "lora_alpha",
-    "train_only",
-)  # by the optimizer's state, whatever is asked
+# By the optimizer's state, whatever is asked.
+KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "lora_rank", "lora_alpha", "train_only")
 CHANGEABLE = (
     *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "lambda_base_decay_ratio", "loss_decay"),
     *("distillation_weight", "distillation_temperature"),

@@ -22,6 +22,7 @@ from hf_domino.cards import merge_card, render_card, training_section
 from hf_domino.cards.sections import CARD, read_text
 from hf_domino.compatibility import check_target, refusal
 from hf_domino.data.rows import collate_rows, encode_dataset
+from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.target import TargetModel
@@ -120,8 +121,8 @@ class DominoTrainer(EvaluatingTrainer):
             eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
         super().__init__(
-            model=choose_parts(model.float(), args), args=args, data_collator=data_collator, train_dataset=train_dataset,
-            eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
+            model=choose_parts(model.float(), args), args=args, data_collator=data_collator,
+            train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
         self.model_accepts_loss_kwargs = True
@@ -262,4 +263,7 @@ class DominoTrainer(EvaluatingTrainer):
         self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it; a drafter has no such choice
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
-            save_run(output_dir or str(self.args.output_dir), self.args, self.train_dataset)
+            folder = output_dir or str(self.args.output_dir)
+            save_run(folder, self.args, self.train_dataset)
+            if self.args.lora_rank is not None:
+                save_target(self.drafter, folder)

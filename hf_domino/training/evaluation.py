@@ -61,7 +61,9 @@ class EvaluatingTrainer(CheckpointingTrainer):
         """Weight of the base loss in a step, counted from 0; none where the backbone stays as it is."""
         if self.args.train_only == "head":
             return 0.0
-        return lambda_base_at(step, self.state.max_steps, self.args.lambda_base_decay_ratio)
+        return lambda_base_at(
+            step, self.state.max_steps, self.args.lambda_base_decay_ratio, self.args.lambda_base_start
+        )
 
     def _num_own_rows(self, batch_size: int) -> int:
         """Rows of an evaluation batch that count: with several processes, the last batches repeat the first rows."""

@@ -15,6 +15,7 @@ from hf_domino.training.anchors import sample_anchors_by_content
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.checkpoints import CheckpointingTrainer
 from hf_domino.training.evidence import EvaluationMeter
+from hf_domino.training.hidden_states.reading import STATES
 from hf_domino.training.losses import lambda_base_at
 from hf_domino.training.objective import Batch, Objective
 from hf_domino.training.speed import RoundCost, measure_round
@@ -76,15 +77,17 @@ class EvaluatingTrainer(CheckpointingTrainer):
         rows = [dataset[index] for index in range(min(self.args.walk_rows, len(dataset)))]
         starts = [max(1, row["loss_mask"].index(1)) for row in rows]
         # Without autocast, as generation runs.
-        walked = walk_rounds(self.drafter, self.target.model, [row["input_ids"] for row in rows], starts)
+        texts, states = ([row.get(field) for row in rows] for field in ("input_ids", STATES))
+        walked = walk_rounds(self.drafter, self.target.model, texts, starts, states)
         mean, of_base = mean_acceptance_length(walked.corrected), mean_acceptance_length(walked.base)
         if mean is None or of_base is None:
             return {}
         metrics = {"walked_acceptance_length": mean}
         if self.drafter.has_correction_head:
             metrics["base_walked_acceptance_length"] = of_base
-        if self.args.predict_speed_up:
-            cost = self._measure_round(rows[0]["input_ids"])
+        # Beside a cache of hidden states there may be no target that could run.
+        if self.args.predict_speed_up and states[0] is None:
+            cost = self._measure_round(texts[0])
             metrics |= {"predicted_speed_up": cost.speed_up(mean), "step_ms": 1e3 * cost.step}
             metrics["round_ms"] = 1e3 * cost.round
         return metrics

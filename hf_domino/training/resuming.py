@@ -29,7 +29,10 @@ SHAPE = (
     "sliding_window_non_causal",
 )
 # By the optimizer's state, whatever is asked; and a checkpoint holds an average or none.
-KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "ema_decay")
+KEPT = (
+    *("optim", "learning_rate", "muon_learning_rate", "weight_decay", "ema_decay"),
+    *("lora_rank", "lora_alpha", "train_only"),
+)
 CHANGEABLE = (
     *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "lambda_base_decay_ratio", "loss_decay"),
     *("lambda_base_start", "position_weights", "dpace_alpha", "own_prefix_share"),

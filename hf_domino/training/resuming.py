@@ -130,7 +130,8 @@ def _digest_rows(rows: Any) -> str | None:
     """Number and digest of the training rows, from a few of them."""
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         return None
-    rows = getattr(rows, "rows", rows)  # without the hidden states that they may carry
+    while hasattr(rows, "rows"):  # not packed, and without the hidden states that they may carry
+        rows = rows.rows
     some = [rows[index] for index in range(0, len(rows), max(1, len(rows) // SAMPLED_ROWS))]
     digest = hashlib.sha256(json.dumps(some, default=str, sort_keys=True).encode()).hexdigest()[:8]
     return f"{len(rows)} of {digest}"

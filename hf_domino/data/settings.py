@@ -29,7 +29,7 @@ class WritingSettings:
         max_length (`int`, *optional*, defaults to 4096): Longest row, prompt included, in tokens.
         prompt_temperature (`float`, *optional*, defaults to 0.9): Of prompts that the target writes.
         prompt_top_p (`float`, *optional*, defaults to 0.95): Their nucleus.
-        max_prompt_tokens (`int`, *optional*, defaults to 256): Longest such prompt, in tokens.
+        max_prompt_tokens (`int`, *optional*, defaults to 128): Longest such prompt, in tokens.
         batch_size (`int`, *optional*, defaults to 64): Texts written side by side.
         min_distinct (`float`, *optional*, defaults to 0.5): A text loops if less than this share of its 4-grams, or of
             those of its last 64 tokens, are distinct; 0 keeps all.
@@ -48,7 +48,7 @@ class WritingSettings:
     max_length: int = 4096
     prompt_temperature: float = 0.9
     prompt_top_p: float = 0.95
-    max_prompt_tokens: int = 256
+    max_prompt_tokens: int = 128
     batch_size: int = 64
     min_distinct: float = 0.5
     keep_unended: bool = False

@@ -13,6 +13,9 @@ from transformers import PreTrainedModel
 
 # Truncation that a target's generation configuration may ask for, switched off.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+# What a target's generation configuration may count from where a call of `generate` began.
+FROM_THE_START = ("min_new_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens", "max_time")
+CHUNK = 32  # tokens between looks at which rows have ended: each costs about one step
 NO_ROUND_TRIP = "no round trip"  # of a text, to token ids and back
 SEED_STRIDE = 1_000_003  # between runs, so that their batches do not share seeds
 
@@ -55,10 +58,14 @@ class TargetWriter:
     Args:
         target (`PreTrainedModel`): In evaluation mode.
         bf16 (`bool`, *optional*, defaults to `False`): Write under bf16 autocast.
+        chunk (`int`, *optional*): Tokens after which rows that have ended leave the batch, so that a few long texts do
+            not hold up all others. By default they stay. It is part of what a seed stands for.
     """
 
-    def __init__(self, target: PreTrainedModel, bf16: bool = False):
-        self.target, self.bf16 = target, bf16
+    def __init__(self, target: PreTrainedModel, bf16: bool = False, chunk: int | None = None):
+        config = target.generation_config
+        starts_count = any(getattr(config, name, None) for name in FROM_THE_START)
+        self.target, self.bf16, self.chunk = target, bf16, None if starts_count else chunk
 
     def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written | None]:
         """Continue a batch of prompts.
@@ -72,19 +79,46 @@ class TargetWriter:
         Returns:
             `list[Written]`: Per prompt what follows it.
         """
-        target, longest = self.target, max(map(len, prompts))
-        pad_token_id = target.generation_config.pad_token_id or 0
-        autocast = torch.autocast(target.device.type, torch.bfloat16, enabled=self.bf16)
-        with autocast, torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
+        device = self.target.device
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
+        with autocast, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
-            generated = target.generate(
-                **_pad_left(prompts, longest, pad_token_id, target.device),
-                max_new_tokens=sampling.max_new_tokens,
+            return self._continue(prompts, sampling)
+
+    def _continue(self, prompts: list[list[int]], sampling: Sampling) -> list[Written | None]:
+        config = self.target.generation_config
+        pad_token_id = config.pad_token_id or 0
+        ends = sampling.ends or ends_of(config)
+        texts: list[list[int]] = [[] for _ in prompts]
+        inputs: dict[str, Any] = _pad_left(prompts, max(map(len, prompts)), pad_token_id, self.target.device)
+        rows, left = list(range(len(prompts))), sampling.max_new_tokens
+        while rows and left:
+            output = self.target.generate(
+                **inputs,
+                max_new_tokens=min(self.chunk or left, left),
                 pad_token_id=pad_token_id,
+                return_dict_in_generate=True,
                 **_arguments(sampling),
             )
-        ends = sampling.ends or ends_of(target.generation_config)
-        return [cut_at_end(row, ends) for row in generated[:, longest:].tolist()]
+            new = output.sequences[:, inputs["input_ids"].shape[1] :]
+            for row, ids in zip(rows, new.tolist(), strict=True):
+                texts[row] += ids
+            stay = [place for place, row in enumerate(rows) if not set(ends).intersection(texts[row])]
+            left -= new.shape[1]
+            if left and stay:
+                inputs = _of_rows(stay, output, inputs["attention_mask"])
+            rows = [rows[place] for place in stay]
+        return [cut_at_end(ids, ends) for ids in texts]
+
+
+def _of_rows(rows: list[int], output: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
+    """What `generate` needs to go on with some rows of its output."""
+    index = torch.tensor(rows, device=attention_mask.device)
+    cache = output.past_key_values
+    cache.batch_select_indices(index)
+    num_new = output.sequences.shape[1] - attention_mask.shape[1]
+    mask = torch.nn.functional.pad(attention_mask[index], (0, num_new), value=1)
+    return {"input_ids": output.sequences[index], "attention_mask": mask, "past_key_values": cache}
 
 
 def _arguments(sampling: Sampling) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def test_plain_text_is_continued_and_needs_no_template(answer):
     ids=["unended", "no ids", "second turn too long", "too long"],
 )
 def test_a_chat_ends_where_it_cannot_go_on(say, settings, flaw, num_written, answer):
-    (result,), tokenizer, _ = answer([{"messages": TWO_TURNS}], say, **settings)
+    (result,), _, _ = answer([{"messages": TWO_TURNS}], say, **settings)
     assert result["flaw"] == flaw
     assert len(result["rows"]) == num_written
 

@@ -162,9 +162,9 @@ def test_a_folder_goes_on_only_as_it_was_begun(write, tmp_path):
 
     write(say=say, identity=TargetIdentity(name="one", weights_digest="a"))
     write(say=say, identity=TargetIdentity(name="copy", weights_digest="a"), settings={"eval_rows": 2})
-    with pytest.raises(ValueError, match="weights_digest must be 'a' .*--overwrite"):
+    with pytest.raises(ValueError, match=r"weights_digest must be 'a' .*--overwrite"):
         write(say=say, identity=TargetIdentity(name="one", weights_digest="b"))
-    with pytest.raises(ValueError, match="max_new_tokens must be 12, with which .* was begun, got 9"):
+    with pytest.raises(ValueError, match=r"max_new_tokens must be 12, with which .* was begun, got 9"):
         write(say=say, settings={"max_new_tokens": 9})
     before = texts(tmp_path / "data")
     write(say=lambda text, row, seed: "b" + word_of(row, seed), settings={"max_new_tokens": 9}, overwrite=True)

@@ -45,9 +45,13 @@ class TargetModel:
         logits = self._lm_head(hidden_states.to(self.model.dtype)).float()
         return _scale_logits(logits, self.text_config)
 
-    def capture_kwargs(self, capture_all: bool = False) -> dict[str, Any]:
-        """Keyword arguments for the target's forward that make it return the wanted hidden states and no others."""
-        wanted = True if capture_all else [layer_id + _FIRST_LAYER_ENTRY for layer_id in self._layer_ids]
+    def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:
+        """Keyword arguments for the target's forward that make it return the wanted hidden states and no others.
+
+        Those of `target_layer_ids`, and with `final` the last one, which Transformers returns as lm_head reads it.
+        """
+        layer_ids = [*self._layer_ids, self.text_config.num_hidden_layers - 1] if final else self._layer_ids
+        wanted = True if capture_all else [layer_id + _FIRST_LAYER_ENTRY for layer_id in layer_ids]
         return {"output_hidden_states": wanted, "return_dict": True}
 
     def captured(self, outputs: ModelOutput) -> tuple[torch.Tensor, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 import string
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+# Rows that tests read are cached apart from yours. No fixture: `datasets` reads this when it is imported.
+ROWS_CACHE = tempfile.TemporaryDirectory(prefix="hf_domino-rows-")
+os.environ["HF_DATASETS_CACHE"] = ROWS_CACHE.name
 torch.set_num_threads(1)  # tiny models run faster on one thread, and tests run in two processes
 
 

@@ -17,8 +17,8 @@ EXAMPLES = """\
 """
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
 MOST_WANTED = (
-    "target", "train_file", "output_dir", "on_policy", "eval_file", "num_train_epochs", "learning_rate",
-    "per_device_train_batch_size", "drafter", "overwrite",
+    "target", "train_file", "train_dataset", "output_dir", "on_policy", "eval_file", "num_train_epochs",
+    "learning_rate", "per_device_train_batch_size", "drafter", "overwrite",
 )  # fmt: skip
 # Fields of Transformers that most trainings set; the others are in --help_all.
 FROM_TRANSFORMERS = {
@@ -30,7 +30,6 @@ FROM_TRANSFORMERS = {
     "use_cpu": "Train on the CPU though there is a GPU.",
     "seed": "Of the drafter's weights and of the order of rows.",
     "save_steps": "Steps between checkpoints.",
-    "logging_steps": "Steps between lines of the log.",
     "report_to": "Where the log goes, such as tensorboard; none for nowhere.",
 }
 OWNERS = {
@@ -92,16 +91,13 @@ def _default(field: Field) -> Any:
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino train`; returns 143 where SIGTERM ended the training early."""
     from hf_domino.formats.source import check_is_target, check_source
+    from hf_domino.training.loading import check_data
     from hf_domino.training.run import train
 
     names, shape, data, args = parse_options(options)
-    for name, value in (("target", names.target), ("train_file", data.train_file)):
-        if value is None:
-            raise ValueError(f"{name} must be set, as --{name} or in the YAML file.")
-    for name in ("train_file", "eval_file"):  # before anything is loaded or generated
-        path = getattr(data, name)
-        if path is not None and not Path(path).is_file():
-            raise ValueError(f"{name} must be a .jsonl, .json or text file, got {path!r}: there is none of that name.")
+    if names.target is None:
+        raise ValueError("target must be set, as --target or in the YAML file.")
+    check_data(data)  # before anything is loaded or generated
     for name in ("target", "drafter"):
         if getattr(names, name) is not None:
             check_source(getattr(names, name), name)

@@ -1,40 +1,43 @@
-"""Records of training files: one JSON object each, with the place it stands at for errors."""
+"""Records of training files, one at a time and each with its place for errors; no file is in memory as a whole."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+
+from hf_domino.compatibility import refusal
 
 Record = dict[str, Any]
+PlacedRecord = tuple[str, Record]  # where it stands, and what it is
+RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
+SPACE = re.compile(r"\s*")
+CHUNK = 2**20  # characters that are read at once
+PARQUET_ROWS = 256  # of wide rows too, a batch stays small
 
 
-def read_records(path: Path) -> Iterator[tuple[str, Record]]:
-    """Yield the objects of a file of JSON lines or of a `.json` file with a list, each with its place.
+def read_records(path: Path) -> Iterator[PlacedRecord]:
+    """Yield the records of JSON lines, of a `.json` file with a list, or of a parquet file, with their places.
 
     Args:
-        path (`Path`): The file; empty lines are skipped.
+        path (`Path`): The file; empty lines are skipped, and so are fields that are null.
 
     Raises:
-        ValueError: If something is no JSON object, or not UTF-8.
+        ValueError: If something is no JSON object, or not UTF-8, or the file is no parquet file.
     """
-    if path.suffix == ".json" and read_text(path).lstrip().startswith("["):
+    if path.suffix == ".parquet":
+        yield from _read_parquet(path)
+    elif path.suffix == ".json" and _first_character(path) == b"[":
         yield from _read_list(path)
-        return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            place = f"{path}, line {number}"
-            try:
-                text = line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise _not_utf8(place, error) from error
-            if text.strip():
-                yield place, _load(text, place)
+    else:
+        yield from _read_lines(path)
 
 
-def read_text(path: Path) -> str:
-    """The text of a file.
+def read_text(path: Path) -> Iterator[str]:
+    """Yield the text of a file in pieces that together are the text, cut where a line begins if there are lines.
 
     Args:
         path (`Path`): The file.
@@ -42,36 +45,154 @@ def read_text(path: Path) -> str:
     Raises:
         ValueError: If it is not UTF-8; the error names the line.
     """
+    rest = ""
+    with open_utf8(path) as file:
+        while chunk := file.read(CHUNK):
+            rest += chunk
+            if len(chunk) == CHUNK:
+                # Tokenizers of today do not join a line break with what follows it, nor a word with the space behind.
+                cut = max(rest.rfind("\n") + 1, 0) or max(rest.rfind(" "), 0) or len(rest)
+                yield rest[:cut]
+                rest = rest[cut:]
+    if rest:
+        yield rest
+
+
+@contextmanager
+def open_utf8(path: Path) -> Iterator[TextIO]:
+    """Open a text file; what is not UTF-8 in it is an error that names the line.
+
+    Args:
+        path (`Path`): The file.
+
+    Raises:
+        ValueError: If it is not UTF-8.
+    """
+    with path.open(encoding="utf-8") as file:
+        try:
+            yield file
+        except UnicodeDecodeError:
+            with path.open("rb") as lines:  # once more, for the line
+                for number, line in enumerate(lines, start=1):
+                    _decode(line, f"{path}, line {number}")
+            raise
+
+
+def _first_character(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return next((line.lstrip()[:1] for line in file if line.strip()), b"")
+
+
+def _read_lines(path: Path) -> Iterator[PlacedRecord]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            place = f"{path}, line {number}"
+            text = _decode(line, place)
+            if text.strip():
+                try:
+                    yield place, checked(json.loads(text), place)
+                except json.JSONDecodeError as error:
+                    raise ValueError(f"{place}: must be a JSON object, got {error}.") from error
+
+
+def _read_list(path: Path) -> Iterator[PlacedRecord]:
+    """The objects of a JSON list, decoded one by one as the file is read."""
+    with open_utf8(path) as file:
+        buffer = _Buffer(path, file)
+        buffer.take("[")
+        number = 0
+        while buffer.peek() != "]":
+            if number:
+                buffer.take(",")
+            number += 1
+            value = buffer.take_value()
+            yield f"{path}, item {number}", checked(value, f"{path}, item {number}")
+        buffer.take("]")
+        if left := buffer.peek():
+            raise buffer.error(f"{left!r} after its end")
+
+
+class _Buffer:
+    """The part of a JSON file that is read and not yet decoded: `text` from `at` on."""
+
+    def __init__(self, path: Path, file: TextIO):
+        self.path, self.file, self.text, self.at, self.line = path, file, "", 0, 1
+        self.decoder = json.JSONDecoder()
+
+    def peek(self) -> str:
+        """The next character that is no space; empty at the end."""
+        while True:
+            self.at = SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
+            if self.at < len(self.text) or not self._read():
+                return self.text[self.at : self.at + 1]
+
+    def take(self, character: str) -> None:
+        """Pass this character, which must come next."""
+        if self.peek() != character:
+            raise self.error(f"{self.peek()!r} where {character!r} is due")
+        self.at += 1
+
+    def take_value(self) -> Any:
+        """Decode the value that comes next."""
+        self.peek()
+        while True:
+            try:
+                value, self.at = self.decoder.raw_decode(self.text, self.at)
+                return value
+            except json.JSONDecodeError as error:
+                # What is only cut off fails at the end of what was read, or in a string that does not end.
+                is_cut = error.msg.startswith("Unterminated") or error.pos > len(self.text) - 16
+                if not (is_cut and self._read()):
+                    raise self.error(error.msg, error.pos) from error
+
+    def error(self, found: str, position: int | None = None) -> ValueError:
+        """What is wrong at a position, by default the next, with its line."""
+        line = self.line + self.text.count("\n", 0, self.at if position is None else position)
+        return ValueError(f"{self.path}, line {line}: must be a JSON list of objects, got {found}.")
+
+    def _read(self) -> bool:
+        """Read on, and forget what is decoded."""
+        # As much again as there is, so that a large value is not tried anew too often.
+        more = self.file.read(max(CHUNK, len(self.text) - self.at))
+        if more:
+            self.line += self.text.count("\n", 0, self.at)
+            self.text, self.at = self.text[self.at :] + more, 0
+        return bool(more)
+
+
+def _read_parquet(path: Path) -> Iterator[PlacedRecord]:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise _not_utf8(f"{path}, line {line}", error) from error
+        number = 0
+        with ParquetFile(path) as file:
+            for batch in file.iter_batches(PARQUET_ROWS):
+                for record in batch.to_pylist():
+                    number += 1
+                    yield f"{path}, row {number}", checked(record, str(path))
+    except pyarrow.ArrowException as error:
+        raise refusal(str(path), "a parquet file", str(error), "Write it again, or name it for what it is.") from error
 
 
-def _read_list(path: Path) -> Iterator[tuple[str, Record]]:
-    try:
-        records = json.loads(read_text(path))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {error.lineno}: must be a JSON list of objects, got {error}.") from error
-    for number, record in enumerate(records, start=1):
-        place = f"{path}, item {number}"
-        yield place, _checked(record, place)
+def checked(record: Any, place: str) -> Record:
+    """A record without the fields that are null, as columns of a table are where a record has no such field.
 
+    Args:
+        record (`Any`): What was read.
+        place (`str`): Where, for errors.
 
-def _load(text: str, place: str) -> Record:
-    try:
-        return _checked(json.loads(text), place)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: must be a JSON object, got {error}.") from error
-
-
-def _checked(record: Any, place: str) -> Record:
+    Raises:
+        ValueError: If it is no mapping.
+    """
     if not isinstance(record, dict):
         raise ValueError(f"{place}: must be a JSON object, got {type(record).__name__}.")
-    return record
+    return {name: value for name, value in record.items() if value is not None}
 
 
-def _not_utf8(place: str, error: UnicodeDecodeError) -> ValueError:
-    found = error.object[error.start]
-    return ValueError(f"{place}: must be UTF-8, got byte 0x{found:02x} ({error.reason}): save the file as UTF-8.")
+def _decode(line: bytes, place: str) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{line[error.start]:02x} ({error.reason})"
+        raise ValueError(f"{place}: must be UTF-8, got {found}: save the file as UTF-8.") from error

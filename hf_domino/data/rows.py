@@ -1,25 +1,29 @@
-"""Training rows from files: text, prompt and completion, chat with the loss on assistant tokens, or token ids.
+"""`RowDataset`: rows of token ids to train on, read from files, folders, data sets and lists.
 
-A row is `{"input_ids": [...], "loss_mask": [...]}`. What is wrong in a file is reported with its line and field.
+A row is `{"input_ids": [...], "loss_mask": [...]}`. What is read lies on disk, memory-mapped, tokenized once.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from hf_domino.data.chat import encode_chat
-from hf_domino.data.records import read_records, read_text
+from hf_domino.data.counts import RowCounts
+from hf_domino.data.encoding import PlacedRow, Row, RowEncoder
+from hf_domino.data.records import read_text
+from hf_domino.data.sources import Source, from_files, from_table
+from hf_domino.data.tables import Sieve, cached_table, has_anchor, table_in_memory
 from hf_domino.notices import notice
 
-Row = dict[str, list[int]]
-RECORD_SUFFIXES = (".jsonl", ".json")
+ROWS_AT_ONCE = 1024
 
 
 class RowDataset(Dataset):
@@ -28,24 +32,23 @@ class RowDataset(Dataset):
     Args:
         rows (`Sequence[dict]`): Each with `input_ids` and `loss_mask`, of one length. Rows without two supervised
             neighbours hold no anchor and are left out; how many is said.
+        counts (`RowCounts`, *optional*): What the rows are left of, if they were looked at already.
+
+    Attributes:
+        rows (`Sequence[dict]`): A list, or a memory-mapped `datasets.Dataset`.
+        counts (`RowCounts`): How many rows there are, and how many were left out and why.
 
     Raises:
         ValueError: If no row is left.
     """
 
-    def __init__(self, rows: Sequence[Row]):
-        self.rows = [row for row in rows if _has_anchor(row["loss_mask"])]
-        num_left_out = len(rows) - len(self.rows)
-        if num_left_out and self.rows:
-            first = next(number for number, row in enumerate(rows, start=1) if not _has_anchor(row["loss_mask"]))
-            notice(
-                f"{num_left_out} of {len(rows)} rows are left out, the first is row {first}: they hold no two "
-                "neighbouring supervised tokens. Raise max_length if they were cut, or check where the loss falls."
-            )
-        if not self.rows:
+    def __init__(self, rows: Sequence[Row], counts: RowCounts | None = None):
+        self.rows, self.counts = (rows, counts) if counts is not None else _with_anchors(rows)
+        if not len(self.rows):
+            total = self.counts.left_out
             raise ValueError(
-                f"rows must hold at least one with two neighbouring supervised tokens, got none in {len(rows)} rows: "
-                "raise max_length, or check that the loss falls on some tokens."
+                f"rows must hold at least one with two neighbouring supervised tokens, got none in {total} rows: "
+                f"raise max_length, or check that the loss falls on some tokens. {self.counts.describe()}".rstrip()
             )
 
     def __len__(self) -> int:
@@ -54,56 +57,95 @@ class RowDataset(Dataset):
     def __getitem__(self, index: int) -> Row:
         return self.rows[index]
 
+    def token_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Token ids of some rows in one line `[T]` with the lengths of these rows `[R]`, until all rows were given."""
+        if isinstance(self.rows, list):
+            for start in range(0, len(self.rows), ROWS_AT_ONCE):
+                some = [np.asarray(row["input_ids"]) for row in self.rows[start : start + ROWS_AT_ONCE]]
+                yield np.concatenate(some), np.array([len(ids) for ids in some])
+            return
+        table: Any = self.rows
+        for batch in table.with_format("arrow").iter(ROWS_AT_ONCE):
+            ids = batch["input_ids"].combine_chunks()
+            yield ids.flatten().to_numpy(), ids.value_lengths().to_numpy()
+
+    def select(self, indices: Sequence[int], counts: RowCounts) -> RowDataset:
+        """Some of the rows.
+
+        Args:
+            indices (`Sequence[int]`): Which.
+            counts (`RowCounts`): Why the others are left out; rows and tokens are counted anew.
+        """
+        rows = _pick(self.rows, indices)
+        chosen = RowDataset(rows, counts)
+        tokens = sum(len(ids) for ids, _ in chosen.token_batches())
+        chosen.counts = replace(counts, rows=len(rows), tokens=tokens)
+        return chosen
+
     def prompts(self, length: int) -> list[list[int]]:
-        """Token ids before the first supervised token, or the first `length` where all tokens are supervised."""
-        starts = [row["loss_mask"].index(1) or length for row in self.rows]
-        return [row["input_ids"][:start] for row, start in zip(self.rows, starts, strict=True)]
+        """Token ids before the first supervised token: all where none is, the first `length` where all are."""
+        return [row["input_ids"][: _prompt_length(row["loss_mask"], length)] for row in self.rows]
 
 
 def load_rows(
-    path: str | Path, tokenizer: Any = None, max_length: int = 2048, vocab_size: int | None = None
+    path: str | Path | Sequence[str | Path] | Source,
+    tokenizer: Any = None,
+    max_length: int = 2048,
+    vocab_size: int | None = None,
+    max_rows: int | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    as_prompts: bool = False,
+    drop_duplicates: bool = False,
 ) -> RowDataset:
-    """Read a training file.
+    """Read training files or a data set, once: the rows are kept in a cache beside those of `datasets`.
 
-    A `.jsonl` file holds one object per line, a `.json` file a list of objects or the same lines. An object has `text`,
-    or `prompt` and `completion` (loss on the completion), or `messages` (loss on assistant tokens), or `input_ids` with
-    `prompt_length` or `loss_mask` (what [`generate_on_policy`] writes). Such rows are cut at `max_length`. Any other
-    file is one text, cut into rows.
+    A `.jsonl` file holds one object per line, a `.json` file a list of objects or the same lines, a `.parquet` file one
+    in each row. An object has `text`, or `prompt` and `completion` (strings or messages; loss on the completion), or
+    `messages` or `conversations` (loss on assistant tokens), or `input_ids` with `prompt_length` or `loss_mask` (what
+    [`generate_on_policy`] writes). Such rows are cut at `max_length`. Any other file is one text, cut into rows.
 
     Args:
-        path (`str` or `Path`): The file.
+        path (`str`, `Path`, a list of these, or `Source`): The file or files, or a [`~data.sources.from_dataset`].
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's; needed for all but `input_ids`.
         max_length (`int`, *optional*, defaults to 2048): Longest row, in tokens.
         vocab_size (`int`, *optional*): The target's, which no token id may reach. Defaults to no limit.
+        max_rows (`int`, *optional*): Most records to read, from the first on. Defaults to all.
+        chat_template_kwargs (`Mapping`, *optional*): For the chat template, such as `{"enable_thinking": False}`.
+        as_prompts (`bool`, *optional*, defaults to `False`): Rows whose answers the target is to write: prompts without
+            an answer are rows too.
+        drop_duplicates (`bool`, *optional*, defaults to `False`): Leave out rows that are equal to an earlier one.
 
     Returns:
-        `RowDataset`: The rows.
+        `RowDataset`: The rows, with what was left out in `counts`.
 
     Raises:
         ValueError: If a line or field is not as described, or no row can be trained on.
         FileNotFoundError: If there is no such file.
     """
-    return RowDataset(read_rows(path, tokenizer, max_length, vocab_size))
+    if not isinstance(path, Source):
+        path = from_files([path] if isinstance(path, (str, Path)) else path)
+    encoder = RowEncoder(tokenizer, vocab_size, dict(chat_template_kwargs or {}), as_prompts)
+    sieve = Sieve(max_length, as_prompts, drop_duplicates)
+    settings = f"{max_length} {max_rows} {as_prompts} {drop_duplicates}"
+    rows, counts = cached_table(
+        f"{path.name} {path.fingerprint()} {encoder.fingerprint()} {settings}",
+        lambda: sieve.sift(_encode(path, encoder, sieve, max_rows)),
+        sieve,
+        path.name,
+    )
+    if len(rows) and (said := counts.describe()):
+        notice(f"{path.name}: {said}")
+    return RowDataset(rows, counts)
 
 
-def read_rows(
-    path: str | Path, tokenizer: Any = None, max_length: int = 2048, vocab_size: int | None = None
-) -> list[Row]:
-    """Rows of a file as in [`load_rows`], also those without an anchor; possibly none."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no training file at {path}: pass a .jsonl, .json or text file.")
-    if path.suffix in RECORD_SUFFIXES:
-        return [
-            _encode_record(record, tokenizer, max_length, vocab_size, place) for place, record in read_records(path)
-        ]
-    ids = tokenizer(read_text(path))["input_ids"]
-    _check_ids(ids, vocab_size, str(path))
-    pieces = [ids[start : start + max_length] for start in range(0, len(ids), max_length)]
-    return [_supervised(piece) for piece in pieces]
-
-
-def encode_dataset(dataset: Any, tokenizer: Any, max_length: int, vocab_size: int, name: str) -> Any:
+def encode_dataset(
+    dataset: Any,
+    tokenizer: Any,
+    max_length: int,
+    vocab_size: int,
+    name: str,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+) -> Any:
     """Rows of a dataset whose records have text, as the lines of a file in [`load_rows`].
 
     Args:
@@ -113,6 +155,7 @@ def encode_dataset(dataset: Any, tokenizer: Any, max_length: int, vocab_size: in
         max_length (`int`): Longest row, in tokens.
         vocab_size (`int`): The target's.
         name (`str`): What the dataset is called in errors.
+        chat_template_kwargs (`Mapping`, *optional*): For the chat template.
 
     Returns:
         `RowDataset`, or a dictionary of such, or `dataset`.
@@ -120,17 +163,22 @@ def encode_dataset(dataset: Any, tokenizer: Any, max_length: int, vocab_size: in
     Raises:
         ValueError: If a record is not as described, or no row can be trained on.
     """
+    shape = (tokenizer, max_length, vocab_size)
     if isinstance(dataset, dict):
         return {
-            key: encode_dataset(value, tokenizer, max_length, vocab_size, f"{name}[{key!r}]")
+            key: encode_dataset(value, *shape, f"{name}[{key!r}]", chat_template_kwargs)
             for key, value in dataset.items()
         }
     if not hasattr(dataset, "__len__") or (len(dataset) and "loss_mask" in dataset[0]):
         return dataset
-    records = enumerate(dataset)
-    return RowDataset(
-        [_encode_record(record, tokenizer, max_length, vocab_size, f"{name}[{index}]") for index, record in records]
-    )
+    source = from_table(dataset, name)
+    if hasattr(dataset, "_fingerprint"):  # a table of `datasets`, which the cache can know again
+        return load_rows(source, *shape, chat_template_kwargs=chat_template_kwargs)
+    encoder, sieve = RowEncoder(tokenizer, vocab_size, dict(chat_template_kwargs or {})), Sieve(max_length)
+    rows = table_in_memory(sieve.sift(_encode(source, encoder, sieve)))
+    if len(rows) and (said := sieve.counts.describe()):
+        notice(f"{name}: {said}")
+    return RowDataset(rows, sieve.counts)
 
 
 def collate_rows(rows: Sequence[Row], pad_token_id: int = 0) -> dict[str, torch.Tensor]:
@@ -158,81 +206,39 @@ def collate_rows(rows: Sequence[Row], pad_token_id: int = 0) -> dict[str, torch.
     }
 
 
-def _has_anchor(loss_mask: list[int]) -> bool:
-    return any(first and second for first, second in itertools.pairwise(loss_mask))
+def _encode(source: Source, encoder: RowEncoder, sieve: Sieve, max_rows: int | None = None) -> Iterator[PlacedRow]:
+    """All rows of a source, before they are sifted."""
+    for place, record in itertools.islice(source.records(), max_rows):
+        sieve.read()
+        for row in encoder.encode(record, place):
+            yield place, row
+    for path in source.texts:
+        for placed in itertools.islice(encoder.encode_text(read_text(path), sieve.max_length, str(path)), max_rows):
+            sieve.read()
+            yield placed
 
 
-def _supervised(ids: list[int], start: int = 0) -> Row:
-    return {"input_ids": list(ids), "loss_mask": [int(position >= start) for position in range(len(ids))]}
-
-
-def _encode_record(
-    record: Mapping[str, Any], tokenizer: Any, max_length: int, vocab_size: int | None, place: str
-) -> Row:
-    row = _encode(record, tokenizer, place)
-    _check_ids(row["input_ids"], vocab_size, place)
-    return {key: values[:max_length] for key, values in row.items()}
-
-
-def _check_ids(ids: list[int], vocab_size: int | None, place: str) -> None:
-    if vocab_size is not None and ids and max(ids) >= vocab_size:
-        raise ValueError(
-            f"{place}: token ids must be in [0, {vocab_size - 1}] (the target's vocab_size), got {max(ids)}: "
-            "use the target's own tokenizer."
+def _with_anchors(rows: Any) -> tuple[Sequence[Row], RowCounts]:
+    """The rows of a list or a table that hold an anchor; what is left of it is again a list or a table."""
+    kept = [index for index, row in enumerate(rows) if has_anchor(row["loss_mask"])]
+    num_left_out = len(rows) - len(kept)
+    first = next((f"row {index + 1}" for index, other in enumerate([*kept, -1]) if index != other), None)
+    if num_left_out and kept:
+        notice(
+            f"{num_left_out} of {len(rows)} rows are left out, the first is {first}: they hold no two "
+            "neighbouring supervised tokens. Raise max_length if they were cut, or check where the loss falls."
         )
+    chosen = _pick(rows, kept)
+    tokens = sum(len(row["input_ids"]) for row in chosen)
+    counts = RowCounts(len(rows), len(kept), tokens, without_anchor=num_left_out)
+    return chosen, replace(counts, first_left_out=first if num_left_out else None)
 
 
-def _encode(record: Mapping[str, Any], tokenizer: Any, place: str) -> Row:
-    """Encode one object by the fields it has."""
-    if "input_ids" in record:
-        return _encode_ids(record, place)
-    if tokenizer is None:
-        raise ValueError(f"{place}: needs a tokenizer, got none: pass the target's, or rows of `input_ids`.")
-    if "messages" in record:
-        ids, loss_mask = encode_chat(_messages(record, place), tokenizer, place)
-        return {"input_ids": ids, "loss_mask": loss_mask}
-    if "prompt" in record:
-        prompt, completion = (_string(record, field, place) for field in ("prompt", "completion"))
-        prompt_ids = tokenizer(prompt)["input_ids"]
-        eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        completion_ids = tokenizer(completion, add_special_tokens=False)["input_ids"] + eos
-        return _supervised(prompt_ids + completion_ids, start=len(prompt_ids))
-    if "text" in record:
-        return _supervised(tokenizer(_string(record, "text", place))["input_ids"])
-    fields = ", ".join(f"`{field}`" for field in record) or "none"
-    raise ValueError(f"{place}: needs `text`, `prompt` and `completion`, `messages` or `input_ids`, got {fields}.")
+def _pick(rows: Any, indices: Sequence[int]) -> Sequence[Row]:
+    return rows.select(indices) if hasattr(rows, "select") else [rows[index] for index in indices]
 
 
-def _encode_ids(record: Mapping[str, Any], place: str) -> Row:
-    ids, mask = record["input_ids"], record.get("loss_mask")
-    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
-        raise ValueError(f"{place}: field `input_ids` must be a list of token ids, got {str(ids)[:60]}.")
-    if mask is None:
-        start = record.get("prompt_length", 0)
-        if type(start) is not int or not 0 <= start <= len(ids):
-            raise ValueError(f"{place}: field `prompt_length` must be in [0, {len(ids)}], got {start!r}.")
-        return _supervised(ids, start)
-    if not isinstance(mask, list) or len(mask) != len(ids) or not set(mask) <= {0, 1}:
-        raise ValueError(f"{place}: field `loss_mask` must be {len(ids)} zeros and ones, got {str(mask)[:60]}.")
-    return {"input_ids": ids, "loss_mask": [int(value) for value in mask]}
-
-
-def _string(record: Mapping[str, Any], field: str, place: str) -> str:
-    value = record.get(field)
-    if not isinstance(value, str):
-        raise ValueError(f"{place}: field `{field}` must be a string, got {value!r}.")
-    return value
-
-
-def _messages(record: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
-    messages = record["messages"]
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f"{place}: field `messages` must be a list of messages, got {str(messages)[:60]}.")
-    for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
-            raise ValueError(
-                f"{place}: field `messages[{index}]` must have `role` and `content`, got {str(message)[:60]}."
-            )
-    if all(message["role"] != "assistant" for message in messages):
-        raise ValueError(f"{place}: field `messages` must hold an assistant message, got none.")
-    return messages
+def _prompt_length(loss_mask: list[int], length: int) -> int:
+    if 1 not in loss_mask:
+        return len(loss_mask)
+    return loss_mask.index(1) or length

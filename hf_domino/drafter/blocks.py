@@ -9,7 +9,6 @@ Shapes: B batch, S sequence length, C context positions, N blocks per row, K blo
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
@@ -18,7 +17,6 @@ UNUSED = -1  # fills the anchors of rows that hold fewer than the longest
 
 
 def draft_hidden_states(
-    model: nn.Module,
     drafter: DominoDraftModel,
     target: TargetModel,
     input_ids: torch.Tensor,
@@ -29,8 +27,7 @@ def draft_hidden_states(
     """Run the backbone over the blocks at `anchors`, all side by side.
 
     Args:
-        model (`nn.Module`): The drafter or a wrapper of it, such as `DistributedDataParallel`, called for the backbone.
-        drafter (`DominoDraftModel`): The drafter itself.
+        drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): For embeddings.
         input_ids (`torch.Tensor`): `[B, S]`.
         attention_mask (`torch.Tensor`): `[B, S]`, nonzero where the sequence holds a token.
@@ -47,7 +44,7 @@ def draft_hidden_states(
     noise_ids[..., 0] = gather_positions(input_ids, positions[..., :1])[..., 0]
     mask = block_attention_mask(attention_mask[:, :num_context], anchors, config.block_size)
     context_positions = torch.arange(num_context, device=anchors.device).expand(len(input_ids), -1)
-    hidden = model(
+    hidden = drafter.forward(
         noise_embeds=target.embed(noise_ids.flatten(1)).to(drafter.device),
         position_ids=positions.flatten(1).to(drafter.device),
         context_features=context_features,

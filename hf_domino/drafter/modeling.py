@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,20 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         """
         return self.hidden_norm(self.fc(torch.cat(tuple(hidden_states), dim=-1).to(self.fc.weight)))
 
-    def forward(
+    def forward(self, *args: Any, within: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Run the backbone as [`~DominoDraftModel.run_backbone`] does, or whatever else needs the weights.
+
+        Args:
+            args, kwargs: Of the backbone.
+            within (`Callable`, *optional*): Called in its place. Wrappers such as `DistributedDataParallel` and
+                `fully_shard` gather weights and follow gradients of what runs inside a forward.
+
+        Returns:
+            `torch.Tensor`: Draft hidden states `[B, Q, H]`, or what `within` returns.
+        """
+        return self.run_backbone(*args, **kwargs) if within is None else within()
+
+    def run_backbone(
         self,
         noise_embeds: torch.Tensor,
         position_ids: torch.Tensor,

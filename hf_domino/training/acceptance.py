@@ -74,7 +74,7 @@ def accept_lengths(
     anchors = torch.arange(first_anchor, end, device=sequence.device)
     if not len(anchors):
         return anchors
-    context_features = drafter.fuse_context(read_target(target, input_ids))
+    context_features = drafter.fuse_context(read_target(target, input_ids).captured)
     pieces = anchors[None].split(ANCHORS_PER_FORWARD, dim=1)
     return torch.cat([_accept_lengths(drafter, target, input_ids, context_features, piece) for piece in pieces])
 
@@ -95,7 +95,7 @@ def _accept_lengths(
     config, everything = drafter.config, torch.ones_like(input_ids)
     # No block here sees past the last anchor.
     end = int(anchors.max())
-    blocks = draft_blocks(drafter, drafter, target, input_ids, everything, context_features[:, :end], anchors)
+    blocks = draft_blocks(drafter, target, input_ids, everything, context_features[:, :end], anchors)
     labels, weights = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
     scored = blocks.select(torch.ones_like(labels, dtype=torch.bool), labels, weights, config)
     _, corrected = draft_logits(drafter, target, scored)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
@@ -35,11 +36,17 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
 
     Args:
         max_length (`int`, *optional*, defaults to 2048): Longest row in tokens; longer ones are cut.
+        chat_template_kwargs (`dict` or `str`, *optional*): For the chat template, as it will be used: thinking mode,
+            say. As a string, JSON.
         num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
         loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
             blocks of 16, 5 for 10, 4 for 8.
         lambda_base_decay_ratio (`float`, *optional*, defaults to 1.0): Share of training over which the base loss gives
             way to the corrected loss. Too small a share is the known way to a Domino that is worse than DFlash.
+        distillation_weight (`float`, *optional*, defaults to 0.0): Share of the cross-entropy with the text's tokens
+            that gives way to the divergence from the target's law of each, in [0, 1]; in training, not in evaluation.
+            Costs one more product with lm_head.
+        distillation_temperature (`float`, *optional*, defaults to 1.0): Temperature of both laws.
         max_logits_per_chunk (`int`, *optional*, defaults to 67108864): Most logits held at once; 2**26 in fp32 are
             256 MB, of which the loss keeps a few copies.
         muon_learning_rate (`float`, *optional*): Train the backbone's and the GRU's matrices with Muon at this rate, in
@@ -47,10 +54,14 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             torch 2.9. Defaults to AdamW for all.
         walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
             walked; 0 for none.
+        logging_steps (`float`, *optional*, defaults to 0.05): Steps between lines of the log, or below 1 a share of all
+            steps: 20 lines a training.
 
     Raises:
         ValueError: If a field is out of range.
     """
+
+    _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "chat_template_kwargs"]  # read from JSON
 
     dataloader_pin_memory: bool = field(
         default_factory=torch.accelerator.is_available, metadata={"help": "Pin batches; on where there is a GPU."}
@@ -71,6 +82,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             ("max_length", 2, None),
             ("num_anchors", 1, None),
             ("lambda_base_decay_ratio", 0, 1),
+            ("distillation_weight", 0, 1),
             ("max_logits_per_chunk", 1, None),
             ("walk_rows", 0, None),
         ):
@@ -78,8 +90,19 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             if value < low or (high is not None and value > high):
                 allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
                 raise ValueError(f"{name} must be {allowed}, got {value}.")
+        if self.distillation_temperature <= 0:
+            raise ValueError(f"distillation_temperature must be above 0, got {self.distillation_temperature}.")
+        if not isinstance(self.chat_template_kwargs or {}, dict):
+            example = """Write it like '{"enable_thinking": false}'."""
+            raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
         if self.loss_decay is not None and self.loss_decay <= 0:
             raise ValueError(f"loss_decay must be above 0, or None for the published value, got {self.loss_decay}.")
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """`chat_template_kwargs` as a mapping, empty where there are none."""
+        assert not isinstance(self.chat_template_kwargs, str)  # JSON is read when the arguments are made
+        return self.chat_template_kwargs or {}
 
     def _check_reports(self) -> None:
         """Refuse backends that are not installed: the trainer would, but after everything is loaded and generated."""

@@ -6,7 +6,7 @@ Apart from the arguments that use them, which need torch, so that help can list 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass
@@ -23,8 +23,22 @@ class ModelArguments:
 class DataArguments:
     """What to train on."""
 
-    train_file: str | None = field(default=None, metadata={"help": "A .jsonl or text file."})
+    train_file: str | None = field(default=None, metadata={"help": "A .jsonl, .json, .parquet or text file."})
+    train_dataset: str | None = field(
+        default=None, metadata={"help": "In place of it, a data set: Hub name, name:config, or folder."}
+    )
+    train_split: str | None = field(default=None, metadata={"help": "Of train_dataset; train, if there are several."})
+    max_train_rows: int | None = field(
+        default=None, metadata={"help": "Most records to read; of a Hub data set, no more is loaded then."}
+    )
     eval_file: str | None = field(default=None, metadata={"help": "Like train_file, for evaluation."})
+    eval_dataset: str | None = field(default=None, metadata={"help": "Like train_dataset, for evaluation."})
+    eval_split: str | None = field(default=None, metadata={"help": "Of eval_dataset."})
+    max_eval_rows: int | None = field(default=None, metadata={"help": "Most records of the evaluation to read."})
+    evaluation_leaks: Literal["drop", "error", "keep"] = field(
+        default="drop", metadata={"help": "Training rows with 13 tokens of evaluation text: drop, error or keep."}
+    )
+    drop_duplicates: bool = field(default=False, metadata={"help": "Leave out training rows equal to earlier ones."})
     on_policy: bool = field(default=False, metadata={"help": "Let the target write the supervised part of every row."})
     on_policy_prompt_length: int = field(default=64, metadata={"help": "Tokens of plain text to use as a prompt."})
     on_policy_max_new_tokens: int = field(default=256, metadata={"help": "Longest text of the target, in tokens."})
@@ -59,11 +73,18 @@ class TrainingFields:
     """How to train; described in [`DominoTrainingArguments`], which adds the rest of Transformers' fields."""
 
     max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
+    chat_template_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": """JSON for the chat template, such as '{"enable_thinking": false}'."""}
+    )
     num_anchors: int = field(default=256, metadata={"help": "Most blocks trained per sequence and step."})
     loss_decay: float | None = field(default=None, metadata={"help": "Positions after which a weight falls to 1/e."})
     lambda_base_decay_ratio: float = field(
         default=1.0, metadata={"help": "Share of training that fades the base loss out."}
     )
+    distillation_weight: float = field(
+        default=0.0, metadata={"help": "Share of the loss that compares with the target's law."}
+    )
+    distillation_temperature: float = field(default=1.0, metadata={"help": "Temperature of both laws there."})
     max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
     muon_learning_rate: float | None = field(
         default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
@@ -74,3 +95,6 @@ class TrainingFields:
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
     warmup_steps: float = field(default=0.04, metadata={"help": "Warm-up steps, or a share of all steps below 1."})
     num_train_epochs: float = field(default=6.0, metadata={"help": "Passes over the training rows."})
+    logging_steps: float = field(
+        default=0.05, metadata={"help": "Steps between lines of the log, or a share of all steps below 1."}
+    )

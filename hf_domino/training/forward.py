@@ -8,9 +8,9 @@ Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden siz
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.blocks import block_positions, draft_hidden_states, gather_positions
@@ -41,23 +41,39 @@ class DraftedBlocks:
         return ScoredPositions(self.hidden[chosen], states, is_corrected[chosen], labels[chosen], weights[chosen])
 
 
+class TargetStates(NamedTuple):
+    """What is read of the target over a batch.
+
+    Args:
+        captured (`tuple[torch.Tensor, ...]`): Hidden states of the captured layers, each `[B, S, H]`.
+        final (`torch.Tensor`, *optional*): The last hidden state `[B, S, H]`, which lm_head reads.
+        logits (`torch.Tensor`, *optional*): The forward's own logits `[B, 1, V]` at the last position.
+    """
+
+    captured: tuple[torch.Tensor, ...]
+    final: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+
 @torch.no_grad()
-def read_target(target: TargetModel, input_ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def read_target(target: TargetModel, input_ids: torch.Tensor, final: bool = False) -> TargetStates:
     """Run the target over right-padded sequences and return what the drafter reads of it.
 
     Args:
         target (`TargetModel`): The frozen target.
         input_ids (`torch.Tensor`): `[B, S]`; padding only on the right, where a causal target cannot see it.
+        final (`bool`, *optional*, defaults to `False`): Also what lm_head reads, and what it makes of the end of it.
 
     Returns:
-        `tuple[torch.Tensor, ...]`: Hidden states of the captured layers, each `[B, S, H]`.
+        `TargetStates`: Hidden states.
     """
-    outputs = target.model(input_ids=input_ids, use_cache=False, logits_to_keep=1, **target.capture_kwargs())
-    return target.captured(outputs)
+    capture = target.capture_kwargs(final=final)
+    outputs = target.model(input_ids=input_ids, use_cache=False, logits_to_keep=1, **capture)
+    captured = target.captured(outputs)
+    return TargetStates(captured, outputs.hidden_states[-1], outputs.logits) if final else TargetStates(captured)
 
 
 def draft_blocks(
-    model: nn.Module,
     drafter: DominoDraftModel,
     target: TargetModel,
     input_ids: torch.Tensor,
@@ -68,8 +84,7 @@ def draft_blocks(
     """Draft the blocks at `anchors`, all side by side.
 
     Args:
-        model (`nn.Module`): The drafter or a wrapper of it, such as `DistributedDataParallel`, called for the backbone.
-        drafter (`DominoDraftModel`): The drafter itself.
+        drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): For embeddings.
         input_ids (`torch.Tensor`): `[B, S]`.
         attention_mask (`torch.Tensor`): `[B, S]`, nonzero where the sequence holds a token.
@@ -79,7 +94,7 @@ def draft_blocks(
     Returns:
         `DraftedBlocks`: Hidden states and prefix states.
     """
-    hidden = draft_hidden_states(model, drafter, target, input_ids, attention_mask, context_features, anchors)
+    hidden = draft_hidden_states(drafter, target, input_ids, attention_mask, context_features, anchors)
     if not drafter.has_correction_head:
         return DraftedBlocks(hidden, None)
     tokens = gather_positions(input_ids, block_positions(anchors, drafter.config.block_size))

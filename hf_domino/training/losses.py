@@ -1,4 +1,4 @@
-"""The base-anchored loss: cross-entropy of corrected and base logits, never all in memory at once.
+"""The base-anchored loss: cross-entropy of corrected and base logits, as the formula says.
 
 L = (1 - lambda_base) CE(corrected) + lambda_base CE(base), each a weighted sum over one global batch divided by the
 sum of the weights; lambda_base falls linearly from 1 to 0 (arXiv 2605.29707). Without a correction head it is CE(base).
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
+from hf_domino.training.distillation import Distillation
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class ScoredPositions:
         is_corrected (`torch.Tensor`): `[M]` bool, False where base logits are final.
         labels (`torch.Tensor`): `[M]` int64.
         weights (`torch.Tensor`): `[M]` fp32.
+        final (`torch.Tensor`, *optional*): The target's final hidden states `[M, H]` before the labels, to learn from.
     """
 
     hidden: torch.Tensor
@@ -35,10 +36,11 @@ class ScoredPositions:
     is_corrected: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
+    final: torch.Tensor | None = None
 
     def split(self, size: int) -> list[ScoredPositions]:
         """Cut into pieces of at most `size` positions; at least one piece, which may be empty."""
-        fields = (self.hidden, self.states, self.is_corrected, self.labels, self.weights)
+        fields = (self.hidden, self.states, self.is_corrected, self.labels, self.weights, self.final)
         num_pieces = max(1, -(-len(self.labels) // size))
         pieces = [field.split(size) if field is not None else (None,) * num_pieces for field in fields]
         return [ScoredPositions(*piece) for piece in zip(*pieces, strict=True)]
@@ -46,23 +48,20 @@ class ScoredPositions:
 
 @dataclass(frozen=True)
 class DraftLosses:
-    """Weighted sums of cross-entropies in fp32, not yet divided by the weights of the global batch.
+    """Weighted sums of losses in fp32, not yet divided by the weights of the global batch.
 
     Args:
-        base (`torch.Tensor`): Scalar, of the base logits.
-        corrected (`torch.Tensor`): Scalar, of the corrected logits; `base` itself without a correction head.
+        loss (`torch.Tensor`): Scalar, what is trained: both terms always take part, so that every parameter has a
+            gradient.
+        base (`torch.Tensor`): Scalar, of the base logits; a figure without gradient, as is the next one.
+        corrected (`torch.Tensor`): Scalar, of the corrected logits; equal to `base` without a correction head.
         is_correct (`torch.Tensor`): `[M]` bool, whether the drafter's first choice is the label.
     """
 
+    loss: torch.Tensor
     base: torch.Tensor
     corrected: torch.Tensor
     is_correct: torch.Tensor
-
-    def combine(self, lambda_base: float) -> torch.Tensor:
-        """The training loss; both terms always take part, so that every parameter has a gradient."""
-        if self.corrected is self.base:
-            return self.base
-        return (1 - lambda_base) * self.corrected + lambda_base * self.base
 
 
 def lambda_base_at(step: int, num_steps: int, decay_ratio: float) -> float:
@@ -110,40 +109,42 @@ def draft_logits(
     return base, base + head.expand(low_rank).float() * positions.is_corrected[:, None]
 
 
-def draft_losses(
-    drafter: DominoDraftModel, target: TargetModel, positions: ScoredPositions, max_logits_per_chunk: int
+def score_chunk(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    chunk: ScoredPositions,
+    lambda_base: float,
+    distillation: Distillation | None = None,
 ) -> DraftLosses:
-    """Score positions in chunks; with more than one, their logits are computed again in the backward pass.
+    """Score positions whose logits fit into memory, as the formula says.
 
     Args:
         drafter (`DominoDraftModel`): For the correction head.
         target (`TargetModel`): For lm_head.
-        positions (`ScoredPositions`): M positions, M may be 0.
-        max_logits_per_chunk (`int`): Most logits in one chunk, over all its positions.
+        chunk (`ScoredPositions`): M positions, M may be 0.
+        lambda_base (`float`): Share of the base term in `loss`, in [0, 1].
+        distillation (`Distillation`, *optional*): What is learned from `chunk.final`; None for labels alone.
 
     Returns:
-        `DraftLosses`: Sums over all positions.
+        `DraftLosses`: Sums over the chunk.
     """
-    chunks = positions.split(max(1, max_logits_per_chunk // drafter.config.vocab_size))
-    if len(chunks) == 1 or not torch.is_grad_enabled():
-        parts = [_chunk_losses(drafter, target, chunk) for chunk in chunks]
-    else:
-        parts = [checkpoint(_chunk_losses, drafter, target, chunk, use_reentrant=False) for chunk in chunks]
-    base, corrected, is_correct = zip(*parts, strict=True)
-    base_sum = torch.stack(base).sum()
-    corrected_sum = torch.stack(corrected).sum() if drafter.has_correction_head else base_sum
-    return DraftLosses(base_sum, corrected_sum, torch.cat(is_correct))
-
-
-def _chunk_losses(
-    drafter: DominoDraftModel, target: TargetModel, chunk: ScoredPositions
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     base, corrected = draft_logits(drafter, target, chunk)
-    base_loss = corrected_loss = _weighted_sum(base, chunk)
+    taught = None
+    if distillation is not None:
+        assert chunk.final is not None
+        taught = distillation.teach(target, chunk.final)
+    is_correct = corrected.detach().argmax(dim=-1) == chunk.labels
+    loss = base_loss = corrected_loss = _weighted_sum(base, chunk, distillation, taught)
     if corrected is not base:
-        corrected_loss = _weighted_sum(corrected, chunk)
-    return base_loss, corrected_loss, corrected.detach().argmax(dim=-1) == chunk.labels
+        corrected_loss = _weighted_sum(corrected, chunk, distillation, taught)
+        loss = (1 - lambda_base) * corrected_loss + lambda_base * base_loss
+    return DraftLosses(loss, base_loss.detach(), corrected_loss.detach(), is_correct)
 
 
-def _weighted_sum(logits: torch.Tensor, chunk: ScoredPositions) -> torch.Tensor:
-    return (F.cross_entropy(logits, chunk.labels, reduction="none") * chunk.weights).sum()
+def _weighted_sum(
+    logits: torch.Tensor, chunk: ScoredPositions, distillation: Distillation | None, taught: torch.Tensor | None
+) -> torch.Tensor:
+    losses = F.cross_entropy(logits, chunk.labels, reduction="none")
+    if distillation is not None and taught is not None:
+        losses = distillation.mix(losses, logits, taught)
+    return (losses * chunk.weights).sum()

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.on_policy import generate_on_policy
-from hf_domino.data.rows import RowDataset, load_rows, read_rows
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
+from hf_domino.training.loading import load_training_rows
 from hf_domino.training.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 
-GREEDY = (0.0,)
 CURRICULUM_RESTARTS = (
     "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
     "Set lambda_base_decay_ratio to 0 to train the corrected loss from the first step."
@@ -33,7 +30,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     Args:
         names (`ModelArguments`): The target, and the drafter to go on with.
         shape (`DrafterArguments`): Of a new drafter.
-        data (`DataArguments`): Files, and who writes their answers.
+        data (`DataArguments`): Files or data sets, and who writes their answers.
         args (`DominoTrainingArguments`): How to train.
 
     Returns:
@@ -52,10 +49,9 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if finished:
         notice(finished)
         return True
-    train_rows = _load(data, args, "train", target, tokenizer, names.overwrite)
-    eval_rows = _load(data, args, "eval", target, tokenizer, names.overwrite) if data.eval_file else None
+    rows = load_training_rows(data, args, target, tokenizer, names.overwrite)
     trainer = DominoTrainer(
-        drafter, target, args, train_dataset=train_rows, eval_dataset=eval_rows, processing_class=tokenizer
+        drafter, target, args, train_dataset=rows.train, eval_dataset=rows.evaluation, processing_class=tokenizer
     )
     if names.drafter and not checkpoint and drafter.has_correction_head and args.lambda_base_decay_ratio > 0:
         notice(CURRICULUM_RESTARTS.format(names.drafter))
@@ -63,7 +59,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if trainer.stopped_by_signal:
         return False
     trainer.save_model()
-    metrics = {} if eval_rows is None else trainer.evaluate()
+    metrics = {} if rows.evaluation is None else trainer.evaluate()
     trainer.save_state()
     if trainer.is_world_process_zero():
         trainer.create_model_card()
@@ -97,30 +93,3 @@ def _build_drafter(
             f"{', '.join(overrides)} must not be set with drafter={names.drafter!r}: the drafter has its own shape."
         )
     return DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
-
-
-def _load(
-    data: DataArguments, args: DominoTrainingArguments, split: str, target: Any, tokenizer: Any, overwrite: bool
-) -> RowDataset:
-    """Rows of a file, or of what the target writes in place of their supervised part; greedily for evaluation."""
-    vocab_size = target.config.get_text_config(decoder=True).vocab_size
-    rows = load_rows(getattr(data, f"{split}_file"), tokenizer, args.max_length, vocab_size)
-    if not data.on_policy:
-        return rows
-    world = range(args.world_size)
-    outputs = [Path(args.output_dir) / f"on_policy_{split}-{rank + 1}-of-{len(world)}.jsonl" for rank in world]
-    generate_on_policy(
-        target,
-        rows.prompts(data.on_policy_prompt_length),
-        outputs[args.process_index],
-        max_new_tokens=data.on_policy_max_new_tokens,
-        temperatures=data.on_policy_temperatures if split == "train" else GREEDY,
-        batch_size=data.on_policy_batch_size,
-        seed=args.seed,
-        shard=(args.process_index, len(world)),
-        progress=args.process_index == 0,
-        overwrite=overwrite,
-    )
-    args.distributed_state.wait_for_everyone()
-    longest = args.max_length + data.on_policy_max_new_tokens
-    return RowDataset([row for output in outputs for row in read_rows(output, max_length=longest)])

@@ -25,27 +25,25 @@ from hf_domino.data.rows import collate_rows, encode_dataset
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.target import TargetModel
-from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
-from hf_domino.training.anchors import block_labels, sample_anchors, sample_anchors_by_content, seeded_generator
-from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
-from hf_domino.training.checkpoints import CheckpointingTrainer, last_checkpoint
+from hf_domino.training.anchors import sample_anchors, seeded_generator
+from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.checkpoints import last_checkpoint
+from hf_domino.training.evaluation import EvaluatingTrainer
 from hf_domino.training.facts import training_facts
-from hf_domino.training.forward import draft_blocks, read_target
-from hf_domino.training.losses import DraftLosses, draft_losses, lambda_base_at
+from hf_domino.training.losses import lambda_base_at
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
+from hf_domino.training.objective import Batch, Objective
 from hf_domino.training.resuming import check_resumable, save_run
 
-Batch = dict[str, torch.Tensor]
 NOT_FINITE = (
     "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
     "if it is the first step, run the target in a wider dtype."
 )
 NO_METADATA = ("tasks", "dataset_args")  # Transformers' card files scores under them
-EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 
 
-class DominoTrainer(CheckpointingTrainer):
+class DominoTrainer(EvaluatingTrainer):
     """Trains a drafter (Domino or DFlash) for a target.
 
     Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `num_input_tokens_seen`
@@ -86,13 +84,13 @@ class DominoTrainer(CheckpointingTrainer):
     ...     args = DominoTrainingArguments(folder, max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
     ...     trainer = DominoTrainer(drafter, target, args, train_dataset=rows)
     ...     trainer.train().global_step
+    {'loss': ...}
     {'train_runtime': ...}
     1
 
     ```
     """
 
-    args: DominoTrainingArguments
     optimizer: torch.optim.Optimizer | None
 
     def __init__(
@@ -113,8 +111,8 @@ class DominoTrainer(CheckpointingTrainer):
             )
         if data_collator is None:
             shape = (processing_class, args.max_length, model.config.vocab_size)
-            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset")
-            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset")
+            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset", args.template_kwargs)
+            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
         super().__init__(
             model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
@@ -124,7 +122,7 @@ class DominoTrainer(CheckpointingTrainer):
         self.model_accepts_loss_kwargs = True
         self.drafter = model
         self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
-        self.loss_decay = args.loss_decay or default_loss_decay(model.config.block_size)
+        self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
         self._clock = time.monotonic()
 
@@ -182,45 +180,15 @@ class DominoTrainer(CheckpointingTrainer):
             ValueError: If it is not finite; the error names the step.
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts
-        losses, is_correct, weights = self._draft(model, inputs)
+        score = partial(self.objective.score, inputs, self._lambda_base(self.state.global_step))
+        losses, is_correct, weights = model(within=score)
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(losses, is_correct, weights, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        loss = losses.combine(self._lambda_base(self.state.global_step)) / total * self.accelerator.num_processes
+        loss = losses.loss / total * self.accelerator.num_processes
         if not torch.isfinite(loss):
             raise refusal(f"the loss of step {self.state.global_step + 1}", "finite", loss.item(), NOT_FINITE)
         return loss
-
-    def prediction_step(
-        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[torch.Tensor, None, None]:
-        """Score one evaluation batch; sums go to the evaluation's meter."""
-        inputs = self._prepare_inputs(inputs)
-        inputs["loss_mask"][self._num_own_rows(len(inputs["loss_mask"])) :] = 0
-        inputs["anchors"] = sample_anchors_by_content(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
-        with torch.no_grad():
-            losses, is_correct, weights = self._draft(model, inputs)
-        self._evaluation_meter.add(losses, is_correct, weights)
-        return losses.corrected / weights.sum().clamp(min=1e-6), None, None
-
-    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
-        self._evaluation_meter = TrainingMeter(self.drafter.config.label_offset, self.args.device)
-        output = super().evaluation_loop(dataloader, *args, **kwargs)
-        prefix = kwargs.get("metric_key_prefix", "eval")
-        metrics = self._evaluation_meter.means(self.accelerator)
-        metrics["loss"] = metrics["corrected_loss"]
-        if self.args.walk_rows:
-            metrics |= self._walk(dataloader.dataset)
-        output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
-        return output
-
-    def _num_own_rows(self, batch_size: int) -> int:
-        """Rows of an evaluation batch that count: with several processes, the last batches repeat the first rows."""
-        state = self.accelerator.gradient_state
-        if not state.end_of_dataloader or state.remainder <= 0:
-            return batch_size
-        return min(max(state.remainder - self.args.process_index * batch_size, 0), batch_size)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""
@@ -259,12 +227,12 @@ class DominoTrainer(CheckpointingTrainer):
         """
         if not self.is_world_process_zero():
             return
-        path, config = Path(self.args.output_dir) / CARD, self.drafter.config
-        facts = training_facts(
-            self.args, config, self.loss_decay, {"train": self.train_dataset, "eval": self.eval_dataset}
-        )
         if data := dataset_tags or dataset:
             metadata["datasets"] = [data] if isinstance(data, str) else data
+        config, path = self.drafter.config, Path(self.args.output_dir) / CARD
+        facts = training_facts(
+            self.args, config, self.objective.loss_decay, {"train": self.train_dataset, "eval": self.eval_dataset}
+        )
         card = render_card(
             config,
             name=self.hub_model_id or model_name or path.resolve().parent.name,
@@ -281,38 +249,11 @@ class DominoTrainer(CheckpointingTrainer):
         """Add `anchors` to a micro-batch and return the sum of its weights."""
         anchors = sample_anchors(batch["loss_mask"], self.args.num_anchors, generator)
         batch["anchors"] = anchors.to(batch["input_ids"].device)
-        _, weights = self._labels(batch)
+        _, weights = self.objective.labels(batch)
         return weights.sum()
-
-    def _labels(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        return block_labels(
-            batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, self.loss_decay
-        )
-
-    def _draft(self, model: nn.Module, batch: Batch) -> tuple[DraftLosses, torch.Tensor, torch.Tensor]:
-        """Draft and score the blocks of a batch: sums of losses; hits and weights, both `[B, N, K]`."""
-        labels, weights = self._labels(batch)
-        chosen = weights > 0
-        with self.accelerator.autocast():
-            captured = read_target(self.target, batch["input_ids"])
-            blocks = draft_blocks(
-                model, self.drafter, self.target, batch["input_ids"], batch["attention_mask"],
-                self.drafter.fuse_context(captured), batch["anchors"],
-            )  # fmt: skip
-            scored = blocks.select(chosen, labels, weights, self.drafter.config)
-            losses = draft_losses(self.drafter, self.target, scored, self.args.max_logits_per_chunk)
-        return losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights
 
     def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it; a drafter has no such choice
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             save_run(output_dir or str(self.args.output_dir), self.args, self.train_dataset)
-
-    def _walk(self, dataset: Any) -> dict[str, float]:
-        rows = [dataset[index] for index in range(min(self.args.walk_rows, len(dataset)))]
-        starts = [max(1, row["loss_mask"].index(1)) for row in rows]
-        # Without autocast, as generation runs.
-        walked = walk_acceptance(self.drafter, self.target.model, [row["input_ids"] for row in rows], starts)
-        mean = mean_acceptance_length(walked)
-        return {} if mean is None else {"walked_acceptance_length": mean}

@@ -51,8 +51,12 @@ def write(tmp_path):
 
 
 def only_row(path, tokenizer=None, **kwargs):
-    (row,) = load_rows(path, tokenizer, **kwargs).rows
+    (row,) = load_rows(path, tokenizer, **kwargs)
     return row["input_ids"], row["loss_mask"]
+
+
+def supervised(row):
+    return [token for token, scored in zip(row["input_ids"], row["loss_mask"], strict=True) if scored]
 
 
 def test_text(write, word_tokenizer):
@@ -66,6 +70,48 @@ def test_prompt_and_completion(write, word_tokenizer):
 
 
 @pytest.mark.parametrize("template", [PLAIN_TEMPLATE, GENERATION_TEMPLATE])
+@pytest.mark.parametrize(
+    ("record", "learned"),
+    [
+        ({"conversations": [{"from": "human", "value": "t20"}, {"from": "gpt", "value": "t30"}]}, [30, 1]),
+        ({"conversations": MESSAGES}, [30, 31, 1, 32, 1]),
+        ({"prompt": MESSAGES[:1], "completion": MESSAGES[1:2]}, [30, 31, 1]),
+        ({"prompt": MESSAGES[:3], "completion": MESSAGES[3:]}, [32, 1]),  # what stands in the prompt is no answer
+        ({"prompt": MESSAGES[:3], "completion": "t32"}, [32, 1]),
+        ({"prompt": MESSAGES[:1], "completion": MESSAGES[1:], "text": None}, [30, 31, 1, 32, 1]),
+    ],
+)
+def test_conversations_of_other_shapes(record, learned, template, write, word_tokenizer):
+    tokenizer = copy.deepcopy(word_tokenizer)
+    tokenizer.chat_template = template
+    assert [supervised(row) for row in load_rows(write(record), tokenizer)] == [learned]
+
+
+def test_the_template_is_told_the_mode(write, word_tokenizer):
+    tokenizer = copy.deepcopy(word_tokenizer)
+    # As templates do that let the model think first, unless they are asked not to.
+    tokenizer.chat_template = PLAIN_TEMPLATE.replace("{{ m.content }}", "{{ thinking and 't40' }} {{ m.content }}")
+    modes = [
+        load_rows(write({"messages": MESSAGES}), tokenizer, chat_template_kwargs={"thinking": on}) for on in (0, 1)
+    ]
+    assert [40 in rows[0]["input_ids"] for rows in modes] == [False, True]
+
+
+def test_prompts_without_an_answer_are_for_the_target(write, word_tokenizer):
+    tokenizer = copy.deepcopy(word_tokenizer)
+    tokenizer.chat_template = PLAIN_TEMPLATE
+    prompts = [{"prompt": "t4 t5"}, {"prompt": MESSAGES[:1]}, {"messages": MESSAGES[:3]}, {"prompt": "t6 " * 20}]
+    path = write(*prompts, {"prompt": "t4", "completion": "t5"}, {"text": "t7 t8 t9"})
+    rows = load_rows(path, tokenizer, as_prompts=True, max_length=19)
+    asked = [[4, 5], [9, 10, 20, 1, 9, 11], [9, 10, 20, 1, 9, 11, 30, 31, 1, 9, 10, 21, 1, 9, 11], [4], [7, 8]]
+    assert rows.prompts(2) == asked
+    assert (rows.counts.rows, rows.counts.too_long) == (5, 1)
+    for prompt in [*prompts[:2], {"messages": MESSAGES[:1]}]:
+        with pytest.raises(ValueError, match=r"line 2: .*Let the target write the answer \(on_policy"):
+            load_rows(write({"text": "t4 t5"}, prompt), tokenizer)
+
+
+@pytest.mark.parametrize("template", [PLAIN_TEMPLATE, GENERATION_TEMPLATE])
 def test_chat_puts_the_loss_on_assistant_tokens(template, write, word_tokenizer):
     tokenizer = copy.deepcopy(word_tokenizer)
     tokenizer.chat_template = template
@@ -74,11 +120,13 @@ def test_chat_puts_the_loss_on_assistant_tokens(template, write, word_tokenizer)
     assert [token for token, supervised in zip(ids, loss_mask, strict=True) if supervised] == [30, 31, 1, 32, 1]
 
 
-def test_turns_that_are_rendered_differently_later_carry_no_loss(write, word_tokenizer):
+def test_turns_that_are_rendered_differently_later_have_a_row_of_their_own(write, word_tokenizer):
     tokenizer = copy.deepcopy(word_tokenizer)
     tokenizer.chat_template = LAST_TURN_TEMPLATE
-    ids, loss_mask = only_row(write({"messages": MESSAGES}), tokenizer)
-    assert [token for token, supervised in zip(ids, loss_mask, strict=True) if supervised] == [12, 32, 1]
+    rows = load_rows(write({"messages": MESSAGES}), tokenizer)
+    assert [supervised(row) for row in rows] == [[12, 32, 1], [12, 30, 31, 1]]
+    assert rows[1]["input_ids"] == [9, 10, 20, 1, 9, 11, 12, 30, 31, 1]
+    assert (rows.counts.records, rows.counts.rows) == (1, 2)
 
 
 def test_a_turn_that_opens_the_conversation_carries_no_loss(write, word_tokenizer):
@@ -181,10 +229,15 @@ def test_collated_rows_are_padded_on_the_right():
         ("[1]", "must be a JSON object, got list"),
         ({"txt": "t4"}, "needs `text`, .* got `txt`"),
         ({"text": 3}, "field `text` must be a string, got 3"),
+        ({"text": None}, "needs `text`, .* got none"),
         ({"prompt": "t4"}, "field `completion` must be a string, got None"),
         ({"messages": []}, "field `messages` must be a list of messages"),
         ({"messages": [{"role": "user"}]}, r"field `messages\[0\]` must have `role` and `content`"),
         ({"messages": [{"role": "user", "content": "t4"}]}, "must hold an assistant message"),
+        (
+            {"conversations": [{"from": "me", "value": "t4"}]},
+            r"field `conversations\[0\]` must have `value` and `from`",
+        ),
         ({"messages": MESSAGES}, "needs a tokenizer with a chat template"),
         ({"input_ids": [4, "a"]}, "field `input_ids` must be a list of token ids"),
         ({"input_ids": [4, 5], "prompt_length": 3}, r"field `prompt_length` must be in \[0, 2\], got 3"),

@@ -155,7 +155,7 @@ def test_blocks_side_by_side(make, target, windows):
     context, _, positions = inputs(batch_size=2)
     mask = torch.ones_like(ids)
     mask[1, 21:] = 0
-    found = draft_hidden_states(drafter, drafter, view, ids, mask, context, anchors)
+    found = draft_hidden_states(drafter, view, ids, mask, context, anchors)
     for row, index in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
         anchor = int(anchors[row, index])
         block = torch.tensor([[int(ids[row, anchor])] + [drafter.config.mask_token_id] * (BLOCK - 1)])

@@ -1,0 +1,108 @@
+"""Evaluation text kept out of training text.
+
+The rule is that of GPT-3 (arXiv 2005.14165, appendix C) in tokens: a training row that shares a run of 13 tokens with
+an evaluation row is contaminated. What three different evaluation rows or more have in common, or every conversation
+(a system prompt, the template's own words), is no text of theirs and is not looked for; nor are texts below 13 tokens.
+
+Shapes: R rows, T tokens of some rows in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hf_domino.compatibility import refusal
+from hf_domino.data.rows import RowDataset
+
+NGRAM = 13
+ROWS_IN_COMMON = 3
+MODES = ("drop", "error", "keep")
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+class LeakCheck:
+    """What must not stand in training rows.
+
+    Args:
+        rows (`RowDataset`): Of the evaluation.
+        frame (`Sequence[int]`, *optional*, defaults to `()`): Token ids that stand in every conversation.
+
+    Example:
+    ```python
+    >>> from hf_domino.data import RowDataset
+    >>> from hf_domino.data.leaks import LeakCheck
+    >>> evaluation, twelve, thirteen = [
+    ...     {"input_ids": list(range(*ids)), "loss_mask": [1] * len(range(*ids))}
+    ...     for ids in ((100, 120), (99, 112), (99, 113))
+    ... ]
+    >>> LeakCheck(RowDataset([evaluation])).find(RowDataset([twelve, thirteen])).tolist()
+    [1]
+
+    ```
+    """
+
+    def __init__(self, rows: RowDataset, frame: Sequence[int] = ()):
+        batches = (np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in rows.token_batches())
+        different = {ids.tobytes(): ids for batch in batches for ids in batch}
+        each = [np.unique(_hash_ngrams(ids.astype(np.uint64))) for ids in different.values()]
+        known, counts = np.unique(np.concatenate([*each, np.empty(0, np.uint64)]), return_counts=True)
+        shared = _hash_ngrams(np.asarray(frame, dtype=np.uint64))
+        self._ngrams = known[(counts < ROWS_IN_COMMON) & ~np.isin(known, shared)]
+
+    def find(self, rows: RowDataset) -> np.ndarray:
+        """Indices of the rows that share a run of 13 tokens with the evaluation, `[R]` at most."""
+        found, start = [np.empty(0, np.int64)], 0
+        for ids, lengths in rows.token_batches():
+            row_of = np.repeat(np.arange(start, start + len(lengths)), lengths)  # [T]
+            hashes = _hash_ngrams(ids.astype(np.uint64))
+            # A run that goes on into the next row is none.
+            within = row_of[: len(hashes)] == row_of[NGRAM - 1 :]
+            found.append(np.unique(row_of[: len(hashes)][within & np.isin(hashes, self._ngrams)]))
+            start += len(lengths)
+        return np.concatenate(found)
+
+
+def keep_apart(train: RowDataset, evaluation: RowDataset, mode: str = "drop", frame: Sequence[int] = ()) -> RowDataset:
+    """Training rows without those that hold text of the evaluation.
+
+    Args:
+        train (`RowDataset`): What is trained on.
+        evaluation (`RowDataset`): What must not be in it.
+        mode (`str`, *optional*, defaults to `"drop"`): `"drop"` leaves such rows out and counts them, `"error"` refuses
+            them, `"keep"` does not look.
+        frame (`Sequence[int]`, *optional*, defaults to `()`): Token ids that stand in every conversation.
+
+    Returns:
+        `RowDataset`: `train`, or what is left of it.
+
+    Raises:
+        ValueError: If `mode` is `"error"` and there are such rows, no row is left, or `mode` is none of these.
+    """
+    if mode not in MODES:
+        raise refusal("evaluation_leaks", f"one of {', '.join(MODES)}", mode, "The default is drop.")
+    if mode == "keep":
+        return train
+    found = LeakCheck(evaluation, frame).find(train)
+    if not len(found):
+        return train
+    if mode == "error" or len(found) == len(train):
+        remedy = "Take other rows for one of them, or set evaluation_leaks to drop (leave out) or keep (train on them)."
+        what = f"without runs of {NGRAM} tokens that stand in evaluation rows"
+        raise refusal("training rows", what, f"{len(found)} of {len(train)}, the first is {int(found[0]) + 1}", remedy)
+    kept = np.setdiff1d(np.arange(len(train)), found)
+    counts = replace(train.counts, contaminated=len(found))
+    return train.select(kept.tolist(), counts)
+
+
+def _hash_ngrams(ids: np.ndarray) -> np.ndarray:
+    """A 64-bit hash of every run of 13 tokens, `[T]` -> `[T - 12]`; two runs share one by chance in 10**19."""
+    count = max(len(ids) - NGRAM + 1, 0)
+    mixed = (ids + np.uint64(1)) * MULTIPLIER
+    mixed ^= mixed >> np.uint64(29)
+    hashes = np.zeros(count, np.uint64)
+    for offset in range(NGRAM):
+        hashes = hashes * MULTIPLIER + mixed[offset : offset + count]
+    return hashes

@@ -1,0 +1,92 @@
+"""Learning from the target's whole law of the next token beside the one token that the text holds.
+
+loss = (1 - weight) CE(label) + weight T^2 KL(target || drafter), both laws at temperature T (arXiv 1503.02531, whose
+factor T^2 keeps the size of the gradients). The law of the token at position p is the target's after position p - 1.
+
+Shapes: B batch, S sequence length, N blocks per row, K block size, M scored positions, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from hf_domino.compatibility import refusal
+from hf_domino.drafter.blocks import block_positions
+from hf_domino.target import TargetModel
+
+# Rounding of one product in 16 bits; a state that was not normed, or normed twice, is off by far more.
+SAME_LOGITS_TOL = 0.05
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """How much is learned from the target's law, and at which temperature.
+
+    Args:
+        weight (`float`): Share of the cross-entropy that the divergence replaces, in [0, 1].
+        temperature (`float`): By which the logits of target and drafter are divided.
+    """
+
+    weight: float
+    temperature: float
+
+    def teach(self, target: TargetModel, final: torch.Tensor) -> torch.Tensor:
+        """The target's law as log-probabilities `[M, V]` in fp32, from its final hidden states `[M, H]`."""
+        with torch.no_grad():
+            return F.log_softmax(target.logits(final).float() / self.temperature, dim=-1)
+
+    def mix(self, cross_entropy: torch.Tensor, logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+        """The loss of each position.
+
+        Args:
+            cross_entropy (`torch.Tensor`): `[M]`, with the labels.
+            logits (`torch.Tensor`): The drafter's `[M, V]`.
+            taught (`torch.Tensor`): `[M, V]` from [`~Distillation.teach`].
+
+        Returns:
+            `torch.Tensor`: `[M]` fp32.
+        """
+        drafted = F.log_softmax(logits / self.temperature, dim=-1)
+        divergence = F.kl_div(drafted, taught, reduction="none", log_target=True).sum(dim=-1)
+        return torch.lerp(cross_entropy, divergence * self.temperature**2, self.weight)
+
+
+def gather_final(final: torch.Tensor, anchors: torch.Tensor, chosen: torch.Tensor, label_offset: int) -> torch.Tensor:
+    """Final hidden states from which the target predicts the labels of the chosen block positions.
+
+    Args:
+        final (`torch.Tensor`): `[B, S, H]`.
+        anchors (`torch.Tensor`): `[B, N]`.
+        chosen (`torch.Tensor`): `[B, N, K]` bool; M of them are set, all with their label inside the sequence.
+        label_offset (`int`): As in the drafter's configuration: 0 if position k predicts the token after it.
+
+    Returns:
+        `torch.Tensor`: `[M, H]`.
+    """
+    rows = chosen.nonzero()[:, 0]
+    return final[rows, (block_positions(anchors, chosen.shape[-1]) - label_offset)[chosen]]
+
+
+def check_final(target: TargetModel, final: torch.Tensor, logits: torch.Tensor) -> None:
+    """Refuse a target whose last hidden state is not what its lm_head reads.
+
+    Args:
+        target (`TargetModel`): The target.
+        final (`torch.Tensor`): Its last hidden state `[B, S, H]`.
+        logits (`torch.Tensor`): Its own logits `[B, 1, V]` at the last position.
+
+    Raises:
+        ValueError: If lm_head makes other logits of it.
+    """
+    expected, found = logits[:, -1].float(), target.logits(final[:, -1])
+    distance = ((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6)).item()
+    if not distance <= SAME_LOGITS_TOL:
+        family = getattr(target.text_config, "model_type", type(target.model).__name__)
+        raise refusal(
+            f"lm_head of the last hidden state of {family}", "the logits of its forward",
+            f"a relative difference of {distance:.2g}",
+            "This family's law cannot be read from it: set distillation_weight to 0.",
+        )  # fmt: skip

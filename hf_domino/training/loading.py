@@ -1,0 +1,142 @@
+"""What a training reads: rows of its files or data sets, apart from its evaluation, answered by the target if asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from hf_domino.compatibility import refusal
+from hf_domino.data.encoding import RowEncoder
+from hf_domino.data.leaks import keep_apart
+from hf_domino.data.on_policy import generate_on_policy
+from hf_domino.data.rows import RowDataset, load_rows
+from hf_domino.data.sources import FILE_KINDS, Source, from_dataset, from_files
+from hf_domino.notices import notice
+from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.fields import DataArguments
+
+GREEDY = (0.0,)
+SAME_TEXT = "evaluation is on the training text: its figures say how well that was learned, and nothing of other text."
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The rows of a training, and those of its evaluation, if there are any."""
+
+    train: RowDataset
+    evaluation: RowDataset | None
+
+
+def check_data(data: DataArguments) -> None:
+    """Refuse fields that name no text, before anything is loaded or generated.
+
+    Args:
+        data (`DataArguments`): Files or data sets.
+
+    Raises:
+        ValueError: If there is no training text, or no such file, or a file and a data set for one use.
+    """
+    if data.train_file is None and data.train_dataset is None:
+        raise ValueError("train_file or train_dataset must be set, as --train_file or in the YAML file.")
+    for use in ("train", "eval"):
+        file, dataset = getattr(data, f"{use}_file"), getattr(data, f"{use}_dataset")
+        if file is not None and dataset is not None:
+            raise refusal(f"{use}_dataset", f"left out where {use}_file is set", dataset, "Set one of the two.")
+        if file is not None and not Path(file).is_file():
+            hint = f" For a folder, set {use}_dataset." if Path(file).is_dir() else ""
+            raise ValueError(f"{use}_file must be a {FILE_KINDS}, got {file!r}: there is none of that name.{hint}")
+
+
+def load_training_rows(
+    data: DataArguments, args: DominoTrainingArguments, target: PreTrainedModel, tokenizer: Any, overwrite: bool = False
+) -> TrainingRows:
+    """Read the rows of a training; with `on_policy`, the target writes their supervised part.
+
+    Args:
+        data (`DataArguments`): Files or data sets, and who writes their answers.
+        args (`DominoTrainingArguments`): Of the training.
+        target (`PreTrainedModel`): The target.
+        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
+        overwrite (`bool`, *optional*, defaults to `False`): Write anew what the target wrote with other settings.
+
+    Raises:
+        ValueError: If a record is not as described, no row can be trained on, or evaluation text stands in training
+            rows and `evaluation_leaks` is `"error"`.
+    """
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    sources = {use: _source(data, use) for use in ("train", "eval")}
+    rows = {
+        use: load_rows(
+            source, tokenizer, args.max_length, vocab_size, getattr(data, f"max_{use}_rows"),
+            args.template_kwargs, data.on_policy, data.drop_duplicates and use == "train",
+        )
+        for use, source in sources.items()
+        if source is not None
+    }  # fmt: skip
+    if "eval" in rows:
+        rows["train"] = _apart(data, args, tokenizer, rows["train"], rows["eval"], sources)
+    if data.on_policy:
+        rows = {use: _answered(read, use, data, args, target, overwrite) for use, read in rows.items()}
+    return TrainingRows(rows["train"], rows.get("eval"))
+
+
+def _source(data: DataArguments, use: str) -> Source | None:
+    file, dataset, split, most = (getattr(data, name) for name in _fields(use))
+    if file is not None:
+        return from_files([file])
+    return None if dataset is None else from_dataset(dataset, split, streaming=most is not None)
+
+
+def _fields(use: str) -> tuple[str, str, str, str]:
+    return f"{use}_file", f"{use}_dataset", f"{use}_split", f"max_{use}_rows"
+
+
+def _apart(
+    data: DataArguments,
+    args: DominoTrainingArguments,
+    tokenizer: Any,
+    train: RowDataset,
+    evaluation: RowDataset,
+    sources: dict[str, Source | None],
+) -> RowDataset:
+    """Training rows without text of the evaluation; where both are asked to be the same text, that is only said."""
+    fingerprints = {source.fingerprint() for source in sources.values() if source is not None}
+    if len(fingerprints) == 1:
+        notice(SAME_TEXT)
+        return train
+    frame = RowEncoder(tokenizer, chat_template_kwargs=args.template_kwargs).encode_frame()
+    kept = keep_apart(train, evaluation, data.evaluation_leaks, frame)
+    if kept is not train:
+        said = "training rows are left out, as text of the evaluation stands in them (evaluation_leaks)."
+        notice(f"{kept.counts.contaminated} of {len(train)} {said}")
+    return kept
+
+
+def _answered(
+    rows: RowDataset,
+    use: str,
+    data: DataArguments,
+    args: DominoTrainingArguments,
+    target: PreTrainedModel,
+    overwrite: bool,
+) -> RowDataset:
+    """What the target writes in place of the supervised part of rows; greedily for evaluation."""
+    world = range(args.world_size)
+    outputs = [Path(str(args.output_dir)) / f"on_policy_{use}-{rank + 1}-of-{len(world)}.jsonl" for rank in world]
+    generate_on_policy(
+        target,
+        rows.prompts(data.on_policy_prompt_length),
+        outputs[args.process_index],
+        max_new_tokens=data.on_policy_max_new_tokens,
+        temperatures=data.on_policy_temperatures if use == "train" else GREEDY,
+        batch_size=data.on_policy_batch_size,
+        seed=args.seed,
+        shard=(args.process_index, len(world)),
+        progress=args.process_index == 0,
+        overwrite=overwrite,
+    )
+    args.distributed_state.wait_for_everyone()
+    return load_rows(outputs, max_length=args.max_length + data.on_policy_max_new_tokens)

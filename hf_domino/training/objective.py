@@ -1,0 +1,107 @@
+"""What one batch is trained on: its labels, what the target made of it, and the losses of the blocks drafted over it.
+
+All that uses the drafter's weights is called from inside the wrapped model's forward, where data-parallel wrappers
+have gathered them: `model(within=partial(objective.score, batch))`.
+
+Shapes: B batch, S sequence length, N blocks per row, K block size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.target import TargetModel
+from hf_domino.training.anchors import block_labels
+from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
+from hf_domino.training.distillation import Distillation, check_final, gather_final
+from hf_domino.training.forward import TargetStates, draft_blocks, read_target
+from hf_domino.training.losses import DraftLosses
+from hf_domino.training.scoring import draft_losses
+
+Batch = dict[str, torch.Tensor]
+
+
+class ScoredBatch(NamedTuple):
+    """What the drafter's blocks are worth on one batch.
+
+    Args:
+        losses (`DraftLosses`): Weighted sums.
+        is_correct (`torch.Tensor`): `[B, N, K]` bool, whether the first choice is the label.
+        weights (`torch.Tensor`): `[B, N, K]` fp32, of the positions.
+    """
+
+    losses: DraftLosses
+    is_correct: torch.Tensor
+    weights: torch.Tensor
+
+
+class Objective:
+    """Scores batches with `anchors`; holds no weights of its own.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
+        target (`TargetModel`): The frozen target.
+        args (`DominoTrainingArguments`): For `loss_decay`, `max_logits_per_chunk` and distillation.
+        autocast (`Callable`): Gives the context in which the forward runs.
+    """
+
+    def __init__(
+        self,
+        drafter: DominoDraftModel,
+        target: TargetModel,
+        args: DominoTrainingArguments,
+        autocast: Callable[[], AbstractContextManager],
+    ):
+        self.drafter, self.target, self.args = drafter, target, args
+        self.loss_decay = args.loss_decay or default_loss_decay(drafter.config.block_size)
+        self.distillation = (
+            Distillation(args.distillation_weight, args.distillation_temperature) if args.distillation_weight else None
+        )
+        self._autocast = autocast
+        self._final_is_known = False
+
+    def labels(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Labels and weights of a batch's blocks, both `[B, N, K]`, as in [`~training.anchors.block_labels`]."""
+        return block_labels(
+            batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, self.loss_decay
+        )
+
+    def score(self, batch: Batch, lambda_base: float = 0.0) -> ScoredBatch:
+        """Draft and score the blocks of a batch.
+
+        Args:
+            batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask`, `attention_mask` `[B, S]`, `anchors` `[B, N]`.
+            lambda_base (`float`, *optional*, defaults to 0.0): Share of the base term in the loss.
+        """
+        drafter = self.drafter
+        labels, weights = self.labels(batch)
+        chosen = weights > 0
+        # Evaluation is on labels alone, so that it compares with that of other trainings.
+        distillation = self.distillation if drafter.training else None
+        with self._autocast():
+            read = read_target(self.target, batch["input_ids"], final=distillation is not None)
+            blocks = draft_blocks(
+                drafter, self.target, batch["input_ids"], batch["attention_mask"], drafter.fuse_context(read.captured),
+                batch["anchors"],
+            )  # fmt: skip
+            scored = blocks.select(chosen, labels, weights, drafter.config)
+            if distillation is not None:
+                scored = replace(scored, final=self._final_of(read, batch["anchors"], chosen))
+            losses = draft_losses(
+                drafter, self.target, scored, lambda_base, self.args.max_logits_per_chunk, distillation
+            )
+        return ScoredBatch(losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights)
+
+    def _final_of(self, read: TargetStates, anchors: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """What the target predicts the chosen labels from `[M, H]`; the first batch is checked."""
+        assert read.final is not None
+        if not self._final_is_known and read.logits is not None:
+            check_final(self.target, read.final, read.logits)
+            self._final_is_known = True
+        return gather_final(read.final, anchors, chosen, self.drafter.config.label_offset)

@@ -1,0 +1,95 @@
+"""The loss of many positions, whose logits are never all in memory at once.
+
+Positions are scored chunk by chunk, and the gradients of a chunk are made while its logits are there: they are not
+computed again in the backward pass, which only scales what was found (as Liger's fused losses do, arXiv 2410.10989).
+lm_head is called and differentiated as a module, so it may be quantised or offloaded.
+
+Shapes: M scored block positions, H hidden size, G width of the prefix state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.target import TargetModel
+from hf_domino.training.distillation import Distillation
+from hf_domino.training.losses import DraftLosses, ScoredPositions, score_chunk
+
+
+def draft_losses(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    positions: ScoredPositions,
+    lambda_base: float,
+    max_logits_per_chunk: int,
+    distillation: Distillation | None = None,
+) -> DraftLosses:
+    """Score positions in chunks, each with its gradients where they are wanted.
+
+    Args:
+        drafter (`DominoDraftModel`): For the correction head.
+        target (`TargetModel`): For lm_head, which is frozen: it is given no gradient.
+        positions (`ScoredPositions`): M positions, M may be 0.
+        lambda_base (`float`): Share of the base term in `loss`, in [0, 1].
+        max_logits_per_chunk (`int`): Most logits in one chunk, over all its positions.
+        distillation (`Distillation`, *optional*): What is learned from `positions.final`; None for labels alone.
+
+    Returns:
+        `DraftLosses`: Sums over all positions.
+    """
+    score = partial(score_chunk, drafter, target, lambda_base=lambda_base, distillation=distillation)
+    chunks = positions.split(max(1, max_logits_per_chunk // drafter.config.vocab_size))
+    if not torch.is_grad_enabled():
+        return _sum_up([score(chunk) for chunk in chunks])
+    head = drafter.embed_proj.parameters() if drafter.has_correction_head else ()
+    trained = [parameter for parameter in head if parameter.requires_grad]
+    return DraftLosses(*_GradientsAtOnce.apply(score, chunks, positions.hidden, positions.states, *trained))
+
+
+def _sum_up(parts: list[DraftLosses]) -> DraftLosses:
+    loss, base, corrected = (
+        torch.stack([getattr(part, name) for part in parts]).sum() for name in ("loss", "base", "corrected")
+    )
+    return DraftLosses(loss, base, corrected, torch.cat([part.is_correct for part in parts]))
+
+
+class _GradientsAtOnce(torch.autograd.Function):
+    """Sums chunks, and keeps the gradients of hidden states `[M, H]`, prefix states `[M, G]` and parameters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        score: Callable[[ScoredPositions], DraftLosses],
+        chunks: list[ScoredPositions],
+        hidden: torch.Tensor,
+        states: torch.Tensor | None,
+        *parameters: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        parts, of_positions, of_parameters = [], [], [torch.zeros_like(parameter) for parameter in parameters]
+        for chunk in chunks:
+            leaves = [field.detach().requires_grad_() for field in (chunk.hidden, chunk.states) if field is not None]
+            with torch.enable_grad():
+                part = score(replace(chunk, **dict(zip(("hidden", "states"), leaves, strict=False))))
+            gradients = torch.autograd.grad(part.loss, (*leaves, *parameters))
+            of_positions.append(gradients[: len(leaves)])
+            for total, gradient in zip(of_parameters, gradients[len(leaves) :], strict=True):
+                total += gradient
+            parts.append(replace(part, loss=part.loss.detach()))
+        ctx.of_positions = [torch.cat(pieces) for pieces in zip(*of_positions, strict=True)]
+        ctx.of_parameters = of_parameters
+        losses = _sum_up(parts)
+        ctx.mark_non_differentiable(losses.base, losses.corrected, losses.is_correct)
+        return losses.loss, losses.base, losses.corrected, losses.is_correct
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        # Scaled where they lie, so they serve once.
+        of_hidden, *of_states = [gradient.mul_(grad_loss) for gradient in ctx.__dict__.pop("of_positions")]
+        of_parameters = [gradient.mul_(grad_loss) for gradient in ctx.__dict__.pop("of_parameters")]
+        return None, None, of_hidden, of_states[0] if of_states else None, *of_parameters

@@ -1,0 +1,83 @@
+"""Distillation against laws computed position by position, and in a training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_losses import ANCHORS, KINDS, TOLERANCE
+
+from hf_domino.target import TargetModel
+from hf_domino.training.anchors import block_labels
+from hf_domino.training.distillation import Distillation, check_final, gather_final
+from hf_domino.training.forward import read_target
+from hf_domino.training.losses import ScoredPositions, draft_logits
+from hf_domino.training.scoring import draft_losses
+
+
+def scored_positions(drafter, view, loss_decay=4.0) -> tuple[ScoredPositions, torch.Tensor]:
+    """Random hidden states at real positions, and the position before each label as `[row, position]`."""
+    input_ids = torch.randint(4, 64, (2, 18), generator=torch.Generator().manual_seed(0))
+    labels, weights = block_labels(input_ids, torch.ones_like(input_ids), ANCHORS, drafter.config, loss_decay)
+    chosen = weights > 0
+    final = gather_final(
+        read_target(view, input_ids, final=True).final, ANCHORS, chosen, drafter.config.label_offset
+    )  # fmt: skip
+    steps = torch.arange(drafter.config.block_size) - drafter.config.label_offset
+    before = (ANCHORS[..., None] + steps)[chosen]
+    size = int(chosen.sum())
+    states = torch.randn(size, drafter.config.gru_hidden_dim)
+    hidden, corrected = torch.randn(size, drafter.config.hidden_size), torch.ones(size, dtype=torch.bool)
+    positions = ScoredPositions(hidden, states, corrected, labels[chosen], weights[chosen], final)
+    laws = view.model(input_ids).logits[chosen.nonzero()[:, 0], before]
+    return positions, laws
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_losses_are_the_divergence_from_the_targets_law(kind, temperature, target, make_drafter):
+    drafter = make_drafter(target, **kind)
+    view = TargetModel(target, drafter.config)
+    positions, laws = scored_positions(drafter, view)
+    found = draft_losses(drafter, view, positions, 0.3, 3 * 64, Distillation(0.25, temperature))
+    for logits, loss in zip(draft_logits(drafter, view, positions), (found.base, found.corrected), strict=True):
+        expected = 0.0
+        for drafted, law, label, weight in zip(logits, laws, positions.labels, positions.weights, strict=True):
+            taught, learned = (law / temperature).softmax(-1), (drafted / temperature).softmax(-1)
+            divergence = (taught * (taught.log() - learned.log())).sum() * temperature**2
+            expected += weight * (0.25 * divergence - 0.75 * drafted.log_softmax(-1)[label])
+        torch.testing.assert_close(loss, expected, **TOLERANCE)
+
+
+def test_divergence_is_zero_where_the_laws_are_equal_and_only_there():
+    distillation, logits = Distillation(1.0, 0.7), torch.randn(5, 64)
+    taught = F.log_softmax(logits / 0.7, dim=-1)
+    entropy = torch.full((5,), 3.0)
+    torch.testing.assert_close(distillation.mix(entropy, logits + 2.0, taught), torch.zeros(5))
+    assert (distillation.mix(entropy, logits.flip(-1), taught) > 0.01).all()
+
+
+def test_without_weight_nothing_changes_by_a_bit(target, make_drafter):
+    drafter = make_drafter(target)
+    view = TargetModel(target, drafter.config)
+    positions, _ = scored_positions(drafter, view)
+    plain, mixed = (draft_losses(drafter, view, positions, 0.3, 2**26, d) for d in (None, Distillation(0.0, 1.0)))
+    assert torch.equal(plain.base, mixed.base)
+    assert torch.equal(plain.corrected, mixed.corrected)
+
+
+def test_training_approaches_the_targets_law(target, make_drafter, make_trainer, greedy_rows):
+    trainer = make_trainer(
+        make_drafter(target), greedy_rows, max_steps=60, num_anchors=16, logging_steps=10, distillation_weight=1.0
+    )
+    trainer.train()
+    losses = [entry["base_loss"] for entry in trainer.state.log_history if "base_loss" in entry]
+    assert 0 < losses[-1] < 0.7 * losses[0]
+
+
+def test_a_last_state_that_lm_head_does_not_read_is_refused(target, make_drafter):
+    view = TargetModel(target, make_drafter(target).config)
+    read = read_target(view, torch.arange(4, 20)[None], final=True)
+    check_final(view, read.final, read.logits)
+    with pytest.raises(ValueError, match="of qwen3 must be the logits"):
+        check_final(view, read.final * 1.5, read.logits)

@@ -1,0 +1,84 @@
+"""What a training reads: by name, apart from its evaluation, in the mode it will be used in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from hf_domino.cli.main import parse
+from hf_domino.cli.train import parse_options
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if thinking %} so{% endif %}. {% endfor %}"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to_file(name, *records):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        return str(path)
+
+    return to_file
+
+
+def test_evaluation_text_is_kept_out_of_training(recipe, train, write, capsys, caplog, tmp_path):
+    texts = [{"text": f"row {letter} of what there is to learn"} for letter in "abcdefgh"]
+    own = {"text": "quite another text, of the evaluation alone"}
+    recipe |= {"max_steps": 1, "eval_file": write("eval.jsonl", own), "walk_rows": 0}
+    train_file = write("train.jsonl", *texts, {"text": "it says: another text, of the evaluation"})
+    assert train(recipe | {"train_file": train_file}) == 0
+    assert "1 of 9 training rows are left out, as text of the evaluation stands in them" in caplog.text
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "| train rows | 8 |" in card
+    assert "| train rows left out | 1 |" in card
+    refused = recipe | {"train_file": train_file, "output_dir": str(tmp_path / "other"), "evaluation_leaks": "error"}
+    assert train(refused) == 2
+    assert "that stand in evaluation rows, got '1 of 9, the first is 9'" in capsys.readouterr().err
+    caplog.clear()
+    same = recipe | {"eval_file": train_file, "train_file": train_file, "output_dir": str(tmp_path / "same")}
+    assert train(same) == 0
+    assert "evaluation is on the training text" in caplog.text
+
+
+def test_data_sets_by_name_and_split(recipe, train, write, tmp_path):
+    for split, count in (("train", 5), ("test", 4)):
+        write(f"texts/{split}.jsonl", *({"text": f"{split} {index}"} for index in range(count)))
+    texts = {"train_dataset": str(tmp_path / "texts"), "eval_dataset": str(tmp_path / "texts"), "eval_split": "test"}
+    files = {"train_file": None, "eval_file": None, "max_train_rows": 3, "max_eval_rows": 2, "max_steps": 1}
+    assert train(recipe | files | texts) == 0
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "| train rows | 3 |" in card
+    assert "| eval rows | 2 |" in card
+
+
+def test_the_target_answers_prompts_in_the_mode_that_is_asked_for(recipe, train, write, saved_pair, tmp_path, capsys):
+    from transformers import AutoTokenizer
+
+    target = tmp_path / "target"
+    shutil.copytree(saved_pair[0], target)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(target)
+    prompts = [{"prompt": [{"role": "user", "content": f"say {letter}"}]} for letter in "abcd"]
+    recipe |= {"target": str(target), "train_file": write("train.jsonl", *prompts), "eval_file": None, "max_steps": 1}
+    assert train(recipe) == 2
+    assert (
+        "train.jsonl, line 1: field `completion` must be a string, got None. Let the target" in capsys.readouterr().err
+    )
+    recipe |= {"on_policy": True, "on_policy_max_new_tokens": 8, "chat_template_kwargs": {"thinking": True}}
+    assert train(recipe) == 0
+    lines = (tmp_path / "run" / "on_policy_train-1-of-1.jsonl").read_text().splitlines()
+    asked = [tokenizer.decode(row["input_ids"][: row["prompt_length"]]) for row in map(json.loads, lines)]
+    assert sorted(asked) == [f"user: say {letter} so. " for letter in "abcd"]
+    assert "| chat_template_kwargs | {'thinking': True} |" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_a_short_training_shows_its_loss(tmp_path):
+    for steps, between in ((10, 1), (1000, 50)):
+        arguments = ["train", "--max_steps", str(steps), "--output_dir", str(tmp_path), "--report_to", "none"]
+        args = parse_options(parse(arguments))[-1]
+        # As the trainer counts a share of the steps.
+        assert -(-args.max_steps * args.logging_steps // 1) == between

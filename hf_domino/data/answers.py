@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_domino.data.chat import Message, encode_prompt
 from hf_domino.data.prompts import ASSISTANT, Prompt
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Rows, Workplace
-from hf_domino.data.user_turn import Message, prompt_ids
 from hf_domino.data.writers import NO_ROUND_TRIP, SEED_STRIDE, Sampling, Writer, Written
 
 STAGE = "answers"
@@ -54,7 +54,7 @@ class Dialogue:
         start = len(self.messages)
         end = next(place for place in self.prompt.answers if place >= start)
         self.messages += self.prompt.messages[start:end]
-        return prompt_ids(self.messages, tokenizer, template_kwargs)
+        return encode_prompt(self.messages, tokenizer, f"prompt {self.number + 1}", template_kwargs)
 
     def add(self, read: list[int], text: Written | None, tokenizer: Any) -> None:
         """Take an answer.

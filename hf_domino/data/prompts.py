@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hf_domino.compatibility import refusal
+from hf_domino.data.chat import Message
 from hf_domino.data.filters import Exclusions, NearCopies
-from hf_domino.data.records import read_records
-from hf_domino.data.user_turn import Message, with_system
+from hf_domino.data.messages import read_messages
+from hf_domino.data.records import RECORD_SUFFIXES, read_text
+from hf_domino.data.sources import Source
+from hf_domino.data.user_turn import with_system
 
 ASSISTANT, USER = "assistant", "user"
+CHATS = ("messages", "conversations", "prompt")  # fields of a record that ask something
 
 
 @dataclass(frozen=True)
@@ -50,70 +53,68 @@ class Prompt:
 def _text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.get("text", "") for part in content if isinstance(part, Mapping))
+    return "\n".join(part.get("text", "") for part in content or () if isinstance(part, Mapping))
 
 
-def read_prompts(paths: Sequence[Path], plain: bool, system: str | None = None) -> Iterator[Prompt]:
-    """Read prompts from files of records.
+def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iterator[Prompt]:
+    """Read prompts from records.
 
-    A record has `messages`, or `prompt` as a string or as messages; what it has as a `completion` is not read.
+    A record has `messages`, `conversations`, or `prompt` as a string or as messages; its `completion` is not read.
 
     Args:
-        paths (`Sequence[Path]`): The files.
+        source (`Source`): The records.
         plain (`bool`): Whether a `prompt` that is a string is text to continue; else it is a user's turn.
         system (`str`, *optional*): System turn of chats that have none.
 
     Raises:
-        ValueError: If a record is not as described; naming file and line.
+        ValueError: If a record is not as described; naming its place.
     """
-    for path in paths:
-        for place, record in read_records(path):
-            yield _prompt_of(record, place, plain, system)
+    if source.texts:
+        remedy = 'Write one record a line, such as {"prompt": "..."}.'
+        raise refusal("files of prompts", f"records ({', '.join(RECORD_SUFFIXES)})", str(source.texts[0]), remedy)
+    for place, record in source.records():
+        yield _prompt_of(record, place, plain, system)
+
+
+def texts_of(source: Source) -> Iterator[str]:
+    """The prompts of an evaluation: what users say in `messages`, else `prompt`, else `text`.
+
+    Args:
+        source (`Source`): Records, or texts that are one prompt each.
+
+    Raises:
+        ValueError: If a record has none of them; naming its place.
+    """
+    for path in source.texts:
+        yield "".join(read_text(path))
+    for place, record in source.records():
+        if "text" in record and not set(CHATS) & set(record):
+            yield str(record["text"])
+        else:
+            yield _prompt_of(record, place, plain=False, system=None).words
 
 
 def _prompt_of(record: Mapping[str, Any], place: str, plain: bool, system: str | None) -> Prompt:
-    field = next((name for name in ("messages", "prompt") if name in record), None)
+    field = next((name for name in CHATS if name in record), None)
     if field is None:
         found = ", ".join(f"`{name}`" for name in record) or "none"
-        raise ValueError(f"{place}: needs `messages` or `prompt`, got {found}.")
+        raise ValueError(f"{place}: needs {', '.join(f'`{name}`' for name in CHATS)}, got {found}.")
     value = record[field]
     if isinstance(value, str) and field == "prompt":
         if not value:
             raise ValueError(f"{place}: field `prompt` must not be empty.")
         return Prompt(text=value) if plain else Prompt(tuple(with_system([{"role": USER, "content": value}], system)))
-    return Prompt(tuple(with_system(_messages(value, f"{place}: field `{field}`"), system)))
+    messages = read_messages(record, field, place)
+    _check_turns(messages, f"{place}: field `{field}`")
+    return Prompt(tuple(with_system(messages, system)))
 
 
-def _messages(value: Any, place: str) -> list[Message]:
-    if not isinstance(value, list) or not value:
-        raise ValueError(f"{place} must be a list of messages, got {str(value)[:60]}.")
-    for index, message in enumerate(value):
-        is_message = isinstance(message, dict) and isinstance(message.get("role"), str)
-        if not is_message or not isinstance(message.get("content"), (str, list)):
-            raise ValueError(f"{place}: message {index} must have `role` and `content`, got {str(message)[:60]}.")
-    if all(message["role"] != USER for message in value):
+def _check_turns(messages: Sequence[Message], place: str) -> None:
+    if all(message["role"] != USER for message in messages):
         raise ValueError(f"{place} must hold a user's message, got none.")
-    if value[-1]["role"] not in (USER, ASSISTANT):
+    if messages[-1]["role"] not in (USER, ASSISTANT):
         expected = "a user's, or an assistant's that is written anew"
-        raise refusal(f"{place}: the last message", expected, value[-1]["role"], "Cut the chat before it.")
-    return value
-
-
-def texts_of(paths: Iterable[Path]) -> Iterator[str]:
-    """The prompts of evaluation files: what users say in `messages`, else `prompt`, else `text`.
-
-    Args:
-        paths (`Iterable[Path]`): Files of records.
-
-    Raises:
-        ValueError: If a record has none of them; naming file and line.
-    """
-    for path in paths:
-        for place, record in read_records(path):
-            if isinstance(record.get("text"), str) and not {"messages", "prompt"} & set(record):
-                yield record["text"]
-            else:
-                yield _prompt_of(record, place, plain=False, system=None).words
+        raise refusal(f"{place}: the last message", expected, messages[-1]["role"], "Cut the chat before it.")
 
 
 class Sieve:

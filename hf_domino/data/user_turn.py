@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_domino.compatibility import refusal
+from hf_domino.data.chat import Message, render_prompt
 
 SENTINEL = "Sentinel7Question"  # a user's words that no template holds
 WAY_OUT = "Pass prompts for it to answer (--prompts FILE)."
-
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def find_user_turn(
     """
     check_chat_template(tokenizer)
     messages = with_system([{"role": "user", "content": SENTINEL}], system)
-    text = render(messages, tokenizer, template_kwargs or {})
+    text = render_prompt(messages, tokenizer, "a chat of one question", template_kwargs)
     if text.count(SENTINEL) != 1:
         remedy = f"A user's turn cannot be left open in this template. {WAY_OUT}"
         raise refusal("the chat template", "one that shows a user's words once", text[:200], remedy)
@@ -71,28 +70,3 @@ def with_system(messages: list[Message], system: str | None) -> list[Message]:
     if system is None or (messages and messages[0]["role"] == "system"):
         return messages
     return [{"role": "system", "content": system}, *messages]
-
-
-def render(messages: Sequence[Message], tokenizer: Any, template_kwargs: Mapping[str, Any], place: str = "chat") -> str:
-    """The text of a chat up to where the assistant's next words begin.
-
-    Args:
-        messages (`Sequence[dict]`): Messages with `role` and `content`.
-        tokenizer (`PreTrainedTokenizerBase`): With a chat template.
-        template_kwargs (`Mapping`): Variables of the template.
-        place (`str`, *optional*, defaults to `"chat"`): Where the chat is from, for errors.
-
-    Raises:
-        ValueError: If the template refuses the chat.
-    """
-    try:
-        return tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=True, **template_kwargs
-        )
-    except Exception as error:  # a template is a program of its own, and may raise anything
-        raise ValueError(f"{place}: the chat template refuses it: {error}") from error
-
-
-def prompt_ids(messages: Sequence[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
-    """Token ids of a chat up to where the assistant's next words begin."""
-    return tokenizer(render(messages, tokenizer, template_kwargs), add_special_tokens=False)["input_ids"]

@@ -18,6 +18,7 @@ from hf_domino.data.prompts import Sieve, read_prompts, texts_of
 from hf_domino.data.result import write_result
 from hf_domino.data.self_written import SelfWriter
 from hf_domino.data.settings import WritingSettings, check_settings, read_settings
+from hf_domino.data.sources import Source, from_files
 from hf_domino.data.units import Workplace, write_whole
 from hf_domino.data.user_turn import check_chat_template, find_user_turn
 from hf_domino.data.writers import Writer
@@ -71,10 +72,15 @@ def write_data(
     """
     settings, output = settings or WritingSettings(), Path(output)
     asks = None if prompts else _self_writer(writer, tokenizer, ends, settings)
-    exclusions = Exclusions(texts_of(exclude))
-    _begin(output, _record(settings, tokenizer, prompts, exclude, identity), overwrite)
+    given, excluded = from_files(prompts), from_files(exclude)
+    exclusions = Exclusions(texts_of(excluded))
+    record = _record(settings, tokenizer, identity) | {
+        "prompts": given.fingerprint(),
+        "exclude": excluded.fingerprint(),
+    }
+    _begin(output, record, overwrite)
     place = Workplace(output / UNITS, shard, progress)
-    sieve = asks.write(place, exclusions) if asks else _sift(prompts, tokenizer, exclusions, settings)
+    sieve = asks.write(place, exclusions) if asks else _sift(given, tokenizer, exclusions, settings)
     if not sieve.kept:
         raise ValueError(f"no prompt is left to answer: {dict(sieve.dropped)}.")
     answers = Answerer(writer, tokenizer, settings).write(sieve.kept, place)
@@ -86,10 +92,10 @@ def _self_writer(writer: Writer, tokenizer: Any, ends: Sequence[int], settings: 
     return SelfWriter(writer, turn, tokenizer, settings)
 
 
-def _sift(paths: Sequence[Path], tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> Sieve:
-    """The prompts of files that are to be answered."""
+def _sift(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> Sieve:
+    """The given prompts that are to be answered."""
     sieve = Sieve(exclusions)
-    for prompt in read_prompts(paths, settings.plain, settings.system):
+    for prompt in read_prompts(given, settings.plain, settings.system):
         if prompt.messages:
             check_chat_template(tokenizer)
         if settings.rows is not None and len(sieve.kept) == settings.rows:
@@ -99,28 +105,17 @@ def _sift(paths: Sequence[Path], tokenizer: Any, exclusions: Exclusions, setting
     return sieve
 
 
-def _record(
-    settings: WritingSettings,
-    tokenizer: Any,
-    prompts: Sequence[Path],
-    exclude: Sequence[Path],
-    identity: TargetIdentity | None,
-) -> dict[str, Any]:
+def _record(settings: WritingSettings, tokenizer: Any, identity: TargetIdentity | None) -> dict[str, Any]:
+    """What is written down of who writes, and how."""
     from hf_domino import __version__
 
     return settings.of_the_text() | {
-        "prompts": [_digest(path.read_bytes()) for path in prompts],
-        "exclude": [_digest(path.read_bytes()) for path in exclude],
-        "chat template": _digest(json.dumps(tokenizer.chat_template).encode()),
+        "chat template": hashlib.sha256(json.dumps(tokenizer.chat_template).encode()).hexdigest()[:16],
         "target": identity.to_dict() if identity else None,
         VERSIONS: {
             "hf_domino": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
         },
     }  # fmt: skip
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _begin(output: Path, record: dict[str, Any], overwrite: bool) -> None:

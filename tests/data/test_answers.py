@@ -8,6 +8,7 @@ from chats import DROPS_REASONING, TEMPLATE, ScriptedWriter, chat_tokenizer, wri
 from hf_domino.data.answers import Answerer
 from hf_domino.data.prompts import read_prompts
 from hf_domino.data.settings import WritingSettings
+from hf_domino.data.sources import from_files
 from hf_domino.data.units import Workplace
 
 TWO_TURNS = [
@@ -24,7 +25,7 @@ def answer(tiny_tokenizer, tmp_path):
     def run(records, say, template=TEMPLATE, plain=False, **settings):
         tokenizer = chat_tokenizer(tiny_tokenizer, template)
         writer = ScriptedWriter(tokenizer, say)
-        prompts = list(read_prompts([write_lines(tmp_path / "prompts.jsonl", records)], plain))
+        prompts = list(read_prompts(from_files([write_lines(tmp_path / "prompts.jsonl", records)]), plain))
         answerer = Answerer(
             writer, tokenizer, WritingSettings(**{"max_new_tokens": 16, "max_prompt_tokens": 16} | settings)
         )
@@ -107,10 +108,10 @@ def test_batches_take_temperatures_in_turn_and_short_prompts_go_together(answer)
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"text": "hi"}, "line 1: needs `messages` or `prompt`, got `text`"),
+        ({"text": "hi"}, "line 1: needs `messages`, `conversations`, `prompt`, got `text`"),
         ({"prompt": ""}, "line 1: field `prompt` must not be empty"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "must hold a user's message"),
-        ({"messages": [{"role": "user"}]}, "message 0 must have `role` and `content`"),
+        ({"messages": [{"role": "user"}]}, "must have `role` and `content`"),
         ({"messages": [TWO_TURNS[0], {"role": "system", "content": "x"}]}, "the last message must be a user's"),
     ],
 )

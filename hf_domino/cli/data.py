@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ EXAMPLES = """\
   torchrun --nproc-per-node 2 -m hf_domino.cli data --target my-model --output data
   hf-domino data --target Qwen/Qwen3-8B --output data --endpoint http://localhost:8000/v1 --endpoint-model qwen3
 """
+WINDOW = "max_position_embeddings"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,8 +104,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _settings(options: argparse.Namespace) -> WritingSettings:
     """The settings that were given as flags."""
-    from dataclasses import fields
-
     from hf_domino.data.settings import WritingSettings
 
     given = {field.name: getattr(options, field.name) for field in fields(WritingSettings)}
@@ -113,13 +113,15 @@ def _settings(options: argparse.Namespace) -> WritingSettings:
 
 
 def _write(options: argparse.Namespace, settings: WritingSettings, shard: tuple[int, int]) -> dict[str, Any]:
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     from hf_domino.cli.flags import set_up
     from hf_domino.data.writing import write_data
 
     set_up(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
+    window = getattr(AutoConfig.from_pretrained(options.target).get_text_config(decoder=True), WINDOW, None)
+    settings = replace(settings, max_length=min(settings.max_length, window or settings.max_length))
     writer, ends, identity = (_from_endpoint if options.endpoint else _from_target)(options, tokenizer)
     return write_data(
         writer,

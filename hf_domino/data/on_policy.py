@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_domino.data.settings import check_settings, read_settings
-from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter, Written
+from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter
 from hf_domino.identity import identify
 
 
@@ -83,9 +83,7 @@ def generate_on_policy(
     with output.open("a", encoding="utf-8") as file:
         bar = tqdm(batches[done:], "on-policy text", len(batches), initial=done, unit="batch", disable=not progress)
         for batch in bar:
-            sampling = Sampling(max_new_tokens, batch.temperature)
-            texts = writer.write(batch.prompts, sampling, seed * SEED_STRIDE + batch.index)
-            rows = [_row(prompt, text, batch.temperature) for prompt, text in zip(batch.prompts, texts, strict=True)]
+            rows = _write(writer, batch, max_new_tokens, seed * SEED_STRIDE + batch.index)
             file.write("".join(json.dumps(row) + "\n" for row in rows))
             file.flush()
     return output
@@ -131,6 +129,9 @@ def _keep_whole_batches(output: Path, sizes: Sequence[int]) -> int:
     return done
 
 
-def _row(prompt: list[int], text: Written | None, temperature: float) -> dict[str, Any]:
-    assert text is not None
-    return {"input_ids": prompt + text.ids, "prompt_length": len(prompt), "temperature": temperature}
+def _write(writer: TargetWriter, batch: _PromptBatch, max_new_tokens: int, seed: int) -> list[dict[str, Any]]:
+    texts = writer.write(batch.prompts, Sampling(max_new_tokens, batch.temperature), seed)
+    return [
+        {"input_ids": prompt + text.ids, "prompt_length": len(prompt), "temperature": batch.temperature}
+        for prompt, text in zip(batch.prompts, texts, strict=True)
+    ]

@@ -21,6 +21,7 @@ STAGE = "prompts"
 DEFAULT_ROWS = 1024
 LEAST_KEPT = 0.3  # share below which a target needs a beginning to go on from
 MAX_ROUNDS = 4
+SPARE = 1.1  # of a later round, which is small: rather a few prompts too many than another round
 
 
 @cache
@@ -62,12 +63,12 @@ class SelfWriter:
             if share < LEAST_KEPT and not with_topics:
                 with_topics = True
                 _say_topics(sieve, share)
-            count = math.ceil(missing / max(share, LEAST_KEPT) / self.settings.batch_size)
-            units = place.do(f"{STAGE}-{number}", count, partial(self._unit, num_units, with_topics))
-            before = len(sieve.kept)
+            asked = math.ceil(missing / max(share, LEAST_KEPT) * (1 if number == 1 else SPARE))
+            count, before = math.ceil(asked / self.settings.batch_size), len(sieve.kept)
+            units = place.do(f"{STAGE}-{number}", count, partial(self._unit, num_units, asked, with_topics))
             for row in itertools.chain.from_iterable(units):
                 self._sift(row, sieve)
-            share = (len(sieve.kept) - before) / (count * self.settings.batch_size)
+            share = (len(sieve.kept) - before) / asked
             num_units += count
         if len(sieve.kept) < wanted:
             notice(f"Only {len(sieve.kept)} of {wanted} prompts after {MAX_ROUNDS} rounds: {_reasons(sieve.dropped)}.")
@@ -75,9 +76,11 @@ class SelfWriter:
         del sieve.kept[wanted:]
         return sieve
 
-    def _unit(self, first: int, with_topics: bool, unit: int) -> tuple[Rows, int]:
+    def _unit(self, first: int, asked: int, with_topics: bool, unit: int) -> tuple[Rows, int]:
+        """One batch of a round of `asked` prompts, which follows `first` batches of other rounds."""
         settings, size, number = self.settings, self.settings.batch_size, first + unit
-        beginnings = [topics()[(number * size + row) % len(topics())] if with_topics else "" for row in range(size)]
+        places = range(number * size, number * size + min(size, asked - unit * size))
+        beginnings = [topics()[place % len(topics())] if with_topics else "" for place in places]
         begun = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in beginnings]
         sampling = Sampling(
             settings.max_prompt_tokens, settings.prompt_temperature, settings.prompt_top_p, self.turn.ends

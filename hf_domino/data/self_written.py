@@ -72,8 +72,9 @@ class SelfWriter:
             num_units += count
         if len(sieve.kept) < wanted:
             notice(f"Only {len(sieve.kept)} of {wanted} prompts after {MAX_ROUNDS} rounds: {_reasons(sieve.dropped)}.")
-        sieve.dropped["surplus"] = len(sieve.kept[wanted:])
-        del sieve.kept[wanted:]
+        if surplus := len(sieve.kept[wanted:]):
+            sieve.dropped["surplus"] = surplus
+            del sieve.kept[wanted:]
         return sieve
 
     def _unit(self, first: int, asked: int, with_topics: bool, unit: int) -> tuple[Rows, int]:

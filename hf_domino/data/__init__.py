@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from hf_domino.late import late
 
 if TYPE_CHECKING:
+    from hf_domino.data.counts import RowCounts
     from hf_domino.data.endpoint import EndpointWriter
     from hf_domino.data.on_policy import generate_on_policy
     from hf_domino.data.rows import RowDataset, load_rows
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EndpointWriter",
+    "RowCounts",
     "RowDataset",
     "TargetWriter",
     "WritingSettings",
@@ -24,6 +26,7 @@ __all__ = [
 
 # Public name -> module it is loaded from.
 _LATER = {
+    "RowCounts": "counts",
     "RowDataset": "rows",
     "load_rows": "rows",
     "generate_on_policy": "on_policy",

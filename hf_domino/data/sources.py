@@ -81,9 +81,9 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False) -
     with _told(name):
         builder = datasets.load_dataset_builder(path, config or None)
         files = {str(key): list(value) for key, value in (builder.config.data_files or {}).items()}
-        names = list(files) or datasets.get_dataset_split_names(path, config or None)
-    chosen = _choose(split, names, name)
-    if folder.is_dir() and all(Path(file).suffix in RECORD_SUFFIXES for file in files[chosen]):
+    chosen = _choose(split, list(files) or list(builder.info.splits or {}), name)
+    # Files that are here and of our kinds are read by us, whose errors name the line.
+    if chosen in files and all(Path(file).is_file() and Path(file).suffix in RECORD_SUFFIXES for file in files[chosen]):
         return from_files([file for file in files[chosen] if not file.endswith(SETTINGS_SUFFIX)])
     load = partial(datasets.load_dataset, path, config or None, split=chosen, streaming=streaming)
     # Names of files on the Hub hold the commit they are of.

@@ -56,9 +56,9 @@ class Sieve:
                 if self.counts.first_left_out is None:
                     self.counts = replace(self.counts, first_left_out=place)
 
-    def read(self, count: int = 1) -> None:
-        """Count records that are read."""
-        self._count(records=count)
+    def read(self) -> None:
+        """Count a record that is read."""
+        self._count(records=1)
 
     def _reason(self, row: Row, length: int) -> str | None:
         """Why a row is left out, or None."""

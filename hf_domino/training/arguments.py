@@ -10,10 +10,13 @@ from transformers import TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 
 from hf_domino.compatibility import refusal
+from hf_domino.training.distillation import DIVERGENCES, Distillation
 from hf_domino.training.fields import TrainingFields
+from hf_domino.training.losses import LossOptions
 
 # Positions after which a loss weight has fallen to 1/e, by block size (arXiv 2605.29707, 2602.06036).
 LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
+POSITION_WEIGHTS = ("decay", "dpace")
 
 
 def default_loss_decay(block_size: int) -> float:
@@ -43,9 +46,16 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             blocks of 16, 5 for 10, 4 for 8.
         lambda_base_decay_ratio (`float`, *optional*, defaults to 1.0): Share of training over which the base loss gives
             way to the corrected loss. Too small a share is the known way to a Domino that is worse than DFlash.
+        lambda_base_start (`float`, *optional*, defaults to 1.0): Weight of the base loss at the first step, in [0, 1];
+            below 1 for a drafter that is trained further.
+        position_weights (`str`, *optional*, defaults to `"decay"`): `"dpace"` for weights that follow what limits
+            acceptance now (arXiv 2605.18810), in training, in place of `loss_decay`.
+        dpace_alpha (`float`, *optional*, defaults to 0.5): Smoothing of those, in (0, 1].
         distillation_weight (`float`, *optional*, defaults to 0.0): Share of the cross-entropy with the text's tokens
             that gives way to the divergence from the target's law of each, in [0, 1]; in training, not in evaluation.
             Costs one more product with lm_head.
+        distillation_loss (`str`, *optional*, defaults to `"kl"`): The divergence: KL(target || drafter), or `"tv"` for
+            total variation.
         distillation_temperature (`float`, *optional*, defaults to 1.0): Temperature of both laws.
         max_logits_per_chunk (`int`, *optional*, defaults to 67108864): Most logits held at once; 2**26 in fp32 are
             256 MB, of which the loss keeps a few copies.
@@ -82,6 +92,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             ("max_length", 2, None),
             ("num_anchors", 1, None),
             ("lambda_base_decay_ratio", 0, 1),
+            ("lambda_base_start", 0, 1),
             ("distillation_weight", 0, 1),
             ("max_logits_per_chunk", 1, None),
             ("walk_rows", 0, None),
@@ -90,8 +101,13 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             if value < low or (high is not None and value > high):
                 allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
                 raise ValueError(f"{name} must be {allowed}, got {value}.")
+        for name, choices in (("distillation_loss", DIVERGENCES), ("position_weights", POSITION_WEIGHTS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
         if self.distillation_temperature <= 0:
             raise ValueError(f"distillation_temperature must be above 0, got {self.distillation_temperature}.")
+        if not 0 < self.dpace_alpha <= 1:
+            raise ValueError(f"dpace_alpha must be in (0, 1], got {self.dpace_alpha}: at 0 all weights may vanish.")
         if not isinstance(self.chat_template_kwargs or {}, dict):
             example = """Write it like '{"enable_thinking": false}'."""
             raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
@@ -103,6 +119,14 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         """`chat_template_kwargs` as a mapping, empty where there are none."""
         assert not isinstance(self.chat_template_kwargs, str)  # JSON is read when the arguments are made
         return self.chat_template_kwargs or {}
+
+    def loss_options(self) -> LossOptions:
+        """What is trained beside the published loss."""
+        weight, temperature = self.distillation_weight, self.distillation_temperature
+        return LossOptions(
+            Distillation(weight, temperature, self.distillation_loss) if weight else None,
+            self.dpace_alpha if self.position_weights == "dpace" else None,
+        )
 
     def _check_reports(self) -> None:
         """Refuse backends that are not installed: the trainer would, but after everything is loaded and generated."""

@@ -1,7 +1,9 @@
 """Learning from the target's whole law of the next token beside the one token that the text holds.
 
-loss = (1 - weight) CE(label) + weight T^2 KL(target || drafter), both laws at temperature T (arXiv 1503.02531, whose
-factor T^2 keeps the size of the gradients). The law of the token at position p is the target's after position p - 1.
+loss = (1 - weight) CE(label) + weight D, where D is T^2 KL(target || drafter) with both laws at temperature T (arXiv
+1503.02531, whose factor T^2 keeps the size of the gradients), or their total variation, which is the share of drafts
+that verification rejects at that temperature (arXiv 2211.17192). The law of the token at position p is the target's
+after position p - 1.
 
 Shapes: B batch, S sequence length, N blocks per row, K block size, M scored positions, H hidden size, V vocabulary.
 """
@@ -21,6 +23,9 @@ from hf_domino.target import TargetModel
 SAME_LOGITS_TOL = 0.05
 
 
+DIVERGENCES = ("kl", "tv")
+
+
 @dataclass(frozen=True)
 class Distillation:
     """How much is learned from the target's law, and at which temperature.
@@ -28,10 +33,12 @@ class Distillation:
     Args:
         weight (`float`): Share of the cross-entropy that the divergence replaces, in [0, 1].
         temperature (`float`): By which the logits of target and drafter are divided.
+        divergence (`str`): `"kl"` or `"tv"`, total variation.
     """
 
     weight: float
-    temperature: float
+    temperature: float = 1.0
+    divergence: str = "kl"
 
     def teach(self, target: TargetModel, final: torch.Tensor) -> torch.Tensor:
         """The target's law as log-probabilities `[M, V]` in fp32, from its final hidden states `[M, H]`."""
@@ -50,8 +57,11 @@ class Distillation:
             `torch.Tensor`: `[M]` fp32.
         """
         drafted = F.log_softmax(logits / self.temperature, dim=-1)
-        divergence = F.kl_div(drafted, taught, reduction="none", log_target=True).sum(dim=-1)
-        return torch.lerp(cross_entropy, divergence * self.temperature**2, self.weight)
+        if self.divergence == "tv":
+            divergence = (drafted.exp() - taught.exp()).abs().sum(dim=-1) / 2
+        else:
+            divergence = F.kl_div(drafted, taught, reduction="none", log_target=True).sum(dim=-1) * self.temperature**2
+        return torch.lerp(cross_entropy, divergence, self.weight)
 
 
 def gather_final(final: torch.Tensor, anchors: torch.Tensor, chosen: torch.Tensor, label_offset: int) -> torch.Tensor:

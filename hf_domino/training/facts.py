@@ -10,10 +10,11 @@ from hf_domino.data.counts import RowCounts
 from hf_domino.provenance import provenance
 from hf_domino.training.arguments import DominoTrainingArguments
 
-NONE = RowCounts()
+NO_COUNTS = RowCounts()
 SETTINGS = (
     "max_length", "chat_template_kwargs", "learning_rate", "muon_learning_rate", "lr_scheduler_type", "warmup_steps",
-    "weight_decay", "num_anchors", "lambda_base_decay_ratio", "distillation_weight", "bf16", "seed",
+    "weight_decay", "num_anchors", "lambda_base_decay_ratio", "lambda_base_start", "position_weights",
+    "distillation_weight", "distillation_loss", "distillation_temperature", "bf16", "seed",
 )  # fmt: skip
 
 
@@ -30,7 +31,7 @@ def training_facts(
     """
     made = provenance(str(args.device))
     facts = {f"{name} rows": len(rows) for name, rows in datasets.items() if hasattr(rows, "__len__")}
-    left_out = {f"{name} rows left out": getattr(rows, "counts", NONE).left_out for name, rows in datasets.items()}
+    left_out = {f"{name} rows left out": getattr(rows, "counts", NO_COUNTS).left_out for name, rows in datasets.items()}
     facts |= {name: count for name, count in left_out.items() if count}
     facts["rows per step"] = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     settings = {name: getattr(args, name) for name in SETTINGS} | {"loss_decay": loss_decay}

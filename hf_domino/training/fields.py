@@ -81,9 +81,15 @@ class TrainingFields:
     lambda_base_decay_ratio: float = field(
         default=1.0, metadata={"help": "Share of training that fades the base loss out."}
     )
+    lambda_base_start: float = field(default=1.0, metadata={"help": "Weight of the base loss at the first step."})
+    position_weights: str = field(
+        default="decay", metadata={"help": "decay, or dpace for weights that follow what limits acceptance."}
+    )
+    dpace_alpha: float = field(default=0.5, metadata={"help": "Smoothing of dpace's weights."})
     distillation_weight: float = field(
         default=0.0, metadata={"help": "Share of the loss that compares with the target's law."}
     )
+    distillation_loss: str = field(default="kl", metadata={"help": "kl, or tv for total variation."})
     distillation_temperature: float = field(default=1.0, metadata={"help": "Temperature of both laws there."})
     max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
     muon_learning_rate: float | None = field(

@@ -37,17 +37,20 @@ def check_data(data: DataArguments) -> None:
         data (`DataArguments`): Files or data sets.
 
     Raises:
-        ValueError: If there is no training text, or no such file, or a file and a data set for one use.
+        ValueError: If there is no training text, no such file or data set, or both for one use.
     """
     if data.train_file is None and data.train_dataset is None:
         raise ValueError("train_file or train_dataset must be set, as --train_file or in the YAML file.")
     for use in ("train", "eval"):
-        file, dataset = getattr(data, f"{use}_file"), getattr(data, f"{use}_dataset")
+        file, dataset, _, most = (getattr(data, name) for name in _fields(use))
         if file is not None and dataset is not None:
             raise refusal(f"{use}_dataset", f"left out where {use}_file is set", dataset, "Set one of the two.")
         if file is not None and not Path(file).is_file():
             hint = f" For a folder, set {use}_dataset." if Path(file).is_dir() else ""
             raise ValueError(f"{use}_file must be a {FILE_KINDS}, got {file!r}: there is none of that name.{hint}")
+        if most is not None and most < 1:
+            raise refusal(f"max_{use}_rows", "at least 1", most, "Leave it out for all.")
+        _source(data, use)  # there is such a data set
 
 
 def load_training_rows(

@@ -8,7 +8,9 @@ Shapes: M scored block positions, H hidden size, G width of the prefix state, V 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.distillation import Distillation
+from hf_domino.training.position_weights import weigh_flat
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class ScoredPositions:
         labels (`torch.Tensor`): `[M]` int64.
         weights (`torch.Tensor`): `[M]` fp32.
         final (`torch.Tensor`, *optional*): The target's final hidden states `[M, H]` before the labels, to learn from.
+        places (`torch.Tensor`, *optional*): Block and position in it `[M, 2]`, where blocks must not be cut.
     """
 
     hidden: torch.Tensor
@@ -37,13 +41,51 @@ class ScoredPositions:
     labels: torch.Tensor
     weights: torch.Tensor
     final: torch.Tensor | None = None
+    places: torch.Tensor | None = None
 
     def split(self, size: int) -> list[ScoredPositions]:
-        """Cut into pieces of at most `size` positions; at least one piece, which may be empty."""
-        fields = (self.hidden, self.states, self.is_corrected, self.labels, self.weights, self.final)
-        num_pieces = max(1, -(-len(self.labels) // size))
-        pieces = [field.split(size) if field is not None else (None,) * num_pieces for field in fields]
+        """Cut into pieces of at most `size` positions; at least one piece, which may be empty.
+
+        With `places`, pieces are of whole blocks, and a block of more positions than `size` is a piece.
+        """
+        if self.places is not None:
+            return self._split_by(_lengths_of_whole_blocks(self.places[:, 0], size))
+        num_positions = len(self.labels)
+        return self._split_by([min(size, num_positions - start) for start in range(0, max(num_positions, 1), size)])
+
+    def _split_by(self, lengths: list[int]) -> list[ScoredPositions]:
+        fields = (self.hidden, self.states, self.is_corrected, self.labels, self.weights, self.final, self.places)
+        pieces = [field.split(lengths) if field is not None else (None,) * len(lengths) for field in fields]
         return [ScoredPositions(*piece) for piece in zip(*pieces, strict=True)]
+
+
+def _lengths_of_whole_blocks(blocks: torch.Tensor, size: int) -> list[int]:
+    """Lengths of pieces of at most `size` positions that end where a block `[M]` does."""
+    lengths = [0]
+    for length in blocks.unique_consecutive(return_counts=True)[1].tolist():
+        if lengths[-1] and lengths[-1] + length > size:
+            lengths.append(0)
+        lengths[-1] += length
+    return lengths
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """What the published loss does not have.
+
+    Args:
+        distillation (`Distillation`, *optional*): What is learned from `ScoredPositions.final`.
+        dpace_alpha (`float`, *optional*): Smoothing of dynamic weights ([`~training.position_weights`]), which multiply
+            the given ones, each term by its own confidence; needs `ScoredPositions.places`.
+    """
+
+    distillation: Distillation | None = None
+    dpace_alpha: float | None = None
+
+
+PUBLISHED = LossOptions()
+CrossEntropy = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+cross_entropies = partial(F.cross_entropy, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -64,13 +106,14 @@ class DraftLosses:
     is_correct: torch.Tensor
 
 
-def lambda_base_at(step: int, num_steps: int, decay_ratio: float) -> float:
-    """Share of the base term: 1 at step 0, 0 from `decay_ratio * num_steps` on, linear between.
+def lambda_base_at(step: int, num_steps: int, decay_ratio: float, start: float = 1.0) -> float:
+    """Share of the base term: `start` at step 0, 0 from `decay_ratio * num_steps` on, linear between.
 
     Args:
         step (`int`): Optimizer steps done.
         num_steps (`int`): Optimizer steps of the whole training.
         decay_ratio (`float`): Share of training over which it falls, in [0, 1].
+        start (`float`, *optional*, defaults to 1.0): In [0, 1]; below 1 to train a drafter further.
 
     Returns:
         `float`: In [0, 1].
@@ -85,7 +128,7 @@ def lambda_base_at(step: int, num_steps: int, decay_ratio: float) -> float:
     """
     if decay_ratio <= 0:
         return 0.0
-    return max(0.0, 1.0 - step / max(decay_ratio * num_steps, 1))
+    return start * max(0.0, 1.0 - step / max(decay_ratio * num_steps, 1))
 
 
 def draft_logits(
@@ -114,7 +157,8 @@ def score_chunk(
     target: TargetModel,
     chunk: ScoredPositions,
     lambda_base: float,
-    distillation: Distillation | None = None,
+    options: LossOptions = PUBLISHED,
+    cross_entropy: CrossEntropy = cross_entropies,
 ) -> DraftLosses:
     """Score positions whose logits fit into memory, as the formula says.
 
@@ -123,28 +167,36 @@ def score_chunk(
         target (`TargetModel`): For lm_head.
         chunk (`ScoredPositions`): M positions, M may be 0.
         lambda_base (`float`): Share of the base term in `loss`, in [0, 1].
-        distillation (`Distillation`, *optional*): What is learned from `chunk.final`; None for labels alone.
+        options (`LossOptions`, *optional*): What else the loss is made of.
+        cross_entropy (`Callable`, *optional*): Of logits `[M, V]` and labels `[M]`, gives `[M]`.
 
     Returns:
         `DraftLosses`: Sums over the chunk.
     """
     base, corrected = draft_logits(drafter, target, chunk)
     taught = None
-    if distillation is not None:
+    if options.distillation is not None:
         assert chunk.final is not None
-        taught = distillation.teach(target, chunk.final)
+        taught = options.distillation.teach(target, chunk.final)
     is_correct = corrected.detach().argmax(dim=-1) == chunk.labels
-    loss = base_loss = corrected_loss = _weighted_sum(base, chunk, distillation, taught)
+    loss = base_loss = corrected_loss = _weighted_sum(cross_entropy(base, chunk.labels), base, chunk, options, taught)
     if corrected is not base:
-        corrected_loss = _weighted_sum(corrected, chunk, distillation, taught)
+        corrected_loss = _weighted_sum(cross_entropy(corrected, chunk.labels), corrected, chunk, options, taught)
         loss = (1 - lambda_base) * corrected_loss + lambda_base * base_loss
     return DraftLosses(loss, base_loss.detach(), corrected_loss.detach(), is_correct)
 
 
 def _weighted_sum(
-    logits: torch.Tensor, chunk: ScoredPositions, distillation: Distillation | None, taught: torch.Tensor | None
+    losses: torch.Tensor,
+    logits: torch.Tensor,
+    chunk: ScoredPositions,
+    options: LossOptions,
+    taught: torch.Tensor | None,
 ) -> torch.Tensor:
-    losses = F.cross_entropy(logits, chunk.labels, reduction="none")
-    if distillation is not None and taught is not None:
-        losses = distillation.mix(losses, logits, taught)
-    return (losses * chunk.weights).sum()
+    weights = chunk.weights
+    if options.dpace_alpha is not None:
+        assert chunk.places is not None
+        weights = weights * weigh_flat(losses, chunk.places, options.dpace_alpha)
+    if options.distillation is not None and taught is not None:
+        losses = options.distillation.mix(losses, logits, taught)
+    return (losses * weights).sum()

@@ -8,6 +8,7 @@ Shapes: B batch, S sequence length, N blocks per row, K block size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -19,9 +20,9 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.anchors import block_labels
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
-from hf_domino.training.distillation import Distillation, check_final, gather_final
+from hf_domino.training.distillation import check_final, gather_final
 from hf_domino.training.forward import TargetStates, draft_blocks, read_target
-from hf_domino.training.losses import DraftLosses
+from hf_domino.training.losses import PUBLISHED, DraftLosses
 from hf_domino.training.scoring import draft_losses
 
 Batch = dict[str, torch.Tensor]
@@ -47,7 +48,7 @@ class Objective:
     Args:
         drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): The frozen target.
-        args (`DominoTrainingArguments`): For `loss_decay`, `max_logits_per_chunk` and distillation.
+        args (`DominoTrainingArguments`): For `loss_decay`, `max_logits_per_chunk` and the loss options.
         autocast (`Callable`): Gives the context in which the forward runs.
     """
 
@@ -60,42 +61,44 @@ class Objective:
     ):
         self.drafter, self.target, self.args = drafter, target, args
         self.loss_decay = args.loss_decay or default_loss_decay(drafter.config.block_size)
-        self.distillation = (
-            Distillation(args.distillation_weight, args.distillation_temperature) if args.distillation_weight else None
-        )
+        self.options = args.loss_options()
         self._autocast = autocast
         self._final_is_known = False
 
-    def labels(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Labels and weights of a batch's blocks, both `[B, N, K]`, as in [`~training.anchors.block_labels`]."""
-        return block_labels(
-            batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, self.loss_decay
-        )
+    def labels(self, batch: Batch, evaluating: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """Labels and weights of a batch's blocks, both `[B, N, K]`, as in [`~training.anchors.block_labels`].
 
-    def score(self, batch: Batch, lambda_base: float = 0.0) -> ScoredBatch:
+        With D-PACE, weights do not fall along the block in training.
+        """
+        dynamic = self.options.dpace_alpha is not None and not evaluating
+        decay = math.inf if dynamic else self.loss_decay
+        return block_labels(batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, decay)
+
+    def score(self, batch: Batch, lambda_base: float | None = None) -> ScoredBatch:
         """Draft and score the blocks of a batch.
 
         Args:
             batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask`, `attention_mask` `[B, S]`, `anchors` `[B, N]`.
-            lambda_base (`float`, *optional*, defaults to 0.0): Share of the base term in the loss.
+            lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated,
+                by the published loss whatever is trained, so that trainings compare.
         """
-        drafter = self.drafter
-        labels, weights = self.labels(batch)
+        drafter, evaluating = self.drafter, lambda_base is None
+        options = PUBLISHED if evaluating else self.options
+        labels, weights = self.labels(batch, evaluating)
         chosen = weights > 0
-        # Evaluation is on labels alone, so that it compares with that of other trainings.
-        distillation = self.distillation if drafter.training else None
         with self._autocast():
-            read = read_target(self.target, batch["input_ids"], final=distillation is not None)
+            read = read_target(self.target, batch["input_ids"], final=options.distillation is not None)
             blocks = draft_blocks(
                 drafter, self.target, batch["input_ids"], batch["attention_mask"], drafter.fuse_context(read.captured),
                 batch["anchors"],
             )  # fmt: skip
             scored = blocks.select(chosen, labels, weights, drafter.config)
-            if distillation is not None:
+            if read.final is not None:
                 scored = replace(scored, final=self._final_of(read, batch["anchors"], chosen))
-            losses = draft_losses(
-                drafter, self.target, scored, lambda_base, self.args.max_logits_per_chunk, distillation
-            )
+            if options.dpace_alpha is not None:
+                scored = replace(scored, places=chosen.flatten(0, 1).nonzero())
+            max_logits = self.args.max_logits_per_chunk
+            losses = draft_losses(drafter, self.target, scored, lambda_base or 0.0, max_logits, options)
         return ScoredBatch(losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights)
 
     def _final_of(self, read: TargetStates, anchors: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

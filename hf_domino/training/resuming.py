@@ -31,7 +31,8 @@ SHAPE = (
 KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay")  # by the optimizer's state, whatever is asked
 CHANGEABLE = (
     *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "lambda_base_decay_ratio", "loss_decay"),
-    *("distillation_weight", "distillation_temperature"),
+    *("lambda_base_start", "position_weights", "dpace_alpha"),
+    *("distillation_weight", "distillation_loss", "distillation_temperature"),
     *("num_anchors", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
 )
 SAMPLED_ROWS = 64

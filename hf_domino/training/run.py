@@ -20,7 +20,7 @@ from hf_domino.training.trainer import DominoTrainer
 
 CURRICULUM_RESTARTS = (
     "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
-    "Set lambda_base_decay_ratio to 0 to train the corrected loss from the first step."
+    "Set lambda_base_start below 1 to go on with both, or to 0 to train the corrected loss from the first step."
 )
 
 
@@ -53,7 +53,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=rows.train, eval_dataset=rows.evaluation, processing_class=tokenizer
     )
-    if names.drafter and not checkpoint and drafter.has_correction_head and args.lambda_base_decay_ratio > 0:
+    if names.drafter and not checkpoint and drafter.has_correction_head and args.lambda_base_start == 1:
         notice(CURRICULUM_RESTARTS.format(names.drafter))
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.stopped_by_signal:

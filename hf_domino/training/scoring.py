@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
-from hf_domino.training.distillation import Distillation
-from hf_domino.training.losses import DraftLosses, ScoredPositions, score_chunk
+from hf_domino.training.losses import PUBLISHED, DraftLosses, LossOptions, ScoredPositions, score_chunk
 
 
 def draft_losses(
@@ -28,7 +28,7 @@ def draft_losses(
     positions: ScoredPositions,
     lambda_base: float,
     max_logits_per_chunk: int,
-    distillation: Distillation | None = None,
+    options: LossOptions = PUBLISHED,
 ) -> DraftLosses:
     """Score positions in chunks, each with its gradients where they are wanted.
 
@@ -38,12 +38,14 @@ def draft_losses(
         positions (`ScoredPositions`): M positions, M may be 0.
         lambda_base (`float`): Share of the base term in `loss`, in [0, 1].
         max_logits_per_chunk (`int`): Most logits in one chunk, over all its positions.
-        distillation (`Distillation`, *optional*): What is learned from `positions.final`; None for labels alone.
+        options (`LossOptions`, *optional*): What else the loss is made of.
 
     Returns:
         `DraftLosses`: Sums over all positions.
     """
-    score = partial(score_chunk, drafter, target, lambda_base=lambda_base, distillation=distillation)
+    score = partial(
+        score_chunk, drafter, target, lambda_base=lambda_base, options=options, cross_entropy=_LeanCrossEntropy.apply
+    )
     chunks = positions.split(max(1, max_logits_per_chunk // drafter.config.vocab_size))
     if not torch.is_grad_enabled():
         return _sum_up([score(chunk) for chunk in chunks])
@@ -59,6 +61,21 @@ def _sum_up(parts: list[DraftLosses]) -> DraftLosses:
     return DraftLosses(loss, base, corrected, torch.cat([part.is_correct for part in parts]))
 
 
+class _LeanCrossEntropy(torch.autograd.Function):
+    """Cross-entropies `[M]` that keep one tensor `[M, V]`, in whose place their gradient is made; used once."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        ctx.log_probs, ctx.labels = F.log_softmax(logits, dim=-1), labels[:, None]
+        return ctx.log_probs.gather(1, ctx.labels)[:, 0].neg()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        probs = ctx.__dict__.pop("log_probs").exp_()
+        probs.scatter_add_(1, ctx.labels, probs.new_full(ctx.labels.shape, -1.0))
+        return probs.mul_(gradient[:, None]), None
+
+
 class _GradientsAtOnce(torch.autograd.Function):
     """Sums chunks, and keeps the gradients of hidden states `[M, H]`, prefix states `[M, G]` and parameters."""
 
@@ -71,15 +88,17 @@ class _GradientsAtOnce(torch.autograd.Function):
         states: torch.Tensor | None,
         *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        parts, of_positions, of_parameters = [], [], [torch.zeros_like(parameter) for parameter in parameters]
+        parts, of_positions, of_parameters = [], [], []
         for chunk in chunks:
             leaves = [field.detach().requires_grad_() for field in (chunk.hidden, chunk.states) if field is not None]
             with torch.enable_grad():
                 part = score(replace(chunk, **dict(zip(("hidden", "states"), leaves, strict=False))))
             gradients = torch.autograd.grad(part.loss, (*leaves, *parameters))
             of_positions.append(gradients[: len(leaves)])
+            of_parameters = of_parameters or list(gradients[len(leaves) :])
             for total, gradient in zip(of_parameters, gradients[len(leaves) :], strict=True):
-                total += gradient
+                if total is not gradient:
+                    total += gradient
             parts.append(replace(part, loss=part.loss.detach()))
         ctx.of_positions = [torch.cat(pieces) for pieces in zip(*of_positions, strict=True)]
         ctx.of_parameters = of_parameters

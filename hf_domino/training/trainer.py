@@ -243,7 +243,9 @@ class DominoTrainer(EvaluatingTrainer):
         path.write_text(merge_card(read_text(path), card, wins=metadata), encoding="utf-8")
 
     def _lambda_base(self, step: int) -> float:
-        return lambda_base_at(step, self.state.max_steps, self.args.lambda_base_decay_ratio)
+        return lambda_base_at(
+            step, self.state.max_steps, self.args.lambda_base_decay_ratio, self.args.lambda_base_start
+        )
 
     def _draw_anchors(self, batch: Batch, generator: torch.Generator) -> torch.Tensor:
         """Add `anchors` to a micro-batch and return the sum of its weights."""

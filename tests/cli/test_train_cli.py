@@ -99,6 +99,8 @@ def test_the_example_is_valid(tmp_path):
             "beyond.jsonl, line 2: token ids must be in [0, 63] (the target's vocab_size), got 64",
         ),
         ({"train_dataset": "folder"}, "train_dataset must be left out where train_file is set, got 'folder'"),
+        ({"train_file": None, "train_dataset": "./none"}, "the data set must be a folder with a data set, or a name"),
+        ({"max_eval_rows": 0}, "max_eval_rows must be at least 1, got 0"),
         ({"train_file": "folder"}, "got 'folder': there is none of that name. For a folder, set train_dataset."),
         ({"chat_template_kwargs": "no"}, "chat_template_kwargs must be a JSON object, got 'no'"),
         ({"report_to": "wandb"}, "report_to must be among what is installed"),

@@ -97,6 +97,18 @@ def test_the_template_is_told_the_mode(write, word_tokenizer):
     assert [40 in rows[0]["input_ids"] for rows in modes] == [False, True]
 
 
+@pytest.mark.parametrize(
+    ("thinking", "learned"), [(True, [[12, 32, 1], [12, 30, 31, 1]]), (False, [[32, 1], [30, 31, 1]])]
+)
+def test_empty_reasoning_is_learned_only_where_the_target_writes_it(thinking, learned, write, word_tokenizer):
+    tokenizer = copy.deepcopy(word_tokenizer)
+    # As Qwen3's: empty reasoning (12) in the last turn, in the generation prompt where thinking is off.
+    prompt = "t9 t11 {{ '' if thinking else 't12 ' }}{% endif %}"
+    tokenizer.chat_template = LAST_TURN_TEMPLATE.replace("t9 t11 {% endif %}", prompt)
+    rows = load_rows(write({"messages": MESSAGES}), tokenizer, chat_template_kwargs={"thinking": thinking})
+    assert [supervised(row) for row in rows] == learned
+
+
 def test_prompts_without_an_answer_are_for_the_target(write, word_tokenizer):
     tokenizer = copy.deepcopy(word_tokenizer)
     tokenizer.chat_template = PLAIN_TEMPLATE

@@ -69,6 +69,10 @@ def test_other_files_are_read_by_datasets(streaming, tmp_path, word_tokenizer):
         (tmp_path / "set" / name / "train.csv").write_text(f"text\n{text}\n{text} t8\n")
     source = from_dataset(str(tmp_path / "set" / "long"), streaming=streaming)
     assert ids(source, word_tokenizer) == [[6, 7], [6, 7, 8]]
+    configurations = ({"config_name": name, "data_files": f"{name}/*.csv"} for name in ("plain", "long"))
+    (tmp_path / "set" / "README.md").write_text(f"---\nconfigs: {json.dumps(list(configurations))}\n---\n")
+    named = from_dataset(f"{tmp_path / 'set'}:plain", streaming=streaming)
+    assert ids(named, word_tokenizer) == [[4, 5], [4, 5, 8]]
     (tmp_path / "set" / "long" / "train.csv").write_bytes(b"text\n\xff\xfe\n")
     with pytest.raises(ValueError, match="the data set must be a folder with a data set, or a name on the Hub"):
         load_rows(from_dataset(str(tmp_path / "set" / "long"), streaming=streaming), word_tokenizer)

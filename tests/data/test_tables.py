@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import gc
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -86,6 +86,29 @@ def test_what_is_left_of_an_interrupted_reading_is_not_taken(file, encoded, cach
     assert len(encoded) == 2
 
 
+def test_rows_are_written_by_one_process_while_the_others_wait(file, encoded, cache, word_tokenizer, monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    encode = rows_module._encode
+
+    def encode_slowly(*args):
+        begun.set()
+        assert go_on.wait(20)
+        return encode(*args)
+
+    monkeypatch.setattr(rows_module, "_encode", encode_slowly)
+    found: list[RowDataset] = []
+    processes = [threading.Thread(target=lambda: found.append(load_rows(file, word_tokenizer))) for _ in range(3)]
+    processes[0].start()
+    assert begun.wait(20)
+    for process in processes[1:]:
+        process.start()
+    go_on.set()
+    for process in processes:
+        process.join(20)
+    assert [len(rows) for rows in found] == [3, 3, 3]
+    assert len(encoded) == 1
+
+
 def test_rows_are_counted_by_why_they_are_left_out(file, word_tokenizer):
     counts = load_rows(file, word_tokenizer, max_length=4, drop_duplicates=True).counts
     assert (counts.records, counts.rows, counts.tokens, counts.cut) == (4, 2, 7, 1)
@@ -100,10 +123,8 @@ def test_rows_are_no_python_lists(tmp_path):
     row = json.dumps({"input_ids": list(range(1000, 2000))})
     path.write_text(f"{row}\n" * 60)
     load_rows(path, max_rows=1)  # what is imported first is not counted
-    gc.collect()
     before = sys.getallocatedblocks()
     rows = load_rows(path)
-    gc.collect()
     assert len(rows) == 60
     assert sys.getallocatedblocks() - before < 10_000  # as lists, they were 60,000 integers
     (cached,) = [Path(entry["filename"]) for entry in rows.rows.cache_files]

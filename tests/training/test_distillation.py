@@ -9,9 +9,9 @@ from test_losses import ANCHORS, KINDS, TOLERANCE
 
 from hf_domino.target import TargetModel
 from hf_domino.training.anchors import block_labels
-from hf_domino.training.distillation import Distillation, check_final, gather_final
+from hf_domino.training.distillation import DIVERGENCES, Distillation, check_final, gather_final
 from hf_domino.training.forward import read_target
-from hf_domino.training.losses import ScoredPositions, draft_logits
+from hf_domino.training.losses import LossOptions, ScoredPositions, draft_logits
 from hf_domino.training.scoring import draft_losses
 
 
@@ -34,23 +34,29 @@ def scored_positions(drafter, view, loss_decay=4.0) -> tuple[ScoredPositions, to
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_losses_are_the_divergence_from_the_targets_law(kind, temperature, target, make_drafter):
+@pytest.mark.parametrize(("divergence", "temperature"), [("kl", 1.0), ("kl", 0.7), ("tv", 0.7)])
+def test_losses_are_the_divergence_from_the_targets_law(kind, divergence, temperature, target, make_drafter):
     drafter = make_drafter(target, **kind)
     view = TargetModel(target, drafter.config)
     positions, laws = scored_positions(drafter, view)
-    found = draft_losses(drafter, view, positions, 0.3, 3 * 64, Distillation(0.25, temperature))
+    found = draft_losses(
+        drafter, view, positions, 0.3, 3 * 64, LossOptions(Distillation(0.25, temperature, divergence))
+    )
     for logits, loss in zip(draft_logits(drafter, view, positions), (found.base, found.corrected), strict=True):
         expected = 0.0
         for drafted, law, label, weight in zip(logits, laws, positions.labels, positions.weights, strict=True):
             taught, learned = (law / temperature).softmax(-1), (drafted / temperature).softmax(-1)
-            divergence = (taught * (taught.log() - learned.log())).sum() * temperature**2
-            expected += weight * (0.25 * divergence - 0.75 * drafted.log_softmax(-1)[label])
+            if divergence == "tv":
+                distance = 1 - torch.minimum(taught, learned).sum()  # what is rejected
+            else:
+                distance = (taught * (taught.log() - learned.log())).sum() * temperature**2
+            expected += weight * (0.25 * distance - 0.75 * drafted.log_softmax(-1)[label])
         torch.testing.assert_close(loss, expected, **TOLERANCE)
 
 
-def test_divergence_is_zero_where_the_laws_are_equal_and_only_there():
-    distillation, logits = Distillation(1.0, 0.7), torch.randn(5, 64)
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_divergence_is_zero_where_the_laws_are_equal_and_only_there(divergence):
+    distillation, logits = Distillation(1.0, 0.7, divergence), torch.randn(5, 64)
     taught = F.log_softmax(logits / 0.7, dim=-1)
     entropy = torch.full((5,), 3.0)
     torch.testing.assert_close(distillation.mix(entropy, logits + 2.0, taught), torch.zeros(5))
@@ -61,7 +67,9 @@ def test_without_weight_nothing_changes_by_a_bit(target, make_drafter):
     drafter = make_drafter(target)
     view = TargetModel(target, drafter.config)
     positions, _ = scored_positions(drafter, view)
-    plain, mixed = (draft_losses(drafter, view, positions, 0.3, 2**26, d) for d in (None, Distillation(0.0, 1.0)))
+    plain, mixed = (
+        draft_losses(drafter, view, positions, 0.3, 2**26, LossOptions(d)) for d in (None, Distillation(0.0, 1.0))
+    )
     assert torch.equal(plain.base, mixed.base)
     assert torch.equal(plain.corrected, mixed.corrected)
 

@@ -128,3 +128,4 @@ def test_gradients_flow_when_nothing_is_supervised(target, make_drafter, batch):
 def test_lambda_base_falls_linearly():
     assert [lambda_base_at(step, 10, 1.0) for step in (0, 5, 10, 12)] == [1.0, 0.5, 0.0, 0.0]
     assert lambda_base_at(0, 10, 0.0) == 0.0
+    assert [lambda_base_at(step, 10, 1.0, start=0.5) for step in (0, 5, 10)] == [0.5, 0.25, 0.0]

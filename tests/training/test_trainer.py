@@ -180,7 +180,7 @@ def test_records_with_text_are_tokenized(target, make_drafter, word_tokenizer, t
         make_drafter(target), target, args, train_dataset=[{"messages": chat}, {"prompt": "t4", "completion": "t5 t6"}],
         eval_dataset=evaluation, processing_class=tokenizer,
     )  # fmt: skip
-    assert trainer.train_dataset.rows == [
+    assert list(trainer.train_dataset) == [
         {"input_ids": [9, 10, 20, 1, 9, 11, 30, 31, 32], "loss_mask": [0, 0, 0, 0, 0, 0, 1, 1, 1]},
         {"input_ids": [4, 5, 6, 1], "loss_mask": [0, 1, 1, 1]},
     ]

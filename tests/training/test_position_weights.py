@@ -1,0 +1,57 @@
+"""D-PACE's weights against the derivative they are, and in losses cut into chunks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_losses import ANCHORS, KINDS, TOLERANCE, scored_positions
+
+from hf_domino.training.anchors import block_labels
+from hf_domino.training.losses import LossOptions, draft_logits
+from hf_domino.training.position_weights import dynamic_weights
+from hf_domino.training.scoring import draft_losses
+
+ALPHA = 0.5
+
+
+def test_weights_are_the_derivative_of_the_expected_accepted_length():
+    smooth = torch.rand(3, 6, dtype=torch.float64).requires_grad_()
+    smooth.log().cumsum(-1).exp().sum().backward()  # without smoothing: derivative by log q
+    expected = smooth.grad * smooth.detach()
+    counts = torch.ones(3, 6, dtype=torch.bool)
+    tiny = dynamic_weights(smooth.detach(), counts, alpha=1e-12)
+    torch.testing.assert_close(tiny, expected)
+
+
+def test_labels_that_do_not_count_are_passed_by():
+    confidence, counts = torch.rand(6), torch.tensor([True, False, True, True, False, True])
+    found = dynamic_weights(confidence, counts, ALPHA)
+    torch.testing.assert_close(found[counts], dynamic_weights(confidence[counts], torch.ones(4).bool(), ALPHA))
+    assert found[~counts].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
+def test_losses_are_weighted_block_by_block(kind, target, make_drafter):
+    drafter = make_drafter(target, **kind).train()
+    input_ids = torch.randint(4, 64, (2, 18), generator=torch.Generator().manual_seed(0))
+    loss_mask = torch.ones_like(input_ids)
+    loss_mask[1, 15] = 0
+    view, scored = scored_positions(drafter, target, input_ids, loss_mask)
+    chosen = block_labels(input_ids, loss_mask, ANCHORS, drafter.config, 4.0)[1] > 0
+    scored = type(scored)(**(vars(scored) | {"places": chosen.flatten(0, 1).nonzero()}))
+    for logits, name in zip(draft_logits(drafter, view, scored), ("base", "corrected"), strict=True):
+        entropy = torch.nn.functional.cross_entropy(logits, scored.labels, reduction="none")
+        dense = torch.zeros_like(chosen, dtype=torch.float).masked_scatter(chosen, entropy)
+        weights = dynamic_weights(dense.neg().exp(), chosen, ALPHA)[chosen] * scored.weights
+        for size in (2**26, 7 * 64):
+            losses = draft_losses(drafter, view, scored, 0.3, size, LossOptions(dpace_alpha=ALPHA))
+            torch.testing.assert_close(getattr(losses, name), (entropy * weights).sum().detach(), **TOLERANCE)
+
+
+def test_training_with_dynamic_weights_raises_acceptance(target, make_drafter, make_trainer, greedy_rows):
+    trainer = make_trainer(
+        make_drafter(target), greedy_rows, greedy_rows, max_steps=60, num_anchors=16, position_weights="dpace"
+    )
+    before = trainer.evaluate()
+    trainer.train()
+    assert trainer.evaluate()["eval_acceptance_length"] > before["eval_acceptance_length"] + 0.2

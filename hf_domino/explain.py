@@ -142,8 +142,7 @@ def _draft(drafter: DominoDraftModel, target: TargetModel, input_ids: torch.Tens
     outputs = target.model(input_ids=input_ids[:, :-1], use_cache=False, logits_to_keep=1, **target.capture_kwargs())
     context = drafter.fuse_context([states.to(drafter.device) for states in target.captured(outputs)])
     anchors = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device)
-    seen = torch.ones_like(input_ids)
-    block = draft_hidden_states(drafter, target, input_ids, seen, context, anchors)[:, 0]  # [1, K, H]
+    block = draft_hidden_states(drafter, target, input_ids, context, anchors)[:, 0]  # [1, K, H]
     first = drafter.config.label_offset
     return block[:, first : first + drafter.config.num_draft_tokens]
 

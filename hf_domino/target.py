@@ -32,17 +32,17 @@ class TargetModel:
     def __init__(self, model: PreTrainedModel, config: DominoConfig):
         self.model = model
         self.text_config = model.config.get_text_config(decoder=True)
-        self._layer_ids = list(config.target_layer_ids or ())
+        self.layer_ids = list(config.target_layer_ids or ())
         self._embeddings = model.get_input_embeddings()
         self._lm_head = model.get_output_embeddings()
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Token embeddings `[..., H]` of `[...]` ids, scaled where the target's module scales them."""
-        return self._embeddings(token_ids)
+        return self._embeddings(token_ids).to(token_ids.device)
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`."""
-        logits = self._lm_head(hidden_states.to(self.model.dtype)).float()
+        logits = self._lm_head(hidden_states.to(self.model.dtype)).to(hidden_states.device).float()
         return _scale_logits(logits, self.text_config)
 
     def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class TargetModel:
 
         Those of `target_layer_ids`, and with `final` the last one, which Transformers returns as lm_head reads it.
         """
-        layer_ids = [*self._layer_ids, self.text_config.num_hidden_layers - 1] if final else self._layer_ids
+        layer_ids = [*self.layer_ids, self.text_config.num_hidden_layers - 1] if final else self.layer_ids
         wanted = True if capture_all else [layer_id + _FIRST_LAYER_ENTRY for layer_id in layer_ids]
         return {"output_hidden_states": wanted, "return_dict": True}
 
@@ -68,13 +68,19 @@ class TargetModel:
             )
         # 1 where the embedding output comes first, else 0.
         offset = len(hidden_states) - self.text_config.num_hidden_layers
-        captured = tuple(hidden_states[layer_id + offset] for layer_id in self._layer_ids)
+        captured = tuple(hidden_states[layer_id + offset] for layer_id in self.layer_ids)
         if captured[0].dim() != 3:
             raise ValueError(
                 f"hidden states of {type(self.model).__name__} must have shape [batch, tokens, hidden], got "
                 f"{list(captured[0].shape)}: targets with several parallel streams are not supported."
             )
         return captured
+
+    @property
+    def input_device(self) -> torch.device:
+        """Where token ids go; of an offloaded target, which has none, its hooks take them on from the CPU."""
+        device = self.model.device
+        return torch.device("cpu") if device.type == "meta" else device
 
     @property
     def position_limit(self) -> int | None:

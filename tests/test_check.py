@@ -179,8 +179,8 @@ def learned_by_heart(tiny_qwen3):
         with torch.no_grad():
             captured = view.captured(tiny_qwen3(text.ids, **view.capture_kwargs()))
         anchors = torch.arange(text.prompt_length, text.ids.shape[1] - drafter.config.block_size)
-        everything, features = torch.ones_like(text.ids), drafter.fuse_context(captured)
-        (hidden,) = draft_hidden_states(drafter, view, text.ids, everything, features, anchors[None])
+        features = drafter.fuse_context(captured)
+        (hidden,) = draft_hidden_states(drafter, view, text.ids, features, anchors[None])
         labels = text.ids[0, anchors[:, None] + 1 + torch.arange(drafter.config.block_size)]
         optimizer.zero_grad()
         F.cross_entropy(view.logits(hidden).flatten(0, 1), labels.flatten()).backward()

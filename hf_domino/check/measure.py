@@ -180,8 +180,7 @@ def _draft_everywhere(
     lengths = []
     for piece in anchors.split(ANCHORS_PER_FORWARD) if len(anchors) else ():
         context = None if features is None else features[:, : int(piece.max())]
-        everything = torch.ones_like(text.ids)
-        draft_hidden = draft_hidden_states(drafter, target, text.ids, everything, context, piece[None])[0]
+        draft_hidden = draft_hidden_states(drafter, target, text.ids, context, piece[None])[0]
         first = drafter.config.label_offset
         prefixes = Prefixes(text.ids.expand(len(piece), -1), (piece + 1).tolist(), [0] * len(piece))
         proposals = rollout(drafter, target, draft_hidden[:, first : first + depth], prefixes, law)

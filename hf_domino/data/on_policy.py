@@ -15,9 +15,12 @@ from typing import Any
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from hf_domino.data.keeping import NoStates, StateKeeper
 from hf_domino.data.settings import check_settings, read_settings
 from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter
 from hf_domino.identity import identify
+
+NO_STATES = NoStates()
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,13 @@ def generate_on_policy(
     shard: tuple[int, int] = (0, 1),
     progress: bool = True,
     overwrite: bool = False,
+    states: StateKeeper = NO_STATES,
 ) -> Path:
     """Let the target continue prompts, and write what it says as token ids.
 
     Prompts are sorted by length, so that batches hold little padding, and batches take the temperatures in turn. Each
     batch has its own seed and is written at once: after an interruption the same call goes on where it stopped and
-    ends with the same file. Sampling follows the target's own law at that temperature, without
-    truncation such as top-k and top-p.
+    ends with the same file. Sampling follows the target's own law at that temperature, without top-k, top-p and such.
 
     Args:
         target (`PreTrainedModel`): The target, in evaluation mode.
@@ -56,13 +59,12 @@ def generate_on_policy(
         temperatures (`Sequence[float]`, *optional*, defaults to (0.0, 0.7, 1.0)): 0 is greedy.
         batch_size (`int`, *optional*, defaults to 64): Prompts per batch.
         seed (`int`, *optional*, defaults to 0): Of the sampling.
-        bf16 (`bool`, *optional*, defaults to `False`): Generate under bf16 autocast; about 1.6 times as fast on CPUs
-            with bf16 instructions.
+        bf16 (`bool`, *optional*, defaults to `False`): Generate under bf16 autocast; 1.6 times as fast on some CPUs.
         shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes that share
             the prompts, each with an `output` of its own; together they write what one process would.
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
-        overwrite (`bool`, *optional*, defaults to `False`): Start again where `output` was begun with another target or
-            other settings.
+        overwrite (`bool`, *optional*, defaults to `False`): Start an `output` of another target or settings again.
+        states (`StateKeeper`, *optional*): Keeps the hidden states of the forwards, for training from them.
 
     Returns:
         `Path`: `output`.
@@ -74,19 +76,24 @@ def generate_on_policy(
         raise ValueError(f"prompts must be non-empty lists of token ids, got {len(prompts)} with one empty or none.")
     output = Path(output)
     settings = {"max_new_tokens": max_new_tokens, "temperatures": list(temperatures), "batch_size": batch_size}
-    digest = hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode()).hexdigest()[:16]
-    settings |= {"seed": seed, "bf16": bf16, "shard": list(shard), "digest of prompts": digest}
+    settings |= {"seed": seed, "bf16": bf16, "shard": list(shard), "digest of prompts": _digest(prompts)}
     _begin(output, settings | {"target": identify(target).to_dict()}, overwrite)
     batches = list(_plan(prompts, temperatures, batch_size))[shard[0] :: shard[1]]
     done = _keep_whole_batches(output, [len(batch.prompts) for batch in batches])
     writer = TargetWriter(target, bf16)
+    states.expect([prompt for batch in batches[done:] for prompt in batch.prompts], max_new_tokens)
     with output.open("a", encoding="utf-8") as file:
         bar = tqdm(batches[done:], "on-policy text", len(batches), initial=done, unit="batch", disable=not progress)
         for batch in bar:
-            rows = _write(writer, batch, max_new_tokens, seed * SEED_STRIDE + batch.index)
+            rows = _write(writer, batch, max_new_tokens, seed * SEED_STRIDE + batch.index, states)
             file.write("".join(json.dumps(row) + "\n" for row in rows))
             file.flush()
+    states.flush()
     return output
+
+
+def _digest(prompts: Sequence[Sequence[int]]) -> str:
+    return hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode()).hexdigest()[:16]
 
 
 def _plan(prompts: Sequence[Sequence[int]], temperatures: Sequence[float], batch_size: int) -> Iterator[_PromptBatch]:
@@ -129,9 +136,14 @@ def _keep_whole_batches(output: Path, sizes: Sequence[int]) -> int:
     return done
 
 
-def _write(writer: TargetWriter, batch: _PromptBatch, max_new_tokens: int, seed: int) -> list[dict[str, Any]]:
-    texts = writer.write(batch.prompts, Sampling(max_new_tokens, batch.temperature), seed)
-    return [
-        {"input_ids": prompt + text.ids, "prompt_length": len(prompt), "temperature": batch.temperature}
-        for prompt, text in zip(batch.prompts, texts, strict=True)
-    ]
+def _write(
+    writer: TargetWriter, batch: _PromptBatch, max_new_tokens: int, seed: int, states: StateKeeper
+) -> list[dict[str, Any]]:
+    with states.recording(batch.prompts) as written:
+        texts = writer.write(batch.prompts, Sampling(max_new_tokens, batch.temperature), seed)
+        rows = [
+            {"input_ids": prompt + text.ids, "prompt_length": len(prompt), "temperature": batch.temperature}
+            for prompt, text in zip(batch.prompts, texts, strict=True)
+        ]
+        written += [row["input_ids"] for row in rows]
+    return rows

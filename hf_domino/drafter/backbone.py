@@ -14,11 +14,18 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, apply_rotary_pos_emb
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.context import ContextCache
+from hf_domino.drafter.flex import can_flex, flex_block_attention
+from hf_domino.drafter.tiles import tiled_attention
+from hf_domino.drafter.view import BlockView
+
+# Scores of a row and head up to which one product under a mask is sooner done than several without.
+MAX_DENSE_SCORES = 2**16
 
 
 class RotaryTable:
@@ -66,6 +73,7 @@ class AttentionInputs:
             queries, or `[B, 1, G * Q, S + Q]` for those of each of the G heads of a key head; None for everywhere.
         cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
         first (`int`, *optional*, defaults to 0): Cached position that S begins with.
+        view (`BlockView`, *optional*): What blocks side by side see; in place of mask and cache.
     """
 
     context: torch.Tensor | None
@@ -73,6 +81,7 @@ class AttentionInputs:
     mask: torch.Tensor | None
     cache: ContextCache | None
     first: int = 0
+    view: BlockView | None = None
 
 
 class ContextAttention(nn.Module):
@@ -111,6 +120,10 @@ class ContextAttention(nn.Module):
         keys = _rotate(keys.transpose(1, 2), cosines, sines)
         if inputs.cache is not None:
             keys, values = inputs.cache.join(self.layer_index, keys, values, length, inputs.first)
+        dropout = self.dropout if self.training else 0.0
+        if inputs.view is not None:
+            attended = attend_side_by_side(queries, keys, values, inputs.view, dropout)
+            return self.o_proj(attended.transpose(1, 2).flatten(2))
         per_head = queries.shape[1] // keys.shape[1] * length
         is_grouped = inputs.mask is not None and inputs.mask.shape[2] in (1, per_head)
         if is_grouped:  # the queries of a group of heads are queries of one head, and no key is repeated
@@ -120,7 +133,7 @@ class ContextAttention(nn.Module):
             keys,
             values,
             attn_mask=inputs.mask,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=dropout,
             enable_gqa=not is_grouped,
         )
         attended = attended.reshape(len(block), self.num_heads, length, self.head_dim)
@@ -130,7 +143,7 @@ class ContextAttention(nn.Module):
         return projected.unflatten(-1, (-1, self.head_dim))  # [B, T, A, D]
 
 
-class BackboneLayer(nn.Module):
+class BackboneLayer(GradientCheckpointingLayer):
     """Pre-norm attention and MLP of the block; context features are not normed again.
 
     Args:
@@ -149,6 +162,31 @@ class BackboneLayer(nn.Module):
         """Transform the block `[B, Q, H]`."""
         block = block + self.self_attn(self.input_layernorm(block), inputs)
         return block + self.mlp(self.post_attention_layernorm(block))
+
+
+def attend_side_by_side(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: BlockView, dropout: float = 0.0
+) -> torch.Tensor:
+    """Attention of blocks side by side; on a CPU in tiles, on a GPU by flex attention, else under the dense mask.
+
+    Args:
+        queries (`torch.Tensor`): `[B, A, N * K, D]`.
+        keys (`torch.Tensor`): Context, then blocks, `[B, E, C + N * K, D]` of E key heads.
+        values (`torch.Tensor`): Likewise.
+        view (`BlockView`): What each block sees.
+        dropout (`float`, *optional*, defaults to 0.0): Of the weights, which only the dense mask knows.
+
+    Returns:
+        `torch.Tensor`: `[B, A, N * K, D]`.
+    """
+    if not dropout and can_flex(queries):
+        return flex_block_attention(queries, keys, values, view)
+    if not dropout and queries.device.type == "cpu" and view.num_queries * view.num_keys > MAX_DENSE_SCORES:
+        return tiled_attention(queries, keys, values, view)
+    enable_gqa = queries.shape[1] != keys.shape[1]
+    return F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=view.mask, dropout_p=dropout, enable_gqa=enable_gqa
+    )
 
 
 def _rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:

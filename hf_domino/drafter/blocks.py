@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.drafter.view import BlockView
 from hf_domino.target import TargetModel
 
 UNUSED = -1  # fills the anchors of rows that hold fewer than the longest
@@ -20,9 +21,9 @@ def draft_hidden_states(
     drafter: DominoDraftModel,
     target: TargetModel,
     input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
     context_features: torch.Tensor | None,
     anchors: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run the backbone over the blocks at `anchors`, all side by side.
 
@@ -30,10 +31,11 @@ def draft_hidden_states(
         drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): For embeddings.
         input_ids (`torch.Tensor`): `[B, S]`.
-        attention_mask (`torch.Tensor`): `[B, S]`, nonzero where the sequence holds a token.
         context_features (`torch.Tensor`, *optional*): `[B, C, H]` of the first C positions, enough to reach all
             anchors; None to draft without any context.
-        anchors (`torch.Tensor`): `[B, N]`, -1 where a row has fewer.
+        anchors (`torch.Tensor`): `[B, N]`, -1 where a row has fewer; increasing ones are the fastest.
+        position_ids (`torch.Tensor`, *optional*): `[B, S]`, from 0 on in each of the rows that were packed into one; a
+            block sees its own only. Defaults to one row.
 
     Returns:
         `torch.Tensor`: Draft hidden states `[B, N, K, H]`.
@@ -42,14 +44,16 @@ def draft_hidden_states(
     positions = block_positions(anchors, config.block_size)  # [B, N, K]
     noise_ids = torch.full_like(positions, config.mask_token_id)
     noise_ids[..., 0] = gather_positions(input_ids, positions[..., :1])[..., 0]
-    mask = block_attention_mask(attention_mask[:, :num_context], anchors, config.block_size)
-    context_positions = torch.arange(num_context, device=anchors.device).expand(len(input_ids), -1)
-    hidden = drafter.forward(
+    if position_ids is None:
+        position_ids = torch.arange(input_ids.shape[1], device=anchors.device).expand_as(input_ids)
+    places = position_ids.gather(1, anchors.clamp(min=0))  # of the anchors in their own rows, [B, N]
+    view = BlockView.at(anchors, config.block_size, num_context, anchors.clamp(min=0) - places)
+    hidden = drafter.run_backbone(
         noise_embeds=target.embed(noise_ids.flatten(1)).to(drafter.device),
-        position_ids=positions.flatten(1).to(drafter.device),
+        position_ids=block_positions(places, config.block_size).flatten(1).to(drafter.device),
         context_features=context_features,
-        context_position_ids=context_positions.to(drafter.device),
-        attention_mask=mask.to(drafter.device),
+        context_position_ids=position_ids[:, :num_context].to(drafter.device),
+        view=view.to(drafter.device),
     )
     return hidden.unflatten(1, positions.shape[1:])
 
@@ -63,22 +67,3 @@ def gather_positions(values: torch.Tensor, positions: torch.Tensor) -> torch.Ten
     """Take `values` `[B, S]` at `positions` `[B, N, K]`; positions behind the end give the last value."""
     inside = positions.clamp(max=values.shape[1] - 1)
     return values.gather(1, inside.flatten(1)).view_as(positions)
-
-
-def block_attention_mask(attention_mask: torch.Tensor, anchors: torch.Tensor, block_size: int) -> torch.Tensor:
-    """What the blocks may see: context strictly before their anchor, and themselves.
-
-    Args:
-        attention_mask (`torch.Tensor`): `[B, S]`, nonzero where the sequence holds a token.
-        anchors (`torch.Tensor`): `[B, N]`, -1 where a row has fewer.
-        block_size (`int`): Positions of a block (K).
-
-    Returns:
-        `torch.Tensor`: `[B, 1, N*K, S + N*K]` bool, True where a query may look.
-    """
-    (batch_size, length), num_blocks = attention_mask.shape, anchors.shape[1]
-    before = torch.arange(length, device=anchors.device) < anchors[..., None]  # [B, N, S]
-    context = (before & attention_mask.bool()[:, None]).repeat_interleave(block_size, dim=1)  # [B, N*K, S]
-    block = torch.arange(num_blocks, device=anchors.device).repeat_interleave(block_size)  # [N*K]
-    itself = (block[:, None] == block).expand(batch_size, -1, -1)  # [B, N*K, N*K]
-    return torch.cat((context, itself), dim=-1)[:, None]

@@ -27,6 +27,7 @@ from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.drafter.view import BlockView
 from hf_domino.drafter.windows import windowed
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
@@ -66,6 +67,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
     input_modalities = ("text",)
     _no_split_modules = ["BackboneLayer"]
     _supports_sdpa = True
+    supports_gradient_checkpointing = True
     _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
 
     def __init__(self, config: DominoConfig):
@@ -166,33 +168,33 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         position_ids: torch.Tensor,
         context_features: torch.Tensor | None = None,
         context_position_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        view: BlockView | None = None,
         cache: ContextCache | None = None,
         context_counts: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Run the backbone over one block, or over several side by side under a mask.
+        """Run the backbone over one block, or over several side by side.
 
         Args:
             noise_embeds (`torch.Tensor`): Target embeddings of anchor and masks, `[B, Q, H]`.
             position_ids (`torch.Tensor`): Absolute positions `[B, Q]`.
             context_features (`torch.Tensor`, *optional*): New context `[B, C, H]`, as `fuse_context` returns it.
             context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
-            attention_mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look; None for
-                everywhere. Windows are within it. Keys are ordered: cached context, new context, block.
-            cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it. It makes
-                the mask.
+            view (`BlockView`, *optional*): What blocks side by side see; None for one block, which sees all context
+                and itself. Windows are within it.
+            cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
             context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
                 positions, where a cache is given; None for all.
 
         Returns:
             `torch.Tensor`: Draft hidden states `[B, Q, H]`.
         """
+        mask = None
         if cache is not None:
             num_new = 0 if context_features is None else context_features.shape[1]
-            attention_mask = _block_mask(cache.begin(len(noise_embeds), num_new, context_counts), noise_embeds)
+            mask = _block_mask(cache.begin(len(noise_embeds), num_new, context_counts), noise_embeds)
         if context_position_ids is not None:
             position_ids = torch.cat((context_position_ids, position_ids), dim=1)
-        inputs = AttentionInputs(context_features, self._rotary(position_ids), attention_mask, cache)
+        inputs = AttentionInputs(context_features, self._rotary(position_ids), mask, cache, view=view)
         sliding = (
             windowed(self.config, inputs, position_ids, noise_embeds.shape[1])
             if self.config.has_sliding_layers

@@ -16,6 +16,7 @@ import torch
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.backbone import AttentionInputs
+from hf_domino.drafter.view import BlockView
 
 
 def windowed(config: DominoConfig, inputs: AttentionInputs, positions: torch.Tensor, length: int) -> AttentionInputs:
@@ -28,6 +29,8 @@ def windowed(config: DominoConfig, inputs: AttentionInputs, positions: torch.Ten
         length (`int`): Block positions (Q).
     """
     mask, cache = inputs.mask, inputs.cache
+    if inputs.view is not None:
+        return replace(inputs, view=_windowed_view(config, inputs.view))
     if cache is None:
         queries = positions[:, positions.shape[1] - length :]
         inside = _inside(config, queries, positions)
@@ -43,6 +46,14 @@ def windowed(config: DominoConfig, inputs: AttentionInputs, positions: torch.Ten
     # Once for each query head of a key head: then no key has to be repeated for them.
     inside = inside.repeat(1, 1, config.num_attention_heads // config.num_key_value_heads, 1)  # [B, 1, G * Q, S + Q]
     return replace(inputs, mask=inside, first=slots.start)
+
+
+def _windowed_view(config: DominoConfig, view: BlockView) -> BlockView:
+    """What blocks side by side see of what they see without windows."""
+    steps = torch.arange(view.block_size, device=view.ends.device)  # [K]
+    reach = view.ends[..., None] + steps - (config.sliding_window or 0) + 1  # [B, N, K]
+    inside = _inside(config, steps[None], steps[None])[0, 0]  # [K, K]
+    return replace(view, firsts=torch.maximum(view.firsts, reach), inside=inside & view.inside)
 
 
 def _inside(config: DominoConfig, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

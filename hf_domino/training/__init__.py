@@ -7,11 +7,15 @@ from hf_domino.late import late
 if TYPE_CHECKING:
     from hf_domino.training.acceptance import walk_acceptance
     from hf_domino.training.arguments import DominoTrainingArguments
+    from hf_domino.training.hidden_states.reading import CachedRows
+    from hf_domino.training.hidden_states.writing import StateWriter
     from hf_domino.training.trainer import DominoTrainer
 
 __all__ = [
+    "CachedRows",
     "DominoTrainer",
     "DominoTrainingArguments",
+    "StateWriter",
     "walk_acceptance",
 ]
 
@@ -19,6 +23,8 @@ __all__ = [
 _LATER = {
     "walk_acceptance": "acceptance",
     "DominoTrainingArguments": "arguments",
+    "CachedRows": "hidden_states.reading",
+    "StateWriter": "hidden_states.writing",
     "DominoTrainer": "trainer",
 }
 if not TYPE_CHECKING:

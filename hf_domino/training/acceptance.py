@@ -18,7 +18,8 @@ from hf_domino.drafter.blocks import block_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 from hf_domino.training.anchors import block_labels
-from hf_domino.training.forward import draft_blocks, read_target
+from hf_domino.training.forward import draft_blocks
+from hf_domino.training.hidden_states.reading import STATES, states_of_batch
 from hf_domino.training.losses import draft_logits
 from hf_domino.training.meter import accepted_runs
 
@@ -30,6 +31,7 @@ def walk_acceptance(
     target: PreTrainedModel,
     sequences: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
+    hidden_states: Sequence[torch.Tensor | None] | None = None,
 ) -> list[list[int]]:
     """Acceptance lengths of the rounds that greedy generation would run over the target's own greedy text.
 
@@ -38,6 +40,8 @@ def walk_acceptance(
         target (`PreTrainedModel`): The target.
         sequences (`Sequence[Sequence[int]]`): Prompt and continuation, token ids.
         prompt_lengths (`Sequence[int]`): Prompt tokens of each; at least 1.
+        hidden_states (`Sequence[torch.Tensor]`, *optional*): Those of [`~training.CachedRows`], each `[S, C, H]`; the
+            target runs where there are none.
 
     Returns:
         `list[list[int]]`: For each sequence, one entry per round: accepted proposals plus the bonus token. Rounds
@@ -47,34 +51,38 @@ def walk_acceptance(
     drafter.eval()
     view = TargetModel(target, drafter.config)
     rounds = []
-    for sequence, start in zip(sequences, prompt_lengths, strict=True):
-        lengths = accept_lengths(drafter, view, torch.as_tensor(sequence, device=target.device), start).tolist()
-        rounds.append(_walk(lengths))
+    for sequence, start, states in zip(
+        sequences, prompt_lengths, hidden_states or [None] * len(sequences), strict=True
+    ):
+        batch = {"input_ids": torch.as_tensor(sequence, device=drafter.device)[None]}
+        if states is not None:
+            batch[STATES] = states.to(drafter.device)[None]
+        rounds.append(_walk(accept_lengths(drafter, view, batch, start).tolist()))
     drafter.train(was_training)
     return rounds
 
 
 @torch.no_grad()
 def accept_lengths(
-    drafter: DominoDraftModel, target: TargetModel, sequence: torch.Tensor, first_anchor: int
+    drafter: DominoDraftModel, target: TargetModel, batch: dict[str, torch.Tensor], first_anchor: int
 ) -> torch.Tensor:
     """Acceptance length of a round at every anchor from `first_anchor` on whose proposals lie inside the sequence.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, in evaluation mode.
         target (`TargetModel`): The target.
-        sequence (`torch.Tensor`): Token ids `[S]`.
+        batch (`dict[str, torch.Tensor]`): One sequence, `input_ids` `[1, S]`, and perhaps its `hidden_states`.
         first_anchor (`int`): First position to start a round at.
 
     Returns:
         `torch.Tensor`: `[N]` int64, N = max(0, S - num_draft_tokens - first_anchor).
     """
-    input_ids = sequence[None]
-    end = max(len(sequence) - drafter.config.num_draft_tokens, first_anchor)
-    anchors = torch.arange(first_anchor, end, device=sequence.device)
+    input_ids = batch["input_ids"]
+    end = max(input_ids.shape[1] - drafter.config.num_draft_tokens, first_anchor)
+    anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):
         return anchors
-    context_features = drafter.fuse_context(read_target(target, input_ids).captured)
+    context_features = drafter.fuse_context(states_of_batch(target, batch).captured)
     pieces = anchors[None].split(ANCHORS_PER_FORWARD, dim=1)
     return torch.cat([_accept_lengths(drafter, target, input_ids, context_features, piece) for piece in pieces])
 
@@ -95,7 +103,7 @@ def _accept_lengths(
     config, everything = drafter.config, torch.ones_like(input_ids)
     # No block here sees past the last anchor.
     end = int(anchors.max())
-    blocks = draft_blocks(drafter, target, input_ids, everything, context_features[:, :end], anchors)
+    blocks = draft_blocks(drafter, target, input_ids, context_features[:, :end], anchors)
     labels, weights = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
     scored = blocks.select(torch.ones_like(labels, dtype=torch.bool), labels, weights, config)
     _, corrected = draft_logits(drafter, target, scored)

@@ -24,11 +24,12 @@ def seeded_generator(*parts: int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def anchor_candidates(loss_mask: torch.Tensor) -> torch.Tensor:
+def anchor_candidates(loss_mask: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
     """Mark the positions whose own token and successor are both supervised.
 
     Args:
         loss_mask (`torch.Tensor`): `[B, S]`, nonzero where the token is supervised.
+        position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed: the successor is of the same row.
 
     Returns:
         `torch.Tensor`: `[B, S]` bool.
@@ -36,10 +37,14 @@ def anchor_candidates(loss_mask: torch.Tensor) -> torch.Tensor:
     supervised = loss_mask.bool()
     candidates = torch.zeros_like(supervised)
     candidates[:, :-1] = supervised[:, :-1] & supervised[:, 1:]
+    if position_ids is not None:
+        candidates[:, :-1] &= position_ids[:, 1:] != 0
     return candidates
 
 
-def sample_anchors(loss_mask: torch.Tensor, num_anchors: int, generator: torch.Generator) -> torch.Tensor:
+def sample_anchors(
+    loss_mask: torch.Tensor, num_anchors: int, generator: torch.Generator, position_ids: torch.Tensor | None = None
+) -> torch.Tensor:
     """Draw up to `num_anchors` anchors per row, without replacement.
 
     What a row draws depends on its own candidates and the rows before it, not on padding: the same rows split into
@@ -49,12 +54,13 @@ def sample_anchors(loss_mask: torch.Tensor, num_anchors: int, generator: torch.G
         loss_mask (`torch.Tensor`): `[B, S]`, nonzero where the token is supervised.
         num_anchors (`int`): Most anchors of a row.
         generator (`torch.Generator`): CPU generator to draw from.
+        position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed.
 
     Returns:
         `torch.Tensor`: `[B, N]` int64, increasing, filled up with `UNUSED`; N is at least 1.
     """
     rows = []
-    for row in anchor_candidates(loss_mask.cpu()):
+    for row in anchor_candidates(loss_mask, position_ids).cpu():
         positions = row.nonzero().flatten()
         chosen = torch.randperm(len(positions), generator=generator)[:num_anchors]
         rows.append(positions[chosen].sort().values)
@@ -81,7 +87,12 @@ def sample_anchors_by_content(batch: Mapping[str, torch.Tensor], num_anchors: in
 
 
 def block_labels(
-    input_ids: torch.Tensor, loss_mask: torch.Tensor, anchors: torch.Tensor, config: DominoConfig, loss_decay: float
+    input_ids: torch.Tensor,
+    loss_mask: torch.Tensor,
+    anchors: torch.Tensor,
+    config: DominoConfig,
+    loss_decay: float,
+    position_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The token each block position should predict, and how much it counts.
 
@@ -95,6 +106,7 @@ def block_labels(
         anchors (`torch.Tensor`): `[B, N]` from [`sample_anchors`].
         config (`DominoConfig`): For `block_size` and `label_offset`.
         loss_decay (`float`): Positions after which a weight has fallen to 1/e.
+        position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed; a label is of its block's own row.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Labels `[B, N, K]` int64 and weights `[B, N, K]` fp32.
@@ -104,5 +116,8 @@ def block_labels(
     steps = torch.arange(config.block_size, device=anchors.device)  # [K]
     valid = (anchors != UNUSED)[..., None] & (positions < input_ids.shape[1]) & (steps >= offset)
     valid = valid & gather_positions(loss_mask, positions).bool()
+    if position_ids is not None:
+        places = position_ids.gather(1, anchors.clamp(min=0))[..., None] + positions - anchors[..., None]
+        valid = valid & (gather_positions(position_ids, positions) == places)
     decay = torch.exp(-(steps - offset).clamp(min=0) / loss_decay)
     return gather_positions(input_ids, positions), valid * decay

@@ -41,6 +41,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         max_length (`int`, *optional*, defaults to 2048): Longest row in tokens; longer ones are cut.
         chat_template_kwargs (`dict` or `str`, *optional*): For the chat template, as it will be used: thinking mode,
             say. As a string, JSON.
+        packing (`bool`, *optional*, defaults to `False`): Pack short training rows into rows of `max_length`, each
+            seen and scored as if it were alone; `num_anchors` are of a packed row then. Evaluation rows are left alone.
         num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
         loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
             blocks of 16, 5 for 10, 4 for 8.
@@ -51,14 +53,18 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         position_weights (`str`, *optional*, defaults to `"decay"`): `"dpace"` for weights that follow what limits
             acceptance now (arXiv 2605.18810), in training, in place of `loss_decay`.
         dpace_alpha (`float`, *optional*, defaults to 0.5): Smoothing of those, in (0, 1].
+        own_prefix_share (`float`, *optional*, defaults to 0.0): Share of the blocks, in [0, 1], in which the GRU reads
+            the drafter's own greedy proposals in place of the text.
+        ema_decay (`float`, *optional*): Evaluate and save an exponential average of the weights, of which each step
+            keeps this share, in (0, 1); 0.999, say. Defaults to the weights of the last step.
         distillation_weight (`float`, *optional*, defaults to 0.0): Share of the cross-entropy with the text's tokens
             that gives way to the divergence from the target's law of each, in [0, 1]; in training, not in evaluation.
             Costs one more product with lm_head.
         distillation_loss (`str`, *optional*, defaults to `"kl"`): The divergence: KL(target || drafter), or `"tv"` for
             total variation.
         distillation_temperature (`float`, *optional*, defaults to 1.0): Temperature of both laws.
-        max_logits_per_chunk (`int`, *optional*, defaults to 67108864): Most logits held at once; 2**26 in fp32 are
-            256 MB, of which the loss keeps a few copies.
+        max_logits_per_chunk (`int`, *optional*, defaults to 33554432): Most logits held at once; 2**25 in fp32 are
+            128 MB, of which the loss keeps about four copies.
         muon_learning_rate (`float`, *optional*): Train the backbone's and the GRU's matrices with Muon at this rate, in
             units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third of the steps. Needs
             torch 2.9. Defaults to AdamW for all.
@@ -93,6 +99,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             ("num_anchors", 1, None),
             ("lambda_base_decay_ratio", 0, 1),
             ("lambda_base_start", 0, 1),
+            ("own_prefix_share", 0, 1),
             ("distillation_weight", 0, 1),
             ("max_logits_per_chunk", 1, None),
             ("walk_rows", 0, None),
@@ -104,8 +111,13 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         for name, choices in (("distillation_loss", DIVERGENCES), ("position_weights", POSITION_WEIGHTS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
+        if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            remedy = "Leave it out: the context features that all layers share would lose their gradient."
+            raise refusal("use_reentrant in gradient_checkpointing_kwargs", False, True, remedy)
         if self.distillation_temperature <= 0:
             raise ValueError(f"distillation_temperature must be above 0, got {self.distillation_temperature}.")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"ema_decay must be in (0, 1), or None for the last weights, got {self.ema_decay}.")
         if not 0 < self.dpace_alpha <= 1:
             raise ValueError(f"dpace_alpha must be in (0, 1], got {self.dpace_alpha}: at 0 all weights may vanish.")
         if not isinstance(self.chat_template_kwargs or {}, dict):

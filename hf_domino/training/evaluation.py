@@ -14,6 +14,7 @@ from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptanc
 from hf_domino.training.anchors import sample_anchors_by_content
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.checkpoints import CheckpointingTrainer
+from hf_domino.training.hidden_states.reading import STATES
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.objective import Batch, Objective
 
@@ -63,6 +64,7 @@ class EvaluatingTrainer(CheckpointingTrainer):
         rows = [dataset[index] for index in range(min(self.args.walk_rows, len(dataset)))]
         starts = [max(1, row["loss_mask"].index(1)) for row in rows]
         # Without autocast, as generation runs.
-        walked = walk_acceptance(self.drafter, self.target.model, [row["input_ids"] for row in rows], starts)
+        texts, states = ([row.get(field) for row in rows] for field in ("input_ids", STATES))
+        walked = walk_acceptance(self.drafter, self.target.model, texts, starts, states)
         mean = mean_acceptance_length(walked)
         return {} if mean is None else {"walked_acceptance_length": mean}

@@ -17,6 +17,15 @@ class ModelArguments:
     target_dtype: str = field(default="auto", metadata={"help": "dtype of the target: auto, float32, bfloat16."})
     drafter: str | None = field(default=None, metadata={"help": "A drafter to train further, instead of a new one."})
     overwrite: bool = field(default=False, metadata={"help": "Start again where output_dir holds an earlier run."})
+    target_device_map: str | None = field(
+        default=None, metadata={"help": "Where the target's parts go, such as auto; the training device if unset."}
+    )
+    cache_hidden_states: str | None = field(
+        default=None, metadata={"help": "Folder for the target's hidden states, run once instead of every epoch."}
+    )
+    cache_dtype: str = field(
+        default="bfloat16", metadata={"help": "What they are stored in: bfloat16, float16, float32, or auto."}
+    )
 
 
 @dataclass
@@ -73,6 +82,7 @@ class TrainingFields:
     """How to train; described in [`DominoTrainingArguments`], which adds the rest of Transformers' fields."""
 
     max_length: int = field(default=2048, metadata={"help": "Longest row, in tokens."})
+    packing: bool = field(default=False, metadata={"help": "Pack short rows into rows of max_length."})
     chat_template_kwargs: dict[str, Any] | str | None = field(
         default=None, metadata={"help": """JSON for the chat template, such as '{"enable_thinking": false}'."""}
     )
@@ -86,12 +96,14 @@ class TrainingFields:
         default="decay", metadata={"help": "decay, or dpace for weights that follow what limits acceptance."}
     )
     dpace_alpha: float = field(default=0.5, metadata={"help": "Smoothing of dpace's weights."})
+    own_prefix_share: float = field(default=0.0, metadata={"help": "Share of blocks whose prefix the drafter writes."})
+    ema_decay: float | None = field(default=None, metadata={"help": "Average weights: share that a step keeps."})
     distillation_weight: float = field(
         default=0.0, metadata={"help": "Share of the loss that compares with the target's law."}
     )
     distillation_loss: str = field(default="kl", metadata={"help": "kl, or tv for total variation."})
     distillation_temperature: float = field(default=1.0, metadata={"help": "Temperature of both laws there."})
-    max_logits_per_chunk: int = field(default=2**26, metadata={"help": "Most logits held in memory at once."})
+    max_logits_per_chunk: int = field(default=2**25, metadata={"help": "Most logits held in memory at once."})
     muon_learning_rate: float | None = field(
         default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
     )

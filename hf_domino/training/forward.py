@@ -56,30 +56,39 @@ class TargetStates(NamedTuple):
 
 
 @torch.no_grad()
-def read_target(target: TargetModel, input_ids: torch.Tensor, final: bool = False) -> TargetStates:
+def read_target(
+    target: TargetModel, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None, final: bool = False
+) -> TargetStates:
     """Run the target over right-padded sequences and return what the drafter reads of it.
 
     Args:
         target (`TargetModel`): The frozen target.
         input_ids (`torch.Tensor`): `[B, S]`; padding only on the right, where a causal target cannot see it.
+        position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed; from such positions Transformers
+            makes the mask that keeps them apart. Defaults to the target's own.
         final (`bool`, *optional*, defaults to `False`): Also what lm_head reads, and what it makes of the end of it.
 
     Returns:
-        `TargetStates`: Hidden states.
+        `TargetStates`: Hidden states, on the device of `input_ids`.
     """
-    capture = target.capture_kwargs(final=final)
-    outputs = target.model(input_ids=input_ids, use_cache=False, logits_to_keep=1, **capture)
-    captured = target.captured(outputs)
-    return TargetStates(captured, outputs.hidden_states[-1], outputs.logits) if final else TargetStates(captured)
+    capture, device = target.capture_kwargs(final=final), input_ids.device
+    if position_ids is not None:
+        capture["position_ids"] = position_ids.to(target.input_device)
+    outputs = target.model(input_ids=input_ids.to(target.input_device), use_cache=False, logits_to_keep=1, **capture)
+    # Layers of a dispatched target lie on several devices.
+    captured = tuple(states.to(device) for states in target.captured(outputs))
+    if not final:
+        return TargetStates(captured)
+    return TargetStates(captured, outputs.hidden_states[-1].to(device), outputs.logits.to(device))
 
 
 def draft_blocks(
     drafter: DominoDraftModel,
     target: TargetModel,
     input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
     context_features: torch.Tensor,
     anchors: torch.Tensor,
+    position_ids: torch.Tensor | None = None,
 ) -> DraftedBlocks:
     """Draft the blocks at `anchors`, all side by side.
 
@@ -87,14 +96,15 @@ def draft_blocks(
         drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): For embeddings.
         input_ids (`torch.Tensor`): `[B, S]`.
-        attention_mask (`torch.Tensor`): `[B, S]`, nonzero where the sequence holds a token.
         context_features (`torch.Tensor`): `[B, C, H]` of the first C positions, enough to reach all anchors.
         anchors (`torch.Tensor`): `[B, N]`.
+        position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed, as in
+            [`~drafter.blocks.draft_hidden_states`].
 
     Returns:
         `DraftedBlocks`: Hidden states and prefix states.
     """
-    hidden = draft_hidden_states(drafter, target, input_ids, attention_mask, context_features, anchors)
+    hidden = draft_hidden_states(drafter, target, input_ids, context_features, anchors, position_ids)
     if not drafter.has_correction_head:
         return DraftedBlocks(hidden, None)
     tokens = gather_positions(input_ids, block_positions(anchors, drafter.config.block_size))

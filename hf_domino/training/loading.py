@@ -10,13 +10,15 @@ from transformers import PreTrainedModel
 
 from hf_domino.compatibility import refusal
 from hf_domino.data.encoding import RowEncoder
+from hf_domino.data.keeping import StateKeeper
 from hf_domino.data.leaks import keep_apart
-from hf_domino.data.on_policy import generate_on_policy
+from hf_domino.data.on_policy import NO_STATES, generate_on_policy
 from hf_domino.data.rows import RowDataset, load_rows
 from hf_domino.data.sources import FILE_KINDS, Source, from_dataset, from_files
 from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments
+from hf_domino.training.hidden_states.reading import CachedRows
 
 GREEDY = (0.0,)
 SAME_TEXT = "evaluation is on the training text: its figures say how well that was learned, and nothing of other text."
@@ -26,8 +28,8 @@ SAME_TEXT = "evaluation is on the training text: its figures say how well that w
 class TrainingRows:
     """The rows of a training, and those of its evaluation, if there are any."""
 
-    train: RowDataset
-    evaluation: RowDataset | None
+    train: RowDataset | CachedRows
+    evaluation: RowDataset | CachedRows | None
 
 
 def check_data(data: DataArguments) -> None:
@@ -54,7 +56,12 @@ def check_data(data: DataArguments) -> None:
 
 
 def load_training_rows(
-    data: DataArguments, args: DominoTrainingArguments, target: PreTrainedModel, tokenizer: Any, overwrite: bool = False
+    data: DataArguments,
+    args: DominoTrainingArguments,
+    target: PreTrainedModel,
+    tokenizer: Any,
+    overwrite: bool = False,
+    states: StateKeeper = NO_STATES,
 ) -> TrainingRows:
     """Read the rows of a training; with `on_policy`, the target writes their supervised part.
 
@@ -64,6 +71,7 @@ def load_training_rows(
         target (`PreTrainedModel`): The target.
         tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
         overwrite (`bool`, *optional*, defaults to `False`): Write anew what the target wrote with other settings.
+        states (`StateWriter`, *optional*): Keeps the hidden states of what it writes.
 
     Raises:
         ValueError: If a record is not as described, no row can be trained on, or evaluation text stands in training
@@ -82,7 +90,7 @@ def load_training_rows(
     if "eval" in rows:
         rows["train"] = _apart(data, args, tokenizer, rows["train"], rows["eval"], sources)
     if data.on_policy:
-        rows = {use: _answered(read, use, data, args, target, overwrite) for use, read in rows.items()}
+        rows = {use: _answered(read, use, data, args, target, overwrite, states) for use, read in rows.items()}
     return TrainingRows(rows["train"], rows.get("eval"))
 
 
@@ -125,6 +133,7 @@ def _answered(
     args: DominoTrainingArguments,
     target: PreTrainedModel,
     overwrite: bool,
+    states: StateKeeper,
 ) -> RowDataset:
     """What the target writes in place of the supervised part of rows; greedily for evaluation."""
     world = range(args.world_size)
@@ -140,6 +149,7 @@ def _answered(
         shard=(args.process_index, len(world)),
         progress=args.process_index == 0,
         overwrite=overwrite,
+        states=states,
     )
     args.distributed_state.wait_for_everyone()
     return load_rows(outputs, max_length=args.max_length + data.on_policy_max_new_tokens)

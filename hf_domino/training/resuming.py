@@ -28,12 +28,13 @@ SHAPE = (
     *("gru_hidden_dim", "pure_draft_prefix_len", "shift_label", "layer_types", "sliding_window"),
     "sliding_window_non_causal",
 )
-KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay")  # by the optimizer's state, whatever is asked
+# By the optimizer's state, whatever is asked; and a checkpoint holds an average or none.
+KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "ema_decay")
 CHANGEABLE = (
     *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "lambda_base_decay_ratio", "loss_decay"),
-    *("lambda_base_start", "position_weights", "dpace_alpha"),
+    *("lambda_base_start", "position_weights", "dpace_alpha", "own_prefix_share"),
     *("distillation_weight", "distillation_loss", "distillation_temperature"),
-    *("num_anchors", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
+    *("num_anchors", "packing", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
 )
 SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
@@ -126,6 +127,7 @@ def _digest_rows(rows: Any) -> str | None:
     """Number and digest of the training rows, from a few of them."""
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         return None
+    rows = getattr(rows, "rows", rows)  # without the hidden states that they may carry
     some = [rows[index] for index in range(0, len(rows), max(1, len(rows) // SAMPLED_ROWS))]
     digest = hashlib.sha256(json.dumps(some, default=str, sort_keys=True).encode()).hexdigest()[:8]
     return f"{len(rows)} of {digest}"

@@ -6,14 +6,16 @@ import shlex
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, set_seed
+from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.data.on_policy import NO_STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
+from hf_domino.training.hidden_states.command import CachedRun, load_target
 from hf_domino.training.loading import load_training_rows
 from hf_domino.training.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
@@ -41,7 +43,8 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     """
     assert names.target is not None
     tokenizer = AutoTokenizer.from_pretrained(names.target)
-    target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).to(args.device).eval()
+    cache = CachedRun(names, args) if names.cache_hidden_states else None
+    target = load_target(names, args) if cache is None else cache.load_target(data.on_policy)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     drafter = _build_drafter(names, shape, target, tokenizer)
     identify(target, tokenizer).record_in(drafter.config)
@@ -49,7 +52,10 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if finished:
         notice(finished)
         return True
-    rows = load_training_rows(data, args, target, tokenizer, names.overwrite)
+    states = cache.writer(target, drafter.config) if cache and data.on_policy else NO_STATES
+    rows = load_training_rows(data, args, target, tokenizer, names.overwrite, states)
+    if cache is not None:
+        target, rows = cache.attach(target, drafter.config, rows)
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=rows.train, eval_dataset=rows.evaluation, processing_class=tokenizer
     )

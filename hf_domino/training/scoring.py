@@ -66,11 +66,13 @@ class _LeanCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Of logits `[M, V]` and labels `[M]`; keeps the log-probabilities."""
         ctx.log_probs, ctx.labels = F.log_softmax(logits, dim=-1), labels[:, None]
         return ctx.log_probs.gather(1, ctx.labels)[:, 0].neg()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Probabilities less the labels, times `gradient` `[M]`."""
         probs = ctx.__dict__.pop("log_probs").exp_()
         probs.scatter_add_(1, ctx.labels, probs.new_full(ctx.labels.shape, -1.0))
         return probs.mul_(gradient[:, None]), None
@@ -88,7 +90,9 @@ class _GradientsAtOnce(torch.autograd.Function):
         states: torch.Tensor | None,
         *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        parts, of_positions, of_parameters = [], [], []
+        """The fields of [`DraftLosses`], the first with a gradient."""
+        parts, of_positions = [], []
+        of_parameters: list[torch.Tensor] = []
         for chunk in chunks:
             leaves = [field.detach().requires_grad_() for field in (chunk.hidden, chunk.states) if field is not None]
             with torch.enable_grad():
@@ -108,6 +112,7 @@ class _GradientsAtOnce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        """What was found, times the gradient of the sum."""
         # Scaled where they lie, so they serve once.
         of_hidden, *of_states = [gradient.mul_(grad_loss) for gradient in ctx.__dict__.pop("of_positions")]
         of_parameters = [gradient.mul_(grad_loss) for gradient in ctx.__dict__.pop("of_parameters")]

@@ -21,19 +21,23 @@ from transformers import PreTrainedModel
 from hf_domino.cards import merge_card, render_card, training_section
 from hf_domino.cards.sections import CARD, read_text
 from hf_domino.compatibility import check_target, refusal
-from hf_domino.data.rows import collate_rows, encode_dataset
+from hf_domino.data.packing import PackedRows
+from hf_domino.data.rows import encode_dataset
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.target import TargetModel
 from hf_domino.training.anchors import sample_anchors, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.averaging import AveragingTrainer
 from hf_domino.training.checkpoints import last_checkpoint
-from hf_domino.training.evaluation import EvaluatingTrainer
 from hf_domino.training.facts import training_facts
+from hf_domino.training.hidden_states.reading import CachedRows, check_layers, collate_with_states
 from hf_domino.training.losses import lambda_base_at
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective import Batch, Objective
+from hf_domino.training.packing_probe import check_no_leaks
+from hf_domino.training.placing import place_target
 from hf_domino.training.resuming import check_resumable, save_run
 
 NOT_FINITE = (
@@ -43,7 +47,7 @@ NOT_FINITE = (
 NO_METADATA = ("tasks", "dataset_args")  # Transformers' card files scores under them
 
 
-class DominoTrainer(EvaluatingTrainer):
+class DominoTrainer(AveragingTrainer):
     """Trains a drafter (Domino or DFlash) for a target.
 
     Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `num_input_tokens_seen`
@@ -54,11 +58,13 @@ class DominoTrainer(EvaluatingTrainer):
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and moved to the
-            training device; it is never saved.
+            training device, unless it has a `device_map`, is offloaded or sharded; it is never saved.
         args (`DominoTrainingArguments`): Training arguments.
-        data_collator (*optional*): Defaults to [`~data.rows.collate_rows`] with the drafter's pad token.
+        data_collator (*optional*): Defaults to [`~training.hidden_states.reading.collate_with_states`] with the
+            drafter's pad token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
-            and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. With a
+            and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. For
+            [`~training.CachedRows`] the target does not run. With a
             `data_collator` of your own they are left as they are.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text.
         kwargs: As for [`~transformers.Trainer`].
@@ -105,15 +111,20 @@ class DominoTrainer(EvaluatingTrainer):
         **kwargs: Any,
     ):
         check_target(model.config, target)
+        check_layers(model.config, train_dataset, eval_dataset)
         if args.n_gpu > 1:
             raise ValueError(
                 f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU."
             )
+        if data_collator is not None and args.packing:
+            raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
         if data_collator is None:
             shape = (processing_class, args.max_length, model.config.vocab_size)
             train_dataset = encode_dataset(train_dataset, *shape, "train_dataset", args.template_kwargs)
             eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
-            data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0)
+            data_collator = partial(collate_with_states, pad_token_id=model.config.pad_token_id or 0)
+            if args.packing and train_dataset is not None:
+                train_dataset = PackedRows(train_dataset, args.max_length)
         super().__init__(
             model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
             eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
@@ -121,7 +132,7 @@ class DominoTrainer(EvaluatingTrainer):
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
         self.model_accepts_loss_kwargs = True
         self.drafter = model
-        self.target = TargetModel(target.to(args.device).requires_grad_(False).eval(), model.config)
+        self.target = TargetModel(place_target(target, args.device), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
         self._clock = time.monotonic()
@@ -130,7 +141,8 @@ class DominoTrainer(EvaluatingTrainer):
         """Train as [`~transformers.Trainer.train`] does; hours are counted from here, and the drafter names its target.
 
         Raises:
-            ValueError: If the checkpoint is of another target, shape or optimizer.
+            ValueError: If the checkpoint is of another target, shape or optimizer, or the target reads over the borders
+                of packed rows.
         """
         identify(self.target.model, self.processing_class).record_in(self.drafter.config)
         checkpoint = resume_from_checkpoint
@@ -138,6 +150,9 @@ class DominoTrainer(EvaluatingTrainer):
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
             check_resumable(checkpoint, self.drafter.config, self.args, self.train_dataset)
+        rows = self.train_dataset
+        if isinstance(rows, PackedRows) and not isinstance(rows.rows, CachedRows):
+            check_no_leaks(self.target, rows)
         self._clock = time.monotonic()
         return super().train(checkpoint, *args, **kwargs)
 
@@ -249,8 +264,10 @@ class DominoTrainer(EvaluatingTrainer):
 
     def _draw_anchors(self, batch: Batch, generator: torch.Generator) -> torch.Tensor:
         """Add `anchors` to a micro-batch and return the sum of its weights."""
-        anchors = sample_anchors(batch["loss_mask"], self.args.num_anchors, generator)
+        anchors = sample_anchors(batch["loss_mask"], self.args.num_anchors, generator, batch.get("position_ids"))
         batch["anchors"] = anchors.to(batch["input_ids"].device)
+        if share := self.args.own_prefix_share:
+            batch["own_prefixes"] = (torch.rand(anchors.shape, generator=generator) < share).to(batch["anchors"].device)
         _, weights = self.objective.labels(batch)
         return weights.sum()
 

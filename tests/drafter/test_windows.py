@@ -153,9 +153,7 @@ def test_blocks_side_by_side(make, target, windows):
     drafter, ids = make(windows), torch.randint(4, 64, (2, LENGTH))
     view, anchors = TargetModel(target, drafter.config), torch.tensor([[1, 9, 24], [5, 17, -1]])
     context, _, positions = inputs(batch_size=2)
-    mask = torch.ones_like(ids)
-    mask[1, 21:] = 0
-    found = draft_hidden_states(drafter, view, ids, mask, context, anchors)
+    found = draft_hidden_states(drafter, view, ids, context, anchors)
     for row, index in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
         anchor = int(anchors[row, index])
         block = torch.tensor([[int(ids[row, anchor])] + [drafter.config.mask_token_id] * (BLOCK - 1)])

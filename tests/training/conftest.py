@@ -27,7 +27,7 @@ def greedy_rows(target):
 def make_trainer(target, tmp_path: Path):
     """A function that builds a trainer with small, quiet arguments; keyword arguments override them."""
 
-    def build(drafter, rows, eval_rows=None, **overrides) -> DominoTrainer:
+    def build(drafter, rows, eval_rows=None, target=target, **overrides) -> DominoTrainer:
         fields = {
             "output_dir": str(tmp_path / "run"),
             "max_steps": 6,

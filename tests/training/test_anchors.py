@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from hf_domino import DominoConfig
-from hf_domino.drafter.blocks import UNUSED, block_attention_mask
+from hf_domino.drafter.blocks import UNUSED
 from hf_domino.training.anchors import anchor_candidates, block_labels, sample_anchors, seeded_generator
 
 LOSS_MASK = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]])
 INPUT_IDS = torch.arange(24).view(2, 12) + 100
-ATTENTION_MASK = torch.tensor([[1] * 12, [1] * 7 + [0] * 5])
 CONVENTIONS = pytest.mark.parametrize("shift_label", [True, False])
 
 
@@ -62,18 +61,3 @@ def test_labels_and_weights(shift_label):
                     expected = math.exp(-max(k - first, 0) / 3.0)
                     assert labels[row, block, k] == INPUT_IDS[row, position]
                 assert weights[row, block, k].item() == pytest.approx(expected)
-
-
-def test_attention_mask():
-    anchors = torch.tensor([[2, 7], [6, UNUSED]])
-    mask = block_attention_mask(ATTENTION_MASK, anchors, 3)
-    assert mask.shape == (2, 1, 6, 12 + 6)
-    assert mask.dtype == torch.bool
-    for row in range(2):
-        for query in range(6):
-            for key in range(18):
-                if key < 12:
-                    expected = key < max(int(anchors[row, query // 3]), 0) and bool(ATTENTION_MASK[row, key])
-                else:
-                    expected = (key - 12) // 3 == query // 3
-                assert mask[row, 0, query, key] == expected

@@ -27,9 +27,8 @@ ANCHORS = torch.tensor([[3, 9, 14], [5, 12, -1]])
 
 def scored_positions(drafter, target, input_ids, loss_mask):
     view = TargetModel(target, drafter.config)
-    attention_mask = torch.ones_like(input_ids)
     context = drafter.fuse_context(read_target(view, input_ids).captured)
-    blocks = draft_blocks(drafter, view, input_ids, attention_mask, context, ANCHORS)
+    blocks = draft_blocks(drafter, view, input_ids, context, ANCHORS)
     labels, weights = block_labels(input_ids, loss_mask, ANCHORS, drafter.config, loss_decay=4.0)
     return view, blocks.select(weights > 0, labels, weights, drafter.config)
 

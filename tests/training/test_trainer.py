@@ -146,6 +146,7 @@ def test_bf16_keeps_masters_and_losses_in_fp32(target, make_drafter, make_traine
     trainer.train()
     assert {parameter.dtype for parameter in drafter.parameters()} == {torch.float32}
     assert trainer.evaluate()["eval_loss"] > 0
+    assert not torch.is_autocast_enabled("cpu")  # entered twice, one context would never be left
 
 
 def test_a_bf16_target_trains_an_fp32_drafter(target, make_drafter, make_trainer, greedy_rows):
@@ -163,7 +164,20 @@ def test_a_drafter_for_another_target_is_refused(target, tiny_llama, make_drafte
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("num_anchors", 0), ("loss_decay", 0.0), ("lambda_base_decay_ratio", 1.5), ("walk_rows", -1)],
+    [
+        ("num_anchors", 0),
+        ("loss_decay", 0.0),
+        ("lambda_base_decay_ratio", 1.5),
+        ("walk_rows", -1),
+        ("lambda_base_start", 2),
+        ("distillation_weight", 1.5),
+        ("distillation_temperature", 0.0),
+        ("dpace_alpha", 0.0),
+        ("distillation_loss", "l2"),
+        ("position_weights", "cosine"),
+        ("own_prefix_share", -1),
+        ("ema_decay", 1.0),
+    ],
 )
 def test_arguments_out_of_range(field, value, tmp_path):
     with pytest.raises(ValueError, match=f"{field} must be .*{value}"):

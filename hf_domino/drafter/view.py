@@ -1,0 +1,77 @@
+"""What blocks drafted side by side see: each a stretch of the context that ends before its anchor, and itself.
+
+`BlockView` is the only description of it. The dense mask below, the tiles of `tiles.py` and the mask of `flex.py` are
+three ways to compute the same attention from it.
+
+Shapes: B batch, N blocks per row, K block size, C context positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class BlockView:
+    """What the positions of blocks side by side see. Keys are ordered: context, then the blocks.
+
+    Args:
+        firsts (`torch.Tensor`): First context position that each block position sees, `[B, N, K]` int64.
+        ends (`torch.Tensor`): Where the context that a block sees ends, its anchor, `[B, N]` int64.
+        inside (`torch.Tensor`): Which positions of its own block (columns) each block position sees, `[K, K]` bool.
+        num_context (`int`): Context positions there are (C).
+    """
+
+    firsts: torch.Tensor
+    ends: torch.Tensor
+    inside: torch.Tensor
+    num_context: int
+
+    @classmethod
+    def at(
+        cls, anchors: torch.Tensor, block_size: int, num_context: int, starts: torch.Tensor | None = None
+    ) -> BlockView:
+        """The view of blocks that see all of themselves and the context strictly before their anchors.
+
+        Args:
+            anchors (`torch.Tensor`): `[B, N]` int64; a block at -1, which is unused, sees only itself.
+            block_size (`int`): Positions of a block (K).
+            num_context (`int`): Context positions there are (C).
+            starts (`torch.Tensor`, *optional*): Context position that each block's text begins at, `[B, N]`. Defaults
+                to 0.
+        """
+        firsts = torch.zeros_like(anchors) if starts is None else starts
+        inside = torch.ones(block_size, block_size, dtype=torch.bool, device=anchors.device)
+        ends = anchors.clamp(0, num_context)
+        return cls(firsts[..., None].expand(-1, -1, block_size), ends, inside, num_context)
+
+    @property
+    def block_size(self) -> int:
+        """Positions of a block (K)."""
+        return len(self.inside)
+
+    @property
+    def num_queries(self) -> int:
+        """Block positions of a row, N * K."""
+        return self.ends.shape[1] * self.block_size
+
+    @property
+    def num_keys(self) -> int:
+        """Context and block positions of a row, C + N * K."""
+        return self.num_context + self.num_queries
+
+    @cached_property
+    def mask(self) -> torch.Tensor:
+        """The view written out, `[B, 1, N * K, C + N * K]` bool, True where a query may look."""
+        positions = torch.arange(self.num_context, device=self.ends.device)
+        context = (positions >= self.firsts[..., None]) & (positions < self.ends[..., None, None])  # [B, N, K, C]
+        same_block = torch.eye(self.ends.shape[1], dtype=torch.bool, device=self.ends.device)
+        blocks = torch.kron(same_block, self.inside).expand(len(self.ends), -1, -1)  # [B, N * K, N * K]
+        return torch.cat((context.flatten(1, 2), blocks), dim=-1)[:, None]
+
+    def to(self, device: torch.device) -> BlockView:
+        """The same view on a device."""
+        return BlockView(self.firsts.to(device), self.ends.to(device), self.inside.to(device), self.num_context)

@@ -1,0 +1,263 @@
+"""A folder of hidden states: what it was made with, and the rows in its shards, found by their token ids.
+
+A row is known by a digest of its token ids, so one folder serves training and evaluation rows in any order, and what
+it lacks can be added. A shard is written aside and gets its name when it is whole: a process may die anywhere.
+
+Shapes: T tokens of a shard, R rows of a shard, C hidden states kept per token (captured layers, then the final one),
+H hidden size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from hf_domino.compatibility import refusal
+from hf_domino.configuration import DominoConfig
+from hf_domino.identity import TargetIdentity, check_same, identify
+
+INDEX_FILE, SHARD_PATTERN = "index.json", "states-*.safetensors"
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+START_AGAIN = "Delete {folder} and the states are written again, or choose another folder (--cache_hidden_states)."
+
+
+@dataclass(frozen=True)
+class StateSettings:
+    """What hidden states were made with.
+
+    Args:
+        target (`TargetIdentity`): Whose they are.
+        layer_ids (`tuple[int, ...]`): The captured layers, in the drafter's order.
+        hidden_size (`int`): Of the target.
+        dtype (`str`): What they are stored in.
+        final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is kept too.
+        target_files (`str`, *optional*): Digest of the target's files, where it was loaded from them unchanged.
+    """
+
+    target: TargetIdentity
+    layer_ids: tuple[int, ...]
+    hidden_size: int
+    dtype: str
+    final: bool = False
+    target_files: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        target: PreTrainedModel,
+        config: DominoConfig,
+        dtype: str = "auto",
+        final: bool = False,
+        target_files: str | None = None,
+    ) -> StateSettings:
+        """Settings for a target and the configuration of a drafter; the dtype `"auto"` is the target's own.
+
+        Raises:
+            ValueError: If states cannot be stored in `dtype`.
+        """
+        name = str(target.dtype).removeprefix("torch.") if dtype == "auto" else dtype
+        if name not in DTYPES:
+            raise refusal("cache_dtype", f"among {', '.join(DTYPES)} or auto", name, "Choose one of them.")
+        layer_ids = tuple(config.target_layer_ids or ())
+        return cls(identify(target), layer_ids, config.hidden_size, name, final, target_files)
+
+    @property
+    def num_states(self) -> int:
+        """Hidden states per token (C)."""
+        return len(self.layer_ids) + self.final
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What a token takes on disk."""
+        return self.num_states * self.hidden_size * DTYPES[self.dtype].itemsize
+
+    def save(self, folder: Path) -> None:
+        """Write them to a folder that has none."""
+        path = folder / INDEX_FILE
+        aside = path.with_name(f"{INDEX_FILE}.{os.getpid()}")
+        aside.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        os.replace(aside, path)
+
+    @classmethod
+    def load(cls, folder: Path) -> StateSettings | None:
+        """Those of a folder; None where it has none.
+
+        Raises:
+            ValueError: If its index cannot be read.
+        """
+        path = folder / INDEX_FILE
+        if not path.is_file():
+            return None
+        try:
+            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            target = TargetIdentity.from_dict(values.pop("target")) or TargetIdentity()
+            return cls(target=target, layer_ids=tuple(values.pop("layer_ids")), **values)
+        except (ValueError, KeyError, TypeError) as error:
+            remedy = START_AGAIN.format(folder=folder)
+            raise refusal(str(path), "the index of hidden states", str(error), remedy) from error
+
+    def check_serves(self, wanted: StateSettings, folder: Path) -> None:
+        """Refuse a folder with these settings for those that are wanted; in what it is stored does not matter.
+
+        Raises:
+            ValueError: If target or layers differ, or the final state is wanted and not there.
+        """
+        remedy = START_AGAIN.format(folder=folder)
+        if None in (self.target_files, wanted.target_files) or self.target_files != wanted.target_files:
+            check_same(self.target, wanted.target, str(folder), remedy)
+        if self.layer_ids != wanted.layer_ids:
+            made = f"{list(self.layer_ids)}, those of the states in {folder}"
+            raise refusal("the drafter's target_layer_ids", made, list(wanted.layer_ids), remedy)
+        if wanted.final and not self.final:
+            raise refusal(f"the states in {folder}", "with the final one, which distillation reads", "without", remedy)
+
+
+class Found(NamedTuple):
+    """Where rows are: number of the shard, first token and end in it, each `[N]` int64; shard -1 for no such row."""
+
+    shards: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+
+def row_key(input_ids: Sequence[int] | np.ndarray) -> int:
+    """What a row is found by: 64 bits of a digest of its token ids."""
+    digest = hashlib.blake2b(np.asarray(input_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+class StateFolder:
+    """Hidden states in a folder, memory-mapped; the processes of a data loader may share it.
+
+    Args:
+        path (`Path`): The folder; it must have an index.
+
+    Raises:
+        ValueError: If there is no index, or a shard cannot be read.
+    """
+
+    def __init__(self, path: Path):
+        settings = StateSettings.load(path)
+        if settings is None:
+            raise refusal(str(path), "a folder of hidden states", f"one without {INDEX_FILE}", "Write them first.")
+        self.path, self.settings = path, settings
+        self._shards = sorted(path.glob(SHARD_PATTERN))
+        self._slices: dict[int, Any] = {}
+        parts = [_rows_of(shard) for shard in self._shards]
+        keys = np.concatenate([keys for keys, _ in parts] or [np.empty(0, np.int64)])
+        order = np.argsort(keys, kind="stable")
+        shards = np.repeat(np.arange(len(parts)), [len(keys) for keys, _ in parts])
+        starts = np.concatenate([np.append(0, ends[:-1]) for _, ends in parts] or [keys])
+        ends = np.concatenate([ends for _, ends in parts] or [keys])
+        self._keys, self._rows = keys[order], Found(shards[order], starts[order], ends[order])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_slices": {}}  # maps of files are opened anew in each process
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows."""
+        return int((self._rows.ends - self._rows.starts).sum())
+
+    def find(self, keys: np.ndarray) -> Found:
+        """Look rows up by their keys `[N]`."""
+        at = np.searchsorted(self._keys, keys).clip(max=max(len(self._keys) - 1, 0))
+        is_there = self._keys[at] == keys if len(self._keys) else np.zeros(len(keys), bool)
+        if not len(self._keys):
+            return Found(*(np.full(len(keys), -1) for _ in Found._fields))
+        return Found(np.where(is_there, self._rows.shards[at], -1), self._rows.starts[at], self._rows.ends[at])
+
+    def read(self, shard: int, start: int, end: int) -> torch.Tensor:
+        """Hidden states `[end - start, C, H]` of some tokens of a shard, from the disk or its cache."""
+        if shard not in self._slices:
+            self._slices[shard] = safe_open(self._shards[shard], framework="pt").get_slice("hidden_states")
+        return self._slices[shard][start:end]
+
+
+def _rows_of(shard: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and ends of the rows of a shard, `[R]` each."""
+    try:
+        with safe_open(shard, framework="np") as file:
+            return file.get_tensor("keys"), file.get_tensor("ends")
+    except (SafetensorError, OSError) as error:
+        remedy = "Delete this file: its rows are written again, and no others."
+        raise refusal(str(shard), "a shard of hidden states", str(error), remedy) from error
+
+
+class ShardWriter:
+    """Collects rows, and writes them as shards of a folder.
+
+    Args:
+        folder (`Path`): The folder.
+        settings (`StateSettings`): Of the folder.
+        max_bytes (`int`): Largest shard; it is collected in memory.
+        process (`int`, *optional*, defaults to 0): Number of this process; each has its own.
+    """
+
+    def __init__(self, folder: Path, settings: StateSettings, max_bytes: int, process: int = 0):
+        self.folder, self.settings = folder, settings
+        self._max_tokens, self._process = max(1, max_bytes // settings.bytes_per_token), process
+        self._rows: dict[int, torch.Tensor] = {}
+        self._num_tokens = 0
+
+    def add(self, rows: dict[int, torch.Tensor]) -> None:
+        """Take rows that stay together, by their keys, each `[S, C, H]` on the CPU."""
+        num_tokens = sum(map(len, rows.values()))
+        if self._num_tokens and self._num_tokens + num_tokens > self._max_tokens:
+            self.flush()
+        self._rows |= rows
+        self._num_tokens += num_tokens
+
+    def flush(self) -> None:
+        """Write what was collected, whole or not at all."""
+        if not self._rows:
+            return
+        keys = torch.tensor(list(self._rows), dtype=torch.int64)
+        ends = torch.tensor([len(states) for states in self._rows.values()]).cumsum(0)
+        name = f"states-{hashlib.sha256(keys.numpy().tobytes()).hexdigest()[:16]}.safetensors"
+        aside = self.folder / f"{name}.partial-{self._process}"
+        save_file({"hidden_states": torch.cat(list(self._rows.values())), "keys": keys, "ends": ends}, aside)
+        with aside.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(aside, self.folder / name)
+        self._rows, self._num_tokens = {}, 0
+
+
+def begin(folder: Path, wanted: StateSettings, shard: tuple[int, int] = (0, 1)) -> StateSettings:
+    """Make a folder ready to be written to, or to be gone on with.
+
+    Args:
+        folder (`Path`): It need not exist.
+        wanted (`StateSettings`): With which states are to be written.
+        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
+
+    Returns:
+        `StateSettings`: Those to write with.
+
+    Raises:
+        ValueError: If the folder was begun with others.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for partial in folder.glob(f"{SHARD_PATTERN}.partial-*"):
+        if int(partial.name.rpartition("-")[2]) % shard[1] == shard[0]:  # of a process that died
+            partial.unlink(missing_ok=True)
+    found = StateSettings.load(folder)
+    if found is None:
+        wanted.save(folder)
+        return wanted
+    found.check_serves(wanted, folder)
+    if found.dtype != wanted.dtype:
+        made = f"{found.dtype!r}, with which {folder} was begun"
+        raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
+    return replace(found)

@@ -1,0 +1,140 @@
+"""Hidden states are read: rows that carry theirs, batches of them, and what the drafter reads of a batch.
+
+Shapes: B batch, S sequence length, C hidden states kept per token, L captured layers, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset
+from transformers import PreTrainedModel
+
+from hf_domino.compatibility import refusal
+from hf_domino.configuration import DominoConfig
+from hf_domino.data.packing import collate_packed
+from hf_domino.target import TargetModel
+from hf_domino.training.forward import TargetStates, read_target
+from hf_domino.training.hidden_states.folder import StateFolder, StateSettings, row_key
+
+STATES = "hidden_states"
+
+
+class CachedRows(Dataset):
+    """Rows that carry the target's hidden states, read from a folder when a row is asked for.
+
+    Args:
+        rows (`Sequence[dict]`): Each with `input_ids` and `loss_mask`.
+        folder (`str` or `Path`): Where [`StateWriter`] wrote them.
+        target (`PreTrainedModel`): The target, or its embeddings and lm_head.
+        config (`DominoConfig`): Of the drafter that is to read them.
+        final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed.
+        target_files (`str`, *optional*): Digest of the files that the target was loaded from, see `files_digest`.
+
+    Raises:
+        ValueError: If the folder is of another target or of other layers, or lacks a row.
+    """
+
+    def __init__(
+        self,
+        rows: Any,
+        folder: str | Path,
+        target: PreTrainedModel,
+        config: DominoConfig,
+        final: bool = False,
+        target_files: str | None = None,
+    ):
+        self.rows, self.states = rows, StateFolder(Path(folder))
+        wanted = StateSettings.of(target, config, self.states.settings.dtype, final, target_files)
+        self.states.settings.check_serves(wanted, self.states.path)
+        self._found = self.states.find(keys_of(rows)[0])
+        if missing := np.flatnonzero(self._found.shards < 0).tolist():
+            remedy = "Let StateWriter(...).write(rows) add what is missing; hf-domino train does so."
+            value = f"one without row {missing[0]} ({len(missing)} of {len(rows)} are missing)"
+            raise refusal(str(folder), "a folder of hidden states of all rows", value, remedy)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Row `index` with `hidden_states` `[S, C, H]`."""
+        shard, start, end = (int(numbers[index]) for numbers in self._found)
+        return self.rows[index] | {STATES: self.states.read(shard, start, end)}
+
+
+def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What each row is found by, and its length, both `[N]` int64."""
+    if hasattr(rows, "token_batches"):  # whole columns at once, of rows that lie on disk
+        texts = (ids for flat, lengths in rows.token_batches() for ids in np.split(flat, lengths.cumsum()[:-1]))
+    else:
+        texts = (rows[index]["input_ids"] for index in range(len(rows)))
+    found = np.array([(row_key(text), len(text)) for text in texts], dtype=np.int64)
+    return found[:, 0], found[:, 1]
+
+
+def has_all(folder: str | Path, rows: Any) -> bool:
+    """Whether a folder holds hidden states of all rows, whosever they are."""
+    path = Path(folder)
+    if StateSettings.load(path) is None:
+        return False
+    return bool((StateFolder(path).find(keys_of(rows)[0]).shards >= 0).all())
+
+
+def check_layers(config: DominoConfig, *datasets: Any) -> None:
+    """Refuse rows that carry hidden states of other layers than a drafter reads.
+
+    Args:
+        config (`DominoConfig`): The drafter's configuration.
+        datasets: Any, or dictionaries of such; those that carry none are not looked at.
+
+    Raises:
+        ValueError: If layers differ.
+    """
+    for dataset in datasets:
+        for part in dataset.values() if isinstance(dataset, dict) else (dataset,):
+            settings = part.states.settings if isinstance(part, CachedRows) else None
+            if settings is not None and list(settings.layer_ids) != list(config.target_layer_ids or ()):
+                made = f"{list(settings.layer_ids)}, those of the states in {part.states.path}"
+                remedy = "Write states of the drafter's layers to another folder."
+                raise refusal("the drafter's target_layer_ids", made, config.target_layer_ids, remedy)
+
+
+def collate_with_states(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> dict[str, torch.Tensor]:
+    """Pad rows as [`~data.packing.collate_packed`] does, and their hidden states, if they carry any, with zeros.
+
+    Args:
+        rows (`Sequence[dict]`): Items of [`CachedRows`], or rows alone.
+        pad_token_id (`int`, *optional*, defaults to 0): Fills `input_ids`.
+
+    Returns:
+        `dict[str, torch.Tensor]`: A batch; `hidden_states` is `[B, S, C, H]`.
+    """
+    states = [row[STATES] for row in rows if STATES in row]
+    batch = collate_packed([{key: row[key] for key in row if key != STATES} for row in rows], pad_token_id)
+    return batch | ({STATES: pad_sequence(states, batch_first=True)} if states else {})
+
+
+def states_of_batch(target: TargetModel, batch: dict[str, torch.Tensor], final: bool = False) -> TargetStates:
+    """What is read of the target over a batch: the states it carries, or those of a forward.
+
+    Args:
+        target (`TargetModel`): The frozen target.
+        batch (`dict[str, torch.Tensor]`): With `input_ids` `[B, S]`, and perhaps `hidden_states` `[B, S, C, H]`.
+        final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed.
+
+    Raises:
+        ValueError: If it is needed, and the states were written without.
+    """
+    if STATES not in batch:
+        return read_target(target, batch["input_ids"], batch.get("position_ids"), final)
+    states = batch[STATES].unbind(dim=2)
+    num_layers = len(target.layer_ids)
+    if final and len(states) == num_layers:
+        remedy = "Write them with final=True to another folder, or set distillation_weight to 0."
+        raise refusal("cached hidden states", "with the final one, which distillation reads", "without", remedy)
+    return TargetStates(states[:num_layers], states[num_layers] if final else None)

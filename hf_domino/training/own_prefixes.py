@@ -1,0 +1,55 @@
+"""Blocks whose prefix the drafter wrote itself: the GRU reads its own greedy proposals in place of the text.
+
+Labels stay the text's tokens. In drafting, what follows a wrong proposal is never accepted, so what is learned behind
+one can only steady the head; before the first wrong one, own tokens are the text's (arXiv 1506.03099 for the idea).
+
+Shapes: B batch, N blocks per row, K block size, H hidden size, G width of the prefix state.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import LogitsProcessorList
+
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.target import TargetModel
+
+
+@torch.no_grad()
+def write_own_prefixes(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    hidden: torch.Tensor,
+    tokens: torch.Tensor,
+    chosen: torch.Tensor,
+    max_logits_per_chunk: int,
+) -> torch.Tensor:
+    """The tokens of blocks, with the drafter's own greedy proposals behind the anchor in the chosen ones.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter.
+        target (`TargetModel`): Gives embeddings and lm_head.
+        hidden (`torch.Tensor`): Draft hidden states `[B, N, K, H]`.
+        tokens (`torch.Tensor`): The text's tokens `[B, N, K]`, the anchor first.
+        chosen (`torch.Tensor`): `[B, N]` bool.
+        max_logits_per_chunk (`int`): Most base logits held at once.
+
+    Returns:
+        `torch.Tensor`: `[B, N, K]` int64.
+    """
+    config, own = drafter.config, tokens.clone()
+    blocks = hidden[chosen][:, config.label_offset :]  # the positions that predict
+    anchors = tokens[chosen][:, :1]
+    size = max(1, max_logits_per_chunk // (blocks.shape[1] * config.vocab_size))
+    law = TokenLaw(LogitsProcessorList())
+    written = [
+        rollout(drafter, target, some, Prefixes.of(first), law)
+        for some, first in zip(blocks.split(size), anchors.split(size), strict=True)
+        if len(some)
+    ]
+    if written:
+        own[chosen] = torch.cat((anchors, torch.cat(written)), dim=1)[:, : config.block_size]
+    return own

@@ -1,0 +1,75 @@
+"""Training with tiles and with checkpointed layers: the losses and gradients of the dense mask, in less memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from hf_domino.data.rows import collate_rows
+from hf_domino.drafter import backbone
+from hf_domino.training.anchors import sample_anchors, seeded_generator
+from hf_domino.training.arguments import DominoTrainingArguments
+
+KINDS = [
+    {},
+    {"shift_label": False},
+    {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8},
+    {"projector_type": "dflash"},
+]
+RELATIVE_TOL = 1e-6  # of a tensor's norm: fp32 sums in another order
+
+
+def losses_and_gradients(drafter, trainer, rows):
+    batch = collate_rows(rows)
+    batch["anchors"] = sample_anchors(batch["loss_mask"], 12, seeded_generator(4))
+    drafter.train().zero_grad()
+    losses = trainer.objective.score(batch, lambda_base=0.4).losses
+    losses.loss.backward()
+    return [losses.base, losses.corrected, *(parameter.grad.clone() for parameter in drafter.parameters())]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiles_train_as_the_dense_mask_does(kind, target, make_drafter, make_trainer, greedy_rows, monkeypatch):
+    drafter, found = make_drafter(target, **kind), []
+    trainer = make_trainer(drafter, greedy_rows)
+    for limit in (0, 2**30):
+        monkeypatch.setattr(backbone, "MAX_DENSE_SCORES", limit)
+        found.append(losses_and_gradients(drafter, trainer, greedy_rows))
+    for tiled, dense in zip(*found, strict=True):
+        assert (tiled - dense).norm() <= RELATIVE_TOL * dense.norm()
+
+
+def kept(drafter, trainer, rows):
+    """What one step computes, and how many elements are kept for its backward pass."""
+    elements = {}
+
+    def keep(tensor):
+        elements[tensor.untyped_storage().data_ptr()] = tensor.numel()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        results = losses_and_gradients(drafter, trainer, rows)
+    return results, sum(elements.values())
+
+
+def test_gradient_checkpointing(target, make_drafter, make_trainer, greedy_rows, monkeypatch):
+    monkeypatch.setattr(backbone, "MAX_DENSE_SCORES", 0)
+    results, elements, weights = [], [], []
+    for checkpointing in (False, True):
+        drafter = make_drafter(target, num_hidden_layers=4)
+        trainer = make_trainer(drafter, greedy_rows, gradient_checkpointing=checkpointing, max_steps=1)
+        trainer.train()
+        assert drafter.is_gradient_checkpointing == checkpointing
+        weights.append([parameter.detach().clone() for parameter in drafter.parameters()])
+        found, count = kept(drafter, trainer, greedy_rows)
+        results.append(found)
+        elements.append(count)
+    torch.testing.assert_close(*weights, atol=0, rtol=0)
+    torch.testing.assert_close(*results, atol=0, rtol=0)
+    assert elements[1] < 0.5 * elements[0]
+
+
+def test_reentrant_checkpointing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="use_reentrant in gradient_checkpointing_kwargs must be False, got True"):
+        DominoTrainingArguments(str(tmp_path), gradient_checkpointing_kwargs={"use_reentrant": True})

@@ -1,0 +1,110 @@
+"""Packed rows: the losses of the same rows alone, and targets that cannot keep them apart are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from builders import build_drafter
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
+
+from hf_domino import DominoConfig
+from hf_domino.data.packing import PackedRows, collate_packed
+from hf_domino.data.rows import RowDataset, collate_rows
+from hf_domino.drafter import backbone
+from hf_domino.drafter.blocks import UNUSED
+from hf_domino.target import TargetModel
+from hf_domino.training.anchors import sample_anchors, seeded_generator
+from hf_domino.training.packing_probe import check_no_leaks
+
+LENGTHS = (18, 30, 9, 25, 14, 22, 7, 11)
+MAX_LENGTH = 48
+SUM_TOL = {"rtol": 1e-4, "atol": 1e-5}  # fp32 sums in another order
+WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+
+
+@pytest.fixture
+def rows():
+    """Rows whose supervised tokens begin at once, so that rows that lie side by side could leak both ways."""
+    generator = torch.Generator().manual_seed(2)
+    ids = [torch.randint(4, 64, (length,), generator=generator).tolist() for length in LENGTHS]
+    return RowDataset([{"input_ids": row, "loss_mask": [1] * len(row)} for row in ids])
+
+
+def shifted(anchors, packed, rows):
+    """Anchors of single rows `[R, N]`, where the rows lie in the packed ones."""
+    found = []
+    for one in packed.bins:
+        starts = torch.tensor([0] + [len(rows[index]["input_ids"]) for index in one]).cumsum(0)
+        moved = [anchors[index][anchors[index] != UNUSED] + start for index, start in zip(one, starts, strict=False)]
+        found.append(torch.cat(moved))
+    return pad_sequence(found, batch_first=True, padding_value=UNUSED)
+
+
+@pytest.mark.parametrize("limit", [0, backbone.MAX_DENSE_SCORES], ids=["tiles", "mask"])
+@pytest.mark.parametrize("kind", [{}, {"shift_label": False}, WINDOWED, {"projector_type": "dflash"}])
+def test_losses_and_gradients_of_the_same_rows_alone(kind, limit, target, make_trainer, rows, monkeypatch):
+    monkeypatch.setattr(backbone, "MAX_DENSE_SCORES", limit)
+    packed, results = PackedRows(rows, MAX_LENGTH), []
+    anchors = sample_anchors(collate_rows(rows.rows)["loss_mask"], 6, seeded_generator(1))
+    drafter = build_drafter(target, **kind).train()
+    score = make_trainer(drafter, rows).objective.score
+    for batch, places in (
+        (collate_rows(rows.rows), anchors),
+        (collate_packed([packed[index] for index in range(len(packed))]), shifted(anchors, packed, rows)),
+    ):
+        drafter.zero_grad()
+        scored = score({**batch, "anchors": places}, lambda_base=0.4)
+        scored.losses.loss.backward()
+        sums = scored.losses.base, scored.losses.corrected, scored.weights.sum(), scored.is_correct.sum()
+        results.append([*sums, *(parameter.grad.clone() for parameter in drafter.parameters())])
+    torch.testing.assert_close(*results, **SUM_TOL)
+
+
+def test_no_anchor_is_drawn_whose_successor_is_of_another_row(rows):
+    packed = PackedRows(rows, MAX_LENGTH)
+    batch = collate_packed([packed[index] for index in range(len(packed))])
+    anchors = sample_anchors(batch["loss_mask"], 1000, seeded_generator(0), batch["position_ids"])
+    assert sum(int((row != UNUSED).sum()) for row in anchors) == sum(length - 1 for length in LENGTHS)
+    for row, ends in zip(anchors, packed.bins, strict=True):
+        lasts = torch.tensor([len(rows[index]["input_ids"]) for index in ends]).cumsum(0) - 1
+        assert not torch.isin(row, lasts).any()
+
+
+def test_training_goes_on_from_a_checkpoint_with_the_same_packed_rows(target, make_drafter, make_trainer, rows):
+    fields = {"packing": True, "max_length": MAX_LENGTH, "per_device_train_batch_size": 1, "num_anchors": 12}
+    whole = make_trainer(make_drafter(target), rows, **fields, max_steps=4, save_strategy="steps", save_steps=2)
+    assert len(whole.train_dataset) < len(rows)
+    whole.train()
+    resumed = make_trainer(make_drafter(target), rows, **fields, max_steps=4)
+    resumed.train(f"{whole.args.output_dir}/checkpoint-2")
+    for name, weight in whole.drafter.state_dict().items():
+        assert torch.equal(weight, resumed.drafter.state_dict()[name]), name
+
+
+def probe(target, rows):
+    config = DominoConfig(target_layer_ids=[1, 2], hidden_size=32, vocab_size=64, mask_token_id=3)
+    check_no_leaks(TargetModel(target, config), PackedRows(rows, MAX_LENGTH))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_targets_that_keep_rows_apart(dtype, target, rows):
+    probe(target.to(dtype), rows)
+    sizes = {"vocab_size": 64, "n_embd": 32, "n_head": 4, "n_layer": 4}
+    probe(GPT2LMHeadModel(GPT2Config(**sizes)).eval().to(dtype), rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_targets_that_do_not_are_refused(dtype, rows):
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4}
+    target = MambaForCausalLM(MambaConfig(state_size=8, **sizes)).eval().to(dtype)
+    with pytest.raises(ValueError, match="packing for MambaForCausalLM must be without a change"):
+        probe(target, rows)
+
+
+def test_the_trainer_probes(target, make_drafter, make_trainer, rows, monkeypatch):
+    whole = target.forward
+    monkeypatch.setattr(target, "forward", lambda position_ids=None, **inputs: whole(**inputs))
+    trainer = make_trainer(make_drafter(target), rows, packing=True, max_length=MAX_LENGTH)
+    with pytest.raises(ValueError, match="packing for Qwen3ForCausalLM must be without a change"):
+        trainer.train()

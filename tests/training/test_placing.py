@@ -1,0 +1,87 @@
+"""Targets in places of their own: dispatched, offloaded, quantised, or their two ends alone."""
+
+from __future__ import annotations
+
+import copy
+
+import families
+import pytest
+import torch
+import transformers
+from accelerate import cpu_offload, disk_offload
+
+from hf_domino.target import TargetModel
+from hf_domino.training.placing import files_digest, load_ends
+
+CPU = torch.device("cpu")
+
+
+def losses(trainer) -> list[float]:
+    trainer.train()
+    return [entry[name] for entry in trainer.state.log_history for name in ("loss", "eval_loss") if name in entry]
+
+
+def offload(target, where, folder):
+    if where == "cpu":
+        return cpu_offload(target, CPU)
+    if where == "disk":
+        return disk_offload(target, str(folder), CPU)
+    target.save_pretrained(folder)
+    placed = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    placed |= {"model.norm": "cpu"} | {f"model.layers.{index}": "disk" for index in (1, 2, 3)}
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=placed)
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk", "device_map"])
+def test_a_target_in_other_places_trains_the_same(
+    where, target, make_drafter, make_trainer, greedy_rows, tmp_path, monkeypatch
+):
+    start = make_drafter(target)
+    fields = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "epoch", "max_logits_per_chunk": 512}
+    rows = greedy_rows[:4], greedy_rows[:1]
+    expected = losses(make_trainer(copy.deepcopy(start), *rows, **fields))
+    placed = offload(target, where, tmp_path / "target")
+    assert any(weight.is_meta for weight in placed.parameters())
+    trainer = make_trainer(start, *rows, **fields, target=placed)
+    assert losses(trainer) == expected
+
+
+def test_a_quantised_target_trains(target, make_drafter, make_trainer, greedy_rows, tmp_path):
+    quantization = pytest.importorskip("torchao.quantization")
+    target.save_pretrained(tmp_path / "target")
+    config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    quantised = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "target", quantization_config=config)
+    assert "Int8" in type(quantised.model.layers[0].mlp.up_proj.weight).__name__
+    trainer = make_trainer(make_drafter(target), greedy_rows[:2], max_steps=2, logging_steps=1, target=quantised)
+    assert all(0 < loss < 20 for loss in losses(trainer))
+
+
+# Scaled embeddings with a soft cap; a scale of the logits; a head of its own.
+@pytest.mark.parametrize("model_type", ["gemma2", "cohere", "granite", "llama"])
+def test_the_ends_of_a_target_are_its_own(model_type, make_drafter, tmp_path):
+    target = families.build(model_type)
+    target.save_pretrained(tmp_path)
+    ends, config = load_ends(str(tmp_path), "auto", torch.device("cpu:0")), make_drafter(target).config
+    loaded = sum(weight.numel() for weight in ends.parameters() if not weight.is_meta)
+    assert loaded <= 2 * 96 * 32 < sum(weight.numel() for weight in target.parameters())
+    whole, view, ids = TargetModel(target, config), TargetModel(ends, config), torch.arange(40)[None]
+    assert torch.equal(view.embed(ids), whole.embed(ids))
+    hidden = torch.randn(3, 32)
+    assert torch.equal(view.logits(hidden), whole.logits(hidden))
+
+
+def test_a_mixture_of_experts_is_loaded_whole(tmp_path, caplog):
+    families.build("mixtral").save_pretrained(tmp_path)
+    assert load_ends(str(tmp_path), "auto", CPU) is None
+    assert "all of" in caplog.text
+
+
+def test_files_are_told_by_what_is_in_them(target, tmp_path):
+    target.save_pretrained(tmp_path / "one")
+    target.save_pretrained(tmp_path / "two")
+    first = files_digest(str(tmp_path / "one"))
+    assert first == files_digest(str(tmp_path / "two"))
+    target.model.norm.weight.data += 0.01
+    target.save_pretrained(tmp_path / "two")
+    assert first != files_digest(str(tmp_path / "two"))
+    assert files_digest(str(tmp_path)) is None

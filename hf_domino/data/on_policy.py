@@ -141,9 +141,9 @@ def _write(
 ) -> list[dict[str, Any]]:
     with states.recording(batch.prompts) as written:
         texts = writer.write(batch.prompts, Sampling(max_new_tokens, batch.temperature), seed)
-        rows = [
-            {"input_ids": prompt + text.ids, "prompt_length": len(prompt), "temperature": batch.temperature}
-            for prompt, text in zip(batch.prompts, texts, strict=True)
-        ]
-        written += [row["input_ids"] for row in rows]
-    return rows
+        whole = [prompt + text.ids for prompt, text in zip(batch.prompts, texts, strict=True)]
+        written += whole
+    return [
+        {"input_ids": ids, "prompt_length": len(prompt), "temperature": batch.temperature}
+        for prompt, ids in zip(batch.prompts, whole, strict=True)
+    ]

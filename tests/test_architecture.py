@@ -29,7 +29,7 @@ FLOORS = (
     {"target", "compatibility", "formats", "identity", "cards"},
     {"data", "drafter"},
     {"decoding", "training"},
-    {"integration", "drift", "check", "explain", "pair", "benchmark", "planner", "recipes", "publishing"},
+    {"integration", "drift", "check", "explain", "pair", "benchmark", "planner", "recipes", "publishing", "study"},
     {"cli"},
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

@@ -64,8 +64,8 @@ def count_pictures(shown: list[dict]) -> int:
     return sum("image/png" in output.get("data", {}) for output in shown)
 
 
-def test_there_are_five():
-    assert [path.name[:2] for path in NOTEBOOKS] == ["1-", "2-", "3-", "4-", "5-"]
+def test_there_are_six():
+    assert [path.name[:2] for path in NOTEBOOKS] == ["1-", "2-", "3-", "4-", "5-", "6-"]
 
 
 @each_notebook

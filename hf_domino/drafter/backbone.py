@@ -179,6 +179,8 @@ def attend_side_by_side(
     Returns:
         `torch.Tensor`: `[B, A, N * K, D]`.
     """
+    # Under autocast a norm gives fp32 and a projection does not, and neither tiles nor flex attention follow autocast.
+    queries, keys = queries.to(values.dtype), keys.to(values.dtype)
     if not dropout and can_flex(queries):
         return flex_block_attention(queries, keys, values, view)
     if not dropout and queries.device.type == "cpu" and view.num_queries * view.num_keys > MAX_DENSE_SCORES:

@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_domino import DominoConfig
+from hf_domino.drafter import backbone
 from hf_domino.drafter.backbone import AttentionInputs, attend_side_by_side
 from hf_domino.drafter.flex import block_mask, flex_block_attention
 from hf_domino.drafter.tiles import tiled_attention, tiles_of
@@ -98,6 +99,18 @@ def test_tiles_equal_the_mask(view, dtype, heads, queries_per_tile):
         attended.backward(gradient)
         found.append([attended, *(state.grad for state in inputs)])
     torch.testing.assert_close(*found, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("limit", [0, 2**30])
+def test_tiles_and_mask_take_what_autocast_gives(limit, monkeypatch):
+    monkeypatch.setattr(backbone, "MAX_DENSE_SCORES", limit)
+    view = view_of(ANCHORS["increasing"])
+    (queries, keys, values), _ = states(view, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):  # norms give fp32, projections bf16
+        attended = attend_side_by_side(queries, keys, values.bfloat16(), view)
+    assert attended.dtype == torch.bfloat16
+    expected = attend_side_by_side(queries, keys, values, view)
+    torch.testing.assert_close(attended.float(), expected, **TOLERANCES[torch.bfloat16])
 
 
 @EACH_VIEW

@@ -4,7 +4,7 @@
 measured, `report` and `figures` show it.
 """
 
-from hf_domino.benchmark.ngrams import distinct_ngram_ratio
 from hf_domino.benchmark.timing import generate_timed
+from hf_domino.data.ngrams import distinct_ngram_ratio
 
 __all__ = ["distinct_ngram_ratio", "generate_timed"]

@@ -14,6 +14,7 @@ from hf_domino.benchmark.rows import Row, measured, read_rows
 from hf_domino.benchmark.summary import summarize
 from hf_domino.cards import UnfitCard, check_card, merge_card, read_sections, render_card, training_section
 from hf_domino.cards.sections import CARD, read_card, read_text
+from hf_domino.cards.training import FIGURE
 from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.loading import interpret
@@ -167,7 +168,7 @@ def _training(folder: Path, existing: str) -> str | None:
     if section is not None and _unrecorded(folder, section) is None:
         return section
     state = _read_state(folder)
-    return state and training_section(state)
+    return state and training_section(state, figure=FIGURE if (folder / FIGURE).is_file() else None)
 
 
 def _unrecorded(folder: Path, section: str) -> str | None:

@@ -1,7 +1,4 @@
-"""Figures of a benchmark, drawn from its rows alone: speed-up, acceptance by position, the time in a round.
-
-They stand on a light card of their own, so that they read on light and dark pages alike.
-"""
+"""Figures of a benchmark, drawn from its rows alone: speed-up, acceptance by position, the time in a round."""
 
 from __future__ import annotations
 
@@ -13,9 +10,8 @@ from hf_domino.benchmark.methods import BASELINE, METHODS
 from hf_domino.benchmark.report import label, methods_of, modes_of
 from hf_domino.benchmark.rows import Row
 from hf_domino.benchmark.summary import FORWARDS, Summary, summarize
+from hf_domino.figures import EXTRA, FAINT, INK, STYLE, WIDTH, can_draw, write_figure
 
-WIDTH = 10  # inches
-CARD, PANEL, INK, FAINT = "#f6f8fa", "#ffffff", "#24292f", "#d0d7de"
 # One a method, in the order of `METHODS`; what comes after them takes the last.
 COLOURS = (
     *("#afb8c1", "#6e7781", "#bf3989", "#8250df", "#cf6f1e"),
@@ -28,24 +24,6 @@ PHASE_COLOURS = {
     "rollout": "#2f8a45",
     "verify": "#c0483c",
     "rest": "#8c959f",
-}
-STYLE: Any = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "hf_domino",  # the same rows give the same file
-    "font.size": 11,
-    "text.color": INK,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.facecolor": PANEL,
-    "figure.facecolor": CARD,
-    "savefig.facecolor": CARD,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.frameon": False,
 }
 
 
@@ -61,12 +39,10 @@ def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
     Raises:
         ValueError: If matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError(
-            "--figures needs matplotlib, which is not installed: pip install 'hf-domino[figures]'."
-        ) from error
+    if not can_draw():
+        raise ValueError(f"--figures needs matplotlib, which is not installed: {EXTRA}.")
+    import matplotlib
+
     summaries = {
         (mode, method): summarize(rows, method, mode) for mode in modes_of(rows) for method in methods_of(rows)
     }
@@ -94,13 +70,9 @@ def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
         ValueError: If matplotlib is not installed.
     """
     figures = make_figures(rows)
-    import matplotlib
-
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg" for name in figures]
-    with matplotlib.rc_context(STYLE):
-        for path, figure in zip(paths, figures.values(), strict=True):
-            figure.savefig(path, metadata={"Date": None})
+    for path, figure in zip(paths, figures.values(), strict=True):
+        write_figure(figure, path)
     return paths
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from hf_domino.benchmark.methods import BASELINE, Arguments, models_of
-from hf_domino.benchmark.ngrams import distinct_ngram_ratio
 from hf_domino.benchmark.prompts import encode, kind, source
 from hf_domino.benchmark.rows import Row
 from hf_domino.benchmark.timing import PeakMemory, first_token_seconds, generate_timed, streamed_rounds
+from hf_domino.data.ngrams import distinct_ngram_ratio
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import Pair
 from hf_domino.stats import DecodingStats, timed_phases

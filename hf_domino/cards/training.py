@@ -10,16 +10,21 @@ from transformers import TrainerState
 LOG_COLUMNS = (
     "step", "num_input_tokens_seen", "hours", "lambda_base", "base_loss", "corrected_loss", "acceptance_length",
 )  # fmt: skip
-EVALUATION = ("loss", "base_loss", "acceptance_length", "walked_acceptance_length")
+EVALUATION = (
+    "base_loss", "loss", "base_acceptance_length", "acceptance_length", "base_walked_acceptance_length",
+    "walked_acceptance_length", "predicted_speed_up",
+)  # fmt: skip
 MOST_LOG_ROWS = 12
+FIGURE = "figures/training.svg"  # of a training, in the drafter's folder
 
 
-def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None) -> str:
-    """What a trainer recorded, as a section of a card: steps, tokens, hours, the loss log and the last evaluation.
+def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None, figure: str | None = None) -> str:
+    """What a trainer recorded, as a section of a card: steps, tokens, hours, the loss log and the evaluations.
 
     Args:
         state (`TrainerState`): Of the trainer, or read from its `trainer_state.json`.
         facts (`Mapping`, *optional*): More rows for the first table, such as the settings.
+        figure (`str`, *optional*): Path of its picture, from the card.
     """
     log = [entry for entry in state.log_history if "base_loss" in entry]
     evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
@@ -29,18 +34,37 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
         "hours": log[-1].get("hours") if log else None,
     } | dict(facts or {})
     parts = ["## Training", _table(("", ""), [(name, value) for name, value in recorded.items() if value is not None])]
+    parts += [f"![Training]({figure})"] if figure else []
     if log:
-        columns = [name for name in LOG_COLUMNS if any(name in entry for entry in log)]
-        rows = [[entry.get(name) for name in columns] for entry in _thinned(log)]
-        parts += ["The loss log; acceptance lengths in it are teacher-forced.", _table(columns, rows)]
+        parts += ["The loss log; acceptance lengths in it are teacher-forced.", _columns(log, LOG_COLUMNS)]
     if evaluations:
-        last = evaluations[-1]
-        figures = [(name, last[f"eval_{name}"]) for name in EVALUATION if f"eval_{name}" in last]
-        parts += [f"Evaluation after step {last['step']}.", _table(("", ""), figures)]
+        parts += ["On held-out text; walked acceptance lengths are those of real rounds, `base_` is without the head."]
+        parts += [_columns(evaluations, EVALUATION, prefix="eval_"), *_by_position(evaluations[-1])]
     return "\n\n".join(parts)
 
 
-def _thinned(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix: str = "") -> str:
+    """A table of a few of the entries, with the columns that any of them has."""
+    names = [name for name in wanted if any(f"{prefix}{name}" in entry for entry in entries)]
+    fields = {name: f"{prefix}{name}" for name in names}
+    if prefix:
+        fields = {"step": "step"} | fields
+    return _table(list(fields), [[entry.get(name) for name in fields.values()] for entry in _thinned(entries)])
+
+
+def _by_position(evaluation: Mapping[str, Any]) -> list[str]:
+    """Share of proposals that are right where all before them are; nothing where it was not recorded."""
+    rows = []
+    for name, prefix in (("base logits", "eval_base_accept_at_"), ("as drafted", "eval_accept_at_")):
+        places = range(1, 1 + sum(key.startswith(prefix) for key in evaluation))
+        rows += [[name, *(evaluation[f"{prefix}{place}"] for place in places)]] if places else []
+    if not rows:
+        return []
+    title = f"Share of proposals that are right where all before them are, after step {evaluation['step']:,}."
+    return [title, _table(["", *map(str, range(1, max(map(len, rows))))], rows)]
+
+
+def _thinned(log: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """At most `MOST_LOG_ROWS` entries, evenly spread, the first and the last among them."""
     count = min(len(log), MOST_LOG_ROWS)
     return [log[round(index * (len(log) - 1) / max(count - 1, 1))] for index in range(count)]

@@ -25,6 +25,7 @@ COMMANDS = {
     "chat": ("hf_domino.cli.chat", "Talk to a target with its drafter, and see each round."),
     "check": ("hf_domino.cli.check", "Say whether a drafter fits its target, and if not, why."),
     "train": ("hf_domino.cli.train", "Train a drafter for a target, from one YAML file or flags."),
+    "data": ("hf_domino.cli.data", "Let a target write its own training text, with or without prompts."),
     "bench": ("hf_domino.cli.bench", "Measure every way to generate on your model, in one process."),
     "card": ("hf_domino.cli.card", "Write a drafter's card from its rows and training, or check it."),
     "plan": (
@@ -36,7 +37,7 @@ COMMANDS = {
     "push": ("hf_domino.cli.push", "Publish a drafter's folder on the Hub: weights, configuration, card, results."),
     "export": ("hf_domino.cli.export", "Write a drafter as a folder that SGLang, vLLM and others read."),
     "study": ("hf_domino.cli.study", "Train Domino, its twin and variants alike, and show what made a difference."),
-    "recipe": ("hf_domino.cli.recipe", "Make the bundled pair from nothing."),
+    "recipe": ("hf_domino.cli.recipe", "Make a pair from nothing: the bundled one, or that of SmolLM2."),
     "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),
 }
 HELP = {"-h", "--help"}

@@ -1,4 +1,4 @@
-"""`hf-domino recipe`: make the bundled pair from nothing."""
+"""`hf-domino recipe`: make a target with its drafter from nothing, the bundled pair or one for SmolLM2."""
 
 from __future__ import annotations
 
@@ -8,19 +8,34 @@ from pathlib import Path
 
 EXAMPLES = """\
   hf-domino recipe --work pair-work --output model_cards
+  hf-domino recipe smollm2 --work smollm2-work --stage target
 """
+PAIR, SMOLLM2 = "pair", "smollm2"
+STAGES = ("target", "data")
+SOURCES = ("package", "hub")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino recipe`."""
-    parser.add_argument("--output", type=Path, default=Path("model_cards"), help="folder the pair is written to")
-    parser.add_argument("--work", type=Path, default=Path("pair-work"), help="folder for intermediate results")
-    parser.add_argument("--packages", type=Path, help="folder with the corpus packages (default: install them)")
+    parser.add_argument("name", nargs="?", choices=(PAIR, SMOLLM2), default=PAIR, help="which recipe")
+    parser.add_argument("--work", type=Path, help="folder for intermediate results (default: NAME-work)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes, one core each")
+    pair = parser.add_argument_group("pair: corpus, target, drafter and its twin, all made here")
+    pair.add_argument("--output", type=Path, default=Path("model_cards"), help="folder the pair is written to")
+    pair.add_argument("--packages", type=Path, help="folder with the corpus packages (default: install them)")
+    smollm2 = parser.add_argument_group("smollm2: SmolLM2-135M-Instruct, fetched")
+    smollm2.add_argument("--stage", choices=STAGES, help="make this stage only, and those before it (default: all)")
+    smollm2.add_argument("--source", choices=SOURCES, default="package", help="where the target is fetched from")
+    smollm2.add_argument("--rows", type=int, default=4096, help="prompts that the target writes and answers")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino recipe`."""
-    from hf_domino.recipes.bundled import make_pair
+    options.work = options.work or Path(f"{options.name}-work")
+    if options.name == PAIR:
+        from hf_domino.recipes.bundled import make_pair
 
-    return make_pair(options, "hf_domino.cli")
+        return make_pair(options, "hf_domino.cli")
+    from hf_domino.recipes.smollm2 import make_smollm2
+
+    return make_smollm2(options, "hf_domino.cli")

@@ -6,10 +6,23 @@ from hf_domino.late import late
 
 if TYPE_CHECKING:
     from hf_domino.data.counts import RowCounts
+    from hf_domino.data.endpoint import EndpointWriter
     from hf_domino.data.on_policy import generate_on_policy
     from hf_domino.data.rows import RowDataset, load_rows
+    from hf_domino.data.settings import WritingSettings
+    from hf_domino.data.writers import TargetWriter
+    from hf_domino.data.writing import write_data
 
-__all__ = ["RowCounts", "RowDataset", "generate_on_policy", "load_rows"]
+__all__ = [
+    "EndpointWriter",
+    "RowCounts",
+    "RowDataset",
+    "TargetWriter",
+    "WritingSettings",
+    "generate_on_policy",
+    "load_rows",
+    "write_data",
+]
 
 # Public name -> module it is loaded from.
 _LATER = {
@@ -17,6 +30,10 @@ _LATER = {
     "RowDataset": "rows",
     "load_rows": "rows",
     "generate_on_policy": "on_policy",
+    "write_data": "writing",
+    "WritingSettings": "settings",
+    "TargetWriter": "writers",
+    "EndpointWriter": "endpoint",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late(__name__, _LATER)

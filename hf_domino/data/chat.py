@@ -77,10 +77,20 @@ def encode_prompt(
     Raises:
         ValueError: If the tokenizer has no chat template, or the template refuses the conversation.
     """
+    text = render_prompt(messages, tokenizer, place, template_kwargs)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def render_prompt(
+    messages: Sequence[Message],
+    tokenizer: Any,
+    place: str = "messages",
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """As [`encode_prompt`], the text before it is cut into tokens."""
     _template(tokenizer, place)
     kwargs = dict(template_kwargs or {})
-    text = _render(list(messages), tokenizer, place, tokenize=False, add_generation_prompt=True, **kwargs)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+    return _render(list(messages), tokenizer, place, tokenize=False, add_generation_prompt=True, **kwargs)
 
 
 def _encode_by_turns(

@@ -8,23 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_domino.compatibility import refusal
 from hf_domino.data.keeping import NoStates, StateKeeper
-from hf_domino.identity import TargetIdentity, check_same, identify
+from hf_domino.data.settings import check_settings, read_settings
+from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter
+from hf_domino.identity import identify
 
-# Truncation that a target's generation configuration may ask for, switched off.
-UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 NO_STATES = NoStates()
-START_AGAIN = "Delete the file or pass overwrite=True (--overwrite true) to start it again, or choose another folder."
 
 
 @dataclass(frozen=True)
@@ -84,12 +80,12 @@ def generate_on_policy(
     _begin(output, settings | {"target": identify(target).to_dict()}, overwrite)
     batches = list(_plan(prompts, temperatures, batch_size))[shard[0] :: shard[1]]
     done = _keep_whole_batches(output, [len(batch.prompts) for batch in batches])
-    autocast = torch.autocast(target.device.type, torch.bfloat16) if bf16 else nullcontext()
+    writer = TargetWriter(target, bf16)
     states.expect([prompt for batch in batches[done:] for prompt in batch.prompts], max_new_tokens)
-    with output.open("a", encoding="utf-8") as file, autocast:
+    with output.open("a", encoding="utf-8") as file:
         bar = tqdm(batches[done:], "on-policy text", len(batches), initial=done, unit="batch", disable=not progress)
         for batch in bar:
-            rows = _continue(target, batch, max_new_tokens, seed, states)
+            rows = _write(writer, batch, max_new_tokens, seed * SEED_STRIDE + batch.index, states)
             file.write("".join(json.dumps(row) + "\n" for row in rows))
             file.flush()
     states.flush()
@@ -116,7 +112,7 @@ def _begin(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
     path = settings_file(output)
     if path.exists() and output.exists():
         try:
-            _check_settings(output, json.loads(path.read_text(encoding="utf-8")), settings)
+            check_settings(output, read_settings(path), settings)
             return
         except ValueError:
             if not overwrite:
@@ -124,15 +120,6 @@ def _begin(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
             output.unlink()
     output.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(settings), encoding="utf-8")
-
-
-def _check_settings(output: Path, found: dict[str, Any], settings: dict[str, Any]) -> None:
-    recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, settings))
-    assert target is not None
-    check_same(recorded, target, str(output), START_AGAIN)
-    for name, value in settings.items():
-        if name != "target" and found.get(name) != value:
-            raise refusal(name, f"{found.get(name)!r}, with which {output} was begun", value, START_AGAIN)
 
 
 def _keep_whole_batches(output: Path, sizes: Sequence[int]) -> int:
@@ -149,44 +136,14 @@ def _keep_whole_batches(output: Path, sizes: Sequence[int]) -> int:
     return done
 
 
-def _continue(
-    target: PreTrainedModel, batch: _PromptBatch, max_new_tokens: int, seed: int, states: StateKeeper
+def _write(
+    writer: TargetWriter, batch: _PromptBatch, max_new_tokens: int, seed: int, states: StateKeeper
 ) -> list[dict[str, Any]]:
     with states.recording(batch.prompts) as written:
-        rows = _generate(target, batch, max_new_tokens, seed)
-        written += [row["input_ids"] for row in rows]
-    return rows
-
-
-def _generate(target: PreTrainedModel, batch: _PromptBatch, max_new_tokens: int, seed: int) -> list[dict[str, Any]]:
-    longest = max(map(len, batch.prompts))
-    sampling: dict[str, Any] = {"do_sample": batch.temperature > 0}
-    if batch.temperature > 0:
-        sampling |= {"temperature": batch.temperature, **UNTRUNCATED}
-    pad_token_id = target.generation_config.pad_token_id or 0
-    with torch.random.fork_rng(devices=[target.device] if target.device.type == "cuda" else []):
-        torch.manual_seed(seed * 1_000_003 + batch.index)
-        generated = target.generate(
-            **_pad_left(batch.prompts, longest, pad_token_id, target.device),
-            max_new_tokens=max_new_tokens,
-            pad_token_id=pad_token_id,
-            **sampling,
-        )
-    ends = target.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list) else [ends])
-    rows = []
-    for prompt, row in zip(batch.prompts, generated[:, longest:].tolist(), strict=True):
-        length = next((index + 1 for index, token in enumerate(row) if token in ends), len(row))
-        rows.append(
-            {"input_ids": prompt + row[:length], "prompt_length": len(prompt), "temperature": batch.temperature}
-        )
-    return rows
-
-
-def _pad_left(
-    prompts: list[list[int]], length: int, pad_token_id: int, device: torch.device
-) -> dict[str, torch.Tensor]:
-    padding = [length - len(prompt) for prompt in prompts]
-    ids = [[pad_token_id] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
-    seen = [[0] * count + [1] * len(prompt) for count, prompt in zip(padding, prompts, strict=True)]
-    return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(seen, device=device)}
+        texts = writer.write(batch.prompts, Sampling(max_new_tokens, batch.temperature), seed)
+        whole = [prompt + text.ids for prompt, text in zip(batch.prompts, texts, strict=True)]
+        written += whole
+    return [
+        {"input_ids": ids, "prompt_length": len(prompt), "temperature": batch.temperature}
+        for prompt, ids in zip(batch.prompts, whole, strict=True)
+    ]

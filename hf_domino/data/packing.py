@@ -73,6 +73,8 @@ def _joined(values: list[Any]) -> Any:
 def _lengths(rows: Any) -> list[int]:
     if isinstance(rows, RowDataset):  # which may be too many to look at one by one
         return [length for _, lengths in rows.token_batches() for length in lengths.tolist()]
+    if hasattr(rows, "lengths"):  # of rows that carry more than their tokens
+        return rows.lengths
     return [len(rows[index]["input_ids"]) for index in range(len(rows))]
 
 

@@ -1,20 +1,112 @@
-"""PEFT's adapters on a drafter: which drafter a saved one belongs to, and the drafter that one was put into."""
+"""PEFT's adapters on a drafter: made, loaded into the drafter they belong to, and merged where that is needed."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import is_peft_available
+from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from hf_domino.compatibility import refusal
+from hf_domino.compatibility import HEAD_MODULES, refusal
 from hf_domino.formats.source import check_source
 from hf_domino.formats.stored import read_object
+from hf_domino.identity import TargetIdentity
 
 _FIELD = "base_model_name_or_path in adapter_config.json"
+# What LoRA adapts of a drafter: every matrix. PEFT adapts modules by the ends of their names, and parameters of a GRU.
+LAYERS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc"),
+    *("embed_proj.0", "embed_proj.2"),
+)
+GRU_WEIGHTS = ("prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0")
+TARGET_FILE = "target.json"
+OLDEST_PEFT = "0.17"  # it adapts parameters too
+
+
+def add_lora(drafter: Any, rank: int, alpha: int) -> Any:
+    """Put LoRA on every matrix of a drafter: backbone, `fc`, GRU and correction projection. The rest is frozen.
+
+    Args:
+        drafter (`DominoDraftModel`): A drafter that was loaded from a folder or the Hub; the adapters are put into it.
+        rank (`int`): Of every adapter.
+        alpha (`int`): Adapters count alpha / rank times.
+
+    Returns:
+        `peft.PeftModel`: The drafter in PEFT's wrapper, whose `save_pretrained` saves the adapter alone.
+
+    Raises:
+        ValueError: If the drafter has no name that the adapter could be loaded over.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    if not drafter.name_or_path:
+        remedy = "Save it with save_pretrained, and load it again."
+        raise refusal("the drafter of a LoRA training", "one loaded from a folder or the Hub", "a new one", remedy)
+    has_head = drafter.has_correction_head
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=[name for name in LAYERS if has_head or name.split(".")[0] not in HEAD_MODULES],
+        target_parameters=list(GRU_WEIGHTS) if has_head else None,
+    )
+    wrapped = get_peft_model(drafter, config)
+    wrapped.__dict__["create_or_update_model_card"] = lambda *_: None  # the trainer writes a drafter's card
+    return wrapped
+
+
+def load_adapter(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
+    """Put a saved adapter into its drafter. One of the correction head, which is read weight by weight, is merged.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter it was made for.
+        name (`str`): The adapter's folder or Hub name.
+        download (`Mapping`): What `from_pretrained` takes for the Hub.
+
+    Returns:
+        `DominoDraftModel`: The drafter.
+
+    Raises:
+        ValueError: If the file lacks tensors that its configuration asks for: they would stay as they were made.
+    """
+    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
+
+    stored = {_own_name(key) for key in load_peft_weights(name, device="cpu", **download)}
+    of_head = any(key.split(".")[0] in HEAD_MODULES for key in stored)
+    wrapped = PeftModel.from_pretrained(drafter, name, **download) if of_head else drafter
+    if not of_head:
+        drafter.load_adapter(name, adapter_kwargs=dict(download))
+    missing = sorted({_own_name(key) for key in get_peft_model_state_dict(wrapped)} - stored)
+    if missing:
+        shown = f"a file without {', '.join(missing[:3])} ({len(missing)} tensors)"
+        raise refusal(f"the adapter {name}", "complete", shown, "Save it again, or download it again.")
+    if target := _read_target(name, download):
+        target.record_in(drafter.config)
+    return wrapped.merge_and_unload() if of_head else drafter
+
+
+def save_target(drafter: Any, folder: str | os.PathLike) -> None:
+    """Write which target an adapter was trained for beside it: the drafter it belongs to names its own one.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter, whose configuration names the target.
+        folder (`str` or `PathLike`): The adapter's.
+    """
+    if target := TargetIdentity.recorded_in(drafter.config):
+        Path(folder, TARGET_FILE).write_text(json.dumps(target.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def _read_target(name: str, download: Mapping[str, Any]) -> TargetIdentity | None:
+    """The target that an adapter was trained for; None where PEFT alone saved it."""
+    file = cached_file(name, TARGET_FILE, _raise_exceptions_for_missing_entries=False, **download)
+    return TargetIdentity.from_dict(read_object(Path(file))) if file else None
+
+
+def _own_name(key: str) -> str:
+    return key.removeprefix("base_model.model.")
 
 
 def base_of(name: Any, download: Mapping[str, Any]) -> str | None:

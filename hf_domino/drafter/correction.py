@@ -54,6 +54,15 @@ class PrefixGRU(nn.GRU):
         return torch.lerp(torch.addcmul(new, reset, state_new).tanh(), state, update)
 
 
+def weight_of(layer: nn.Linear) -> torch.Tensor:
+    """The weight of a layer with what PEFT's adapters add to it, while they are trained."""
+    weight = layer.weight
+    if not getattr(layer, "merged", False):
+        for adapter in getattr(layer, "active_adapters", ()):
+            weight = weight + layer.get_delta_weight(adapter)  # type: ignore[operator]
+    return weight
+
+
 class ZeroLinear(nn.Linear):
     """A linear layer whose fresh weights are zero: an untrained correction head drafts what plain DFlash does."""
 
@@ -76,7 +85,7 @@ class CorrectionProjection(nn.Sequential):
 
     @property
     def _w1(self) -> torch.Tensor:
-        return cast(nn.Linear, self[0]).weight  # [R, H + G]
+        return weight_of(cast(nn.Linear, self[0]))  # [R, H + G]
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """The draft hidden states' part of W1: `[..., H]` to `[..., R]`."""

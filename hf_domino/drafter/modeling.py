@@ -23,7 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from hf_domino.cards.pushing import PushesItsCard
 from hf_domino.compatibility import check_loading_info, refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.drafter.adapters import base_download, base_of
+from hf_domino.drafter.adapters import base_download, base_of, load_adapter
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
@@ -240,7 +240,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> DominoDraftModel:
         """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
 
-        Of an adapter that PEFT saved, the drafter it was made for is loaded, and the adapter into it.
+        Of an adapter that PEFT saved, the drafter it was made for is loaded, and the adapter into it; merged, if it
+        changes the correction head.
 
         Checkpoints of other projects are recognised by their configuration: SpecForge, z-lab's DFlash, speculators,
         Model-Optimizer, and Transformers' own DFlash drafter.
@@ -258,7 +259,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             model, info = cls.from_pretrained(
                 base, *args, **others, **base_download(download), output_loading_info=True
             )
-            model.load_adapter(os.fspath(pretrained_model_name_or_path), adapter_kwargs=download)
+            model = load_adapter(model, os.fspath(pretrained_model_name_or_path), download)
             return (model, info) if wants_info else model  # type: ignore[return-value]
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         check_loading_info(model.config, info)

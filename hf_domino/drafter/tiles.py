@@ -82,6 +82,9 @@ def tiled_attention(
     Returns:
         `torch.Tensor`: `[B, A, N * K, D]`.
     """
+    if torch.is_autocast_enabled("cpu"):  # which does not reach the kernels called here
+        dtype = torch.get_autocast_dtype("cpu")
+        queries, keys, values = queries.to(dtype), keys.to(dtype), values.to(dtype)
     grouped = queries.unflatten(1, (keys.shape[1], -1))  # [B, E, G, N * K, D]
     return _TiledAttention.apply(grouped, keys, values, view, tiles_of(view, queries_per_tile)).flatten(1, 2)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
 from hf_domino.recipes.cards import write_cards
 from hf_domino.recipes.corpus import REQUIREMENTS, Module, collect_modules
 from hf_domino.recipes.pretrain import TargetRecipe, stage_folder
+from hf_domino.recipes.processes import torchrun
 from hf_domino.recipes.prompts import held_out_prompts, training_prompts, write_prompts
 from hf_domino.recipes.tokenizer import train_tokenizer
 
@@ -147,20 +147,14 @@ def _tokenize(modules: list[Module], tokenizer) -> np.ndarray:
     return np.concatenate(pieces)
 
 
-def _torchrun(processes: int, module: str, *arguments: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "-m", module, *arguments], check=True, env=environment)
-
-
 def _pretrain(work: Path, recipe: TargetRecipe, stage: int, most_processes: int) -> None:
     micro_batches = recipe.stages[stage].micro_batches_per_step
     processes = max(count for count in range(1, most_processes + 1) if micro_batches % count == 0)
-    _torchrun(processes, "hf_domino.recipes.pretrain", f"--work={work}", f"--stage={stage}")
+    torchrun(processes, "hf_domino.recipes.pretrain", f"--work={work}", f"--stage={stage}")
 
 
 def _posttrain(work: Path, processes: int) -> None:
-    _torchrun(min(processes, 4), "hf_domino.recipes.posttrain", f"--work={work}")
+    torchrun(min(processes, 4), "hf_domino.recipes.posttrain", f"--work={work}")
 
 
 def export_target(work: Path, output: Path) -> None:
@@ -219,7 +213,7 @@ def _end_of_text(target: PreTrainedModel) -> int:
 
 
 def _train_drafter(work: Path, options: argparse.Namespace, commands: str, projector_type: str) -> None:
-    _torchrun(
+    torchrun(
         2 if options.processes > 1 else 1,
         commands,
         "train",

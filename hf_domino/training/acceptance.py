@@ -10,6 +10,7 @@ Shapes: S sequence length, N anchors, K block size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
@@ -24,6 +25,18 @@ from hf_domino.training.losses import draft_logits
 from hf_domino.training.meter import accepted_runs
 
 ANCHORS_PER_FORWARD = 64
+
+
+class WalkedRounds(NamedTuple):
+    """Acceptance lengths of walked rounds: for each sequence, one entry per round.
+
+    Args:
+        base (`list[list[int]]`): Of rounds that take the base logits as they are.
+        corrected (`list[list[int]]`): Of the drafter's own rounds.
+    """
+
+    base: list[list[int]]
+    corrected: list[list[int]]
 
 
 def walk_acceptance(
@@ -47,17 +60,33 @@ def walk_acceptance(
         `list[list[int]]`: For each sequence, one entry per round: accepted proposals plus the bonus token. Rounds
         whose proposals reach behind the sequence are left out.
     """
+    return walk_rounds(drafter, target, sequences, prompt_lengths, hidden_states).corrected
+
+
+def walk_rounds(
+    drafter: DominoDraftModel,
+    target: PreTrainedModel,
+    sequences: Sequence[Sequence[int]],
+    prompt_lengths: Sequence[int],
+    hidden_states: Sequence[torch.Tensor | None] | None = None,
+) -> WalkedRounds:
+    """What [`walk_acceptance`] gives, and the same without the correction head, at the price of one walk.
+
+    Args:
+        drafter, target, sequences, prompt_lengths, hidden_states: As for [`walk_acceptance`].
+    """
     was_training = drafter.training
     drafter.eval()
     view = TargetModel(target, drafter.config)
-    rounds = []
+    rounds = WalkedRounds([], [])
     for sequence, start, states in zip(
         sequences, prompt_lengths, hidden_states or [None] * len(sequences), strict=True
     ):
         batch = {"input_ids": torch.as_tensor(sequence, device=drafter.device)[None]}
         if states is not None:
             batch[STATES] = states.to(drafter.device)[None]
-        rounds.append(_walk(accept_lengths(drafter, view, batch, start).tolist()))
+        for walked, lengths in zip(rounds, accept_lengths(drafter, view, batch, start).tolist(), strict=True):
+            walked.append(_walk(lengths))
     drafter.train(was_training)
     return rounds
 
@@ -75,16 +104,17 @@ def accept_lengths(
         first_anchor (`int`): First position to start a round at.
 
     Returns:
-        `torch.Tensor`: `[N]` int64, N = max(0, S - num_draft_tokens - first_anchor).
+        `torch.Tensor`: `[2, N]` int64, of base and corrected logits; N = max(0, S - num_draft_tokens - first_anchor).
     """
     input_ids = batch["input_ids"]
     end = max(input_ids.shape[1] - drafter.config.num_draft_tokens, first_anchor)
     anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):
-        return anchors
+        return anchors.expand(2, -1)
     context_features = drafter.fuse_context(states_of_batch(target, batch).captured)
     pieces = anchors[None].split(ANCHORS_PER_FORWARD, dim=1)
-    return torch.cat([_accept_lengths(drafter, target, input_ids, context_features, piece) for piece in pieces])
+    lengths = [_accept_lengths(drafter, target, input_ids, context_features, piece) for piece in pieces]
+    return torch.cat(lengths, dim=1)
 
 
 def mean_acceptance_length(rounds: Sequence[Sequence[int]]) -> float | None:
@@ -106,11 +136,13 @@ def _accept_lengths(
     blocks = draft_blocks(drafter, target, input_ids, context_features[:, :end], anchors)
     labels, weights = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
     scored = blocks.select(torch.ones_like(labels, dtype=torch.bool), labels, weights, config)
-    _, corrected = draft_logits(drafter, target, scored)
-    positions = block_positions(anchors, config.block_size) + 1 - config.label_offset
-    corrected = _penalise(corrected, input_ids, positions.flatten(), target.model)
-    is_correct = (corrected.argmax(dim=-1) == scored.labels).view_as(labels)
-    return accepted_runs(is_correct, config.label_offset)[0] + 1
+    positions = (block_positions(anchors, config.block_size) + 1 - config.label_offset).flatten()
+    choices = [
+        _penalise(logits, input_ids, positions, target.model).argmax(dim=-1)
+        for logits in draft_logits(drafter, target, scored)
+    ]
+    is_correct = (torch.stack(choices) == scored.labels).view(2, *labels.shape[1:])
+    return accepted_runs(is_correct, config.label_offset) + 1
 
 
 def _penalise(

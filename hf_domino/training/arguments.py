@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
+from transformers.utils.import_utils import is_peft_greater_or_equal
 
 from hf_domino.compatibility import refusal
+from hf_domino.drafter.adapters import OLDEST_PEFT
 from hf_domino.training.distillation import DIVERGENCES, Distillation
 from hf_domino.training.fields import TrainingFields
 from hf_domino.training.losses import LossOptions
@@ -72,6 +74,14 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             processes; each is gathered while it runs. Otherwise every process has a copy.
         walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
             walked; 0 for none.
+        predict_speed_up (`bool`, *optional*, defaults to `True`): Measure once, in the first evaluation, what a round
+            and a step of the target cost on this device, and log the speed-up that the walked rounds would give. Needs
+            `walk_rows`.
+        lora_rank (`int`, *optional*): Train LoRA of this rank on every matrix of a drafter that exists, and nothing
+            else; what is saved is the adapter, which loads over that drafter. Needs peft 0.17.
+        lora_alpha (`int`, *optional*): The adapters count alpha / rank times. Defaults to twice the rank.
+        train_only (`str`, *optional*): `"head"` to train the correction head over a backbone that stays as it is. The
+            base loss cannot fall then, so the corrected loss is trained from the first step.
         logging_steps (`float`, *optional*, defaults to 0.05): Steps between lines of the log, or below 1 a share of all
             steps: 20 lines a training.
 
@@ -116,6 +126,10 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         for name, choices in (("distillation_loss", DIVERGENCES), ("position_weights", POSITION_WEIGHTS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
+        self._check_parts()
+        if "walked" in str(self.metric_for_best_model) and not self.walk_rows:
+            remedy = "Set walk_rows to 1 or more."
+            raise refusal("metric_for_best_model with walk_rows=0", "'loss'", self.metric_for_best_model, remedy)
         if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             remedy = "Leave it out: the context features that all layers share would lose their gradient."
             raise refusal("use_reentrant in gradient_checkpointing_kwargs", False, True, remedy)
@@ -144,6 +158,25 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             Distillation(weight, temperature, self.distillation_loss) if weight else None,
             self.dpace_alpha if self.position_weights == "dpace" else None,
         )
+
+    def _check_parts(self) -> None:
+        """Refuse parts of the drafter that cannot be trained so, or not together."""
+        if self.train_only not in (None, "head"):
+            raise refusal("train_only", "'head' or left out", self.train_only, "Without it, all is trained.")
+        if self.lora_rank is None:
+            if self.lora_alpha is not None:
+                raise refusal("lora_alpha without lora_rank", None, self.lora_alpha, "Set lora_rank, too.")
+            return
+        for name in ("train_only", "muon_learning_rate"):
+            if getattr(self, name) is not None:
+                remedy = "Adapters are trained with AdamW, of head and backbone alike."
+                raise refusal(f"{name} with lora_rank", None, getattr(self, name), remedy)
+        if not is_peft_greater_or_equal(OLDEST_PEFT):
+            raise refusal("lora_rank", f"left out, without peft {OLDEST_PEFT}", self.lora_rank, "pip install peft")
+        self.lora_alpha = 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+        for name in ("lora_rank", "lora_alpha"):
+            if getattr(self, name) < 1:
+                raise refusal(name, "at least 1", getattr(self, name), "4 to 16 follow a fine-tuned target.")
 
     def _check_reports(self) -> None:
         """Refuse backends that are not installed: the trainer would, but after everything is loaded and generated."""

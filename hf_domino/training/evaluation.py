@@ -1,4 +1,4 @@
-"""The evaluating half of the trainer: losses over fixed anchors, and acceptance in walked rounds."""
+"""The evaluating half of the trainer: losses and acceptance over fixed anchors, walked rounds, what they are worth."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from torch import nn
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
-from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
+from hf_domino.training.acceptance import mean_acceptance_length, walk_rounds
 from hf_domino.training.anchors import sample_anchors_by_content
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.checkpoints import CheckpointingTrainer
+from hf_domino.training.evidence import EvaluationMeter
 from hf_domino.training.hidden_states.reading import STATES
-from hf_domino.training.meter import TrainingMeter
+from hf_domino.training.losses import lambda_base_at
 from hf_domino.training.objective import Batch, Objective
+from hf_domino.training.speed import RoundCost, measure_round
 
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 
@@ -28,6 +30,7 @@ class EvaluatingTrainer(CheckpointingTrainer):
     drafter: DominoDraftModel
     target: TargetModel
     objective: Objective
+    _round_cost: RoundCost | None = None
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -37,21 +40,31 @@ class EvaluatingTrainer(CheckpointingTrainer):
         inputs["loss_mask"][self._num_own_rows(len(inputs["loss_mask"])) :] = 0
         inputs["anchors"] = sample_anchors_by_content(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
         with torch.no_grad():
-            losses, is_correct, weights = model(within=partial(self.objective.score, inputs))
-        self._evaluation_meter.add(losses, is_correct, weights)
-        return losses.corrected / weights.sum().clamp(min=1e-6), None, None
+            scored = model(within=partial(self.objective.score, inputs))
+        self._evaluation_meter.add(scored)
+        return scored.losses.corrected / scored.weights.sum().clamp(min=1e-6), None, None
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
-        self._evaluation_meter = TrainingMeter(self.drafter.config.label_offset, self.args.device)
+        meter = self._evaluation_meter = EvaluationMeter(self.drafter.config, self.args.device)
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         prefix = kwargs.get("metric_key_prefix", "eval")
-        metrics = self._evaluation_meter.means(self.accelerator)
+        metrics = meter.means(self.accelerator)
         metrics["loss"] = metrics["corrected_loss"]
+        if self.drafter.has_correction_head:
+            meter.head_gain(self.accelerator).warn(self.lambda_base(self.state.global_step))
         if self.args.walk_rows:
             metrics |= self._walk(dataloader.dataset)
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
+
+    def lambda_base(self, step: int) -> float:
+        """Weight of the base loss in a step, counted from 0; none where the backbone stays as it is."""
+        if self.args.train_only == "head":
+            return 0.0
+        return lambda_base_at(
+            step, self.state.max_steps, self.args.lambda_base_decay_ratio, self.args.lambda_base_start
+        )
 
     def _num_own_rows(self, batch_size: int) -> int:
         """Rows of an evaluation batch that count: with several processes, the last batches repeat the first rows."""
@@ -65,8 +78,23 @@ class EvaluatingTrainer(CheckpointingTrainer):
         starts = [max(1, row["loss_mask"].index(1)) for row in rows]
         # Without autocast, as generation runs.
         texts, states = ([row.get(field) for row in rows] for field in ("input_ids", STATES))
-        walk = torch.autocast(self.args.device.type, enabled=False)(walk_acceptance)
+        walk = torch.autocast(self.args.device.type, enabled=False)(walk_rounds)
         # Inside its forward, where sharded weights are gathered: all processes walk the same rows.
         walked = self.drafter(within=partial(walk, self.drafter, self.target.model, texts, starts, states))
-        mean = mean_acceptance_length(walked)
-        return {} if mean is None else {"walked_acceptance_length": mean}
+        mean, of_base = mean_acceptance_length(walked.corrected), mean_acceptance_length(walked.base)
+        if mean is None or of_base is None:
+            return {}
+        metrics = {"walked_acceptance_length": mean}
+        if self.drafter.has_correction_head:
+            metrics["base_walked_acceptance_length"] = of_base
+        # Beside a cache of hidden states there may be no target that could run.
+        if self.args.predict_speed_up and states[0] is None:
+            cost = self._measure_round(texts[0])
+            metrics |= {"predicted_speed_up": cost.speed_up(mean), "step_ms": 1e3 * cost.step}
+            metrics["round_ms"] = 1e3 * cost.round
+        return metrics
+
+    def _measure_round(self, prompt: list[int]) -> RoundCost:
+        if self._round_cost is None:
+            self._round_cost = measure_round(self.target.model, self.drafter.config, prompt, self.args.device)
+        return self._round_cost

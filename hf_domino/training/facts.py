@@ -13,8 +13,9 @@ from hf_domino.training.arguments import DominoTrainingArguments
 NO_COUNTS = RowCounts()
 SETTINGS = (
     "max_length", "packing", "chat_template_kwargs", "learning_rate", "muon_learning_rate", "lr_scheduler_type",
-    "warmup_steps", "weight_decay", "num_anchors", "lambda_base_decay_ratio", "lambda_base_start", "position_weights",
-    "distillation_weight", "distillation_loss", "distillation_temperature", "own_prefix_share", "ema_decay",
+    "warmup_steps", "weight_decay", "lora_rank", "lora_alpha", "train_only", "num_anchors", "lambda_base_decay_ratio",
+    "lambda_base_start", "position_weights", "distillation_weight", "distillation_loss", "distillation_temperature",
+    "own_prefix_share", "ema_decay",
     "bf16", "seed",
 )  # fmt: skip
 

@@ -111,6 +111,12 @@ class TrainingFields:
         default=False, metadata={"help": "Divide the target's layers among the processes, in place of a copy in each."}
     )
     walk_rows: int = field(default=16, metadata={"help": "Evaluation rows to walk in real rounds; 0 for none."})
+    lora_rank: int | None = field(default=None, metadata={"help": "Train LoRA of this rank over the drafter."})
+    lora_alpha: int | None = field(default=None, metadata={"help": "LoRA counts alpha / rank times; twice by default."})
+    train_only: str | None = field(default=None, metadata={"help": "head, to leave the backbone as it is."})
+    predict_speed_up: bool = field(
+        default=True, metadata={"help": "Measure what a round costs here, once, and log the speed-up that follows."}
+    )
 
     learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate of AdamW."})
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})

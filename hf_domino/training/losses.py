@@ -98,12 +98,15 @@ class DraftLosses:
         base (`torch.Tensor`): Scalar, of the base logits; a figure without gradient, as is the next one.
         corrected (`torch.Tensor`): Scalar, of the corrected logits; equal to `base` without a correction head.
         is_correct (`torch.Tensor`): `[M]` bool, whether the drafter's first choice is the label.
+        is_base_correct (`torch.Tensor`): The same of the base logits; while gradients are followed, which would pay
+            for one more pass over the logits, `is_correct` itself.
     """
 
     loss: torch.Tensor
     base: torch.Tensor
     corrected: torch.Tensor
     is_correct: torch.Tensor
+    is_base_correct: torch.Tensor
 
 
 def lambda_base_at(step: int, num_steps: int, decay_ratio: float, start: float = 1.0) -> float:
@@ -178,12 +181,14 @@ def score_chunk(
     if options.distillation is not None:
         assert chunk.final is not None
         taught = options.distillation.teach(target, chunk.final)
-    is_correct = corrected.detach().argmax(dim=-1) == chunk.labels
+    is_correct = is_base_correct = corrected.detach().argmax(dim=-1) == chunk.labels
     loss = base_loss = corrected_loss = _weighted_sum(cross_entropy(base, chunk.labels), base, chunk, options, taught)
     if corrected is not base:
         corrected_loss = _weighted_sum(cross_entropy(corrected, chunk.labels), corrected, chunk, options, taught)
         loss = (1 - lambda_base) * corrected_loss + lambda_base * base_loss
-    return DraftLosses(loss, base_loss.detach(), corrected_loss.detach(), is_correct)
+        if not torch.is_grad_enabled():
+            is_base_correct = base.argmax(dim=-1) == chunk.labels
+    return DraftLosses(loss, base_loss.detach(), corrected_loss.detach(), is_correct, is_base_correct)
 
 
 def _weighted_sum(

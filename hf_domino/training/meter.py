@@ -9,12 +9,17 @@ from typing import Any
 
 import torch
 
-from hf_domino.training.losses import DraftLosses
+from hf_domino.training.objective import ScoredBatch
 
 
 def accepted_runs(is_correct: torch.Tensor, label_offset: int) -> torch.Tensor:
     """Proposals accepted in each block: the leading run of hits `[..., K]` from `label_offset` on, `[...]` int64."""
     return is_correct[..., label_offset:].long().cumprod(dim=-1).sum(dim=-1)
+
+
+def complete_blocks(weights: torch.Tensor, label_offset: int) -> torch.Tensor:
+    """Blocks whose proposals all count, by their weights `[B, N, K]`: `[B, N]` bool."""
+    return (weights[..., label_offset:] > 0).all(dim=-1)
 
 
 class TrainingMeter:
@@ -33,21 +38,18 @@ class TrainingMeter:
         """Forget everything."""
         self._sums.zero_()
 
-    def add(
-        self, losses: DraftLosses, is_correct: torch.Tensor, weights: torch.Tensor, total: torch.Tensor | float = 1.0
-    ) -> None:
+    def add(self, scored: ScoredBatch, total: torch.Tensor | float = 1.0) -> None:
         """Add one micro-batch.
 
         Args:
-            losses (`DraftLosses`): Its sums.
-            is_correct (`torch.Tensor`): `[B, N, K]` bool, whether the first choice is the label.
-            weights (`torch.Tensor`): `[B, N, K]`. Blocks whose proposals all count enter the acceptance length.
+            scored (`ScoredBatch`): What it is worth. Blocks whose proposals all count enter the acceptance length.
             total (`torch.Tensor` or `float`, *optional*, defaults to 1.0): Weights of the whole optimizer step, to
                 average over steps; 1.0 to average over positions.
         """
-        complete = (weights[..., self.label_offset :] > 0).all(dim=-1)  # [B, N]
-        lengths = accepted_runs(is_correct, self.label_offset) + 1
-        shares = torch.stack([losses.base.detach(), losses.corrected.detach(), weights.sum()]) / total
+        complete = complete_blocks(scored.weights, self.label_offset)
+        lengths = accepted_runs(scored.is_correct, self.label_offset) + 1
+        losses = scored.losses
+        shares = torch.stack([losses.base.detach(), losses.corrected.detach(), scored.weights.sum()]) / total
         self._sums += torch.cat((shares, torch.stack([(lengths * complete).sum(), complete.sum()])))
 
     def means(self, accelerator: Any) -> dict[str, float]:

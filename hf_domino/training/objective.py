@@ -37,11 +37,13 @@ class ScoredBatch(NamedTuple):
     Args:
         losses (`DraftLosses`): Weighted sums.
         is_correct (`torch.Tensor`): `[B, N, K]` bool, whether the first choice is the label.
+        is_base_correct (`torch.Tensor`): `[B, N, K]` bool, the same of the base logits, as in [`DraftLosses`].
         weights (`torch.Tensor`): `[B, N, K]` fp32, of the positions.
     """
 
     losses: DraftLosses
     is_correct: torch.Tensor
+    is_base_correct: torch.Tensor
     weights: torch.Tensor
 
 
@@ -109,7 +111,11 @@ class Objective:
                 scored = replace(scored, places=chosen.flatten(0, 1).nonzero())
             max_logits = self.args.max_logits_per_chunk
             losses = draft_losses(drafter, self.target, scored, lambda_base or 0.0, max_logits, options)
-        return ScoredBatch(losses, torch.zeros_like(chosen).masked_scatter(chosen, losses.is_correct), weights)
+        is_correct, is_base_correct = (
+            torch.zeros_like(chosen).masked_scatter(chosen, hits)
+            for hits in (losses.is_correct, losses.is_base_correct)
+        )
+        return ScoredBatch(losses, is_correct, is_base_correct, weights)
 
     def _own_states(self, blocks: DraftedBlocks, batch: Batch) -> torch.Tensor:
         """Prefix states `[B, N, K, G]` with the drafter's own tokens where `own_prefixes` `[B, N]` says so."""

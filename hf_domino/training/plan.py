@@ -27,9 +27,9 @@ FP32 = 4  # bytes
 # Bytes of optimizer state per parameter: two moments in fp32, or none; one for Muon.
 STATE_BYTES = {"adamw_torch": 8, "adamw_torch_fused": 8, "sgd": 0}
 ADAMW_BYTES, MUON_BYTES = 8, 4
-# Live copies of a chunk's logits in fp32 while its gradients are made: base, correction, corrected, two normalised,
+# Live copies of a chunk's logits in fp32 while its gradients are made: base, correction, corrected, one normalised,
 # and two gradients.
-LOGITS_COPIES = 7
+LOGITS_COPIES = 6
 MATMUL_SIZE, MATMUL_SECONDS = 2048, 1.0
 
 

@@ -29,7 +29,10 @@ SHAPE = (
     "sliding_window_non_causal",
 )
 # By the optimizer's state, whatever is asked; and a checkpoint holds an average or none.
-KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "ema_decay")
+KEPT = (
+    *("optim", "learning_rate", "muon_learning_rate", "weight_decay", "ema_decay"),
+    *("lora_rank", "lora_alpha", "train_only"),
+)
 CHANGEABLE = (
     *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "lambda_base_decay_ratio", "loss_decay"),
     *("lambda_base_start", "position_weights", "dpace_alpha", "own_prefix_share"),
@@ -127,7 +130,8 @@ def _digest_rows(rows: Any) -> str | None:
     """Number and digest of the training rows, from a few of them."""
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         return None
-    rows = getattr(rows, "rows", rows)  # without the hidden states that they may carry
+    while hasattr(rows, "rows"):  # not packed, and without the hidden states that they may carry
+        rows = rows.rows
     some = [rows[index] for index in range(0, len(rows), max(1, len(rows) // SAMPLED_ROWS))]
     digest = hashlib.sha256(json.dumps(some, default=str, sort_keys=True).encode()).hexdigest()[:8]
     return f"{len(rows)} of {digest}"

@@ -18,6 +18,7 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.hidden_states.command import CachedRun, load_target
 from hf_domino.training.loading import load_training_rows
+from hf_domino.training.parts import add_head, check_start
 from hf_domino.training.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 
@@ -49,6 +50,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if args.shard_target and names.cache_hidden_states:
         remedy = "Leave shard_target out: from the cache the target does not run."
         raise refusal("shard_target with cache_hidden_states", False, True, remedy)
+    check_start(names.drafter, shape.overrides(), args)
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     cache = CachedRun(names, args) if names.cache_hidden_states else None
     target = load_target(names, args) if cache is None else cache.load_target(data.on_policy)
@@ -66,7 +68,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=rows.train, eval_dataset=rows.evaluation, processing_class=tokenizer
     )
-    if names.drafter and not checkpoint and drafter.has_correction_head and args.lambda_base_start == 1:
+    if names.drafter and not checkpoint and drafter.has_correction_head and trainer.lambda_base(0) == 1:
         notice(CURRICULUM_RESTARTS.format(names.drafter))
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.stopped_by_signal:
@@ -101,8 +103,5 @@ def _build_drafter(
     overrides = shape.overrides()
     if names.drafter is None:
         return DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **overrides))
-    if overrides:
-        raise ValueError(
-            f"{', '.join(overrides)} must not be set with drafter={names.drafter!r}: the drafter has its own shape."
-        )
-    return DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
+    drafter = DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
+    return add_head(drafter, overrides) if overrides else drafter

@@ -58,7 +58,8 @@ def _sum_up(parts: list[DraftLosses]) -> DraftLosses:
     loss, base, corrected = (
         torch.stack([getattr(part, name) for part in parts]).sum() for name in ("loss", "base", "corrected")
     )
-    return DraftLosses(loss, base, corrected, torch.cat([part.is_correct for part in parts]))
+    hits = (torch.cat([getattr(part, name) for part in parts]) for name in ("is_correct", "is_base_correct"))
+    return DraftLosses(loss, base, corrected, *hits)
 
 
 class _LeanCrossEntropy(torch.autograd.Function):
@@ -110,8 +111,9 @@ class _GradientsAtOnce(torch.autograd.Function):
         ctx.of_positions = {name: torch.cat(some) for name, some in zip(names, pieces, strict=True)}
         ctx.of_parameters = of_parameters
         losses = _sum_up(parts)
-        ctx.mark_non_differentiable(losses.base, losses.corrected, losses.is_correct)
-        return losses.loss, losses.base, losses.corrected, losses.is_correct
+        figures = losses.base, losses.corrected, losses.is_correct, losses.is_base_correct
+        ctx.mark_non_differentiable(*figures)
+        return losses.loss, *figures
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:

@@ -23,6 +23,7 @@ from hf_domino.cards.sections import CARD, read_text
 from hf_domino.compatibility import check_target, refusal
 from hf_domino.data.packing import PackedRows
 from hf_domino.data.rows import encode_dataset
+from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.target import TargetModel
@@ -31,12 +32,14 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.averaging import AveragingTrainer
 from hf_domino.training.checkpoints import last_checkpoint
 from hf_domino.training.facts import training_facts
+from hf_domino.training.figures import draw_training
+from hf_domino.training.gradients import GradientNorms
 from hf_domino.training.hidden_states.reading import CachedRows, check_layers, collate_with_states
-from hf_domino.training.losses import lambda_base_at
 from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective import Batch, Objective
 from hf_domino.training.packing_probe import check_no_leaks
+from hf_domino.training.parts import choose_parts
 from hf_domino.training.placing import place_target
 from hf_domino.training.resuming import check_resumable, save_run
 from hf_domino.training.sharding import prepare_sharding, shard_target
@@ -51,10 +54,13 @@ NO_METADATA = ("tasks", "dataset_args")  # Transformers' card files scores under
 class DominoTrainer(AveragingTrainer):
     """Trains a drafter (Domino or DFlash) for a target.
 
-    Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `num_input_tokens_seen`
-    and `hours` beside the trainer's own fields. Evaluation adds `walked_acceptance_length`: tokens per target forward
-    in real rounds over the evaluation text, which is what generation measures when that text is the target's own greedy
-    continuation.
+    Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `head_grad_norm`,
+    `backbone_grad_norm`, `num_input_tokens_seen` and `hours` beside the trainer's own fields. Evaluation logs losses
+    and acceptance too, with `base_` in front without the correction head, by draft position as `accept_at_1` and so on,
+    and adds `walked_acceptance_length`: tokens per target forward in real rounds over the evaluation text, which is
+    what generation measures when that text is the target's own greedy continuation. `predicted_speed_up` follows from
+    it and from what a step of the target and a round take here (`step_ms`, `round_ms`). Each evaluation draws
+    `figures/training.svg` anew.
 
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
@@ -124,8 +130,8 @@ class DominoTrainer(AveragingTrainer):
             if args.packing and train_dataset is not None:
                 train_dataset = PackedRows(train_dataset, args.max_length)
         super().__init__(
-            model=model.float(), args=args, data_collator=data_collator, train_dataset=train_dataset,
-            eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
+            model=choose_parts(model.float(), args), args=args, data_collator=data_collator,
+            train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
         prepare_sharding(args, self.accelerator)
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
@@ -136,6 +142,8 @@ class DominoTrainer(AveragingTrainer):
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self.meter = TrainingMeter(model.config.label_offset, args.device)
+        self.gradient_norms = GradientNorms(model)
+        self.add_callback(self.gradient_norms)
         self._clock = time.monotonic()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -196,12 +204,12 @@ class DominoTrainer(AveragingTrainer):
             ValueError: If it is not finite; the error names the step.
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts
-        score = partial(self.objective.score, inputs, self._lambda_base(self.state.global_step))
-        losses, is_correct, weights = model(within=score)
+        score = partial(self.objective.score, inputs, self.lambda_base(self.state.global_step))
+        scored = model(within=score)
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
-        self.meter.add(losses, is_correct, weights, total)
+        self.meter.add(scored, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        loss = losses.loss / total * self.accelerator.num_processes
+        loss = scored.losses.loss / total * self.accelerator.num_processes
         if not torch.isfinite(loss):
             raise refusal(f"the loss of step {self.state.global_step + 1}", "finite", loss.item(), NOT_FINITE)
         return loss
@@ -210,11 +218,13 @@ class DominoTrainer(AveragingTrainer):
         """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""
         if "loss" in logs:
             logs |= {"num_input_tokens_seen": self.state.num_input_tokens_seen, "hours": self._hours()}
-            logs |= self.meter.means(self.accelerator)
+            logs |= self.meter.means(self.accelerator) | self.gradient_norms.take(logs.get("grad_norm"))
             if self.drafter.has_correction_head:
-                logs["lambda_base"] = self._lambda_base(self.state.global_step - 1)  # of the last step
+                logs["lambda_base"] = self.lambda_base(self.state.global_step - 1)  # of the last step
             self.meter.reset()
         super().log(logs, *args, **kwargs)
+        if "eval_loss" in logs and self.is_world_process_zero():
+            draw_training(self.state.log_history, Path(str(self.args.output_dir)))
 
     def _hours(self) -> float:
         """Wall-clock hours of training, those before a resumed checkpoint included."""
@@ -253,15 +263,10 @@ class DominoTrainer(AveragingTrainer):
             config,
             name=self.hub_model_id or model_name or path.resolve().parent.name,
             target=finetuned_from or config.target_name or self.target.model.name_or_path or None,
-            training=training_section(self.state, facts),
+            training=training_section(self.state, facts, draw_training(self.state.log_history, path.parent)),
             metadata={field: value for field, value in metadata.items() if field not in NO_METADATA},
         )
         path.write_text(merge_card(read_text(path), card, wins=metadata), encoding="utf-8")
-
-    def _lambda_base(self, step: int) -> float:
-        return lambda_base_at(
-            step, self.state.max_steps, self.args.lambda_base_decay_ratio, self.args.lambda_base_start
-        )
 
     def _draw_anchors(self, batch: Batch, generator: torch.Generator) -> torch.Tensor:
         """Add `anchors` to a micro-batch and return the sum of its weights."""
@@ -276,4 +281,7 @@ class DominoTrainer(AveragingTrainer):
         self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it; a drafter has no such choice
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
-            save_run(output_dir or str(self.args.output_dir), self.args, self.train_dataset)
+            folder = output_dir or str(self.args.output_dir)
+            save_run(folder, self.args, self.train_dataset)
+            if self.args.lora_rank is not None:
+                save_target(self.drafter, folder)

@@ -116,15 +116,17 @@ def test_an_adapter_that_is_broken(adapter):
 
 
 def test_an_adapted_correction_head(saved_pair, tiny_qwen3, tmp_path):
-    """Trained and saved as any other, merged before it drafts."""
+    """It is read weight by weight: merged as it is loaded by name, refused where it was put in by hand."""
     config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
-    get_peft_model(DominoDraftModel.from_pretrained(saved_pair[1]), config).save_pretrained(tmp_path)
-    drafter = DominoDraftModel.from_pretrained(tmp_path)
+    adapted = get_peft_model(DominoDraftModel.from_pretrained(saved_pair[1]), config)
+    adapted.save_pretrained(tmp_path)
     with pytest.raises(
         ValueError, match=r"without adapters, got \['embed_proj.0', 'embed_proj.2'\]. Merge the adapter"
     ):
-        tiny_qwen3.generate(torch.tensor(PROMPTS[:1]), assistant_model=drafter, max_new_tokens=4)
+        tiny_qwen3.generate(torch.tensor(PROMPTS[:1]), assistant_model=adapted.get_base_model(), max_new_tokens=4)
+    drafter = DominoDraftModel.from_pretrained(tmp_path)
     base = DominoDraftModel.from_pretrained(saved_pair[1])
     merged = PeftModel.from_pretrained(base, tmp_path).merge_and_unload()
-    tiny_qwen3.generate(torch.tensor(PROMPTS[:1]), assistant_model=merged, max_new_tokens=4)
-    assert merged.stats.num_new_tokens == 4
+    torch.testing.assert_close(drafter.state_dict(), merged.state_dict(), rtol=0, atol=0)
+    tiny_qwen3.generate(torch.tensor(PROMPTS[:1]), assistant_model=drafter, max_new_tokens=4)
+    assert drafter.stats.num_new_tokens == 4

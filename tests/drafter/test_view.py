@@ -115,6 +115,7 @@ def test_tiles_and_mask_take_what_autocast_gives(limit, monkeypatch):
 
 
 @EACH_VIEW
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_equals_the_mask(view):
     inputs = [state.detach() for state in states(view, torch.float32)[0]]  # on a CPU it has no backward pass
     found, expected = flex_block_attention(*inputs, view), attend_side_by_side(*inputs, view)

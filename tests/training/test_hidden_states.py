@@ -17,11 +17,13 @@ from torch.utils.data import DataLoader
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.data.on_policy import generate_on_policy
+from hf_domino.data.packing import PackedRows
 from hf_domino.data.rows import load_rows
 from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
 from hf_domino.training.hidden_states.reading import CachedRows, collate_with_states
 from hf_domino.training.hidden_states.writing import GENERATED_TOL, StateWriter
+from hf_domino.training.resuming import _digest_rows
 
 METRICS = ("loss", "base_loss", "corrected_loss", "acceptance_length", "eval_loss", "eval_walked_acceptance_length")
 
@@ -95,6 +97,17 @@ def test_states_written_while_generating(target, make_drafter, make_trainer, cac
     for trainer in trainers:
         trainer.train()
     assert logged(trainers[0]) == pytest.approx(logged(trainers[1]), rel=GENERATED_TOL)
+
+
+def test_packed_rows_carry_the_states_of_each_row(greedy_rows, cached):
+    rows = cached(greedy_rows, tokens_per_forward=200)
+    assert rows.lengths == [len(row["input_ids"]) for row in greedy_rows]
+    packed = PackedRows(rows, max_length=100)
+    assert max(map(len, packed.bins)) == 2
+    for bin_rows, row in zip(packed.bins, packed, strict=True):
+        assert torch.equal(row["hidden_states"], torch.cat([rows[index]["hidden_states"] for index in bin_rows]))
+    digests = {_digest_rows(some) for some in (greedy_rows, rows, packed)}
+    assert len(digests) == 1
 
 
 def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, greedy_rows, cached, tmp_path, monkeypatch):

@@ -206,3 +206,11 @@ def test_records_with_text_are_tokenized(target, make_drafter, word_tokenizer, t
 
 def test_published_loss_decays():
     assert [default_loss_decay(size) for size in (16, 10, 8)] == [7.0, 5.0, 4.0]
+
+
+def test_bf16_trains_blocks_that_attend_in_tiles(target, make_drafter, make_trainer):
+    """More queries than one tile takes: its kernels are called below what autocast reaches."""
+    rows = [{"input_ids": torch.randint(4, 64, (200,)).tolist(), "loss_mask": [1] * 200}]
+    trainer = make_trainer(make_drafter(target), rows, bf16=True, max_steps=2, num_anchors=128)
+    trainer.train()
+    assert logged(trainer, "loss")[0] > 0

@@ -45,7 +45,11 @@ def test_a_trained_drafters_card_comes_from_what_was_recorded(
     for entry in log:
         figures = [entry[name] for name in ("base_loss", "corrected_loss", "acceptance_length")]
         assert cells(card, entry["step"])[-3:] == [f"{value:.4g}" for value in figures]
-    assert cells(card, "walked_acceptance_length") == [f"{metrics['eval_walked_acceptance_length']:.4g}"]
+    # Below the log, which has a line for step 6 too.
+    figures = [metrics[f"eval_{name}"] for name in ("base_walked_acceptance_length", "walked_acceptance_length")]
+    assert cells(card.partition("held-out")[2], "6")[-2:] == [f"{value:.4g}" for value in figures]
+    assert "![Training](figures/training.svg)" in card
+    assert (tmp_path / "run/figures/training.svg").is_file()
     assert cells(card, "train rows") == ["8"]
     assert cells(card, "seed") == ["42"]
     data = ModelCard(card).data

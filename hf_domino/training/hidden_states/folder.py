@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -260,4 +260,4 @@ def begin(folder: Path, wanted: StateSettings, shard: tuple[int, int] = (0, 1)) 
     if found.dtype != wanted.dtype:
         made = f"{found.dtype!r}, with which {folder} was begun"
         raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
-    return replace(found)
+    return found

@@ -61,6 +61,11 @@ class CachedRows(Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row, without reading any."""
+        return (self._found.ends - self._found.starts).tolist()
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Row `index` with `hidden_states` `[S, C, H]`."""
         shard, start, end = (int(numbers[index]) for numbers in self._found)

@@ -1,0 +1,148 @@
+"""What the target is to answer: chats whose assistant turns it writes, and plain text that it continues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hf_domino.compatibility import refusal
+from hf_domino.data.chat import Message
+from hf_domino.data.filters import Exclusions, NearCopies
+from hf_domino.data.messages import read_messages
+from hf_domino.data.records import RECORD_SUFFIXES, read_text
+from hf_domino.data.sources import Source
+from hf_domino.data.user_turn import with_system
+
+ASSISTANT, USER = "assistant", "user"
+CHATS = ("messages", "conversations", "prompt")  # fields of a record that ask something
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A chat, or a plain text.
+
+    Args:
+        messages (`tuple[dict, ...]`, *optional*): A chat; it ends with a user's turn, or with an assistant's whose
+            words are to be replaced.
+        text (`str`, *optional*): A text to continue; one of both is given.
+    """
+
+    messages: tuple[Message, ...] = ()
+    text: str = ""
+
+    @property
+    def words(self) -> str:
+        """What it asks, without what was answered: by this two prompts are compared."""
+        return self.text or "\n".join(_text_of(m["content"]) for m in self.messages if m["role"] == USER)
+
+    @property
+    def flaw(self) -> str | None:
+        """Why it cannot be answered: what a tool returned does not fit another call of it."""
+        return "tool calls" if any(m["role"] == "tool" or m.get("tool_calls") for m in self.messages) else None
+
+    @property
+    def answers(self) -> list[int]:
+        """Which messages are the target's to write; the last may be one past the end."""
+        asked = next(index for index, message in enumerate(self.messages) if message["role"] == USER)  # else a greeting
+        places = [i for i, m in enumerate(self.messages) if m["role"] == ASSISTANT and i > asked]
+        return places if self.messages[-1]["role"] == ASSISTANT else [*places, len(self.messages)]
+
+
+def _text_of(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text", "") for part in content or () if isinstance(part, Mapping))
+
+
+def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iterator[Prompt]:
+    """Read prompts from records.
+
+    A record has `messages`, `conversations`, or `prompt` as a string or as messages; its `completion` is not read.
+
+    Args:
+        source (`Source`): The records.
+        plain (`bool`): Whether a `prompt` that is a string is text to continue; else it is a user's turn.
+        system (`str`, *optional*): System turn of chats that have none.
+
+    Raises:
+        ValueError: If a record is not as described; naming its place.
+    """
+    if source.texts:
+        remedy = 'Write one record a line, such as {"prompt": "..."}.'
+        raise refusal("files of prompts", f"records ({', '.join(RECORD_SUFFIXES)})", str(source.texts[0]), remedy)
+    for place, record in source.records():
+        yield _prompt_of(record, place, plain, system)
+
+
+def texts_of(source: Source) -> Iterator[str]:
+    """The prompts of an evaluation: what users say in `messages`, else `prompt`, else `text`.
+
+    Args:
+        source (`Source`): Records, or texts that are one prompt each.
+
+    Raises:
+        ValueError: If a record has none of them; naming its place.
+    """
+    for path in source.texts:
+        yield "".join(read_text(path))
+    for place, record in source.records():
+        if "text" in record and not set(CHATS) & set(record):
+            yield str(record["text"])
+        else:
+            yield _prompt_of(record, place, plain=False, system=None).words
+
+
+def _prompt_of(record: Mapping[str, Any], place: str, plain: bool, system: str | None) -> Prompt:
+    field = next((name for name in CHATS if name in record), None)
+    if field is None:
+        found = ", ".join(f"`{name}`" for name in record) or "none"
+        raise ValueError(f"{place}: needs {', '.join(f'`{name}`' for name in CHATS)}, got {found}.")
+    value = record[field]
+    if isinstance(value, str) and field == "prompt":
+        if not value:
+            raise ValueError(f"{place}: field `prompt` must not be empty.")
+        return Prompt(text=value) if plain else Prompt(tuple(with_system([{"role": USER, "content": value}], system)))
+    messages = read_messages(record, field, place)
+    _check_turns(messages, f"{place}: field `{field}`")
+    return Prompt(tuple(with_system(messages, system)))
+
+
+def _check_turns(messages: Sequence[Message], place: str) -> None:
+    if all(message["role"] != USER for message in messages):
+        raise ValueError(f"{place} must hold a user's message, got none.")
+    if messages[-1]["role"] not in (USER, ASSISTANT):
+        expected = "a user's, or an assistant's that is written anew"
+        raise refusal(f"{place}: the last message", expected, messages[-1]["role"], "Cut the chat before it.")
+
+
+class Sieve:
+    """Keeps prompts that are new and not excluded, and counts why others fell.
+
+    Args:
+        exclusions (`Exclusions`): What they must not overlap.
+
+    Attributes:
+        kept (`list[Prompt]`): Those that stayed.
+        dropped (`Counter`): Others by reason.
+    """
+
+    def __init__(self, exclusions: Exclusions):
+        self.kept: list[Prompt] = []
+        self.dropped: Counter[str] = Counter()
+        self._exclusions, self._copies = exclusions, NearCopies()
+
+    def add(self, prompt: Prompt, flaw: str | None = None) -> None:
+        """Keep a prompt or count why not.
+
+        Args:
+            prompt (`Prompt`): The next one.
+            flaw (`str`, *optional*): What is known to be wrong with it.
+        """
+        if flaw is None and self._exclusions.overlap(prompt.words):
+            flaw = "excluded"
+        if flaw := flaw or self._copies.add(prompt.words):
+            self.dropped[flaw] += 1
+        else:
+            self.kept.append(prompt)

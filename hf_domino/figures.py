@@ -1,0 +1,51 @@
+"""The looks that all figures share, and how they are written: text stays text, and the same data give the same file.
+
+They stand on a light card of their own, so that they read on light and dark pages alike.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+WIDTH = 10  # inches
+CARD, PANEL, INK, FAINT = "#f6f8fa", "#ffffff", "#24292f", "#d0d7de"
+EXTRA = "pip install 'hf-domino[figures]'"
+STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "hf_domino",  # the same rows give the same file
+    "font.size": 11,
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.facecolor": PANEL,
+    "figure.facecolor": CARD,
+    "savefig.facecolor": CARD,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def write_figure(figure: Any, path: Path) -> None:
+    """Write a figure as an SVG file that says nothing of when it was drawn; its folder is made.
+
+    Args:
+        figure (`matplotlib.figure.Figure`): Drawn under `STYLE`.
+        path (`Path`): Where to write it.
+    """
+    import matplotlib
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(path, metadata={"Date": None})

@@ -1,0 +1,87 @@
+"""Which parts of a drafter are trained: all of it, LoRA over it, or the correction head alone, perhaps a new one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from hf_domino.compatibility import HEAD_MODULES, refusal
+from hf_domino.drafter.adapters import add_lora
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.training.arguments import DominoTrainingArguments
+
+OF_A_HEAD = ("projector_type", "gru_hidden_dim", "emb_dim", "pure_draft_prefix_len")
+
+
+def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn.Module:
+    """Freeze what is not trained.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter, in fp32.
+        args (`DominoTrainingArguments`): For `lora_rank`, `lora_alpha` and `train_only`.
+
+    Returns:
+        `nn.Module`: What the trainer trains and saves: the drafter, or PEFT's wrapper around it.
+
+    Raises:
+        ValueError: If the drafter has no such part, or no name that an adapter could be loaded over.
+    """
+    if args.lora_rank is not None and args.lora_alpha is not None:
+        return add_lora(drafter, args.lora_rank, args.lora_alpha)
+    if args.train_only == "head":
+        if not drafter.has_correction_head:
+            remedy = "Give it a new one: projector_type='domino' beside drafter."
+            raise refusal("the drafter of train_only='head'", "one with a correction head", "plain DFlash", remedy)
+        for name, parameter in drafter.named_parameters():
+            parameter.requires_grad_(name.split(".")[0] in HEAD_MODULES)
+    return drafter
+
+
+def check_start(drafter: str | None, overrides: Mapping[str, Any], args: DominoTrainingArguments) -> None:
+    """Refuse trainings that cannot start from what they are given, before anything is loaded.
+
+    Args:
+        drafter (`str`, *optional*): The drafter to start from; None for a new one.
+        overrides (`Mapping`): Fields of its shape that were given.
+        args (`DominoTrainingArguments`): For `lora_rank` and `train_only`.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    for name in ("lora_rank", "train_only"):
+        if drafter is None and getattr(args, name) is not None:
+            remedy = "Name the drafter it starts from: --drafter FOLDER."
+            raise refusal(f"{name} of a new drafter", None, getattr(args, name), remedy)
+    if drafter is None or not overrides:
+        return
+    if overrides.get("projector_type") != "domino" or not set(overrides) <= set(OF_A_HEAD):
+        raise ValueError(
+            f"{', '.join(overrides)} must not be set with drafter={drafter!r}: the drafter has its own shape. Only a "
+            f"new correction head can be given to a DFlash drafter, with projector_type=domino."
+        )
+    if args.lora_rank is not None:
+        raise refusal("lora_rank with a new head", None, args.lora_rank, "Train it whole: --train_only head.")
+
+
+def add_head(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
+    """A DFlash drafter with a new correction head, which drafts as before until it is trained.
+
+    Args:
+        drafter (`DominoDraftModel`): A DFlash drafter.
+        overrides (`Mapping`): Fields of the head, among `OF_A_HEAD`.
+
+    Raises:
+        ValueError: If it has a correction head already.
+    """
+    if drafter.has_correction_head:
+        remedy = "Leave projector_type out, or start from a DFlash drafter."
+        raise refusal("the drafter of a new head", "plain DFlash", "one with a correction head", remedy)
+    config = copy.deepcopy(drafter.config)
+    for name, value in overrides.items():
+        setattr(config, name, value)
+    result = DominoDraftModel(config)
+    result.load_state_dict(drafter.state_dict(), strict=False)
+    return result

@@ -1,0 +1,76 @@
+"""`hf-domino data`: flags become settings, shards meet, and what is wrong is said before anything is written."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from chats import chat_tokenizer, read_lines, write_lines
+
+from hf_domino.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def chat_target(tiny_qwen3, tiny_tokenizer, tmp_path_factory):
+    """Folder of a tiny chat model."""
+    folder = tmp_path_factory.mktemp("chat")
+    tiny_qwen3.save_pretrained(folder)
+    chat_tokenizer(tiny_tokenizer).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def data(chat_target, tmp_path):
+    """A function that runs the command on three prompts."""
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"prompt": word} for word in ("one", "two", "three")])
+    lengths = ["--max-new-tokens", "6", "--max-prompt-tokens", "6", "--batch-size", "2", "--dtype", "float32"]
+    whole = ["--keep-unended", "--min-distinct", "0", "--threads", "1", "--prompts", str(prompts)]
+
+    def run(output, *flags):
+        return main(
+            ["data", "--target", str(chat_target), "--output", str(tmp_path / output), *lengths, *whole, *flags]
+        )
+
+    return run
+
+
+def test_a_run_prints_its_report(data, tmp_path, capsys):
+    assert data("data", "--eval-rows", "1", "--temperatures", "0", "1") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads((tmp_path / "data/report.json").read_text())
+    assert report["rows"] == {"train.jsonl": 2, "evaluation.jsonl": 1}
+    assert {row["temperature"] for row in read_lines(tmp_path / "data/train.jsonl")} <= {0.0, 1.0}
+    assert json.loads((tmp_path / "data/settings.json").read_text())["target"]["dtype"] == "float32"
+
+
+def test_processes_are_those_of_torchrun_or_of_the_flag(data, tmp_path, monkeypatch, capsys):
+    data("one")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    capsys.readouterr()
+    data("two")
+    assert capsys.readouterr().out == ""  # the first process speaks
+    data("three", "--shard", "0/2")
+    trained = [(tmp_path / name / "train.jsonl").read_text() for name in ("one", "two", "three")]
+    assert trained[0] == trained[1] == trained[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--prompts", "nowhere.jsonl"], "--prompts must be files of records, got 'nowhere.jsonl'"),
+        (["--exclude", "nowhere.jsonl"], "--exclude must be files of records"),
+        (["--max-length", "5"], "max_length must be above 6"),
+        (["--target", "nowhere/at-all"], "--target must be a folder or a Hub name"),
+    ],
+)
+def test_wrong_input_is_said_before_anything_is_written(flags, message, data, tmp_path, capsys):
+    assert data("data", *flags) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("flags", [["--shard", "2/2"], ["--shard", "x"], ["--template-kwargs", "[1]"]])
+def test_flags_that_cannot_be_read(flags, data):
+    with pytest.raises(SystemExit):
+        data("data", *flags)

@@ -1,0 +1,62 @@
+"""The target as a writer: rows that end leave the batch, and nobody else's words change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hf_domino.data.writers import Sampling, TargetWriter, cut_at_end, ends_of, fast_dtype
+
+PROMPTS = [[4, 5, 6, 7], [8, 9], [10, 11, 12], [13, 14]]
+ENDS = tuple(range(4, 24))  # a random target says one of them soon
+
+
+@pytest.fixture
+def steps(target, monkeypatch):
+    """Rows of every forward of the target."""
+    rows = []
+    target.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    return rows
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 32])
+def test_greedy_texts_are_the_same_and_batches_shrink(chunk, target, steps):
+    sampling = Sampling(24, 0.0, ends=ENDS)
+    whole = TargetWriter(target).write(PROMPTS, sampling, seed=0)
+    work = sum(steps)
+    steps.clear()
+    assert TargetWriter(target, chunk=chunk).write(PROMPTS, sampling, seed=0) == whole
+    assert len({len(text.ids) for text in whole}) > 1
+    assert sum(steps) < work if chunk < 24 else sum(steps) == work
+
+
+def test_a_seed_stands_for_a_text(target):
+    writer, sampling = TargetWriter(target, chunk=4), Sampling(16, 1.0, top_p=0.9, ends=ENDS)
+    state = torch.random.get_rng_state()
+    first = writer.write(PROMPTS, sampling, seed=1)
+    assert writer.write(PROMPTS, sampling, seed=1) == first != writer.write(PROMPTS, sampling, seed=2)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_what_counts_from_the_start_keeps_batches_whole(target):
+    target.generation_config.min_new_tokens = 5
+    assert TargetWriter(target, chunk=4).chunk is None
+    written = TargetWriter(target, chunk=4).write(PROMPTS, Sampling(16, 1.0, ends=ENDS), seed=0)
+    assert min(len(text.ids) for text in written) > 5
+
+
+def test_ends(target):
+    assert cut_at_end([5, 1, 0, 0], (1, 2)).ids == [5, 1]
+    assert not cut_at_end([5, 5], (1,)).ended
+    assert ends_of(target.generation_config) == ()
+    target.generation_config.eos_token_id = [1, 2]
+    assert ends_of(target.generation_config) == (1, 2)
+
+
+def test_the_dtype_is_one_that_the_hardware_is_fast_in(monkeypatch):
+    for known, expected in (({"avx512_bf16": True}, torch.bfloat16), ({"avx512_bf16": False}, torch.float32)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=known: known, raising=False)
+        assert fast_dtype("cpu") == expected
+    assert fast_dtype("cuda") == torch.bfloat16

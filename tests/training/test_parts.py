@@ -1,0 +1,163 @@
+"""LoRA over a drafter and a head over a frozen backbone: what is trained, saved, loaded, gone on with and refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hf_domino import DominoDraftModel
+from hf_domino.compatibility import HEAD_MODULES
+from hf_domino.training.acceptance import walk_acceptance
+
+pytest.importorskip("peft")
+MERGE_TOL = {"rtol": 1e-4, "atol": 1e-5}  # sums of a few products in another order
+
+
+def of_head(name: str) -> bool:
+    return name.split(".")[0] in HEAD_MODULES
+
+
+def block_of(drafter) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prefix states and both halves of the projection, for fixed inputs."""
+    generator = torch.Generator().manual_seed(0)
+    embeds, hidden = (torch.randn(2, 6, 32, generator=generator) for _ in range(2))
+    with torch.no_grad():
+        states, _ = drafter.prefix_gru(embeds)
+        head = drafter.embed_proj
+        return states, head.expand(head.project_hidden(hidden) + head.project_state(states))
+
+
+@pytest.fixture
+def base(target, make_drafter, tmp_path) -> str:
+    make_drafter(target).save_pretrained(tmp_path / "base")
+    return str(tmp_path / "base")
+
+
+def test_lora_trains_every_matrix_and_loads_merged(target, base, make_trainer, greedy_rows, tmp_path):
+    before = DominoDraftModel.from_pretrained(base).state_dict()
+    trainer = make_trainer(
+        DominoDraftModel.from_pretrained(base), greedy_rows, greedy_rows, max_steps=8, lora_rank=4, learning_rate=0.02
+    )
+    trainer.train()
+    trainer.save_model()
+    moved = {name for name, weight in trainer.drafter.named_parameters() if weight.requires_grad}
+    assert {name.split(".")[0] for name in moved} == {"layers", "fc", "prefix_gru", "embed_proj"}
+    assert all("lora" in name for name in moved)
+    stored = load_file(tmp_path / "run" / "adapter_model.safetensors")
+    ranks = [min(weight.shape) for weight in stored.values()]
+    assert set(ranks) == {4}
+    assert all(weight.any() for weight in stored.values())
+    assert not (tmp_path / "run" / "config.json").exists()
+    assert not (tmp_path / "run" / "README.md").exists()
+
+    merged = DominoDraftModel.from_pretrained(tmp_path / "run")
+    assert merged.state_dict().keys() == before.keys()
+    changed = {name for name, weight in merged.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed == {name for name, weight in before.items() if weight.ndim == 2}
+    torch.testing.assert_close(block_of(merged), block_of(trainer.drafter), **MERGE_TOL)
+    texts = [row["input_ids"] for row in greedy_rows]
+    walked = walk_acceptance(merged, target, texts, [4] * len(texts))
+    assert walked == walk_acceptance(trainer.drafter, target, texts, [4] * len(texts))
+    target.generate(torch.tensor([texts[0][:5]]), assistant_model=merged, max_new_tokens=4)
+    merged.export(tmp_path / "merged", dtype="float32")
+    torch.testing.assert_close(
+        DominoDraftModel.from_pretrained(tmp_path / "merged").state_dict(), merged.state_dict(), rtol=0, atol=0
+    )
+
+
+def test_a_resumed_lora_training_equals_an_uninterrupted_one(base, make_trainer, greedy_rows, tmp_path):
+    fields = {"max_steps": 4, "lora_rank": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
+    results = []
+    for checkpoint in (None, str(tmp_path / "run" / "checkpoint-2")):
+        torch.manual_seed(0 if checkpoint is None else 1)  # what a resumed one starts from does not matter
+        trainer = make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, **fields)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        results.append({name: weight.clone() for name, weight in trainer.drafter.named_parameters()})
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    other = make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, **(fields | {"lora_rank": 3}))
+    with pytest.raises(ValueError, match=r"lora_rank must be 2, with which .* was trained, got 3"):
+        other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+
+
+def test_an_adapter_without_a_tensor_is_refused(base, make_trainer, greedy_rows, tmp_path):
+    make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, lora_rank=2).save_model()
+    file = tmp_path / "run" / "adapter_model.safetensors"
+    stored = load_file(file)
+    for lost in ("base_model.model.fc.lora_B.weight", "base_model.model.prefix_gru.lora_A.weight"):
+        save_file({name: weight for name, weight in stored.items() if name != lost}, file)
+        with pytest.raises(ValueError, match=rf"must be complete, got 'a file without {lost[17:]} \(1 tensors\)'"):
+            DominoDraftModel.from_pretrained(tmp_path / "run")
+    save_file({name: weight for name, weight in stored.items() if ".layers." in name and "0.mlp" not in name}, file)
+    with pytest.raises(ValueError, match="must be complete"):
+        DominoDraftModel.from_pretrained(tmp_path / "run")
+
+
+def test_a_head_over_a_frozen_backbone(target, make_drafter, make_trainer, greedy_rows):
+    drafter = make_drafter(target)
+    before = copy.deepcopy(drafter.state_dict())
+    trainer = make_trainer(drafter, greedy_rows, train_only="head", max_steps=4, learning_rate=0.02)
+    trainer.train()
+    changed = {name for name, weight in drafter.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed == {name for name in before if of_head(name)}
+    logged = [entry for entry in trainer.state.log_history if "lambda_base" in entry]
+    assert {entry["lambda_base"] for entry in logged} == {0.0}
+    assert all(entry["backbone_grad_norm"] == 0 < entry["head_grad_norm"] for entry in logged)
+    with pytest.raises(ValueError, match="the drafter of train_only='head' must be one with a correction head"):
+        make_trainer(make_drafter(target, projector_type="dflash"), greedy_rows, train_only="head")
+
+
+@pytest.fixture
+def start(recipe, tmp_path, tiny_qwen3, make_drafter):
+    """A recipe that starts from a DFlash drafter."""
+    make_drafter(tiny_qwen3, projector_type="dflash", block_size=4).save_pretrained(tmp_path / "dflash")
+    shape = ("num_hidden_layers", "block_size", "shift_label")
+    return {name: value for name, value in recipe.items() if name not in shape} | {"drafter": str(tmp_path / "dflash")}
+
+
+def test_a_dflash_drafter_is_given_a_head_by_the_command(start, train, tmp_path):
+    head = {"projector_type": "domino", "gru_hidden_dim": 8, "emb_dim": 8, "pure_draft_prefix_len": 1}
+    assert train(start | head | {"train_only": "head"}) == 0
+    drafter, dflash = (DominoDraftModel.from_pretrained(tmp_path / name) for name in ("run", "dflash"))
+    assert {name: getattr(drafter.config, name) for name in head} == head
+    own = drafter.state_dict()
+    for name, weight in dflash.state_dict().items():
+        assert torch.equal(own.pop(name), weight)
+    assert own
+    assert all(of_head(name) and weight.any() for name, weight in own.items())
+
+
+def test_lora_by_the_command(start, train, tmp_path):
+    assert train(start, "--lora_rank=2") == 0  # without a head, too
+    assert json.loads((tmp_path / "run/adapter_config.json").read_text())["base_model_name_or_path"] == start["drafter"]
+    card = (tmp_path / "run/README.md").read_text()
+    assert "| lora_rank | 2 |" in card
+    assert "library_name: hf_domino" in card
+    drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
+    assert drafter.active_adapters() == ["default"]
+    assert drafter.config.target_name == Path(start["target"]).name  # the drafter it started from names none
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lora_rank": 2, "drafter": None}, "lora_rank of a new drafter must be None, got 2"),
+        ({"train_only": "head", "drafter": None}, "train_only of a new drafter must be None, got 'head'"),
+        ({"train_only": "head"}, "must be one with a correction head, got 'plain DFlash'"),
+        ({"train_only": "backbone"}, "train_only must be 'head' or left out, got 'backbone'"),
+        ({"lora_rank": 0}, "lora_rank must be at least 1, got 0"),
+        ({"lora_alpha": 4}, "lora_alpha without lora_rank must be None, got 4"),
+        ({"lora_rank": 2, "train_only": "head"}, "train_only with lora_rank must be None, got 'head'"),
+        ({"lora_rank": 2, "muon_learning_rate": 0.01}, "muon_learning_rate with lora_rank must be None, got 0.01"),
+        ({"lora_rank": 2, "projector_type": "domino"}, "lora_rank with a new head must be None, got 2"),
+        ({"block_size": 8, "projector_type": "domino"}, "the drafter has its own shape. Only a new correction head"),
+        ({"projector_type": "dflash"}, "projector_type must not be set with drafter="),
+    ],
+)
+def test_what_cannot_be_trained_so_is_refused(change, message, start, train, capsys):
+    assert train(start | change) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""The picture of a training is drawn from its log alone, and the card shows it."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from transformers import TrainerState
+
+from hf_domino.cards import training_section
+from hf_domino.training import figures
+from hf_domino.training.figures import FIGURE, draw_training
+
+pytest.importorskip("matplotlib")
+
+
+def log(num_steps: int, has_head: bool = True) -> list[dict[str, float]]:
+    """A log with an evaluation after every second step."""
+    entries = []
+    for step in range(1, num_steps + 1):
+        entries.append({"step": step, "base_loss": 3 / step, "corrected_loss": 2 / step, "acceptance_length": 1 + step})
+        if step % 2 == 0:
+            shares = {f"eval_accept_at_{place}": 0.9 - place / 10 for place in (1, 2, 3)}
+            shares |= {f"eval_base_accept_at_{place}": 0.5 - place / 10 for place in (1, 2)} if has_head else {}
+            entries.append({"step": step, "eval_loss": 2.5 / step, "eval_walked_acceptance_length": 1 + step} | shares)
+    return entries
+
+
+def words(path) -> str:
+    """All text of an SVG file."""
+    return " ".join(ElementTree.parse(path).getroot().itertext())
+
+
+def test_the_picture_follows_the_log_and_nothing_else(tmp_path):
+    for name, entries in (("first", log(6)), ("again", log(6)), ("other", log(8)), ("early", log(1))):
+        assert draw_training(entries, tmp_path / name) == FIGURE
+    first, again, other, early = (tmp_path / name / FIGURE for name in ("first", "again", "other", "early"))
+    assert first.read_bytes() == again.read_bytes()
+    assert first.read_bytes() != other.read_bytes()
+    for text in ("loss", "tokens a round", "right, if all before are", "step 6", "as drafted"):
+        assert text in words(first)
+    assert "right, if all before are" not in words(early)  # nothing was evaluated
+    assert draw_training([{"step": 1, "eval_loss": 1.0}], tmp_path / "untrained") is None
+
+
+def test_without_matplotlib_one_notice_and_no_picture(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    figures._say_once.cache_clear()
+    assert [draw_training(log(4), tmp_path) for _ in range(2)] == [None, None]
+    assert caplog.text.count("pip install 'hf-domino[figures]'") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_card_tells_evaluations_and_shows_the_picture():
+    section = training_section(TrainerState(global_step=40, log_history=log(40)), figure=FIGURE)
+    assert f"![Training]({FIGURE})" in section
+    assert "| step | loss | walked_acceptance_length |" in section
+    assert "| 40 | 0.0625 | 41 |" in section
+    assert "| base logits | 0.4 | 0.3 |\n| as drafted | 0.8 | 0.7 | 0.6 |" in section
+    without = training_section(TrainerState(global_step=4, log_history=log(4, has_head=False)))
+    assert "base logits" not in without
+    assert "![" not in without

@@ -11,6 +11,7 @@ import argparse
 import copy
 import difflib
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -41,6 +42,8 @@ COMMANDS = {
     "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),
 }
 HELP = {"-h", "--help"}
+# Libraries' own warnings at import, of which a user can do nothing: torchao's of kernels for other machines, torch's of torchao.
+CHATTER = ("torchao", "torch.utils._pytree")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         little to judge by, 130 on an interrupt, 143 where SIGTERM ended a training early.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    for name in CHATTER:
+        logging.getLogger(name).setLevel(logging.ERROR)
     options = argparse.Namespace(command="", traceback="--traceback" in arguments)
     try:
         options = parse(arguments)
@@ -97,6 +102,10 @@ def _add_arguments(parser: argparse.ArgumentParser, command: Any, wants_help: bo
     add(parser)
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     parser.epilog = f"examples:\n{command.EXAMPLES}"
+    # Fields of a training have underscores, flags of other commands hyphens; either is taken everywhere.
+    known = parser._option_string_actions
+    for flag, action in list(known.items()):
+        known.setdefault("--" + flag[2:].replace("-", "_") if flag.startswith("--") else flag, action)
 
 
 def _unknown(arguments: Sequence[str], parser: argparse.ArgumentParser) -> str:

@@ -2,7 +2,8 @@
 
 The rule is that of GPT-3 (arXiv 2005.14165, appendix C) in tokens: a training row that shares a run of 13 tokens with
 an evaluation row is contaminated. What three different evaluation rows or more have in common, or every conversation
-(a system prompt, the template's own words), is no text of theirs and is not looked for; nor are texts below 13 tokens.
+(a system prompt, the template's own words), is no text of theirs: 13 tokens beside it must be shared, or every chat that
+begins like one of the evaluation would be found. Texts below 13 tokens are not looked for.
 
 Shapes: R rows, T tokens of some rows in one line.
 """
@@ -46,11 +47,13 @@ class LeakCheck:
 
     def __init__(self, rows: RowDataset, frame: Sequence[int] = ()):
         batches = (np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in rows.token_batches())
-        different = {ids.tobytes(): ids for batch in batches for ids in batch}
-        each = [np.unique(_hash_ngrams(ids.astype(np.uint64))) for ids in different.values()]
+        different = {ids.tobytes(): ids.astype(np.uint64) for batch in batches for ids in batch}
+        each = [np.unique(_hash_ngrams(ids)) for ids in different.values()]
         known, counts = np.unique(np.concatenate([*each, np.empty(0, np.uint64)]), return_counts=True)
-        shared = _hash_ngrams(np.asarray(frame, dtype=np.uint64))
-        self._ngrams = known[(counts < ROWS_IN_COMMON) & ~np.isin(known, shared)]
+        start = np.asarray(frame, dtype=np.uint64)
+        shared = np.concatenate([known[counts >= ROWS_IN_COMMON], _hash_ngrams(start)])
+        own = [_own_ngrams(ids, shared, start) for ids in different.values()]
+        self._ngrams = np.unique(np.concatenate([*own, np.empty(0, np.uint64)]))
 
     def find(self, rows: RowDataset) -> np.ndarray:
         """Indices of the rows that share a run of 13 tokens with the evaluation, `[R]` at most."""
@@ -102,6 +105,18 @@ def keep_apart(train: RowDataset, evaluation: RowDataset, mode: str = "drop", fr
     kept = np.setdiff1d(np.arange(len(train)), found)
     counts = replace(train.counts, contaminated=len(found))
     return train.select(kept.tolist(), counts)
+
+
+def _own_ngrams(ids: np.ndarray, shared: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Hashes of those runs of an evaluation row `[T]` that touch nothing shared, nor the start of every conversation."""
+    hashes = _hash_ngrams(ids)
+    length = min(len(ids), len(start))
+    is_shared = np.zeros(len(ids), dtype=bool)
+    is_shared[:length] = np.logical_and.accumulate(ids[:length] == start[:length])
+    for place in np.flatnonzero(np.isin(hashes, shared)):
+        is_shared[place : place + NGRAM] = True
+    num_shared = np.concatenate([[0], np.cumsum(is_shared)])
+    return hashes[num_shared[NGRAM:] == num_shared[:-NGRAM]]
 
 
 def _hash_ngrams(ids: np.ndarray) -> np.ndarray:

@@ -15,9 +15,11 @@ from hf_domino.data.ngrams import distinct_ngram_ratio
 from hf_domino.data.prompts import Prompt, Sieve
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Rows, write_whole
+from hf_domino.notices import notice
 
 TRAIN, EVALUATION, REPORT = "train.jsonl", "evaluation.jsonl", "report.json"
 LOOPS = "loops"
+LEAST_KEPT = 0.3  # share of the answers below which it is said that most are lost
 
 
 def write_result(
@@ -34,6 +36,9 @@ def write_result(
 
     Returns:
         `dict`: The report.
+
+    Raises:
+        ValueError: If no row is left to train on. Report and batches are written, so that no text is lost.
     """
     flaws = [_flaw(answer, settings) for answer in answers]
     kept = [answer for answer, flaw in zip(answers, flaws, strict=True) if flaw is None]
@@ -44,7 +49,24 @@ def write_result(
     dropped = Counter(flaw for flaw in flaws if flaw is not None)
     report = _report(sieve, answers, kept, rows, dropped, settings, work)
     write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
+    _judge(report, settings)
     return report
+
+
+def _judge(report: Mapping[str, Any], settings: WritingSettings) -> None:
+    """Say that most answers are lost and what keeps them; refuse to end with nothing to train on."""
+    answers, rows = report["answers"], report["rows"]
+    said = f"{answers['kept']} of {answers['written']} answers are kept"
+    if answers["dropped"]:
+        said += f" (dropped: {', '.join(f'{count} {why}' for why, count in answers['dropped'].items())})"
+    if answers["dropped"].get(UNENDED):
+        said += (
+            f". Unended is what max_new_tokens={settings.max_new_tokens} cuts; keep_unended keeps it, without rewriting"
+        )
+    if not rows[TRAIN]:
+        raise ValueError(f"{TRAIN} has no row: {said}. eval_rows={settings.eval_rows} come first.")
+    if answers["kept"] < LEAST_KEPT * answers["written"]:
+        notice(f"Only {said}.")
 
 
 def _flaw(answer: Mapping[str, Any], settings: WritingSettings) -> str | None:

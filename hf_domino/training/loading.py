@@ -50,6 +50,8 @@ def check_data(data: DataArguments) -> None:
         if file is not None and not Path(file).is_file():
             hint = f" For a folder, set {use}_dataset." if Path(file).is_dir() else ""
             raise ValueError(f"{use}_file must be a {FILE_KINDS}, got {file!r}: there is none of that name.{hint}")
+        if file is not None and not Path(file).stat().st_size:
+            raise ValueError(f"{use}_file must hold at least one record, got {file!r}: it is empty.")
         if most is not None and most < 1:
             raise refusal(f"max_{use}_rows", "at least 1", most, "Leave it out for all.")
         _source(data, use)  # there is such a data set
@@ -121,7 +123,7 @@ def _apart(
     frame = RowEncoder(tokenizer, chat_template_kwargs=args.template_kwargs).encode_frame()
     kept = keep_apart(train, evaluation, data.evaluation_leaks, frame)
     if kept is not train:
-        said = "training rows are left out, as text of the evaluation stands in them (evaluation_leaks)."
+        said = "training rows are left out, as text of the evaluation stands in them; evaluation_leaks=keep keeps them."
         notice(f"{kept.counts.contaminated} of {len(train)} {said}")
     return kept
 

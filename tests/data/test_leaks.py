@@ -52,6 +52,16 @@ def test_what_evaluation_rows_have_in_common_is_not_their_text():
     assert LeakCheck(rows_of(*evaluation[:1]), frame).find(train).tolist() == [1]
 
 
+@pytest.mark.parametrize("length", [5, 20])
+def test_chats_that_begin_alike_behind_a_shared_system_prompt_are_different_texts(length):
+    frame = list(range(length))
+    evaluation = [[*frame, 100 + index, *range(200 * index, 200 * index + 40)] for index in range(1, 5)]
+    train = rows_of(
+        [*frame, 101, *range(200, 211), *range(50, 90)], [*frame, 7, *range(201, 214), 8], [*frame, *range(50, 90)]
+    )
+    assert LeakCheck(rows_of(*evaluation), frame).find(train).tolist() == [1]
+
+
 @pytest.mark.parametrize("as_table", [False, True])
 def test_contaminated_rows_are_dropped_refused_or_kept(as_table):
     evaluation, clean = rows_of(range(30)), list(range(50, 80))

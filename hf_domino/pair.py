@@ -168,7 +168,8 @@ def _twin_beside(target: Path) -> Path | None:
 def read_prompts(path: Path) -> list[dict[str, Any]]:
     """Read held-out prompts: one JSON object a line with `text` and, to name the source, `module`, `offset`, `sha256`.
 
-    A file of one's own may have `prompt` in place of `text`, or `messages`, a conversation.
+    A file of one's own may have `prompt` in place of `text`, or `messages`, a conversation; an answer that ends it, as in
+    the `evaluation.jsonl` of `hf-domino data`, is left out.
 
     Args:
         path (`Path`): A JSONL file.
@@ -188,8 +189,14 @@ def _read_prompt(line: str, place: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{place}: expected a JSON object, got {line[:60]!r} ({error}).") from error
     if isinstance(prompt, dict):
-        if isinstance(prompt.get("messages"), list):
-            return prompt
+        if isinstance(messages := prompt.get("messages"), list):
+            return prompt | {"messages": _unanswered(messages)}
         if isinstance(text := prompt.get("text", prompt.get("prompt")), str):
             return prompt | {"text": text}
     raise ValueError(f'{place}: expected an object with a "text" or "messages", got {str(prompt)[:60]}.')
+
+
+def _unanswered(messages: list[Any]) -> list[Any]:
+    """A conversation without the answer that ends it."""
+    is_answered = len(messages) > 1 and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
+    return messages[:-1] if is_answered else messages

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -32,6 +33,13 @@ def test_read_prompts(tiny_pair_folder):
     prompts = read_prompts(tiny_pair_folder / "prompts.jsonl")
     assert len(prompts) == 3
     assert set(prompts[0]) == {"module", "offset", "sha256", "text"}
+
+
+def test_an_answered_chat_is_asked_without_its_answer(tmp_path):
+    path = tmp_path / "evaluation.jsonl"
+    asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    path.write_text(json.dumps({"messages": [asked, answer, asked, answer]}))
+    assert read_prompts(path)[0]["messages"] == [asked, answer, asked]
 
 
 def test_prompt_without_text_is_refused(tmp_path):

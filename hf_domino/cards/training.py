@@ -27,7 +27,8 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
         figure (`str`, *optional*): Path of its picture, from the card.
     """
     log = [entry for entry in state.log_history if "base_loss" in entry]
-    evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
+    # The last step is evaluated as one of its interval, and once more as the end.
+    evaluations = list({entry.get("step"): entry for entry in state.log_history if "eval_loss" in entry}.values())
     recorded = {
         "steps": state.global_step,
         "tokens read": state.num_input_tokens_seen or None,

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     prompts = _read_prompts(options.prompts or _prompts_of(target), options.num_prompts)
     pair = load_models(options)
     result = check_fit(pair.drafter, pair.target, pair.tokenizer, prompts, options.max_new_tokens)
-    names = {"target": target, "drafter": pair.drafter.config.name_or_path}
+    names = {"target": target, "drafter": options.drafter or pair.drafter.config.name_or_path}
     if options.json:
         print(json.dumps(names | result.to_dict()))
     else:

@@ -13,6 +13,7 @@ import difflib
 import importlib
 import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,8 +43,9 @@ COMMANDS = {
     "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),
 }
 HELP = {"-h", "--help"}
-# Libraries' own warnings at import, of which a user can do nothing: torchao's of kernels for other machines, torch's of torchao.
-CHATTER = ("torchao", "torch.utils._pytree")
+# Warnings of libraries that a user can do nothing about: of torchao's kernels for other machines, of torchao's calls of
+# torch, and of parameters that lie where they were told to.
+CHATTER = ("torchao", "torch.utils._pytree", "accelerate.big_modeling")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         little to judge by, 130 on an interrupt, 143 where SIGTERM ended a training early.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT's use of Transformers
     for name in CHATTER:
         logging.getLogger(name).setLevel(logging.ERROR)
     options = argparse.Namespace(command="", traceback="--traceback" in arguments)

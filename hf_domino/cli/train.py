@@ -32,12 +32,14 @@ FROM_TRANSFORMERS = {
     "use_cpu": "Train on the CPU though there is a GPU.",
     "seed": "Of the drafter's weights and of the order of rows.",
     "save_steps": "Steps between checkpoints.",
+    "eval_strategy": "When to evaluate beside the end: steps or epoch.",
+    "eval_steps": "Steps between evaluations, with eval_strategy steps.",
     "report_to": "Where the log goes, such as tensorboard; none for nowhere.",
 }
 # Those that say something, spelled out where Transformers is not loaded; a test compares them.
 TRANSFORMERS_DEFAULTS = {
     "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "max_steps": -1, "seed": 42,
-    "save_steps": 500, "report_to": "none",
+    "save_steps": 500, "eval_strategy": "no", "report_to": "none",
 }  # fmt: skip
 OWNERS = {
     "target, drafter and data": (ModelArguments, DataArguments),

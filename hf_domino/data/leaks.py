@@ -2,8 +2,8 @@
 
 The rule is that of GPT-3 (arXiv 2005.14165, appendix C) in tokens: a training row that shares a run of 13 tokens with
 an evaluation row is contaminated. What three different evaluation rows or more have in common, or every conversation
-(a system prompt, the template's own words), is no text of theirs: 13 tokens beside it must be shared, or every chat that
-begins like one of the evaluation would be found. Texts below 13 tokens are not looked for.
+(a system prompt, the template's own words), is no text of theirs: 13 tokens beside it must be shared, or all chats with
+the first word of one of the evaluation would be found. Texts below 13 tokens are not looked for.
 
 Shapes: R rows, T tokens of some rows in one line.
 """
@@ -108,7 +108,7 @@ def keep_apart(train: RowDataset, evaluation: RowDataset, mode: str = "drop", fr
 
 
 def _own_ngrams(ids: np.ndarray, shared: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Hashes of those runs of an evaluation row `[T]` that touch nothing shared, nor the start of every conversation."""
+    """Hashes of those runs of an evaluation row `[T]` that touch neither what is shared nor a frame it starts with."""
     hashes = _hash_ngrams(ids)
     length = min(len(ids), len(start))
     is_shared = np.zeros(len(ids), dtype=bool)

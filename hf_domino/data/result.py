@@ -60,11 +60,9 @@ def _judge(report: Mapping[str, Any], settings: WritingSettings) -> None:
     if answers["dropped"]:
         said += f" (dropped: {', '.join(f'{count} {why}' for why, count in answers['dropped'].items())})"
     if answers["dropped"].get(UNENDED):
-        said += (
-            f". Unended is what max_new_tokens={settings.max_new_tokens} cuts; keep_unended keeps it, without rewriting"
-        )
+        said += f"; unended ones are cut at max_new_tokens={settings.max_new_tokens}: raise it, or pass --keep-unended"
     if not rows[TRAIN]:
-        raise ValueError(f"{TRAIN} has no row: {said}. eval_rows={settings.eval_rows} come first.")
+        raise ValueError(f"{TRAIN} has no row: {said}. The first {settings.eval_rows} go to {EVALUATION} (eval_rows).")
     if answers["kept"] < LEAST_KEPT * answers["written"]:
         notice(f"Only {said}.")
 

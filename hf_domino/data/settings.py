@@ -69,7 +69,11 @@ class WritingSettings:
         right = bool(self.temperatures) and all(0 <= value < math.inf for value in self.temperatures)
         self._check("temperatures", right, "one or more numbers, at least 0 and finite")
         longest = max(self.max_new_tokens, self.max_prompt_tokens)
-        self._check("max_length", self.max_length > longest, f"above {longest} (the longest text to be written)")
+        if self.max_length <= longest:
+            remedy = (
+                "Write shorter texts (--max-new-tokens, --max-prompt-tokens), or raise it up to the target's window."
+            )
+            raise refusal("max_length", f"above {longest} (the longest text to be written)", self.max_length, remedy)
 
     def _check(self, name: str, is_right: bool, expected: str) -> None:
         if not is_right:

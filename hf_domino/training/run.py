@@ -50,6 +50,8 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if args.shard_target and names.cache_hidden_states:
         remedy = "Leave shard_target out: from the cache the target does not run."
         raise refusal("shard_target with cache_hidden_states", False, True, remedy)
+    if args.eval_strategy != "no" and data.eval_file is None and data.eval_dataset is None:
+        raise refusal("eval_strategy", "no without evaluation text", args.eval_strategy.value, "Set eval_file too.")
     check_start(names.drafter, shape.overrides(), args)
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     cache = CachedRun(names, args) if names.cache_hidden_states else None
@@ -78,7 +80,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     trainer.save_state()
     if trainer.is_world_process_zero():
         trainer.create_model_card()
-        figures = [f"{name:32} {value:.4g}" for name, value in sorted(metrics.items())]
+        figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
         print(*figures, _next_steps(names.target, target, args), sep="\n")
     if metrics:
         trainer.save_metrics("eval", metrics)

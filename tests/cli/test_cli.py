@@ -158,6 +158,11 @@ def test_unknown_flag_shows_the_usage_of_its_command(capsys):
     assert "unrecognized arguments: --targt x; --targt: did you mean --target?" in shown
 
 
+def test_flags_may_be_spelled_with_either_mark():
+    assert cli.parse(["data", "--target", "t", "--output", "o", "--eval_rows", "4"]).eval_rows == 4
+    assert cli.parse(["bench", "--num_prompts=3"]).num_prompts == 3
+
+
 def test_environment_tells_versions_and_nothing_private(capsys):
     assert cli.main(["env", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

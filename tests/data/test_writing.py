@@ -193,3 +193,14 @@ def test_a_target_without_a_chat_template_needs_prompts(tiny_qwen3, tiny_tokeniz
     with pytest.raises(ValueError, match="chat template must be set"):
         write_data(TargetWriter(tiny_qwen3), tiny_tokenizer, [EOS], tmp_path / "data")
     assert not (tmp_path / "data").exists()
+
+
+def test_answers_that_are_lost_are_said_with_the_way_out(write, tmp_path, caplog):
+    lost = {"keep_unended": False, "max_new_tokens": 2, "eval_rows": 12}
+    with pytest.raises(ValueError, match=r"train.jsonl has no row: \d+ of 12 answers are kept"):
+        write(settings=lost)
+    write(settings=lost | {"keep_unended": True, "eval_rows": 1})
+    assert "answers are kept" not in caplog.text
+    report = write(settings=lost | {"eval_rows": 0})
+    assert 0 < report["answers"]["kept"] < 4
+    assert "unended ones are cut at max_new_tokens=2: raise it, or pass --keep-unended" in caplog.text

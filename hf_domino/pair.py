@@ -168,8 +168,8 @@ def _twin_beside(target: Path) -> Path | None:
 def read_prompts(path: Path) -> list[dict[str, Any]]:
     """Read held-out prompts: one JSON object a line with `text` and, to name the source, `module`, `offset`, `sha256`.
 
-    A file of one's own may have `prompt` in place of `text`, or `messages`, a conversation; an answer that ends it, as in
-    the `evaluation.jsonl` of `hf-domino data`, is left out.
+    A file of one's own may have `prompt` in place of `text`, or `messages`, a conversation; an answer that ends it,
+    as in the `evaluation.jsonl` of `hf-domino data`, is left out.
 
     Args:
         path (`Path`): A JSONL file.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+
 import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError

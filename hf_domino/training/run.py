@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -81,22 +82,33 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if trainer.is_world_process_zero():
         trainer.create_model_card()
         figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
-        print(*figures, _next_steps(names.target, target, args), sep="\n")
+        print(*figures, _next_steps(names.target, target, args, data), sep="\n")
     if metrics:
         trainer.save_metrics("eval", metrics)
     return True
 
 
-def _next_steps(name: str, target: PreTrainedModel, args: DominoTrainingArguments) -> str:
+def _next_steps(name: str, target: PreTrainedModel, args: DominoTrainingArguments, data: DataArguments) -> str:
     """What one does with a trained drafter, as commands."""
+    prompts = f" --prompts {shlex.quote(str(data.eval_file))}" if _holds_prompts(data.eval_file) else ""
     where = "" if args.device.type == "cpu" else f" --device {args.device.type}"
     dtype = "" if target.dtype == torch.float32 else f" --dtype {str(target.dtype).removeprefix('torch.')}"
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}{dtype}"
     return (
         f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:\n"
-        f"  hf-domino check {pair}\n  hf-domino bench {pair} --rows {folder}/results.jsonl\n  hf-domino card {folder}"
+        f"  hf-domino check {pair}{prompts}\n"
+        f"  hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl\n  hf-domino card {folder}"
     )
+
+
+def _holds_prompts(file: str | None) -> bool:
+    """Whether the commands that measure can read a file of the evaluation; others measure on prompts of their own."""
+    if file is None or not file.endswith(".jsonl"):
+        return False
+    with open(file, encoding="utf-8") as lines:
+        record = json.loads(next(filter(str.strip, lines)))
+    return isinstance(record.get("messages"), list) or isinstance(record.get("text", record.get("prompt")), str)
 
 
 def _build_drafter(

@@ -195,12 +195,14 @@ def test_a_target_without_a_chat_template_needs_prompts(tiny_qwen3, tiny_tokeniz
     assert not (tmp_path / "data").exists()
 
 
-def test_answers_that_are_lost_are_said_with_the_way_out(write, tmp_path, caplog):
-    lost = {"keep_unended": False, "max_new_tokens": 2, "eval_rows": 12}
-    with pytest.raises(ValueError, match=r"train.jsonl has no row: \d+ of 12 answers are kept"):
+def test_answers_that_are_lost_are_said_with_the_way_out(write, tmp_path, caplog, monkeypatch):
+    lost = {"keep_unended": False, "max_new_tokens": 2}
+    said = "train.jsonl has no row: 0 of 12 answers are kept .dropped: 12 unended.; .* raise it, or pass --keep-unended"
+    with pytest.raises(ValueError, match=said):
         write(settings=lost)
-    write(settings=lost | {"keep_unended": True, "eval_rows": 1})
+    assert json.loads((tmp_path / "data/report.json").read_text())["answers"]["kept"] == 0
+    write(settings=lost | {"keep_unended": True})
     assert "answers are kept" not in caplog.text
-    report = write(settings=lost | {"eval_rows": 0})
-    assert 0 < report["answers"]["kept"] < 4
-    assert "unended ones are cut at max_new_tokens=2: raise it, or pass --keep-unended" in caplog.text
+    monkeypatch.setattr("hf_domino.data.result.LEAST_KEPT", 1.1)
+    write(settings=lost | {"keep_unended": True})
+    assert "Only 12 of 12 answers are kept." in caplog.text

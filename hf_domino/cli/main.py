@@ -129,5 +129,5 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
         return super()._format_action_invocation(action)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        silent = action.default in (None, False, argparse.SUPPRESS)
+        silent = action.default in (None, False, [], argparse.SUPPRESS)
         return action.help if silent else super()._get_help_string(action)

@@ -13,6 +13,7 @@ from hf_domino.cli.train_plan import add_flags, run_plan
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments, TrainingFields
 
 EXAMPLES = """\
+  hf-domino train --target Qwen/Qwen3-0.6B --train_file data/train.jsonl --output_dir my-drafter
   hf-domino train --target Qwen/Qwen3-0.6B --train_file prompts.jsonl --on_policy true --output_dir my-drafter
   hf-domino train my.yaml --learning_rate 1e-3
   hf-domino train my.yaml --plan

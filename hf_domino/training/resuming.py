@@ -105,9 +105,9 @@ def check_resumable(
     now = _facts(args, rows)
     _check_equal(checkpoint, run, {name: now[name] for name in KEPT})
     changed = [name for name in (*CHANGEABLE, "rows") if name in run and now[name] != run[name]]
-    if rows is not None and changed:
+    if rows is not None:
         words = ", ".join(f"{name} {now[name]} (until then: {run[name]})" for name in changed)
-        notice(f"training goes on from {checkpoint} with {words}.")
+        notice(f"training goes on from {checkpoint}{' with ' if words else ''}{words}.")
 
 
 def save_run(folder: str | Path, args: DominoTrainingArguments, rows: Any) -> None:

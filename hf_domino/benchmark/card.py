@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerState
+from transformers.utils import CHAT_TEMPLATE_FILE
 
 from hf_domino.benchmark.methods import BASELINE
 from hf_domino.benchmark.report import acceptance_of, label, markdown_table, methods_of, modes_of, number, results_table
@@ -115,6 +116,7 @@ def card_for(
         training=_training(folder, existing),
         results=_results(folder, rows),
         metadata=metadata,
+        is_chat=(folder / CHAT_TEMPLATE_FILE).is_file(),
     )
     return merge_card(existing, new, wins)
 

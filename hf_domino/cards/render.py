@@ -29,6 +29,7 @@ def render_card(
     training: str | None = None,
     results: str | None = None,
     metadata: Mapping[str, Any] | None = None,
+    is_chat: bool = False,
 ) -> str:
     r"""The card of a drafter as Markdown.
 
@@ -39,6 +40,7 @@ def render_card(
         training (`str`, *optional*): From [`training_section`].
         results (`str`, *optional*): From `hf_domino.benchmark.card.results_section`.
         metadata (`Mapping`, *optional*): More fields for the head of the card, such as `license` and `datasets`.
+        is_chat (`bool`, *optional*, defaults to `False`): The target is asked by its chat template, in the example too.
 
     Example:
     ```python
@@ -65,6 +67,7 @@ def render_card(
         name=name,
         target=target if on_hub or target is None else Path(target).name,
         on_hub=on_hub,
+        is_chat=is_chat,
         engines=_engines(config),
         sections={section: mark(section, text) for section, text in sections.items() if text},
     )

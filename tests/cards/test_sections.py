@@ -80,6 +80,16 @@ def test_the_card_says_what_the_configuration_does():
     assert list(read_sections(text)) == ["usage", "serving", "limits", "citation"]
 
 
+def test_the_example_of_a_chat_model_asks_by_its_template():
+    text, chat = card(), card(is_chat=True)
+    assert '\n\ninputs = tokenizer("def' in text
+    assert "\n\nmessages = [{" in chat
+    assert 'tokenizer("def' not in chat
+    example = re.search(r"```python\n(.*?)```", chat, re.DOTALL)
+    compile(example[1], "card", "exec")
+    assert "apply_chat_template" in example[1]
+
+
 def test_the_users_text_and_keys_stay():
     merged = merge_card(MINE, card(training="## Training\n\n7 steps", metadata={"license": "apache-2.0"}))
     data = ModelCard(merged).data

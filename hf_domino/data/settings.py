@@ -71,7 +71,7 @@ class WritingSettings:
         longest = max(self.max_new_tokens, self.max_prompt_tokens)
         if self.max_length <= longest:
             remedy = (
-                "Write shorter texts (--max-new-tokens, --max-prompt-tokens), or raise it up to the target's window."
+                "Write shorter texts (--max-new-tokens, --max-prompt-tokens), or raise it (--max-length) up to the window."
             )
             raise refusal("max_length", f"above {longest} (the longest text to be written)", self.max_length, remedy)
 

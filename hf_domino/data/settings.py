@@ -70,9 +70,7 @@ class WritingSettings:
         self._check("temperatures", right, "one or more numbers, at least 0 and finite")
         longest = max(self.max_new_tokens, self.max_prompt_tokens)
         if self.max_length <= longest:
-            remedy = (
-                "Write shorter texts (--max-new-tokens, --max-prompt-tokens), or raise it (--max-length) up to the window."
-            )
+            remedy = "Write shorter texts (--max-new-tokens, --max-prompt-tokens), or raise it (--max-length)."
             raise refusal("max_length", f"above {longest} (the longest text to be written)", self.max_length, remedy)
 
     def _check(self, name: str, is_right: bool, expected: str) -> None:

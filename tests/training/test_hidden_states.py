@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -128,13 +129,37 @@ def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, gree
     monkeypatch.undo()
     before = {file: file.stat().st_mtime_ns for file in path.glob("states-*.safetensors")}
     assert len(before) == 1
-    assert len(list(path.glob("*.partial-0"))) == 1
+    (partial,) = path.glob("*.partial-*")
+    os.utime(partial, (0, 0))  # long ago
     for process in range(3):
         StateWriter(target, config, path, **fields, shard=(process, 3)).write(greedy_rows, 100, False)
     assert not list(path.glob("*.partial*"))
     assert before.items() <= {file: file.stat().st_mtime_ns for file in path.glob("states-*.safetensors")}.items()
     rows = CachedRows(greedy_rows, path, target, config)
     assert all(torch.equal(row["hidden_states"], states) for row, states in zip(rows, expected, strict=True))
+
+
+def test_runs_that_write_to_one_folder_at_once_leave_each_other_alone(
+    target, make_drafter, greedy_rows, tmp_path, monkeypatch
+):
+    config, path, begun = make_drafter(target).config, tmp_path / "states", []
+
+    def another_begins(tensors, file):
+        save_file(tensors, file)
+        if not begun:
+            begun.append(file)
+            StateWriter(target, config, path).write(greedy_rows, 400, False)
+
+    monkeypatch.setattr(folders, "save_file", another_begins)
+    StateWriter(target, config, path).write(greedy_rows, 400, False)
+    assert not list(path.glob("*.partial-*"))
+    assert len(CachedRows(greedy_rows, path, target, config)) == len(greedy_rows)
+
+
+def test_states_that_a_type_cannot_hold_are_refused(target, greedy_rows, cached):
+    target.model.layers[1].mlp.down_proj.weight.data.mul_(1e6)
+    with pytest.raises(ValueError, match="hidden states in float16 must be finite, got 'inf or nan'"):
+        cached(greedy_rows, dtype="float16")
 
 
 def test_what_does_not_belong_is_refused(target, make_drafter, make_trainer, greedy_rows, cached, tmp_path):

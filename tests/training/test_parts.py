@@ -153,6 +153,7 @@ def test_lora_by_the_command(start, train, tmp_path):
         ({"lora_alpha": 4}, "lora_alpha without lora_rank must be None, got 4"),
         ({"lora_rank": 2, "train_only": "head"}, "train_only with lora_rank must be None, got 'head'"),
         ({"lora_rank": 2, "muon_learning_rate": 0.01}, "muon_learning_rate with lora_rank must be None, got 0.01"),
+        ({"lora_rank": 2, "own_prefix_share": 0.5}, "own_prefix_share with lora_rank must be 0, got 0.5"),
         ({"lora_rank": 2, "projector_type": "domino"}, "lora_rank with a new head must be None, got 2"),
         ({"block_size": 8, "projector_type": "domino"}, "the drafter has its own shape. Only a new correction head"),
         ({"projector_type": "dflash"}, "projector_type must not be set with drafter="),

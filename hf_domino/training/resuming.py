@@ -40,7 +40,8 @@ CHANGEABLE = (
     *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "lambda_base_decay_ratio", "loss_decay"),
     *("lambda_base_start", "position_weights", "dpace_alpha", "own_prefix_share"),
     *("distillation_weight", "distillation_loss", "distillation_temperature"),
-    *("num_anchors", "max_length", "packing", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
+    *("num_anchors", "max_length", "packing"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
 )
 BASE = "digest of the drafter under the adapters"
 SAMPLED_ROWS = 64

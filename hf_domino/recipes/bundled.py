@@ -1,8 +1,8 @@
 """Make the bundled pair from nothing: corpus, tokenizer, target, on-policy text, drafter and its DFlash twin.
 
 Every stage leaves its result in the work folder and is skipped if that is there, so the command can be interrupted and
-called again. The seed is fixed; the committed pair was made with 3 processes for the target's first stage and 4 for all
-others.
+called again. A target that is in the output folder already is kept, and drafters are made for it. The seed is fixed;
+the committed pair was made with 3 processes for the target's first stage and 4 for all others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.on_policy import generate_on_policy, settings_file
@@ -38,6 +38,10 @@ MAX_SHARD_SIZE = "12MB"
 TOKENIZER_MODULES = 2500
 REPETITION_PENALTY = 1.04  # part of the target: a small model that writes greedily would loop without it
 NUM_EVALUATION_ROWS = 64
+
+
+# Its name, what it leaves, and how it is made.
+Stage = tuple[str, Path, Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,7 @@ def make_pair(options: argparse.Namespace, commands: str) -> int:
     work, recipe = options.work, TargetRecipe()
     work.mkdir(parents=True, exist_ok=True)
     train = partial(_train_drafter, work, options, commands)
-    stages: list[tuple[str, Path, Callable[[], None]]] = [
-        ("corpus", work / "held_out.npy", lambda: prepare_corpus(work, options.packages, recipe)),
+    of_target: list[Stage] = [
         *(
             (
                 f"target, stage {i}",
@@ -77,6 +80,12 @@ def make_pair(options: argparse.Namespace, commands: str) -> int:
         ),
         ("target, post-trained", work / "target-posttrained", lambda: _posttrain(work, options.processes)),
         ("bf16 target", options.output / BUNDLED / "config.json", lambda: export_target(work, options.output)),
+    ]
+    made = of_target[-1][1].exists()
+    tokenizer = AutoTokenizer.from_pretrained(options.output / BUNDLED) if made else None
+    stages: list[Stage] = [
+        ("corpus", work / "held_out.npy", lambda: prepare_corpus(work, options.packages, recipe, tokenizer)),
+        *(of_target[-1:] if made else of_target),
         ("on-policy text", work / "on_policy.jsonl", lambda: write_on_policy(work, options.output, options.processes)),
         (
             "Domino drafter",
@@ -115,13 +124,16 @@ def check_belongs(result: Path, output: Path) -> None:
         check_same(recorded, identify(_load_target(output)), str(stale), f"Delete {stale} and call the command again.")
 
 
-def prepare_corpus(work: Path, packages: Path | None, recipe: TargetRecipe) -> None:
+def prepare_corpus(
+    work: Path, packages: Path | None, recipe: TargetRecipe, tokenizer: PreTrainedTokenizerBase | None = None
+) -> None:
     """Collect the modules, train the tokenizer, and write token streams and held-out prompts to `work`.
 
     Args:
         work (`Path`): Work folder.
         packages (`Path`, *optional*): Folder with the packages of `corpus.txt`; None installs them into `work`.
         recipe (`TargetRecipe`): For vocabulary, context length and seed.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Of a target that is made already; None trains one.
     """
     if packages is None:
         packages = work / "packages"
@@ -130,8 +142,9 @@ def prepare_corpus(work: Path, packages: Path | None, recipe: TargetRecipe) -> N
     modules = collect_modules(packages)
     shuffled = [modules[index] for index in np.random.default_rng(recipe.seed).permutation(len(modules))]
     train = [module for module in shuffled if not module.held_out]
-    texts = (module.text for module in train[:TOKENIZER_MODULES])
-    tokenizer = train_tokenizer(texts, recipe.vocab_size, recipe.max_length)
+    if tokenizer is None:
+        texts = (module.text for module in train[:TOKENIZER_MODULES])
+        tokenizer = train_tokenizer(texts, recipe.vocab_size, recipe.max_length)
     tokenizer.save_pretrained(work / "tokenizer")
     write_prompts(held_out_prompts(modules, num_prompts=50, seed=recipe.seed), work / "prompts.jsonl")
     np.save(work / "train.npy", _tokenize(train, tokenizer))

@@ -13,17 +13,14 @@ from hf_domino import DominoDraftModel
 from hf_domino.data.on_policy import settings_file
 from hf_domino.identity import identify
 from hf_domino.pair import BUNDLED
-from hf_domino.recipes.bundled import make_pair, stage_folder
-from hf_domino.recipes.pretrain import TargetRecipe
+from hf_domino.recipes.bundled import make_pair
 
 
 def test_text_and_drafters_of_another_target_are_refused(tiny_pair_folder, tmp_path):
     work, output = tmp_path / "work", tmp_path / "cards"
     shutil.copytree(tiny_pair_folder, output / BUNDLED)
     target = AutoModelForCausalLM.from_pretrained(output / BUNDLED)
-    recipe = TargetRecipe()
-    for folder in (work / "target-posttrained", *(stage_folder(work, recipe, i) for i in range(len(recipe.stages)))):
-        folder.mkdir(parents=True)
+    work.mkdir()  # without the stages of a target: one is in the output folder
     for name in ("held_out.npy", "cards.done"):
         (work / name).touch()
     (work / "on_policy.jsonl").touch()

@@ -171,6 +171,9 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             if getattr(self, name) is not None:
                 remedy = "Adapters are trained with AdamW, of head and backbone alike."
                 raise refusal(f"{name} with lora_rank", None, getattr(self, name), remedy)
+        if self.own_prefix_share:
+            remedy = "Leave one of them out: what drafts reads the GRU weight by weight, and adapters are beside it."
+            raise refusal("own_prefix_share with lora_rank", 0, self.own_prefix_share, remedy)
         if not is_peft_greater_or_equal(OLDEST_PEFT):
             raise refusal("lora_rank", f"left out, without peft {OLDEST_PEFT}", self.lora_rank, "pip install peft")
         self.lora_alpha = 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha

@@ -87,8 +87,9 @@ class EvaluatingTrainer(CheckpointingTrainer):
         metrics = {"walked_acceptance_length": mean}
         if self.drafter.has_correction_head:
             metrics["base_walked_acceptance_length"] = of_base
-        # Beside a cache of hidden states there may be no target that could run.
-        if self.args.predict_speed_up and states[0] is None:
+        # Beside a cache of hidden states only the target's ends may be in memory: its speed would be the disk's.
+        is_in_memory = not any(weight.is_meta for weight in self.target.model.parameters())
+        if self.args.predict_speed_up and states[0] is None and is_in_memory:
             cost = self._measure_round(texts[0])
             metrics |= {"predicted_speed_up": cost.speed_up(mean), "step_ms": 1e3 * cost.step}
             metrics["round_ms"] = 1e3 * cost.round

@@ -1,7 +1,8 @@
 """What the folder of a run belongs to: whether this run may go on with it, and whether anything is left to do.
 
 A checkpoint's configuration names its target and shape, and `run.json` beside it the rest. What its optimizer keeps
-cannot be changed on the way; what can be is said. What an older checkpoint does not say is not compared.
+cannot be changed on the way, nor the drafter under adapters; what can be is said. What an older checkpoint does not say
+is not compared.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.drafter.adapters import TARGET_FILE
 from hf_domino.identity import TargetIdentity, check_same
 from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.checkpoints import STATE_FILE, UNFINISHED, last_checkpoint
+from hf_domino.training.placing import files_digest
 
 RUN_FILE, CONFIG_FILE = "run.json", "config.json"
 SHAPE = (
@@ -37,8 +40,10 @@ CHANGEABLE = (
     *("max_steps", "num_train_epochs", "lr_scheduler_type", "warmup_steps", "lambda_base_decay_ratio", "loss_decay"),
     *("lambda_base_start", "position_weights", "dpace_alpha", "own_prefix_share"),
     *("distillation_weight", "distillation_loss", "distillation_temperature"),
-    *("num_anchors", "packing", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
+    *("num_anchors", "max_length", "packing"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
 )
+BASE = "digest of the drafter under the adapters"
 SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
 
@@ -97,12 +102,14 @@ def check_resumable(
         ValueError: If target, shape or optimizer differ; naming the first field that does.
     """
     saved, run = _read(Path(checkpoint) / CONFIG_FILE), _read(Path(checkpoint) / RUN_FILE)
-    found = TargetIdentity.recorded_in(config)
-    if saved and found:
-        recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved))
+    adapter = TargetIdentity.from_dict(_read(Path(checkpoint) / TARGET_FILE))
+    recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else adapter
+    if found := TargetIdentity.recorded_in(config):
         check_same(recorded, found, str(checkpoint), START_AGAIN)
     _check_equal(checkpoint, saved, {name: getattr(config, name) for name in SHAPE})
-    now = _facts(args, rows)
+    now = _facts(args, rows, config)
+    if None not in (now[BASE], run.get(BASE)):
+        _check_equal(checkpoint, run, {BASE: now[BASE]})
     _check_equal(checkpoint, run, {name: now[name] for name in KEPT})
     changed = [name for name in (*CHANGEABLE, "rows") if name in run and now[name] != run[name]]
     if rows is not None:
@@ -110,19 +117,22 @@ def check_resumable(
         notice(f"training goes on from {checkpoint}{' with ' if words else ''}{words}.")
 
 
-def save_run(folder: str | Path, args: DominoTrainingArguments, rows: Any) -> None:
+def save_run(folder: str | Path, args: DominoTrainingArguments, rows: Any, config: DominoConfig) -> None:
     """Write what a run is to `run.json`, beside a drafter that was saved.
 
     Args:
         folder (`str` or `Path`): Of the drafter.
         args (`DominoTrainingArguments`): Of the run.
         rows: Its training rows.
+        config (`DominoConfig`): Of the drafter.
     """
-    (Path(folder) / RUN_FILE).write_text(json.dumps(_facts(args, rows), indent=2) + "\n", encoding="utf-8")
+    facts = _facts(args, rows, config)
+    (Path(folder) / RUN_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
-def _facts(args: DominoTrainingArguments, rows: Any) -> dict[str, Any]:
+def _facts(args: DominoTrainingArguments, rows: Any, config: DominoConfig) -> dict[str, Any]:
     values = {name: getattr(args, name) for name in (*KEPT, *CHANGEABLE)}
+    values[BASE] = None if args.lora_rank is None else files_digest(config.name_or_path)
     return {name: getattr(value, "value", value) for name, value in values.items()} | {"rows": _digest_rows(rows)}
 
 

@@ -283,6 +283,6 @@ class DominoTrainer(AveragingTrainer):
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             folder = output_dir or str(self.args.output_dir)
-            save_run(folder, self.args, self.train_dataset)
+            save_run(folder, self.args, self.train_dataset, self.drafter.config)
             if self.args.lora_rank is not None:
                 save_target(self.drafter, folder)

@@ -107,7 +107,7 @@ def launch(folder: Path, fields: dict, num_processes: int) -> tuple[dict, dict]:
 def test_two_processes_equal_one(shared, modes, tolerance, tmp_path):
     weights, metrics = launch(tmp_path / "one", shared, 1)
     lengths = [name for name in metrics if name.endswith(("loss", "length"))]
-    assert len(lengths) == 5
+    assert len(lengths) == 7
     assert all(norm > 0.5 for _, norm in metrics["log"])  # so that gradients are clipped
     for index, mode in enumerate(modes):
         others, found = launch(tmp_path / f"two{index}", shared | mode, 2)

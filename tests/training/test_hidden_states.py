@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -128,13 +129,37 @@ def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, gree
     monkeypatch.undo()
     before = {file: file.stat().st_mtime_ns for file in path.glob("states-*.safetensors")}
     assert len(before) == 1
-    assert len(list(path.glob("*.partial-0"))) == 1
+    (partial,) = path.glob("*.partial-*")
+    os.utime(partial, (0, 0))  # long ago
     for process in range(3):
         StateWriter(target, config, path, **fields, shard=(process, 3)).write(greedy_rows, 100, False)
     assert not list(path.glob("*.partial*"))
     assert before.items() <= {file: file.stat().st_mtime_ns for file in path.glob("states-*.safetensors")}.items()
     rows = CachedRows(greedy_rows, path, target, config)
     assert all(torch.equal(row["hidden_states"], states) for row, states in zip(rows, expected, strict=True))
+
+
+def test_runs_that_write_to_one_folder_at_once_leave_each_other_alone(
+    target, make_drafter, greedy_rows, tmp_path, monkeypatch
+):
+    config, path, begun = make_drafter(target).config, tmp_path / "states", []
+
+    def another_begins(tensors, file):
+        save_file(tensors, file)
+        if not begun:
+            begun.append(file)
+            StateWriter(target, config, path).write(greedy_rows, 400, False)
+
+    monkeypatch.setattr(folders, "save_file", another_begins)
+    StateWriter(target, config, path).write(greedy_rows, 400, False)
+    assert not list(path.glob("*.partial-*"))
+    assert len(CachedRows(greedy_rows, path, target, config)) == len(greedy_rows)
+
+
+def test_states_that_a_type_cannot_hold_are_refused(target, greedy_rows, cached):
+    target.model.layers[1].mlp.down_proj.weight.data.mul_(1e6)
+    with pytest.raises(ValueError, match="hidden states in float16 must be finite, got 'inf or nan'"):
+        cached(greedy_rows, dtype="float16")
 
 
 def test_what_does_not_belong_is_refused(target, make_drafter, make_trainer, greedy_rows, cached, tmp_path):
@@ -203,10 +228,14 @@ def test_two_processes_write_and_train_as_one(recipe, tmp_path):
         path, world = tmp_path / f"recipe{len(weights)}.yaml", 1 + bool(launcher)
         fields = recipe | {"output_dir": str(tmp_path / path.stem), "cache_hidden_states": str(tmp_path / f"s{world}")}
         fields |= {"per_device_train_batch_size": 4 // world, "optim": "sgd", "max_steps": 2, "cache_dtype": "auto"}
+        # Processes draw anchors of their own, so all are taken; and steps are large beside the tolerance.
+        fields |= {"num_anchors": 64, "learning_rate": 0.1, "distillation_weight": 0.5, "packing": True}
+        fields |= {"max_length": 64}
         path.write_text(yaml.safe_dump(fields))
         command = [sys.executable, *launcher, "-m", "hf_domino.cli", "train", str(path)]
         subprocess.run(command, check=True, capture_output=True, timeout=240)
         weights.append(DominoDraftModel.from_pretrained(tmp_path / path.stem).state_dict())
+    assert weights[0]["embed_proj.2.weight"].abs().max() > 1e-3  # which was zero
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
 
 

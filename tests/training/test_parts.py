@@ -84,6 +84,25 @@ def test_a_resumed_lora_training_equals_an_uninterrupted_one(base, make_trainer,
         other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
 
 
+def test_adapters_go_on_over_the_drafter_and_for_the_target_they_were_begun_with(
+    target, make_drafter, base, make_trainer, greedy_rows, tmp_path
+):
+    fields = {"max_steps": 1, "lora_rank": 2, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, **fields).train()
+    checkpoint = str(tmp_path / "run" / "checkpoint-1")
+    drafter = make_drafter(target)
+    drafter.norm.weight.data += 1
+    drafter.save_pretrained(tmp_path / "other")
+    over_another = make_trainer(DominoDraftModel.from_pretrained(tmp_path / "other"), greedy_rows, **fields)
+    with pytest.raises(ValueError, match=r"drafter under the adapters must be '\w+', with which .*checkpoint-1"):
+        over_another.train(resume_from_checkpoint=checkpoint)
+    tuned = copy.deepcopy(target)
+    tuned.model.layers[0].mlp.up_proj.weight.data.normal_()
+    for_another = make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, target=tuned, **fields)
+    with pytest.raises(ValueError, match="the target's weights_digest must be"):
+        for_another.train(resume_from_checkpoint=checkpoint)
+
+
 def test_an_adapter_without_a_tensor_is_refused(base, make_trainer, greedy_rows, tmp_path):
     make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, lora_rank=2).save_model()
     file = tmp_path / "run" / "adapter_model.safetensors"
@@ -153,6 +172,7 @@ def test_lora_by_the_command(start, train, tmp_path):
         ({"lora_alpha": 4}, "lora_alpha without lora_rank must be None, got 4"),
         ({"lora_rank": 2, "train_only": "head"}, "train_only with lora_rank must be None, got 'head'"),
         ({"lora_rank": 2, "muon_learning_rate": 0.01}, "muon_learning_rate with lora_rank must be None, got 0.01"),
+        ({"lora_rank": 2, "own_prefix_share": 0.5}, "own_prefix_share with lora_rank must be 0, got 0.5"),
         ({"lora_rank": 2, "projector_type": "domino"}, "lora_rank with a new head must be None, got 2"),
         ({"block_size": 8, "projector_type": "domino"}, "the drafter has its own shape. Only a new correction head"),
         ({"projector_type": "dflash"}, "projector_type must not be set with drafter="),

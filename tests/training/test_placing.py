@@ -42,8 +42,10 @@ def test_a_target_in_other_places_trains_the_same(
     expected = losses(make_trainer(copy.deepcopy(start), *rows, **fields))
     placed = offload(target, where, tmp_path / "target")
     assert any(weight.is_meta for weight in placed.parameters())
-    trainer = make_trainer(start, *rows, **fields, target=placed)
+    trainer = make_trainer(start, *rows, **fields, target=placed, predict_speed_up=True)
     assert losses(trainer) == expected
+    # What a step takes would be what reading the weights takes: it says nothing of the target in memory.
+    assert not any("eval_predicted_speed_up" in entry for entry in trainer.state.log_history)
 
 
 def test_a_quantised_target_trains(target, make_drafter, make_trainer, greedy_rows, tmp_path):

@@ -9,9 +9,12 @@ H hidden size.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
@@ -27,7 +31,8 @@ from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.identity import TargetIdentity, check_same, identify
 
-INDEX_FILE, SHARD_PATTERN = "index.json", "states-*.safetensors"
+INDEX_FILE, LOCK_FILE, SHARD_PATTERN = "index.json", "index.lock", "states-*.safetensors"
+PARTIAL_LIFE = 3600.0  # seconds without a byte written after which whoever wrote a shard is dead
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 START_AGAIN = "Delete {folder} and the states are written again, or choose another folder (--cache_hidden_states)."
 
@@ -202,12 +207,11 @@ class ShardWriter:
         folder (`Path`): The folder.
         settings (`StateSettings`): Of the folder.
         max_bytes (`int`): Largest shard; it is collected in memory.
-        process (`int`, *optional*, defaults to 0): Number of this process; each has its own.
     """
 
-    def __init__(self, folder: Path, settings: StateSettings, max_bytes: int, process: int = 0):
+    def __init__(self, folder: Path, settings: StateSettings, max_bytes: int):
         self.folder, self.settings = folder, settings
-        self._max_tokens, self._process = max(1, max_bytes // settings.bytes_per_token), process
+        self._max_tokens = max(1, max_bytes // settings.bytes_per_token)
         self._rows: dict[int, torch.Tensor] = {}
         self._num_tokens = 0
 
@@ -226,7 +230,7 @@ class ShardWriter:
         keys = torch.tensor(list(self._rows), dtype=torch.int64)
         ends = torch.tensor([len(states) for states in self._rows.values()]).cumsum(0)
         name = f"states-{hashlib.sha256(keys.numpy().tobytes()).hexdigest()[:16]}.safetensors"
-        aside = self.folder / f"{name}.partial-{self._process}"
+        aside = self.folder / f"{name}.partial-{uuid.uuid4().hex[:12]}"  # another run may write the same rows
         save_file({"hidden_states": torch.cat(list(self._rows.values())), "keys": keys, "ends": ends}, aside)
         with aside.open("rb+") as file:
             os.fsync(file.fileno())
@@ -234,13 +238,12 @@ class ShardWriter:
         self._rows, self._num_tokens = {}, 0
 
 
-def begin(folder: Path, wanted: StateSettings, shard: tuple[int, int] = (0, 1)) -> StateSettings:
+def begin(folder: Path, wanted: StateSettings) -> StateSettings:
     """Make a folder ready to be written to, or to be gone on with.
 
     Args:
         folder (`Path`): It need not exist.
         wanted (`StateSettings`): With which states are to be written.
-        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
 
     Returns:
         `StateSettings`: Those to write with.
@@ -249,15 +252,22 @@ def begin(folder: Path, wanted: StateSettings, shard: tuple[int, int] = (0, 1)) 
         ValueError: If the folder was begun with others.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for partial in folder.glob(f"{SHARD_PATTERN}.partial-*"):
-        if int(partial.name.rpartition("-")[2]) % shard[1] == shard[0]:  # of a process that died
-            partial.unlink(missing_ok=True)
-    found = StateSettings.load(folder)
-    if found is None:
-        wanted.save(folder)
-        return wanted
+    _delete_old_partials(folder)
+    with FileLock(folder / LOCK_FILE):  # of runs that begin it at once, one does
+        found = StateSettings.load(folder)
+        if found is None:
+            wanted.save(folder)
+            return wanted
     found.check_serves(wanted, folder)
     if found.dtype != wanted.dtype:
         made = f"{found.dtype!r}, with which {folder} was begun"
         raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
     return found
+
+
+def _delete_old_partials(folder: Path) -> None:
+    """Delete what processes that died left; a younger one may be another run's that is just being written."""
+    for partial in folder.glob(f"{SHARD_PATTERN}.partial-*"):
+        with contextlib.suppress(FileNotFoundError):  # it has just got its name
+            if time.time() - partial.stat().st_mtime > PARTIAL_LIFE:
+                partial.unlink()

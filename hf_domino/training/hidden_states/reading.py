@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.data.counts import RowCounts
 from hf_domino.data.packing import collate_packed
 from hf_domino.target import TargetModel
 from hf_domino.training.forward import TargetStates, read_target
@@ -50,6 +51,7 @@ class CachedRows(Dataset):
         target_files: str | None = None,
     ):
         self.rows, self.states = rows, StateFolder(Path(folder))
+        self.counts = getattr(rows, "counts", RowCounts())
         wanted = StateSettings.of(target, config, self.states.settings.dtype, final, target_files)
         self.states.settings.check_serves(wanted, self.states.path)
         self._found = self.states.find(keys_of(rows)[0])

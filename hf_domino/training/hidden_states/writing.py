@@ -41,6 +41,10 @@ from hf_domino.training.hidden_states.reading import keys_of
 GENERATED_TOL = 1e-3  # relative, of losses: roundings of fp32 forwards of other widths, through a drafter
 MAX_SHARD_BYTES = 2**29
 GB = 1e9
+NOT_FINITE = (
+    "Store them in a type of wider range (--cache_dtype bfloat16, another folder); if they were not finite before, run "
+    "the target in a wider dtype."
+)
 
 
 class StateWriter:
@@ -75,9 +79,9 @@ class StateWriter:
         max_shard_bytes: int = MAX_SHARD_BYTES,
     ):
         self.target, self.folder = TargetModel(target, config), Path(folder)
-        self.settings = begin(self.folder, StateSettings.of(target, config, dtype, final, target_files), shard)
+        self.settings = begin(self.folder, StateSettings.of(target, config, dtype, final, target_files))
         self._autocast, self._shard = autocast, shard
-        self._shards = ShardWriter(self.folder, self.settings, max_shard_bytes, shard[0])
+        self._shards = ShardWriter(self.folder, self.settings, max_shard_bytes)
         self._final_is_known = not final
         self._before = StateFolder(self.folder)
 
@@ -112,7 +116,7 @@ class StateWriter:
             for batch in todo:
                 states = self._forward([rows[int(index)]["input_ids"] for index in batch])
                 found = zip(batch, states, strict=True)
-                self._shards.add({int(keys[index]): row for index, row in found if is_missing[index]})
+                self._add({int(keys[index]): row for index, row in found if is_missing[index]})
                 bar.update(int(lengths[batch].sum()))
         self._shards.flush()
 
@@ -154,6 +158,16 @@ class StateWriter:
         """What is stored of a forward, `[B, S, C, H]` on the CPU."""
         parts = (*read.captured, *(() if read.final is None else (read.final,)))
         return torch.stack([part.to(DTYPES[self.settings.dtype]) for part in parts], dim=2).cpu()
+
+    def _add(self, rows: dict[int, torch.Tensor]) -> None:
+        """Hand rows, by their keys, to the shards.
+
+        Raises:
+            ValueError: If a state is not finite; a training from it would fail far from the cause.
+        """
+        if not all(torch.isfinite(states).all() for states in rows.values()):
+            raise refusal(f"hidden states in {self.settings.dtype}", "finite", "inf or nan", NOT_FINITE)
+        self._shards.add(rows)
 
     def expect(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
         """Check the room as [`~StateWriter.check_room`] does, for what prompts may become.
@@ -206,7 +220,7 @@ class StateWriter:
             kept[row_key(row)] = F.pad(own, (0, 0, 0, 0, 0, len(row) - len(own)))
         keys = np.array(list(kept), dtype=np.int64)
         is_new = self._before.find(keys).shards < 0
-        self._shards.add({key: kept[key] for key in keys[is_new].tolist()})
+        self._add({key: kept[key] for key in keys[is_new].tolist()})
 
     def flush(self) -> None:
         """Write what was kept and is no whole shard yet."""

@@ -13,7 +13,7 @@ import torch
 from hf_domino.benchmark import distinct_ngram_ratio
 from hf_domino.identity import TargetIdentity, identify
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
-from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
+from hf_domino.training.evidence.acceptance import mean_acceptance_length, walk_acceptance
 
 FOLDER = Path(__file__).parents[1] / "model_cards" / BUNDLED
 MAX_FILE_BYTES, MAX_ALL_BYTES = 16 * 2**20, 40 * 2**20

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hf_domino.cli.flags import positive_int
 
 if TYPE_CHECKING:
-    from hf_domino.training.plan import TrainingPlan
+    from hf_domino.training.scale.plan import TrainingPlan
 
 GB, TERA = 1e9, 1e12
 
@@ -41,7 +41,7 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
     from transformers import AutoConfig
 
     from hf_domino.configuration import DominoConfig
-    from hf_domino.training.plan import measure_flops, plan_training
+    from hf_domino.training.scale.plan import measure_flops, plan_training
 
     for flag in ("plan_tflops", "plan_memory"):
         if (value := getattr(options, flag)) is not None and not 0 < value < float("inf"):

@@ -21,8 +21,8 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.data.rows import RowDataset, load_rows
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.provenance import provenance
-from hf_domino.training.acceptance import walk_acceptance
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.evidence.acceptance import walk_acceptance
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.trainer import DominoTrainer
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from hf_domino.late import late
 
 if TYPE_CHECKING:
-    from hf_domino.training.acceptance import walk_acceptance
     from hf_domino.training.arguments import DominoTrainingArguments
+    from hf_domino.training.evidence.acceptance import walk_acceptance
     from hf_domino.training.hidden_states.reading import CachedRows
     from hf_domino.training.hidden_states.writing import StateWriter
     from hf_domino.training.trainer import DominoTrainer
@@ -21,7 +21,7 @@ __all__ = [
 
 # Public name -> module it is loaded from.
 _LATER = {
-    "walk_acceptance": "acceptance",
+    "walk_acceptance": "evidence.acceptance",
     "DominoTrainingArguments": "arguments",
     "CachedRows": "hidden_states.reading",
     "StateWriter": "hidden_states.writing",

@@ -12,9 +12,9 @@ from transformers.utils.import_utils import is_peft_greater_or_equal
 
 from hf_domino.compatibility import refusal
 from hf_domino.drafter.adapters import OLDEST_PEFT
-from hf_domino.training.distillation import DIVERGENCES, Distillation
 from hf_domino.training.fields import TrainingFields
-from hf_domino.training.losses import LossOptions
+from hf_domino.training.objective.distillation import DIVERGENCES, Distillation
+from hf_domino.training.objective.losses import LossOptions
 
 # Positions after which a loss weight has fallen to 1/e, by block size (arXiv 2605.29707, 2602.06036).
 LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}

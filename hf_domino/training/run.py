@@ -20,7 +20,7 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.hidden_states.command import CachedRun, load_target
 from hf_domino.training.loading import load_training_rows
 from hf_domino.training.parts import add_head, check_start
-from hf_domino.training.resuming import prepare_folder
+from hf_domino.training.runs.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 
 CURRICULUM_RESTARTS = (

@@ -27,22 +27,22 @@ from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.target import TargetModel
-from hf_domino.training.anchors import sample_anchors, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.averaging import AveragingTrainer
-from hf_domino.training.checkpoints import last_checkpoint
+from hf_domino.training.evidence.figures import draw_training
+from hf_domino.training.evidence.gradients import GradientNorms
+from hf_domino.training.evidence.meter import TrainingMeter
 from hf_domino.training.facts import training_facts
-from hf_domino.training.figures import draw_training
-from hf_domino.training.gradients import GradientNorms
 from hf_domino.training.hidden_states.reading import CachedRows, check_layers, collate_with_states
-from hf_domino.training.meter import TrainingMeter
 from hf_domino.training.muon import MuonWithAdamW
-from hf_domino.training.objective import Batch, Objective
-from hf_domino.training.packing_probe import check_no_leaks
+from hf_domino.training.objective.anchors import sample_anchors, seeded_generator
+from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.parts import choose_parts
-from hf_domino.training.placing import place_target
-from hf_domino.training.resuming import check_resumable, save_run
-from hf_domino.training.sharding import prepare_sharding, shard_target
+from hf_domino.training.runs.averaging import AveragingTrainer
+from hf_domino.training.runs.checkpoints import last_checkpoint
+from hf_domino.training.runs.resuming import check_resumable, save_run
+from hf_domino.training.scale.packing_probe import check_no_leaks
+from hf_domino.training.scale.placing import place_target
+from hf_domino.training.scale.sharding import prepare_sharding, shard_target
 
 NOT_FINITE = (
     "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "

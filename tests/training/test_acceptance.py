@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_domino.integration.patch import install
-from hf_domino.training.acceptance import mean_acceptance_length, walk_acceptance
+from hf_domino.training.evidence.acceptance import mean_acceptance_length, walk_acceptance
 
 NUM_TOKENS = 40
 KINDS = [

@@ -9,7 +9,7 @@ import torch
 
 from hf_domino import DominoConfig
 from hf_domino.drafter.blocks import UNUSED
-from hf_domino.training.anchors import anchor_candidates, block_labels, sample_anchors, seeded_generator
+from hf_domino.training.objective.anchors import anchor_candidates, block_labels, sample_anchors, seeded_generator
 
 LOSS_MASK = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]])
 INPUT_IDS = torch.arange(24).view(2, 12) + 100

@@ -8,8 +8,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hf_domino.data.rows import collate_rows
 from hf_domino.drafter import backbone
-from hf_domino.training.anchors import sample_anchors, seeded_generator
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.objective.anchors import sample_anchors, seeded_generator
 
 KINDS = [
     {},

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hf_domino import DominoDraftModel
-from hf_domino.training.checkpoints import UNFINISHED, last_checkpoint
+from hf_domino.training.runs.checkpoints import UNFINISHED, last_checkpoint
 
 ROOT = Path(__file__).parents[2]
 # Forked from one process that has imported everything and has trained nothing.

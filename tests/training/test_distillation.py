@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from test_losses import ANCHORS, KINDS, TOLERANCE
 
 from hf_domino.target import TargetModel
-from hf_domino.training.anchors import block_labels
-from hf_domino.training.distillation import DIVERGENCES, Distillation, check_final, gather_final
-from hf_domino.training.forward import read_target
-from hf_domino.training.losses import LossOptions, ScoredPositions, draft_logits
-from hf_domino.training.scoring import draft_losses
+from hf_domino.training.objective.anchors import block_labels
+from hf_domino.training.objective.distillation import DIVERGENCES, Distillation, check_final, gather_final
+from hf_domino.training.objective.forward import read_target
+from hf_domino.training.objective.losses import LossOptions, ScoredPositions, draft_logits
+from hf_domino.training.objective.scoring import draft_losses
 
 
 def scored_positions(drafter, view, loss_decay=4.0) -> tuple[ScoredPositions, torch.Tensor]:

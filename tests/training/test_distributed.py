@@ -14,7 +14,7 @@ from accelerate import cpu_offload
 from accelerate.utils import DistributedType
 
 from hf_domino import DominoDraftModel
-from hf_domino.training.sharding import prepare_sharding, shard_target
+from hf_domino.training.scale.sharding import prepare_sharding, shard_target
 
 # One fp32 rounding per sum, in another order.
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}

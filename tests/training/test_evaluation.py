@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.training.acceptance import walk_acceptance, walk_rounds
-from hf_domino.training.evidence import FEWEST_ROWS, EvaluationMeter, HeadGain
-from hf_domino.training.losses import DraftLosses
-from hf_domino.training.objective import ScoredBatch
-from hf_domino.training.speed import measure_round
+from hf_domino.training.evidence.acceptance import walk_acceptance, walk_rounds
+from hf_domino.training.evidence.evidence import FEWEST_ROWS, EvaluationMeter, HeadGain
+from hf_domino.training.evidence.speed import measure_round
+from hf_domino.training.objective.losses import DraftLosses
+from hf_domino.training.objective.objective import ScoredBatch
 
 
 class OneProcess:

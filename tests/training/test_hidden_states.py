@@ -24,7 +24,7 @@ from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
 from hf_domino.training.hidden_states.reading import CachedRows, collate_with_states
 from hf_domino.training.hidden_states.writing import GENERATED_TOL, StateWriter
-from hf_domino.training.resuming import _digest_rows
+from hf_domino.training.runs.resuming import _digest_rows
 
 METRICS = ("loss", "base_loss", "corrected_loss", "acceptance_length", "eval_loss", "eval_walked_acceptance_length")
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from hf_domino.target import TargetModel
-from hf_domino.training.anchors import block_labels
-from hf_domino.training.forward import draft_blocks, read_target
-from hf_domino.training.losses import lambda_base_at, score_chunk
-from hf_domino.training.scoring import draft_losses
+from hf_domino.training.objective.anchors import block_labels
+from hf_domino.training.objective.forward import draft_blocks, read_target
+from hf_domino.training.objective.losses import lambda_base_at, score_chunk
+from hf_domino.training.objective.scoring import draft_losses
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # fp32 sums in another order
 BF16_TOL = {"rtol": 2e-2, "atol": 2e-2}  # gradients of chunks are rounded before they are added

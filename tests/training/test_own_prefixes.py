@@ -7,7 +7,7 @@ import torch
 from test_losses import KINDS
 
 from hf_domino.target import TargetModel
-from hf_domino.training.own_prefixes import write_own_prefixes
+from hf_domino.training.objective.own_prefixes import write_own_prefixes
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])

@@ -14,8 +14,8 @@ from hf_domino.data.rows import RowDataset, collate_rows
 from hf_domino.drafter import backbone
 from hf_domino.drafter.blocks import UNUSED
 from hf_domino.target import TargetModel
-from hf_domino.training.anchors import sample_anchors, seeded_generator
-from hf_domino.training.packing_probe import check_no_leaks
+from hf_domino.training.objective.anchors import sample_anchors, seeded_generator
+from hf_domino.training.scale.packing_probe import check_no_leaks
 
 LENGTHS = (18, 30, 9, 25, 14, 22, 7, 11)
 MAX_LENGTH = 48

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from hf_domino import DominoDraftModel
 from hf_domino.compatibility import HEAD_MODULES
-from hf_domino.training.acceptance import walk_acceptance
+from hf_domino.training.evidence.acceptance import walk_acceptance
 
 pytest.importorskip("peft")
 MERGE_TOL = {"rtol": 1e-4, "atol": 1e-5}  # sums of a few products in another order

@@ -11,7 +11,7 @@ import transformers
 from accelerate import cpu_offload, disk_offload
 
 from hf_domino.target import TargetModel
-from hf_domino.training.placing import files_digest, load_ends
+from hf_domino.training.scale.placing import files_digest, load_ends
 
 CPU = torch.device("cpu")
 

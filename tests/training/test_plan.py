@@ -15,7 +15,7 @@ from transformers import Qwen3Config
 
 from hf_domino import DominoConfig
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.plan import count_sizes, measure_flops, plan_training
+from hf_domino.training.scale.plan import count_sizes, measure_flops, plan_training
 
 ROOT = Path(__file__).parents[2]
 # Allocators, and what kernels take for themselves, are not in the estimate.
@@ -26,7 +26,7 @@ from pathlib import Path
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.plan import plan_training
+from hf_domino.training.scale.plan import plan_training
 from hf_domino.training.trainer import DominoTrainer
 
 torch.set_num_threads(1)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from test_losses import ANCHORS, KINDS, TOLERANCE, scored_positions
 
-from hf_domino.training.anchors import block_labels
-from hf_domino.training.losses import LossOptions, draft_logits
-from hf_domino.training.position_weights import dynamic_weights
-from hf_domino.training.scoring import draft_losses
+from hf_domino.training.objective.anchors import block_labels
+from hf_domino.training.objective.losses import LossOptions, draft_logits
+from hf_domino.training.objective.position_weights import dynamic_weights
+from hf_domino.training.objective.scoring import draft_losses
 
 ALPHA = 0.5
 

@@ -9,8 +9,8 @@ import pytest
 from transformers import TrainerState
 
 from hf_domino.cards import training_section
-from hf_domino.training import figures
-from hf_domino.training.figures import FIGURE, draw_training
+from hf_domino.training.evidence import figures
+from hf_domino.training.evidence.figures import FIGURE, draw_training
 
 pytest.importorskip("matplotlib")
 

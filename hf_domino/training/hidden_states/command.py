@@ -18,7 +18,7 @@ from hf_domino.training.hidden_states.folder import StateSettings
 from hf_domino.training.hidden_states.reading import CachedRows, has_all
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import TrainingRows
-from hf_domino.training.placing import files_digest, load_ends, place_target
+from hf_domino.training.scale.placing import files_digest, load_ends, place_target
 
 
 def load_target(names: ModelArguments, args: DominoTrainingArguments) -> PreTrainedModel:

@@ -20,8 +20,8 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.data.counts import RowCounts
 from hf_domino.data.packing import collate_packed
 from hf_domino.target import TargetModel
-from hf_domino.training.forward import TargetStates, read_target
 from hf_domino.training.hidden_states.folder import StateFolder, StateSettings, row_key
+from hf_domino.training.objective.forward import TargetStates, read_target
 
 STATES = "hidden_states"
 

@@ -26,8 +26,6 @@ from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.notices import notice
 from hf_domino.target import TargetModel
-from hf_domino.training.distillation import check_final
-from hf_domino.training.forward import TargetStates, read_target
 from hf_domino.training.hidden_states.folder import (
     DTYPES,
     ShardWriter,
@@ -37,6 +35,8 @@ from hf_domino.training.hidden_states.folder import (
     row_key,
 )
 from hf_domino.training.hidden_states.reading import keys_of
+from hf_domino.training.objective.distillation import check_final
+from hf_domino.training.objective.forward import TargetStates, read_target
 
 GENERATED_TOL = 1e-3  # relative, of losses: roundings of fp32 forwards of other widths, through a drafter
 MAX_SHARD_BYTES = 2**29

@@ -21,7 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from hf_domino.compatibility import refusal
 from hf_domino.notices import notice
-from hf_domino.training.sharding import broken_weights
+from hf_domino.training.scale.sharding import broken_weights
 
 UNFINISHED = "_unfinished"  # uploads of a trainer leave out names that start so
 STATE_FILE = "trainer_state.json"  # a trainer writes it last

@@ -14,7 +14,7 @@ import torch
 from hf_domino.compatibility import refusal
 from hf_domino.data.packing import PackedRows, collate_packed, parts
 from hf_domino.target import TargetModel
-from hf_domino.training.forward import read_target
+from hf_domino.training.objective.forward import read_target
 
 PROBED_ROWS = 2  # more than one, as in training
 MIN_CHANGE = 1e-3  # as a share of a state's norm: hundreds of roundings in fp32

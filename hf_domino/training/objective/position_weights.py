@@ -27,7 +27,7 @@ def dynamic_weights(confidence: torch.Tensor, counts: torch.Tensor, alpha: float
     Example:
     ```python
     >>> import torch
-    >>> from hf_domino.training.position_weights import dynamic_weights
+    >>> from hf_domino.training.objective.position_weights import dynamic_weights
     >>> dynamic_weights(torch.tensor([0.5, 0.0, 1.0]), torch.tensor([True, True, True]), alpha=0.5)
     tensor([1.5000, 0.7500, 0.3750])
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hf_domino.training.objective import ScoredBatch
+from hf_domino.training.objective.objective import ScoredBatch
 
 
 def accepted_runs(is_correct: torch.Tensor, label_offset: int) -> torch.Tensor:

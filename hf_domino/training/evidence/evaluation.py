@@ -10,15 +10,15 @@ from torch import nn
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
-from hf_domino.training.acceptance import mean_acceptance_length, walk_rounds
-from hf_domino.training.anchors import sample_anchors_by_content
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.checkpoints import CheckpointingTrainer
-from hf_domino.training.evidence import EvaluationMeter
+from hf_domino.training.evidence.acceptance import mean_acceptance_length, walk_rounds
+from hf_domino.training.evidence.evidence import EvaluationMeter
+from hf_domino.training.evidence.speed import RoundCost, measure_round
 from hf_domino.training.hidden_states.reading import STATES
-from hf_domino.training.losses import lambda_base_at
-from hf_domino.training.objective import Batch, Objective
-from hf_domino.training.speed import RoundCost, measure_round
+from hf_domino.training.objective.anchors import sample_anchors_by_content
+from hf_domino.training.objective.losses import lambda_base_at
+from hf_domino.training.objective.objective import Batch, Objective
+from hf_domino.training.runs.checkpoints import CheckpointingTrainer
 
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 

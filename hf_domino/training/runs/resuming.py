@@ -21,8 +21,8 @@ from hf_domino.drafter.adapters import TARGET_FILE
 from hf_domino.identity import TargetIdentity, check_same
 from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.checkpoints import STATE_FILE, UNFINISHED, last_checkpoint
-from hf_domino.training.placing import files_digest
+from hf_domino.training.runs.checkpoints import STATE_FILE, UNFINISHED, last_checkpoint
+from hf_domino.training.scale.placing import files_digest
 
 RUN_FILE, CONFIG_FILE = "run.json", "config.json"
 SHAPE = (

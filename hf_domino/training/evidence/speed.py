@@ -44,7 +44,7 @@ class RoundCost(NamedTuple):
 
         Example:
         ```python
-        >>> from hf_domino.training.speed import RoundCost
+        >>> from hf_domino.training.evidence.speed import RoundCost
         >>> RoundCost(step=0.010, round=0.015).speed_up(3.0)
         2.0
 

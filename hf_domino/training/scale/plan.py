@@ -115,7 +115,7 @@ def plan_training(
     >>> from transformers import Qwen3Config
     >>> from hf_domino import DominoConfig
     >>> from hf_domino.training import DominoTrainingArguments
-    >>> from hf_domino.training.plan import plan_training
+    >>> from hf_domino.training.scale.plan import plan_training
     >>> target_config = Qwen3Config(hidden_size=256, num_hidden_layers=8, vocab_size=1000)
     >>> with TemporaryDirectory() as folder:
     ...     args = DominoTrainingArguments(folder, use_cpu=True, report_to="none")

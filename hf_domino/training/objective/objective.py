@@ -19,14 +19,14 @@ import torch
 from hf_domino.drafter.blocks import block_positions, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
-from hf_domino.training.anchors import block_labels
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
-from hf_domino.training.distillation import check_final, gather_final
-from hf_domino.training.forward import DraftedBlocks, TargetStates, draft_blocks, prefix_states
 from hf_domino.training.hidden_states.reading import states_of_batch
-from hf_domino.training.losses import PUBLISHED, DraftLosses
-from hf_domino.training.own_prefixes import write_own_prefixes
-from hf_domino.training.scoring import draft_losses
+from hf_domino.training.objective.anchors import block_labels
+from hf_domino.training.objective.distillation import check_final, gather_final
+from hf_domino.training.objective.forward import DraftedBlocks, TargetStates, draft_blocks, prefix_states
+from hf_domino.training.objective.losses import PUBLISHED, DraftLosses
+from hf_domino.training.objective.own_prefixes import write_own_prefixes
+from hf_domino.training.objective.scoring import draft_losses
 
 Batch = dict[str, torch.Tensor]
 
@@ -71,7 +71,7 @@ class Objective:
         self._final_is_known = False
 
     def labels(self, batch: Batch, evaluating: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Labels and weights of a batch's blocks, both `[B, N, K]`, as in [`~training.anchors.block_labels`].
+        """Labels and weights of a batch's blocks, both `[B, N, K]`, as in [`~training.objective.anchors.block_labels`].
 
         With D-PACE, weights do not fall along the block in training.
         """

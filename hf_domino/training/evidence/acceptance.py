@@ -18,11 +18,11 @@ from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 from hf_domino.drafter.blocks import block_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
-from hf_domino.training.anchors import block_labels
-from hf_domino.training.forward import draft_blocks
+from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.hidden_states.reading import STATES, states_of_batch
-from hf_domino.training.losses import draft_logits
-from hf_domino.training.meter import accepted_runs
+from hf_domino.training.objective.anchors import block_labels
+from hf_domino.training.objective.forward import draft_blocks
+from hf_domino.training.objective.losses import draft_logits
 
 ANCHORS_PER_FORWARD = 64
 

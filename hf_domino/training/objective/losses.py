@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
-from hf_domino.training.distillation import Distillation
-from hf_domino.training.position_weights import weigh_flat
+from hf_domino.training.objective.distillation import Distillation
+from hf_domino.training.objective.position_weights import weigh_flat
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ class LossOptions:
 
     Args:
         distillation (`Distillation`, *optional*): What is learned from `ScoredPositions.final`.
-        dpace_alpha (`float`, *optional*): Smoothing of dynamic weights ([`~training.position_weights`]), which multiply
-            the given ones, each term by its own confidence; needs `ScoredPositions.places`.
+        dpace_alpha (`float`, *optional*): Smoothing of dynamic weights
+            ([`~training.objective.position_weights`]), which multiply the given ones, each term by its own confidence;
+            needs `ScoredPositions.places`.
     """
 
     distillation: Distillation | None = None
@@ -123,7 +124,7 @@ def lambda_base_at(step: int, num_steps: int, decay_ratio: float, start: float =
 
     Example:
     ```python
-    >>> from hf_domino.training.losses import lambda_base_at
+    >>> from hf_domino.training.objective.losses import lambda_base_at
     >>> [lambda_base_at(step, 100, 0.5) for step in (0, 25, 50, 99)]
     [1.0, 0.5, 0.0, 0.0]
 

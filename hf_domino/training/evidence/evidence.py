@@ -16,8 +16,8 @@ import torch
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.notices import notice
-from hf_domino.training.meter import TrainingMeter, accepted_runs, complete_blocks
-from hf_domino.training.objective import ScoredBatch
+from hf_domino.training.evidence.meter import TrainingMeter, accepted_runs, complete_blocks
+from hf_domino.training.objective.objective import ScoredBatch
 
 LEAST_GAIN = 0.02  # tokens a round; a head that brings less does not pay for its own steps
 SURE_BY = 2.0  # standard errors

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
-from hf_domino.training.losses import PUBLISHED, DraftLosses, LossOptions, ScoredPositions, score_chunk
+from hf_domino.training.objective.losses import PUBLISHED, DraftLosses, LossOptions, ScoredPositions, score_chunk
 
 
 def draft_losses(

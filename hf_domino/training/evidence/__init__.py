@@ -1,0 +1,1 @@
+"""What training shows of itself: evaluation, walked acceptance, norms of gradients, figures."""

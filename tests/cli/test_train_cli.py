@@ -23,7 +23,7 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     assert (tmp_path / "run" / "tokenizer.json").exists()
     said = capsys.readouterr().out
     assert "eval_walked_acceptance_length" in said
-    pair = f"--target {recipe['target']} --drafter {tmp_path / 'run'}"
+    pair = f"--target {recipe['target']} --drafter {tmp_path / 'run'} --prompts {recipe['eval_file']}"
     commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
     bench, card = f"bench {pair} --rows {tmp_path / 'run'}/results.jsonl", f"card {tmp_path / 'run'}"
     assert commands == [f"  hf-domino {command}" for command in (f"check {pair}", bench, card)]

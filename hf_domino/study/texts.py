@@ -76,7 +76,9 @@ def cut_prompts(source: Source, work: Path, folder: Path, num_rows: int, num_tex
     if all((folder / f"{name}.jsonl").exists() for name in wanted):
         return
     if source.train_file is None and not (work / "held_out.npy").exists():
-        prepare_corpus(work, source.packages, TargetRecipe())
+        # The ids of another tokenizer, though trained on the same corpus, are no text to the target.
+        tokenizer = AutoTokenizer.from_pretrained(source.target)
+        prepare_corpus(work, source.packages, TargetRecipe(), tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     streams = {TEXTS[-1]: work / "train.npy", HELD_OUT: work / "held_out.npy"}
     for name, (file, count) in wanted.items():

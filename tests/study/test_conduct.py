@@ -6,8 +6,10 @@ import json
 import shutil
 import sys
 
+import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from hf_domino import DominoDraftModel
 from hf_domino.cli import main as cli
@@ -133,3 +135,17 @@ def test_runs_are_processes_and_their_failures_are_reported(study, tmp_path, cap
     assert "sampled_text-0 failed:" in said.err
     assert "emb_dim must be" in said.err
     assert [row["variant"] for row in read_rows(tmp_path / "rows.jsonl")] == ["domino", "dflash"]
+
+
+def test_the_corpus_is_tokenized_by_the_target(saved_pair, tmp_path, monkeypatch):
+    given = []
+
+    def prepare(work, packages, recipe, tokenizer):
+        given.append(tokenizer.get_vocab())
+        for name in ("train", "held_out"):
+            np.save(work / f"{name}.npy", np.arange(20000, dtype=np.uint16) % 60 + 4)
+
+    monkeypatch.setattr(texts, "prepare_corpus", prepare)
+    source = texts.Source(str(saved_pair[0]), None, None, None, prompt_length=8, max_new_tokens=24, max_length=256)
+    texts.cut_prompts(source, tmp_path, tmp_path / "texts", num_rows=2, num_texts=1)
+    assert given == [AutoTokenizer.from_pretrained(saved_pair[0]).get_vocab()]

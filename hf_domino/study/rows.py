@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hf_domino.compatibility import refusal
+from hf_domino.data.units import write_whole
 from hf_domino.study.plan import Run
 
 Row = dict[str, Any]
@@ -98,6 +98,4 @@ def append(path: Path, row: Row) -> None:
     """Add a row: the file has it whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    draft = path.with_name(path.name + ".part")
-    draft.write_text(before + json.dumps(row) + "\n", encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(path, before + json.dumps(row) + "\n")

@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hf_domino.compatibility import refusal
 from hf_domino.data.on_policy import generate_on_policy
 from hf_domino.data.rows import load_rows
+from hf_domino.data.units import write_whole
 from hf_domino.recipes.bundled import OnPolicyRecipe, prepare_corpus
 from hf_domino.recipes.pretrain import TargetRecipe
 from hf_domino.recipes.prompts import training_prompts
@@ -166,9 +167,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write one of these files, whole or not at all."""
-    draft = path.with_name(path.name + ".part")
-    draft.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(draft, path)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def main() -> None:

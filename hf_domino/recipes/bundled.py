@@ -234,6 +234,7 @@ def _train_drafter(work: Path, options: argparse.Namespace, commands: str, proje
         f"--target={options.output / BUNDLED}",
         f"--train_file={work / 'on_policy.jsonl'}",
         f"--eval_file={work / 'evaluation.jsonl'}",
+        f"--cache_hidden_states={work / 'hidden_states'}",
         f"--projector_type={projector_type}",
         f"--output_dir={work / projector_type}",
     )

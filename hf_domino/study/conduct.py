@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from hf_domino.data.on_policy import settings_file
-from hf_domino.study.plan import Run, Study
+from hf_domino.study.plan import TEXTS, Run, Study
 from hf_domino.study.rows import Row, append, finished, read_rows
 from hf_domino.study.run import JOB_FILE, ROW_FILE, WEIGHTS, Job
 from hf_domino.study.schedule import Command, python, run_all
 from hf_domino.study.texts import EVALUATION, Source, cut_prompts, digest_of, mix, writing
+
+OF_STATES = {"target_layer_ids", "distillation_weight", "target_dtype", "max_length"}  # what they depend on
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,18 @@ def _command(
         "output_dir": str(folder),
         "max_steps": study.budget(settings.budget).steps,
         "seed": run.seed,
-    }  # fmt: skip
+    } | _states_of(study, run, texts)  # fmt: skip
     Job(fields, str(settings.folder_of(parent)) if parent else None, dict(start)).write()
     after = (parent.name,) if parent and parent in absent else ()
     return Command(run.name, python("hf_domino.study.run", str(folder / JOB_FILE)), folder / "log.txt", after)
+
+
+def _states_of(study: Study, run: Run, texts: Path) -> dict[str, str]:
+    """Where the target's hidden states are kept, if other runs read the same: the target runs once for all of them."""
+    variant = study.variants[run.variant]
+    if variant.text != TEXTS[0] or OF_STATES & variant.changes.keys():
+        return {}
+    return {"cache_hidden_states": str(texts / "hidden_states")}
 
 
 class _Progress:

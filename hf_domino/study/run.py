@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, PreTrainedModel, set_seed
 
 from hf_domino.check.estimate import estimate_mean
@@ -24,6 +25,8 @@ from hf_domino.provenance import provenance
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import walk_acceptance
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
+from hf_domino.training.hidden_states.command import CachedRun
+from hf_domino.training.loading import TrainingRows
 from hf_domino.training.trainer import DominoTrainer
 
 GROUPS = (ModelArguments, DrafterArguments, DataArguments, DominoTrainingArguments)
@@ -84,7 +87,14 @@ def run_job(job: Job) -> dict[str, Any] | None:
     if job.backbone:
         take_backbone(drafter, job.backbone)
     rows, texts = (load_rows(file, tokenizer, args.max_length) for file in (data.train_file, data.eval_file))
-    trainer = DominoTrainer(drafter, target, args, train_dataset=rows, eval_dataset=texts, processing_class=tokenizer)
+    read = TrainingRows(rows, texts)
+    if names.cache_hidden_states:
+        # The first of the runs that share them writes them.
+        with FileLock(f"{names.cache_hidden_states}.lock"):
+            _, read = CachedRun(names, args).attach(target, drafter.config, read)
+    trainer = DominoTrainer(
+        drafter, target, args, train_dataset=read.train, eval_dataset=read.evaluation, processing_class=tokenizer
+    )
     clock, cpu_clock = time.perf_counter(), time.process_time()
     trainer.train()
     spent = {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - cpu_clock}

@@ -19,6 +19,8 @@ from hf_domino.training.objective.losses import LossOptions
 # Positions after which a loss weight has fallen to 1/e, by block size (arXiv 2605.29707, 2602.06036).
 LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
 POSITION_WEIGHTS = ("decay", "dpace")
+MOST_LOGITS = 2**25
+POSITIONS_IN_CACHE = 256  # their logits stay in a CPU's caches, and still share one reading of lm_head
 
 
 def default_loss_decay(block_size: int) -> float:
@@ -65,8 +67,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         distillation_loss (`str`, *optional*, defaults to `"kl"`): The divergence: KL(target || drafter), or `"tv"` for
             total variation.
         distillation_temperature (`float`, *optional*, defaults to 1.0): Temperature of both laws.
-        max_logits_per_chunk (`int`, *optional*, defaults to 33554432): Most logits held at once; 2**25 in fp32 are
-            128 MB, of which the loss keeps about four copies.
+        max_logits_per_chunk (`int`, *optional*): Most logits held at once. Defaults to 2**25, which are 128 MB in fp32,
+            of which the loss keeps about four copies; on a CPU to those of 256 positions where they are fewer.
         muon_learning_rate (`float`, *optional*): Train the backbone's and the GRU's matrices with Muon at this rate, in
             units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third of the steps. Needs
             torch 2.9. Defaults to AdamW for all.
@@ -116,7 +118,6 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             ("lambda_base_start", 0, 1),
             ("own_prefix_share", 0, 1),
             ("distillation_weight", 0, 1),
-            ("max_logits_per_chunk", 1, None),
             ("walk_rows", 0, None),
         ):
             value = getattr(self, name)
@@ -142,6 +143,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         if not isinstance(self.chat_template_kwargs or {}, dict):
             example = """Write it like '{"enable_thinking": false}'."""
             raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
+        if self.max_logits_per_chunk is not None and self.max_logits_per_chunk < 1:
+            raise ValueError(f"max_logits_per_chunk must be at least 1, or None, got {self.max_logits_per_chunk}.")
         if self.loss_decay is not None and self.loss_decay <= 0:
             raise ValueError(f"loss_decay must be above 0, or None for the published value, got {self.loss_decay}.")
 
@@ -150,6 +153,13 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         """`chat_template_kwargs` as a mapping, empty where there are none."""
         assert not isinstance(self.chat_template_kwargs, str)  # JSON is read when the arguments are made
         return self.chat_template_kwargs or {}
+
+    def logits_per_chunk(self, vocab_size: int) -> int:
+        """`max_logits_per_chunk`, or its default for this vocabulary on this device."""
+        if self.max_logits_per_chunk is not None:
+            return self.max_logits_per_chunk
+        most = POSITIONS_IN_CACHE * vocab_size if self.device.type == "cpu" else MOST_LOGITS
+        return min(most, MOST_LOGITS)
 
     def loss_options(self) -> LossOptions:
         """What is trained beside the published loss."""

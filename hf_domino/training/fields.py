@@ -103,7 +103,9 @@ class TrainingFields:
     )
     distillation_loss: str = field(default="kl", metadata={"help": "kl, or tv for total variation."})
     distillation_temperature: float = field(default=1.0, metadata={"help": "Temperature of both laws there."})
-    max_logits_per_chunk: int = field(default=2**25, metadata={"help": "Most logits held in memory at once."})
+    max_logits_per_chunk: int | None = field(
+        default=None, metadata={"help": "Most logits held at once: 2**25, less on a CPU if unset."}
+    )
     muon_learning_rate: float | None = field(
         default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
     )

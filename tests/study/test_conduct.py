@@ -16,6 +16,7 @@ from hf_domino.cli import main as cli
 from hf_domino.data import load_rows
 from hf_domino.study import conduct, run, texts
 from hf_domino.study.rows import read_rows
+from hf_domino.training.hidden_states.folder import StateSettings
 
 STUDY = """
 base:
@@ -69,6 +70,7 @@ def test_a_study_leaves_a_row_a_run_and_goes_on_where_it_was(study, here, tmp_pa
     rows = read_rows(tmp_path / "rows.jsonl")
     assert [row["variant"] for row in rows] == ["domino", "head_only"]  # the twin was trained for its backbone only
     head = rows[1]
+    assert StateSettings.load(tmp_path / "work" / "texts-8-3" / "hidden_states") is not None
     assert head["changes"] == {"lambda_base_decay_ratio": 0.0, "backbone_of": "dflash"}
     assert (head["rows"], head["steps"], head["budget"], head["num_texts"]) == (8, 4, "tiny", 3)
     assert len(head["acceptance_rate_at"]) == 4

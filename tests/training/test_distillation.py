@@ -63,6 +63,16 @@ def test_divergence_is_zero_where_the_laws_are_equal_and_only_there(divergence):
     assert (distillation.mix(entropy, logits.flip(-1), taught) > 0.01).all()
 
 
+def test_the_divergence_and_its_gradient_are_torchs_own():
+    distillation, logits = Distillation(1.0, 0.7), torch.randn(5, 64, requires_grad=True)
+    taught, weights = torch.randn(5, 64).log_softmax(-1), torch.rand(5)
+    expected = F.kl_div((logits / 0.7).log_softmax(-1), taught, reduction="none", log_target=True).sum(-1) * 0.7**2
+    found = distillation.mix(torch.zeros(5), logits, taught)
+    torch.testing.assert_close(found, expected, **TOLERANCE)
+    gradients = [torch.autograd.grad((loss * weights).sum(), logits)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*gradients, **TOLERANCE)
+
+
 def test_without_weight_nothing_changes_by_a_bit(target, make_drafter):
     drafter = make_drafter(target)
     view = TargetModel(target, drafter.config)

@@ -177,11 +177,20 @@ def test_a_drafter_for_another_target_is_refused(target, tiny_llama, make_drafte
         ("position_weights", "cosine"),
         ("own_prefix_share", -1),
         ("ema_decay", 1.0),
+        ("max_logits_per_chunk", 0),
     ],
 )
 def test_arguments_out_of_range(field, value, tmp_path):
     with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
         DominoTrainingArguments(output_dir=str(tmp_path), **{field: value})
+
+
+def test_chunks_of_logits_fit_the_device(tmp_path):
+    args = DominoTrainingArguments(str(tmp_path), use_cpu=True)
+    assert args.logits_per_chunk(1000) == 256 * 1000
+    assert args.logits_per_chunk(200_000) == 2**25
+    args.max_logits_per_chunk = 7
+    assert args.logits_per_chunk(1000) == 7
 
 
 def test_records_with_text_are_tokenized(target, make_drafter, word_tokenizer, tmp_path):

@@ -11,6 +11,7 @@ Shapes: B batch, S sequence length, N blocks per row, K block size, M scored pos
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,12 +57,28 @@ class Distillation:
         Returns:
             `torch.Tensor`: `[M]` fp32.
         """
-        drafted = F.log_softmax(logits / self.temperature, dim=-1)
+        drafted = logits if self.temperature == 1 else logits / self.temperature
         if self.divergence == "tv":
-            divergence = (drafted.exp() - taught.exp()).abs().sum(dim=-1) / 2
+            divergence = (drafted.softmax(dim=-1) - taught.exp()).abs().sum(dim=-1) / 2
         else:
-            divergence = F.kl_div(drafted, taught, reduction="none", log_target=True).sum(dim=-1) * self.temperature**2
+            divergence = _LeanDivergence.apply(drafted, taught) * self.temperature**2
         return torch.lerp(cross_entropy, divergence, self.weight)
+
+
+class _LeanDivergence(torch.autograd.Function):
+    """KL(taught || drafted) `[M]` in a third of the passes over `[M, V]` that autograd would make; used once."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+        """Of logits and log-probabilities, both `[M, V]`; keeps the log-probabilities of both."""
+        ctx.log_probs, ctx.taught = F.log_softmax(logits, dim=-1), taught
+        return (taught - ctx.log_probs).mul_(taught.exp()).sum(dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The difference of the two laws, times `gradient` `[M]`."""
+        difference = ctx.__dict__.pop("log_probs").exp_()
+        return difference.sub_(ctx.taught.exp()).mul_(gradient[:, None]), None
 
 
 def gather_final(final: torch.Tensor, anchors: torch.Tensor, chosen: torch.Tensor, label_offset: int) -> torch.Tensor:

@@ -67,6 +67,7 @@ class Objective:
         self.drafter, self.target, self.args = drafter, target, args
         self.loss_decay = args.loss_decay or default_loss_decay(drafter.config.block_size)
         self.options = args.loss_options()
+        self.max_logits = args.logits_per_chunk(drafter.config.vocab_size)
         self._autocast = autocast
         self._final_is_known = False
 
@@ -109,8 +110,7 @@ class Objective:
                 scored = replace(scored, final=self._final_of(read, batch["anchors"], chosen))
             if options.dpace_alpha is not None:
                 scored = replace(scored, places=chosen.flatten(0, 1).nonzero())
-            max_logits = self.args.max_logits_per_chunk
-            losses = draft_losses(drafter, self.target, scored, lambda_base or 0.0, max_logits, options)
+            losses = draft_losses(drafter, self.target, scored, lambda_base or 0.0, self.max_logits, options)
         is_correct, is_base_correct = (
             torch.zeros_like(chosen).masked_scatter(chosen, hits)
             for hits in (losses.is_correct, losses.is_base_correct)
@@ -121,7 +121,7 @@ class Objective:
         """Prefix states `[B, N, K, G]` with the drafter's own tokens where `own_prefixes` `[B, N]` says so."""
         tokens = gather_positions(batch["input_ids"], block_positions(batch["anchors"], blocks.hidden.shape[2]))
         tokens = write_own_prefixes(
-            self.drafter, self.target, blocks.hidden, tokens, batch["own_prefixes"], self.args.max_logits_per_chunk
+            self.drafter, self.target, blocks.hidden, tokens, batch["own_prefixes"], self.max_logits
         )
         return prefix_states(self.drafter, self.target, tokens)
 

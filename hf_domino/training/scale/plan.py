@@ -200,7 +200,7 @@ class _Shape:
         self.config, self.rows, self.length = config, rows, args.max_length
         self.context = rows * args.max_length
         self.block = rows * args.num_anchors * config.block_size
-        self.logits = min(args.max_logits_per_chunk, self.block * config.vocab_size)
+        self.logits = min(args.logits_per_chunk(config.vocab_size), self.block * config.vocab_size)
         self.width = 2 if args.bf16 or args.fp16 else FP32  # bytes of what autocast computes in
         self.target_width = target_dtype.itemsize
         self.queries = config.num_attention_heads * config.head_dim

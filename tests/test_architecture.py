@@ -25,7 +25,17 @@ MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
 
 # A room may import from rooms on its own floor or below. `target` stands apart: it knows configurations alone.
 FLOORS = (
-    {"target_config", "configuration", "figures", "late", "notices", "provenance", "standalone", "stats"},
+    {
+        "target_config",
+        "configuration",
+        "figures",
+        "late",
+        "notices",
+        "provenance",
+        "standalone",
+        "stats",
+        "whole_files",
+    },
     {"target", "compatibility", "formats", "identity", "cards"},
     {"data", "drafter"},
     {"decoding", "training"},

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hf_domino.benchmark.prompts import source
 from hf_domino.identity import commit_of
 from hf_domino.pair import Pair
 from hf_domino.provenance import provenance
+from hf_domino.whole_files import write_whole
 
 Row = dict[str, Any]
 Batch = tuple[str, int]  # mode, number
@@ -106,9 +106,7 @@ class RowsFile:
             kept (`Sequence[Row]`): Rows to go on from.
         """
         rows = [{"method": method, "skipped": reason} | self.origin for method, reason in skipped.items()]
-        draft = self.path.with_name(self.path.name + ".part")
-        draft.write_text(_lines([*rows, *kept]), encoding="utf-8")
-        os.replace(draft, self.path)
+        write_whole(self.path, _lines([*rows, *kept]))
 
     def append(self, rows: Iterable[Row]) -> None:
         """Add the rows of one batch."""

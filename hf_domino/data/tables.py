@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from functools import cache
@@ -21,6 +20,7 @@ from tqdm.auto import tqdm
 from hf_domino import __version__
 from hf_domino.data.counts import RowCounts
 from hf_domino.data.encoding import PlacedRow, Row
+from hf_domino.whole_files import whole_file, write_whole
 
 ROWS_FILE, COUNTS_FILE = "rows.arrow", "counts.json"
 ROWS_PER_BATCH = 256
@@ -103,14 +103,10 @@ def cached_table(fingerprint: str, rows: Callable[[], Iterable[Row]], sieve: Sie
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not (folder / COUNTS_FILE).is_file():
-            part = folder / f"{ROWS_FILE}.part"
-            with part.open("wb") as file:
+            with whole_file(folder / ROWS_FILE) as aside, aside.open("wb") as file:
                 _write(tqdm(rows(), f"rows of {name}", unit="row", delay=SECONDS_UNSHOWN), file)
-            os.replace(part, folder / ROWS_FILE)
-            # Last, and whole: where the counts are, the rows are.
-            counts = folder / f"{COUNTS_FILE}.part"
-            counts.write_text(json.dumps(asdict(sieve.counts)), encoding="utf-8")
-            os.replace(counts, folder / COUNTS_FILE)
+            # Last: where the counts are, the rows are.
+            write_whole(folder / COUNTS_FILE, json.dumps(asdict(sieve.counts)))
     counted = RowCounts(**json.loads((folder / COUNTS_FILE).read_text(encoding="utf-8")))
     return Dataset.from_file(str(folder / ROWS_FILE)), counted
 

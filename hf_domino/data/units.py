@@ -8,7 +8,6 @@ does what is missing of the others'.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
+
+from hf_domino.whole_files import write_whole
 
 Rows = list[dict[str, Any]]
 
@@ -74,15 +75,3 @@ def _do(path: Path, index: int, make: Callable[[int], tuple[Rows, int]]) -> tupl
     seconds = time.perf_counter() - start
     write_whole(path, json.dumps({"seconds": round(seconds, 3), "tokens": tokens, "rows": rows}))
     return seconds, tokens
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all, also where several processes write it.
-
-    Args:
-        path (`Path`): The file.
-        text (`str`): What it is to hold.
-    """
-    temporary = path.with_name(f".{path.name}.part-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -19,10 +19,11 @@ from hf_domino.data.result import write_result
 from hf_domino.data.self_written import SelfWriter
 from hf_domino.data.settings import WritingSettings, check_settings, read_settings
 from hf_domino.data.sources import Source, from_files
-from hf_domino.data.units import Workplace, write_whole
+from hf_domino.data.units import Workplace
 from hf_domino.data.user_turn import check_chat_template, find_user_turn
 from hf_domino.data.writers import Writer
 from hf_domino.identity import TargetIdentity
+from hf_domino.whole_files import write_whole
 
 SETTINGS, UNITS = "settings.json", "units"
 VERSIONS = "versions"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_domino.compatibility import refusal
-from hf_domino.data.units import write_whole
 from hf_domino.study.plan import Run
+from hf_domino.whole_files import write_whole
 
 Row = dict[str, Any]
 NEEDED = ("variant", "seed", "budget", "acceptance_length")

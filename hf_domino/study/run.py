@@ -27,6 +27,7 @@ from hf_domino.training.evidence.acceptance import walk_acceptance
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.hidden_states.command import CachedRun
 from hf_domino.training.loading import TrainingRows
+from hf_domino.training.parts import OF_A_HEAD, add_head
 from hf_domino.training.trainer import DominoTrainer
 
 GROUPS = (ModelArguments, DrafterArguments, DataArguments, DominoTrainingArguments)
@@ -79,13 +80,15 @@ def run_job(job: Job) -> dict[str, Any] | None:
     Returns:
         `dict`, *optional*: The row; None where SIGTERM ended the training early.
     """
-    names, shape, data, args = HfArgumentParser(GROUPS).parse_dict(job.fields | ALWAYS)
+    part = {"train_only": "head"} if job.backbone else {}
+    names, shape, data, args = HfArgumentParser(GROUPS).parse_dict(job.fields | ALWAYS | part)
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).eval()
     set_seed(args.seed)
     drafter = DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **shape.overrides()))
     if job.backbone:
-        take_backbone(drafter, job.backbone)
+        head = {name: getattr(drafter.config, name) for name in OF_A_HEAD}
+        drafter = add_head(DominoDraftModel.from_pretrained(job.backbone, dtype=torch.float32), head)
     rows, texts = (load_rows(file, tokenizer, args.max_length) for file in (data.train_file, data.eval_file))
     read = TrainingRows(rows, texts)
     if names.cache_hidden_states:
@@ -108,19 +111,6 @@ def run_job(job: Job) -> dict[str, Any] | None:
     counts = {"rows": len(rows), "tokens_seen": trainer.state.num_input_tokens_seen}
     counts["parameters"] = sum(weight.numel() for weight in drafter.parameters())
     return job.row | counts | figures | walked(drafter, target, texts) | spent | provenance(str(args.device))
-
-
-def take_backbone(drafter: DominoDraftModel, folder: str) -> None:
-    """Take over and freeze all weights that another drafter has too.
-
-    Args:
-        drafter (`DominoDraftModel`): Of the same backbone; only its head stays trainable.
-        folder (`str`): Of the other one.
-    """
-    weights = DominoDraftModel.from_pretrained(folder, dtype=torch.float32).state_dict()
-    drafter.load_state_dict(weights, strict=False)
-    for name, parameter in drafter.named_parameters():
-        parameter.requires_grad_(name not in weights)
 
 
 def walked(drafter: DominoDraftModel, target: PreTrainedModel, texts: RowDataset) -> dict[str, Any]:

@@ -23,12 +23,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from hf_domino.compatibility import refusal
 from hf_domino.data.on_policy import generate_on_policy
 from hf_domino.data.rows import load_rows
-from hf_domino.data.units import write_whole
 from hf_domino.recipes.bundled import OnPolicyRecipe, prepare_corpus
 from hf_domino.recipes.pretrain import TargetRecipe
 from hf_domino.recipes.prompts import training_prompts
 from hf_domino.study.plan import TEXTS
 from hf_domino.study.schedule import Command, python
+from hf_domino.whole_files import write_whole
 
 EVALUATION = "evaluation"
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.7, EVALUATION: 0.0}

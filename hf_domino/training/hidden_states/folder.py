@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.identity import TargetIdentity, check_same, identify
+from hf_domino.whole_files import write_whole
 
 INDEX_FILE, LOCK_FILE, SHARD_PATTERN = "index.json", "index.lock", "states-*.safetensors"
 PARTIAL_LIFE = 3600.0  # seconds without a byte written after which whoever wrote a shard is dead
@@ -89,10 +90,7 @@ class StateSettings:
 
     def save(self, folder: Path) -> None:
         """Write them to a folder that has none."""
-        path = folder / INDEX_FILE
-        aside = path.with_name(f"{INDEX_FILE}.{os.getpid()}")
-        aside.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        os.replace(aside, path)
+        write_whole(folder / INDEX_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> StateSettings | None:

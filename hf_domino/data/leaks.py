@@ -1,11 +1,13 @@
 """Evaluation text kept out of training text.
 
 The rule is that of GPT-3 (arXiv 2005.14165, appendix C) in tokens: a training row that shares a run of 13 tokens with
-an evaluation row is contaminated. What three different evaluation rows or more have in common, or every conversation
-(a system prompt, the template's own words), is no text of theirs: 13 tokens beside it must be shared, or all chats with
-the first word of one of the evaluation would be found. Texts below 13 tokens are not looked for.
+an evaluation row is contaminated. A run that more than ten training rows hold is a stock phrase and none of it, unless
+it reaches into an evaluation prompt: targets say some things often, in the evaluation too. What three different
+evaluation rows or more have in common, or every conversation (a system prompt, the template's own words), is no text of
+theirs: 13 tokens beside it must be shared, or all chats with the first word of one of the evaluation would be found.
+Texts below 13 tokens are not looked for.
 
-Shapes: R rows, T tokens of some rows in one line.
+Shapes: R rows, T tokens of some rows in one line, G runs of the evaluation.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from hf_domino.data.rows import RowDataset
 
 NGRAM = 13
 ROWS_IN_COMMON = 3
+ROWS_WITH_A_STOCK_PHRASE = 10
 MODES = ("drop", "error", "keep")
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -46,33 +49,35 @@ class LeakCheck:
     """
 
     def __init__(self, rows: RowDataset, frame: Sequence[int] = ()):
-        batches = (np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in rows.token_batches())
-        different = {ids.tobytes(): ids.astype(np.uint64) for batch in batches for ids in batch}
-        each = [np.unique(_hash_ngrams(ids)) for ids in different.values()]
-        known, counts = np.unique(np.concatenate([*each, np.empty(0, np.uint64)]), return_counts=True)
+        texts = ((row["input_ids"], row["loss_mask"]) for row in map(rows.__getitem__, range(len(rows))))
+        different = {tuple(ids): (np.asarray(ids, np.uint64), np.asarray(mask, bool)) for ids, mask in texts}
+        each = [np.unique(_hash_ngrams(ids)) for ids, _ in different.values()]
+        known, counts = np.unique(_joined(each), return_counts=True)
         start = np.asarray(frame, dtype=np.uint64)
         shared = np.concatenate([known[counts >= ROWS_IN_COMMON], _hash_ngrams(start)])
-        own = [_own_ngrams(ids, shared, start) for ids in different.values()]
-        self._ngrams = np.unique(np.concatenate([*own, np.empty(0, np.uint64)]))
+        own = [_own_ngrams(ids, shared, start) for ids, _ in different.values()]
+        within_answers = [_runs_without(~mask) for _, mask in different.values()]
+        asked = [hashes[is_own & ~answer] for (hashes, is_own), answer in zip(own, within_answers, strict=True)]
+        self._ngrams = np.unique(_joined([hashes[is_own] for hashes, is_own in own]))  # [G]
+        self._is_asked = np.isin(self._ngrams, _joined(asked))  # [G], whether it reaches into a prompt
 
     def find(self, rows: RowDataset) -> np.ndarray:
         """Indices of the rows that share a run of 13 tokens with the evaluation, `[R]` at most."""
-        found, start = [np.empty(0, np.int64)], 0
+        found, start = [np.empty((0, 2), np.int64)], 0
+        if not len(self._ngrams):
+            return found[0][:, 0]
         for ids, lengths in rows.token_batches():
             row_of = np.repeat(np.arange(start, start + len(lengths)), lengths)  # [T]
             hashes = _hash_ngrams(ids.astype(np.uint64))
+            # A search in few sorted ones is much faster than `np.isin`.
+            places = np.minimum(np.searchsorted(self._ngrams, hashes), len(self._ngrams) - 1)
             # A run that goes on into the next row is none.
-            within = row_of[: len(hashes)] == row_of[NGRAM - 1 :]
-            found.append(np.unique(row_of[: len(hashes)][within & self._knows(hashes)]))
+            is_one = (self._ngrams[places] == hashes) & (row_of[: len(hashes)] == row_of[NGRAM - 1 :])
+            found.append(np.unique(np.stack([row_of[: len(hashes)][is_one], places[is_one]], axis=1), axis=0))
             start += len(lengths)
-        return np.concatenate(found)
-
-    def _knows(self, hashes: np.ndarray) -> np.ndarray:
-        """Which of these runs are the evaluation's; a search in few sorted ones is much faster than `np.isin`."""
-        if not len(self._ngrams):
-            return np.zeros(len(hashes), dtype=bool)
-        places = np.searchsorted(self._ngrams, hashes)
-        return self._ngrams[np.minimum(places, len(self._ngrams) - 1)] == hashes
+        row, place = np.concatenate(found).T
+        is_stock = (np.bincount(place, minlength=len(self._ngrams)) > ROWS_WITH_A_STOCK_PHRASE) & ~self._is_asked
+        return np.unique(row[~is_stock[place]])
 
 
 def keep_apart(train: RowDataset, evaluation: RowDataset, mode: str = "drop", frame: Sequence[int] = ()) -> RowDataset:
@@ -107,16 +112,25 @@ def keep_apart(train: RowDataset, evaluation: RowDataset, mode: str = "drop", fr
     return train.select(kept.tolist(), counts)
 
 
-def _own_ngrams(ids: np.ndarray, shared: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Hashes of those runs of an evaluation row `[T]` that touch neither what is shared nor a frame it starts with."""
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([*parts, np.empty(0, np.uint64)])
+
+
+def _own_ngrams(ids: np.ndarray, shared: np.ndarray, start: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of the runs of an evaluation row `[T]`, and which touch neither what is shared nor a frame before it."""
     hashes = _hash_ngrams(ids)
     length = min(len(ids), len(start))
     is_shared = np.zeros(len(ids), dtype=bool)
     is_shared[:length] = np.logical_and.accumulate(ids[:length] == start[:length])
     for place in np.flatnonzero(np.isin(hashes, shared)):
         is_shared[place : place + NGRAM] = True
-    num_shared = np.concatenate([[0], np.cumsum(is_shared)])
-    return hashes[num_shared[NGRAM:] == num_shared[:-NGRAM]]
+    return hashes, _runs_without(is_shared)
+
+
+def _runs_without(marked: np.ndarray) -> np.ndarray:
+    """Which runs of 13 tokens hold no marked one, `[T]` -> `[T - 12]`."""
+    num_marked = np.concatenate([[0], np.cumsum(marked)])
+    return num_marked[NGRAM:] == num_marked[:-NGRAM]
 
 
 def _hash_ngrams(ids: np.ndarray) -> np.ndarray:

@@ -52,6 +52,19 @@ def test_what_evaluation_rows_have_in_common_is_not_their_text():
     assert LeakCheck(rows_of(*evaluation[:1]), frame).find(train).tolist() == [1]
 
 
+def test_a_phrase_of_many_training_rows_is_no_leak_unless_it_was_asked():
+    question, phrase, own = list(range(20)), list(range(100, 120)), list(range(200, 220))
+    rows = [{"input_ids": [*question, *phrase, *own], "loss_mask": [0] * 20 + [1] * 40}]
+    check = LeakCheck(RowDataset(rows))
+    train = [[index, *phrase, index] for index in range(1000, 1010)]
+    assert check.find(rows_of(*train)).tolist() == list(range(10))
+    train += [[7, *phrase], [8, *phrase, *own], [9, *question]]
+    assert check.find(rows_of(*train)).tolist() == [11, 12]
+    assert check.find(rows_of(*[question] * 30)).tolist() == list(range(30))
+    # Across the border stands what was asked, too.
+    assert check.find(rows_of(*[[*question[-1:], *phrase]] * 30)).tolist() == list(range(30))
+
+
 @pytest.mark.parametrize("length", [5, 20])
 def test_chats_that_begin_alike_behind_a_shared_system_prompt_are_different_texts(length):
     frame = list(range(length))

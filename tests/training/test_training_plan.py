@@ -35,7 +35,7 @@ def kilobytes(field):
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
 
-def measure(folder, vocab_size, num_layers, rows, length, anchors):
+def measure(folder, vocab_size, num_layers, rows, length, anchors, **fields):
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
     before = kilobytes("VmRSS")
@@ -44,7 +44,7 @@ def measure(folder, vocab_size, num_layers, rows, length, anchors):
     shape = DominoConfig.for_target(config, num_hidden_layers=num_layers, block_size=8, mask_token_id=1)
     args = DominoTrainingArguments(
         folder, max_steps=2, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True, max_length=length,
-        num_anchors=anchors, per_device_train_batch_size=rows,
+        num_anchors=anchors, per_device_train_batch_size=rows, **fields,
     )
     tokens = torch.randint(3, vocab_size, (rows, length)).tolist()
     records = [{"input_ids": row, "loss_mask": [1] * length} for row in tokens]
@@ -52,8 +52,10 @@ def measure(folder, vocab_size, num_layers, rows, length, anchors):
     return plan_training(config, shape, args).peak_bytes, kilobytes("VmHWM") - before
 
 logits = measure(sys.argv[1], 20_000, 1, rows=1, length=128, anchors=32)
+distilled = measure(sys.argv[1], 20_000, 1, rows=1, length=128, anchors=32, distillation_weight=0.5)
 activations = measure(sys.argv[1], 2_000, 2, rows=4, length=256, anchors=64)
-print(json.dumps([logits, activations]))
+checkpointed = measure(sys.argv[1], 2_000, 4, rows=4, length=256, anchors=64, gradient_checkpointing=True)
+print(json.dumps([logits, distilled, activations, checkpointed]))
 """
 
 
@@ -80,8 +82,8 @@ def test_peak_memory_is_near_what_is_measured(tmp_path):
     command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
-    for estimated, measured in json.loads(done.stdout.splitlines()[-1]):
-        assert measured / FACTOR < estimated < measured * FACTOR
+    plans = json.loads(done.stdout.splitlines()[-1])
+    assert all(measured / FACTOR < estimated < measured * FACTOR for estimated, measured in plans), plans
 
 
 def test_parts_follow_from_what_there_is(make_args, target, make_drafter):
@@ -96,6 +98,19 @@ def test_parts_follow_from_what_there_is(make_args, target, make_drafter):
     assert muon.memory["optimizer"] == 8 * sizes.drafter - 4 * sizes.matrices
     with pytest.raises(ValueError, match=r"optim must be among .* for a plan, got 'adafactor'"):
         plan_training(target.config, drafter.config, make_args(optim="adafactor"))
+
+
+def test_options_of_the_loss_cost_what_they_keep(shapes, make_args):
+    plain = plan_training(*shapes, make_args(), num_rows=9)
+    average = plan_training(*shapes, make_args(ema_decay=0.9))
+    assert average.peak_bytes - plain.peak_bytes == plain.memory["drafter (fp32)"]
+    again = plan_training(*shapes, make_args(gradient_checkpointing=True))
+    assert again.memory["activations"] < plain.memory["activations"]
+    assert again.flops_per_step["drafter"] > plain.flops_per_step["drafter"]
+    taught = plan_training(*shapes, make_args(distillation_weight=0.5), num_rows=9)
+    layers = len(shapes[1].target_layer_ids)
+    assert taught.hidden_states_bytes == plain.hidden_states_bytes // layers * (layers + 1)
+    assert taught.memory["logits of a chunk"] > plain.memory["logits of a chunk"]
 
 
 def test_what_is_divided_among_processes(shapes, make_args):

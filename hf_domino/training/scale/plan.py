@@ -30,6 +30,7 @@ ADAMW_BYTES, MUON_BYTES = 8, 4
 # Live copies of a chunk's logits in fp32 while its gradients are made: base, correction, corrected, one normalised,
 # and two gradients.
 LOGITS_COPIES = 6
+DISTILLED_COPIES = 4  # more of them: the target's law, and what its divergences from both laws keep
 MATMUL_SIZE, MATMUL_SECONDS = 2048, 1.0
 
 
@@ -128,10 +129,10 @@ def plan_training(
     sizes = count_sizes(target_config, config, target_dtype)
     shape = _Shape(config, args, sizes.dtype)
     memory = _memory(sizes, shape, args, num_processes)
-    flops = _flops(sizes, shape, target_config, args.gradient_accumulation_steps)
+    flops = _flops(sizes, shape, target_config, args)
     seconds = sum(flops.values()) / flops_per_second if flops_per_second else None
     steps = _num_steps(args, num_rows, num_processes)
-    captured = len(config.target_layer_ids or ()) * config.hidden_size * torch.bfloat16.itemsize
+    captured = shape.states * torch.bfloat16.itemsize
     return TrainingPlan(
         memory=memory,
         peak_bytes=sum(memory.values()),
@@ -206,6 +207,8 @@ class _Shape:
         self.queries = config.num_attention_heads * config.head_dim
         self.keys = config.num_key_value_heads * config.head_dim
         self.captured = len(config.target_layer_ids or ()) * config.hidden_size
+        self.is_distilled = args.distillation_weight > 0
+        self.states = self.captured + config.hidden_size * self.is_distilled  # the final one too
 
 
 def _memory(sizes: Sizes, shape: _Shape, args: DominoTrainingArguments, num_processes: int) -> dict[str, int]:
@@ -219,15 +222,17 @@ def _memory(sizes: Sizes, shape: _Shape, args: DominoTrainingArguments, num_proc
     buckets = weights if num_processes > 1 and share == 1 else 0
     inner = sizes.target - sizes.ends
     layer_of_target = inner // max(shape.config.num_target_layers or 1, 1) if target_share > 1 else 0
+    copies = LOGITS_COPIES + DISTILLED_COPIES * shape.is_distilled
     return {
         f"target ({str(sizes.dtype).removeprefix('torch.')})": shape.target_width
         * (sizes.ends + inner // target_share + layer_of_target),
         "drafter (fp32)": weights // share + gathered,
         "gradients (fp32)": weights // share + buckets,
         "optimizer": _optimizer_bytes(sizes, args) // share,
-        "hidden states of the target": shape.context * shape.captured * (shape.target_width + shape.width),
-        "activations": _activations(shape),
-        "logits of a chunk": LOGITS_COPIES * FP32 * shape.logits,
+        **({"average of the weights (fp32)": weights} if args.ema_decay is not None else {}),
+        "hidden states of the target": shape.context * shape.states * (shape.target_width + shape.width),
+        "activations": _activations(shape, args.gradient_checkpointing),
+        "logits of a chunk": copies * FP32 * shape.logits,
     }
 
 
@@ -241,10 +246,11 @@ def _optimizer_bytes(sizes: Sizes, args: DominoTrainingArguments) -> int:
     return STATE_BYTES[name] * sizes.drafter
 
 
-def _activations(shape: _Shape) -> int:
+def _activations(shape: _Shape, checkpointing: bool) -> int:
     """Bytes that the backward pass of the drafter reads, apart from what logits need.
 
-    Norms keep their input and its normalised form in fp32, products keep their input in the width they compute in.
+    With gradient checkpointing, one layer at a time, and the input of the others. Norms keep their input and its
+    normalised form in fp32, products keep their input in the width they compute in.
     """
     config, width, block, context = shape.config, shape.width, shape.block, shape.context
     hidden, mlp = config.hidden_size, config.intermediate_size
@@ -256,10 +262,14 @@ def _activations(shape: _Shape) -> int:
     if config.projector_type == "domino":
         # The GRU keeps its input, three gates from each side, and its states.
         ends += block * FP32 * (hidden + 8 * config.gru_hidden_dim)
+    if checkpointing:
+        return layer + config.num_hidden_layers * block * FP32 * hidden + ends
     return config.num_hidden_layers * layer + ends
 
 
-def _flops(sizes: Sizes, shape: _Shape, target_config: PreTrainedConfig, accumulation: int) -> dict[str, float]:
+def _flops(
+    sizes: Sizes, shape: _Shape, target_config: PreTrainedConfig, args: DominoTrainingArguments
+) -> dict[str, float]:
     """Operations of one optimizer step: two per parameter and token forward, four backward."""
     config, block, context = shape.config, shape.block, shape.context
     text = target_config.get_text_config(decoder=True)
@@ -269,15 +279,17 @@ def _flops(sizes: Sizes, shape: _Shape, target_config: PreTrainedConfig, accumul
     projected += (block + context) * 2 * shape.keys * config.hidden_size
     # A block sees half of its row on average, and itself.
     attended = 2 * block * (shape.length / 2 + config.block_size) * shape.queries
-    drafter = config.num_hidden_layers * (projected + attended) + context * shape.captured * config.hidden_size
+    layers = config.num_hidden_layers * (projected + attended)
+    drafter = layers + context * shape.captured * config.hidden_size
     if config.projector_type == "domino":
         state, rank = config.gru_hidden_dim, config.emb_dim
         drafter += block * (3 * state * (config.hidden_size + state) + rank * (config.hidden_size + state))
         drafter += block * rank * config.vocab_size
-    # The frozen lm_head has no gradient of its own.
-    lm_head = 4 * block * config.hidden_size * config.vocab_size
-    parts = {"target": 2.0 * sizes.active * context + seen, "drafter": 6.0 * drafter, "lm_head": float(lm_head)}
-    return {name: accumulation * flops for name, flops in parts.items()}
+    # The frozen lm_head has no gradient of its own; where laws are compared, it reads the target's states too.
+    lm_head = (4 + 2 * shape.is_distilled) * block * config.hidden_size * config.vocab_size
+    again = 2.0 * layers * args.gradient_checkpointing
+    parts = {"target": 2.0 * sizes.active * context + seen, "drafter": 6.0 * drafter + again, "lm_head": float(lm_head)}
+    return {name: args.gradient_accumulation_steps * flops for name, flops in parts.items()}
 
 
 def _num_steps(args: DominoTrainingArguments, num_rows: int | None, num_processes: int) -> int | None:

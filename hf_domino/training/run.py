@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.hidden_states.command import CachedRun, load_target
 from hf_domino.training.loading import load_training_rows
 from hf_domino.training.parts import add_head, check_start
-from hf_domino.training.runs.resuming import prepare_folder
+from hf_domino.training.runs.resuming import check_folder, prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 
 CURRICULUM_RESTARTS = (
@@ -54,6 +55,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if args.eval_strategy != "no" and data.eval_file is None and data.eval_dataset is None:
         raise refusal("eval_strategy", "no without evaluation text", args.eval_strategy.value, "Set eval_file too.")
     check_start(names.drafter, shape.overrides(), args)
+    check_folder(Path(str(args.output_dir)))
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     cache = CachedRun(names, args) if names.cache_hidden_states else None
     target = load_target(names, args) if cache is None else cache.load_target(data.on_policy)

@@ -106,6 +106,12 @@ def test_overwriting_starts_again(finished, recipe, train, other_target, capsys)
     assert "resume_from_checkpoint with overwrite must be None" in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_is_refused_at_once(recipe, train, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert train(recipe | {"output_dir": str(tmp_path / "file" / "run")}) == 2
+    assert "output_dir must be a folder that can be written to, got" in capsys.readouterr().err
+
+
 def test_a_run_without_checkpoints_is_not_lost(finished, recipe, train, capsys):
     for checkpoint in finished.glob("checkpoint-*"):
         checkpoint.rename(checkpoint.with_name(f"kept_{checkpoint.name[-1]}"))

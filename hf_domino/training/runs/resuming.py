@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,24 @@ CHANGEABLE = (
 BASE = "digest of the drafter under the adapters"
 SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
+
+
+def check_folder(folder: Path) -> None:
+    """Make the folder of a run, or say why it cannot be, before anything is loaded.
+
+    Args:
+        folder (`Path`): `output_dir`.
+
+    Raises:
+        ValueError: If it is no folder, or cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        problem = None if os.access(folder, os.W_OK) else "it cannot be written to"
+    except OSError as error:
+        problem = str(error.strerror)
+    if problem:
+        raise refusal("output_dir", "a folder that can be written to", str(folder), f"Choose another: {problem}.")
 
 
 def prepare_folder(

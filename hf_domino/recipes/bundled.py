@@ -2,7 +2,7 @@
 
 Every stage leaves its result in the work folder and is skipped if that is there, so the command can be interrupted and
 called again. A target that is in the output folder already is kept, and drafters are made for it. The seed is fixed;
-the committed pair was made with 3 processes for the target's first stage and 4 for all others.
+the committed target was made with 3 processes for its first stage and 4 for the others, the drafters with 2.
 """
 
 from __future__ import annotations

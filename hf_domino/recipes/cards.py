@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import yaml
@@ -10,6 +11,7 @@ from transformers import TrainerState
 
 from hf_domino.cards import read_sections, render_card, training_section
 from hf_domino.cards.sections import CARD, read_text
+from hf_domino.cards.training import FIGURE
 from hf_domino.configuration import DominoConfig
 from hf_domino.pair import dflash_folder, domino_folder
 from hf_domino.recipes.corpus import REQUIREMENTS
@@ -43,6 +45,9 @@ def write_cards(target_folder: Path, work: Path) -> None:
         config = DominoConfig.from_pretrained(folder)
         card = render_card(config, name=folder.name, target=name, training=_training(work / kind), metadata=LICENCE)
         (folder / CARD).write_text(card + ABOUT.format(target=name), encoding="utf-8")
+        if (figure := work / kind / FIGURE).exists():
+            (folder / FIGURE).parent.mkdir(exist_ok=True)
+            shutil.copy(figure, folder / FIGURE)
 
 
 def _training(run: Path) -> str:

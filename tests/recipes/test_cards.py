@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 
+import yaml
+
 from hf_domino import DominoConfig
 from hf_domino.cards import read_sections
 from hf_domino.cards.sections import mark
-from hf_domino.recipes.cards import write_cards
+from hf_domino.cards.training import FIGURE
+from hf_domino.recipes.cards import RECIPE, write_cards
 
 
 def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
@@ -19,9 +22,13 @@ def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
     (folders["tiny"] / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.04}))
     recorded = "## Training\n\n| steps | 7 |"
     (folders["work/domino"] / "README.md").write_text(f"# run\n\nUsage.\n\n{mark('training', recorded)}\n")
+    (folders["work/domino"] / FIGURE).parent.mkdir()
+    (folders["work/domino"] / FIGURE).write_text("<svg/>")
     write_cards(folders["tiny"], tmp_path / "work")
     domino, dflash = ((folders[f"tiny-{kind}"] / "README.md").read_text() for kind in ("domino", "dflash"))
     assert read_sections(domino)["training"] == recorded
-    assert "| steps | 1,600 |" in read_sections(dflash)["training"]
+    steps = yaml.safe_load(RECIPE.read_text())["max_steps"]
+    assert f"| steps | {steps:,} |" in read_sections(dflash)["training"]
+    assert (tmp_path / "tiny-domino" / FIGURE).read_text() == "<svg/>"
     assert "Usage." not in domino
     assert "penalty of 1.04" in (folders["tiny"] / "README.md").read_text()

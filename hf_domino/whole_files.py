@@ -31,8 +31,11 @@ def whole_file(path: Path) -> Iterator[Path]:
     ```
     """
     aside = path.with_name(f".{path.name}.part-{os.getpid()}")
-    yield aside
-    os.replace(aside, path)
+    try:
+        yield aside
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=Path, default=Path("study.jsonl"), help="where rows are added to, or read from")
     add("--processes", type=positive_int, default=2, help="runs at a time, each in a process of its own")
     add("--threads", type=positive_int, default=1, help="CPU threads of each")
+    add("--no-cache", action="store_true", help="run the target in every run; its hidden states take disk space")
     add = parser.add_argument_group("instead of training").add_argument
     add("--list", action="store_true", help="show the variants, and which runs have a row")
     add("--json", action="store_true", help="print what --rows say, for machines")
@@ -62,7 +63,9 @@ def run(options: argparse.Namespace) -> int:
     runs, budget = study.runs(options.only, options.seeds), options.budget or "default"
     study.budget(budget)
     source = _source(options, study)
-    settings = Settings(source, options.work, options.rows, budget, options.processes, options.threads)
+    settings = Settings(
+        source, options.work, options.rows, budget, options.processes, options.threads, not options.no_cache
+    )
     return report_failures(conduct(study, runs, settings))
 
 

@@ -17,7 +17,8 @@ from hf_domino.study.run import JOB_FILE, ROW_FILE, WEIGHTS, Job
 from hf_domino.study.schedule import Command, python, run_all
 from hf_domino.study.texts import EVALUATION, Source, cut_prompts, digest_of, mix, writing
 
-OF_STATES = {"target_layer_ids", "distillation_weight", "target_dtype", "max_length"}  # what they depend on
+# What the target's hidden states depend on, and which of them are kept.
+OF_STATES = {"target_layer_ids", "distillation_weight", "target_dtype", "max_length", "bf16", "fp16"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Settings:
         budget (`str`): Name of the budget.
         processes (`int`): Runs at a time.
         threads (`int`): Of each.
+        shares_states (`bool`): Whether the target's hidden states are written once, for all runs that read the same.
     """
 
     source: Source
@@ -39,6 +41,7 @@ class Settings:
     budget: str
     processes: int
     threads: int
+    shares_states: bool = True
 
     def folder_of(self, run: Run) -> Path:
         """Where a run's weights and log are."""
@@ -127,18 +130,18 @@ def _command(
         "output_dir": str(folder),
         "max_steps": study.budget(settings.budget).steps,
         "seed": run.seed,
-    } | _states_of(study, run, texts)  # fmt: skip
+    }  # fmt: skip
+    if settings.shares_states and _reads_shared_states(study, run):
+        fields["cache_hidden_states"] = str(texts / "hidden_states")
     Job(fields, str(settings.folder_of(parent)) if parent else None, dict(start)).write()
     after = (parent.name,) if parent and parent in absent else ()
     return Command(run.name, python("hf_domino.study.run", str(folder / JOB_FILE)), folder / "log.txt", after)
 
 
-def _states_of(study: Study, run: Run, texts: Path) -> dict[str, str]:
-    """Where the target's hidden states are kept, if other runs read the same: the target runs once for all of them."""
+def _reads_shared_states(study: Study, run: Run) -> bool:
+    """Whether a run reads the text and the layers that most others do."""
     variant = study.variants[run.variant]
-    if variant.text != TEXTS[0] or OF_STATES & variant.changes.keys():
-        return {}
-    return {"cache_hidden_states": str(texts / "hidden_states")}
+    return variant.text == TEXTS[0] and not OF_STATES & variant.changes.keys()
 
 
 class _Progress:

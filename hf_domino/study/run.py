@@ -94,7 +94,7 @@ def run_job(job: Job) -> dict[str, Any] | None:
     if names.cache_hidden_states:
         # The first of the runs that share them writes them.
         with FileLock(f"{names.cache_hidden_states}.lock"):
-            _, read = CachedRun(names, args).attach(target, drafter.config, read)
+            _, read = CachedRun(names, args).read_rows(target, drafter.config, read)
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=read.train, eval_dataset=read.evaluation, processing_class=tokenizer
     )

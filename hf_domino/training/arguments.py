@@ -118,10 +118,11 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             ("lambda_base_start", 0, 1),
             ("own_prefix_share", 0, 1),
             ("distillation_weight", 0, 1),
+            ("max_logits_per_chunk", 1, None),
             ("walk_rows", 0, None),
         ):
             value = getattr(self, name)
-            if value < low or (high is not None and value > high):
+            if value is not None and (value < low or (high is not None and value > high)):
                 allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
                 raise ValueError(f"{name} must be {allowed}, got {value}.")
         for name, choices in (("distillation_loss", DIVERGENCES), ("position_weights", POSITION_WEIGHTS)):
@@ -143,8 +144,6 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         if not isinstance(self.chat_template_kwargs or {}, dict):
             example = """Write it like '{"enable_thinking": false}'."""
             raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
-        if self.max_logits_per_chunk is not None and self.max_logits_per_chunk < 1:
-            raise ValueError(f"max_logits_per_chunk must be at least 1, or None, got {self.max_logits_per_chunk}.")
         if self.loss_decay is not None and self.loss_decay <= 0:
             raise ValueError(f"loss_decay must be above 0, or None for the published value, got {self.loss_decay}.")
 
@@ -158,8 +157,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         """`max_logits_per_chunk`, or its default for this vocabulary on this device."""
         if self.max_logits_per_chunk is not None:
             return self.max_logits_per_chunk
-        most = POSITIONS_IN_CACHE * vocab_size if self.device.type == "cpu" else MOST_LOGITS
-        return min(most, MOST_LOGITS)
+        return min(POSITIONS_IN_CACHE * vocab_size, MOST_LOGITS) if self.device.type == "cpu" else MOST_LOGITS
 
     def loss_options(self) -> LossOptions:
         """What is trained beside the published loss."""

@@ -75,7 +75,7 @@ class CachedRun:
     def attach(
         self, target: PreTrainedModel, config: DominoConfig, rows: TrainingRows
     ) -> tuple[PreTrainedModel, TrainingRows]:
-        """Write the states that are missing, and let rows carry theirs.
+        """Write the states that are missing, let rows carry theirs, and keep no more of the target than its ends.
 
         Args:
             target (`PreTrainedModel`): All of it, or its ends.
@@ -86,17 +86,31 @@ class CachedRun:
             `tuple[PreTrainedModel, TrainingRows]`: The target's ends, or all of it where they cannot be loaded alone,
             and the rows with their states.
         """
+        target, rows = self.read_rows(target, config, rows)
+        ends = self._load_ends() if _is_whole(target) and self.files is not None else None
+        return ends or target, rows
+
+    def read_rows(
+        self, target: PreTrainedModel, config: DominoConfig, rows: TrainingRows
+    ) -> tuple[PreTrainedModel, TrainingRows]:
+        """Write the states that are missing, and let rows carry theirs.
+
+        Args:
+            target, config, rows: As for [`~CachedRun.attach`].
+
+        Returns:
+            `tuple[PreTrainedModel, TrainingRows]`: The target, all of it where states had to be written, and the rows
+            with their states.
+        """
         datasets = [part for part in (rows.train, rows.evaluation) if part is not None]
-        is_whole = not any(weight.is_meta for weight in target.parameters())
         if not all(has_all(self.folder, part) for part in datasets):
-            target, is_whole = (target if is_whole else load_target(self.names, self.args)), True
+            target = target if _is_whole(target) else load_target(self.names, self.args)
             writer = self.writer(target, config)
             for part in datasets:
                 writer.write(part, progress=self.args.process_index == 0)
         self.args.distributed_state.wait_for_everyone()
         cached = [CachedRows(part, self.folder, target, config, self.final, self.files) for part in datasets]
-        ends = self._load_ends() if is_whole and self.files is not None else None
-        return ends or target, TrainingRows(cached[0], cached[1] if rows.evaluation is not None else None)
+        return target, TrainingRows(cached[0], cached[1] if rows.evaluation is not None else None)
 
     def _load_ends(self) -> PreTrainedModel | None:
         assert self.names.target is not None
@@ -105,6 +119,10 @@ class CachedRun:
         if ends is not None and settings is not None:
             stand_for(ends, settings.target)
         return ends
+
+
+def _is_whole(target: PreTrainedModel) -> bool:
+    return not any(weight.is_meta for weight in target.parameters())
 
 
 def _autocast(args: DominoTrainingArguments) -> Callable[[], AbstractContextManager]:

@@ -44,7 +44,7 @@ class Distillation:
     def teach(self, target: TargetModel, final: torch.Tensor) -> torch.Tensor:
         """The target's law as log-probabilities `[M, V]` in fp32, from its final hidden states `[M, H]`."""
         with torch.no_grad():
-            return F.log_softmax(target.logits(final).float() / self.temperature, dim=-1)
+            return F.log_softmax(self._tempered(target.logits(final).float()), dim=-1)
 
     def mix(self, cross_entropy: torch.Tensor, logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
         """The loss of each position.
@@ -57,12 +57,16 @@ class Distillation:
         Returns:
             `torch.Tensor`: `[M]` fp32.
         """
-        drafted = logits if self.temperature == 1 else logits / self.temperature
+        drafted = self._tempered(logits)
         if self.divergence == "tv":
             divergence = (drafted.softmax(dim=-1) - taught.exp()).abs().sum(dim=-1) / 2
         else:
             divergence = _LeanDivergence.apply(drafted, taught) * self.temperature**2
         return torch.lerp(cross_entropy, divergence, self.weight)
+
+    def _tempered(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits at this temperature; no copy of them at 1."""
+        return logits if self.temperature == 1 else logits / self.temperature
 
 
 class _LeanDivergence(torch.autograd.Function):

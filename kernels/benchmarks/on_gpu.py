@@ -3,8 +3,8 @@
     python kernels/benchmarks/on_gpu.py --output rows            # about 10 minutes on an H200
     python kernels/benchmarks/on_gpu.py --output rows --dry-run  # tiny sizes, on a CPU too
 
-Rows are written to the folder, one file a step; what a step prints goes to the terminal. A step that fails does not
-keep the others from running, and makes the command fail at the end.
+Rows are written to the folder, one file a step; what a step prints goes to the terminal. A step that fails, or runs
+past its limit, does not keep the others from running, and makes the command fail at the end.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ("correct_and_choose", "gru_step", "head")
+STEPS = ("tests", *KERNELS, "round", "pair")
 # At 8B sizes on an H200, in ms: the head's 16 steps, and a whole round, whose floor is 4.4 to 5.
 TARGETS = "Targets on an H200: head 0.30 ms for 16 steps (head.jsonl), graphed round 6 ms (rounds.jsonl)."
 
@@ -49,6 +51,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("gpu-rows"), help="folder for rows")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes, to see that everything runs")
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS, help="only these steps (default: all)")
+    parser.add_argument("--limit", type=float, default=300, help="seconds after which a step is broken off")
     options = parser.parse_args()
     output = options.output.resolve()
     output.mkdir(parents=True, exist_ok=True)
@@ -56,9 +60,19 @@ def main() -> int:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     failed = []
     for name, command in steps(output, options.dry_run).items():
+        if name not in options.steps:
+            continue
         print(f"== {name}", flush=True)
-        if subprocess.run([sys.executable, *command], env=environment, cwd=ROOT).returncode:
-            failed.append(name)
+        start = time.perf_counter()
+        try:
+            code = subprocess.run(
+                [sys.executable, *command], env=environment, cwd=ROOT, timeout=options.limit
+            ).returncode
+        except subprocess.TimeoutExpired:
+            print(f"broken off after {options.limit:.0f} s", flush=True)
+            code = 1
+        failed += [name] if code else []
+        print(f"== {name}: {time.perf_counter() - start:.0f} s", flush=True)
     print(TARGETS if not failed else f"Failed: {', '.join(failed)}.")
     return 1 if failed else 0
 

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import TemperatureLogitsWarper
 
 from domino_kernels import correct_and_choose, runs_triton
+from domino_kernels.dispatch import FLOATS
 from domino_kernels.reference import add_noise
 from hf_domino.decoding.correcting.candidates import with_luck
 from hf_domino.decoding.sampling import TokenLaw
@@ -36,7 +37,8 @@ def fits_kernels(
     is_plain = not law.processors or (noise is not None and all(map(_is_temperature, law.processors)))
     if not (is_plain and drafter.has_correction_head):
         return False
-    return runs_triton(base_logits) and base_logits.device == drafter.prefix_gru.weight_hh_l0.device
+    weight = drafter.prefix_gru.weight_hh_l0
+    return weight.dtype in FLOATS and runs_triton(base_logits) and base_logits.device == weight.device
 
 
 def _is_temperature(processor: object) -> bool:

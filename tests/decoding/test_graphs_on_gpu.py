@@ -9,8 +9,10 @@ import torch
 from builders import build_drafter
 from oracle import oracle
 from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
+from transformers import CompileConfig
 
 from hf_domino.decoding.static import workspace
+from hf_domino.decoding.static.compiling import CompiledStage
 from hf_domino.decoding.static.graphs import StageGraphs, without_graphs
 
 pytestmark = pytest.mark.gpu
@@ -66,6 +68,31 @@ def test_draws_are_those_of_launched_stages(law, captures):
     assert captures["failed"] == []
     assert torch.equal(texts[0], texts[1])
     assert torch.equal(texts[0], texts[2])
+
+
+@pytest.mark.parametrize("law", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7, "top_k": 20}])
+def test_compiled_stages_are_captured(law, captures, monkeypatch):
+    target, compiled = build("Qwen2").cuda(), []
+    drafter, texts, capture = build_drafter(target).cuda(), [], StageGraphs.capture
+
+    def noting(self, stage, inputs):
+        graph = capture(self, stage, inputs)
+        compiled.extend([stage.key[0]] * isinstance(stage, CompiledStage))
+        return graph
+
+    monkeypatch.setattr(StageGraphs, "capture", noting)
+    options = {"max_new_tokens": NEW_TOKENS, **law}
+    asking = {"assistant_model": drafter, "compile_config": CompileConfig(fullgraph=True), **STATIC}
+    for assistant in ({}, asking, asking):
+        torch.manual_seed(5)
+        texts.append(target.generate(PROMPT.cuda(), **options, **assistant))
+        texts.append(torch.cuda.get_rng_state())
+    assert captures["failed"] == []
+    assert captures["captured"] == 4
+    assert sorted(compiled) == ["backbone", "verify"]
+    for text, state in (texts[2:4], texts[4:]):
+        assert torch.equal(text, texts[0])
+        assert torch.equal(state, texts[1])
 
 
 def test_one_synchronisation_a_round(captures):

@@ -73,7 +73,7 @@ def test_draws_are_those_of_launched_stages(law, captures):
 @pytest.mark.parametrize("law", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7, "top_k": 20}])
 def test_compiled_stages_are_captured(law, captures, monkeypatch):
     target, compiled = build("Qwen2").cuda(), []
-    drafter, texts, capture = build_drafter(target).cuda(), [], StageGraphs.capture
+    drafter, texts, states, capture = build_drafter(target).cuda(), [], [], StageGraphs.capture
 
     def noting(self, stage, inputs):
         graph = capture(self, stage, inputs)
@@ -82,17 +82,19 @@ def test_compiled_stages_are_captured(law, captures, monkeypatch):
 
     monkeypatch.setattr(StageGraphs, "capture", noting)
     options = {"max_new_tokens": NEW_TOKENS, **law}
-    asking = {"assistant_model": drafter, "compile_config": CompileConfig(fullgraph=True), **STATIC}
-    for assistant in ({}, asking, asking):
+    static = {"assistant_model": drafter, **STATIC}
+    asking = static | {"compile_config": CompileConfig(fullgraph=True)}
+    for assistant in (static, asking, asking):
         torch.manual_seed(5)
         texts.append(target.generate(PROMPT.cuda(), **options, **assistant))
-        texts.append(torch.cuda.get_rng_state())
+        states.append(torch.cuda.get_rng_state())
     assert captures["failed"] == []
-    assert captures["captured"] == 4
+    assert captures["captured"] == 6  # four, and the compiled two
     assert sorted(compiled) == ["backbone", "verify"]
-    for text, state in (texts[2:4], texts[4:]):
-        assert torch.equal(text, texts[0])
-        assert torch.equal(state, texts[1])
+    if not law["do_sample"]:
+        assert torch.equal(texts[0], target.generate(PROMPT.cuda(), **options))
+    assert all(torch.equal(text, texts[0]) for text in texts)
+    assert all(torch.equal(state, states[0]) for state in states)
 
 
 def test_one_synchronisation_a_round(captures):

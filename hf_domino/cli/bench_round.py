@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shapes", choices=SHAPES, help=f"sizes of both models (default: {ON_GPU[0]} on a GPU, else {ON_CPU[0]})")
     add("--context", type=int, default=512, help="tokens of the prompt")
     add("--rounds", type=int, default=64, help="rounds of a text; the time of a shorter one is subtracted")
-    add("--repeats", type=int, default=5, help="texts per method, in turn; the median counts")
+    add("--repeats", type=int, default=5, help="texts per method, in turn; the median counts (launched on a GPU: 3)")
     add("--dtype", choices=DTYPES, help=f"dtype of both models (default: {ON_GPU[1]} on a GPU, else {ON_CPU[1]})")
     add("--device", help="device of both models (default: cuda where there is a GPU, else cpu)")
     add("--seed", type=int, default=0, help="seed of weights and prompt")

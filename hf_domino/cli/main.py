@@ -34,7 +34,10 @@ COMMANDS = {
         "hf_domino.cli.plan",
         "Say whether speculation pays, how many proposals are best, and over which network.",
     ),
-    "bench-round": ("hf_domino.cli.bench_round", "Measure one round with random weights: graphed, launched, growing."),
+    "bench-round": (
+        "hf_domino.cli.bench_round",
+        "Measure one round with random weights: graphed, compiled, launched, growing.",
+    ),
     "find": ("hf_domino.cli.find", "List drafters on the Hub for a target, and say which of them load."),
     "push": ("hf_domino.cli.push", "Publish a drafter's folder on the Hub: weights, configuration, card, results."),
     "export": ("hf_domino.cli.export", "Write a drafter as a folder that SGLang, vLLM and others read."),

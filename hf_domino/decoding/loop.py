@@ -25,6 +25,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.static.compiling import compile_options
 from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
@@ -79,7 +80,7 @@ def assisted_decoding(
     session = DraftSession(drafter, target, law.without_state(), timer, context)
     is_static = generation_config.cache_implementation == "static"
     reads_confidence = input_ids.device.type == "cpu" and not is_static
-    parts = make_static(input_ids, runner, session, law, generation_config) if is_static else (runner, session, judge)
+    parts = _parts(input_ids, runner, session, law, generation_config)
     do_sample = bool(generation_config.do_sample)
     generation = _Generation(
         *parts[:2],
@@ -96,6 +97,16 @@ def assisted_decoding(
     generation.finish_stats(time.perf_counter() - start)
     record_stats(drafter, stats)
     return generation.result(drafter, batch_size, generation_config.return_dict_in_generate, has_gap)
+
+
+def _parts(
+    input_ids: torch.Tensor, runner: TargetRunner, session: DraftSession, law: TokenLaw, config: GenerationConfig
+) -> tuple[TargetRunner, DraftSession, Judge]:
+    """What runs the target, drafts and judges: with fixed shapes, where the call asks for them."""
+    compiling = compile_options(runner.target.model, config)
+    if config.cache_implementation != "static":
+        return runner, session, judge
+    return make_static(input_ids, runner, session, law, config, compiling)
 
 
 def _rule(drafter: DominoDraftModel, law: TokenLaw, do_sample: bool, judge: Judge) -> CoupledRule | ResidualRule:

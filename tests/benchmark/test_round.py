@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from hf_domino.benchmark.round import METHODS, random_models, weight_bytes
+from hf_domino.benchmark.round import METHODS, ON_GPU, random_models, weight_bytes
 from hf_domino.cli.main import main
 
 
@@ -14,8 +14,10 @@ def test_rows_of_tiny_shapes(tmp_path, capsys):
     flags = ["--shapes", "tiny", "--context", "40", "--rounds", "24", "--repeats", "2", "--device", "cpu"]
     assert main(["bench-round", *flags, "--dtype", "float32", "--rows", str(rows)]) == 0
     written = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row["method"] for row in written] == list(METHODS)[1:]  # no graphs here
+    assert [row["method"] for row in written] == [method for method in METHODS if method not in ON_GPU]
     for row in written:
+        assert row["repeats"] == 2
+        assert row["first_s"] > 0
         assert row["is_equal"]  # in fp32 all methods give one text
         assert row["ms_least"] <= row["ms"] <= row["ms_most"]
         assert row["floor_ms"] == pytest.approx(1e3 * row["bytes"] / row["bandwidth"])

@@ -9,8 +9,10 @@ import torch
 from builders import build_drafter
 from oracle import oracle
 from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
+from transformers import CompileConfig
 
 from hf_domino.decoding.static import workspace
+from hf_domino.decoding.static.compiling import CompiledStage
 from hf_domino.decoding.static.graphs import StageGraphs, without_graphs
 
 pytestmark = pytest.mark.gpu
@@ -66,6 +68,33 @@ def test_draws_are_those_of_launched_stages(law, captures):
     assert captures["failed"] == []
     assert torch.equal(texts[0], texts[1])
     assert torch.equal(texts[0], texts[2])
+
+
+@pytest.mark.parametrize("law", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7, "top_k": 20}])
+def test_compiled_stages_are_captured(law, captures, monkeypatch):
+    target, compiled = build("Qwen2").cuda(), []
+    drafter, texts, states, capture = build_drafter(target).cuda(), [], [], StageGraphs.capture
+
+    def noting(self, stage, inputs):
+        graph = capture(self, stage, inputs)
+        compiled.extend([stage.key[0]] * isinstance(stage, CompiledStage))
+        return graph
+
+    monkeypatch.setattr(StageGraphs, "capture", noting)
+    options = {"max_new_tokens": NEW_TOKENS, **law}
+    static = {"assistant_model": drafter, **STATIC}
+    asking = static | {"compile_config": CompileConfig(fullgraph=True)}
+    for assistant in (static, asking, asking):
+        torch.manual_seed(5)
+        texts.append(target.generate(PROMPT.cuda(), **options, **assistant))
+        states.append(torch.cuda.get_rng_state())
+    assert captures["failed"] == []
+    assert captures["captured"] == 6  # four, and the compiled two
+    assert sorted(compiled) == ["backbone", "verify"]
+    if not law["do_sample"]:
+        assert torch.equal(texts[0], target.generate(PROMPT.cuda(), **options))
+    assert all(torch.equal(text, texts[0]) for text in texts)
+    assert all(torch.equal(state, states[0]) for state in states)
 
 
 def test_one_synchronisation_a_round(captures):

@@ -2,12 +2,12 @@
 
 A stage is a function of tensors whose shapes never change. What else it reads or writes (weights, caches) keeps its
 address, and it can be run again without harm: it writes only where nothing is valid yet. Without a GPU a stage is
-simply called.
+simply called. Either way it may have been compiled before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from transformers.utils import logging
+
+from hf_domino.decoding.static.compiling import CompiledStage, Stage, StageCompiler, signature
 
 logger = logging.get_logger(__name__)
 
@@ -48,12 +50,11 @@ class StageGraphs:
     def __init__(self, device: torch.device, enabled: bool | None = None):
         self.device = device
         self.enabled = device.type == "cuda" if enabled is None else enabled
+        self.compiler = StageCompiler()
         self._graphs: dict[Hashable, StageGraph | None] = {}
         self._pool: Any = None
 
-    def __call__(
-        self, key: Hashable, stage: Callable[..., tuple[torch.Tensor, ...]], *inputs: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def __call__(self, key: Hashable, stage: Stage, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Run a stage.
 
         Args:
@@ -65,25 +66,38 @@ class StageGraphs:
         Returns:
             `tuple[torch.Tensor]`: What the stage returns; valid until its next run.
         """
+        if (compiled := self.compiler.compiled(key, stage, inputs)) is not None:
+            try:
+                return self._run(compiled.key, compiled, inputs)
+            except Exception as error:  # if it is the stage's own, the stage raises it once more
+                self.compiler.give_up(compiled, inputs, error)
+        return self._run(key, stage, inputs)
+
+    def _run(self, key: Hashable, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Replay the stage's graph, captured where there is none; call it where nothing is captured."""
         if not (self.enabled and _using_graphs.get()):
             return stage(*inputs)
-        signature = (key, *((tensor.shape, tensor.dtype) for tensor in inputs))
-        if signature not in self._graphs:
+        found = signature(key, inputs)
+        if found not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS:
                 self.clear()
-            self._graphs[signature] = self._try_capture(key, stage, inputs)
-        graph = self._graphs[signature]
+            self._graphs[found] = self._try_capture(key, stage, inputs)
+        graph = self._graphs[found]
         return stage(*inputs) if graph is None else graph.replay(inputs)
 
-    def _try_capture(
-        self, key: Hashable, stage: Callable[..., tuple[torch.Tensor, ...]], inputs: tuple[torch.Tensor, ...]
-    ) -> StageGraph | None:
-        """A graph, or None with a warning where the model's own code synchronises: that stage is launched as ever."""
+    def _try_capture(self, key: Hashable, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> StageGraph | None:
+        """A graph, or None with a warning where the model's own code synchronises: that stage is launched as ever.
+
+        Raises:
+            RuntimeError: For a compiled stage, of which there is another to try.
+        """
         try:
             # Buffers made in inference mode could not be written to outside of it.
             with torch.inference_mode(False), torch.no_grad():
                 return self.capture(stage, inputs)
         except RuntimeError as error:
+            if isinstance(stage, CompiledStage):
+                raise
             name = key[0] if isinstance(key, tuple) else key
             reason = str(error).partition("\n")[0]
             logger.warning(
@@ -96,7 +110,7 @@ class StageGraphs:
         self._graphs.clear()
         self._pool = None
 
-    def capture(self, stage: Callable[..., tuple[torch.Tensor, ...]], inputs: tuple[torch.Tensor, ...]) -> StageGraph:
+    def capture(self, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> StageGraph:
         """Capture a stage.
 
         The random state is left as it was before the warm-ups, so that draws are those of a run without graphs.
@@ -109,11 +123,13 @@ class StageGraphs:
         with torch.cuda.device(self.device):
             random_state, stream = torch.cuda.get_rng_state(), torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UPS):
-                    stage(*buffers)
-            torch.cuda.current_stream().wait_stream(stream)
-            torch.cuda.set_rng_state(random_state)
+            try:
+                with torch.cuda.stream(stream):
+                    for _ in range(WARM_UPS):
+                        stage(*buffers)
+            finally:
+                torch.cuda.current_stream().wait_stream(stream)
+                torch.cuda.set_rng_state(random_state)
             graph = torch.cuda.CUDAGraph()
             # Other threads may launch and allocate meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):

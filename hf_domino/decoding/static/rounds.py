@@ -25,6 +25,7 @@ from hf_domino.decoding.processors.stock import PREFIX_FREE
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.static.compiling import CompileOptions
 from hf_domino.decoding.static.workspace import Workspace, give_back, take_workspace
 from hf_domino.decoding.verification import Judgement, judge
 from hf_domino.drafter.context import ContextCache
@@ -57,7 +58,12 @@ def fitting_width(num_drafted: int, most: int) -> int:
 
 
 def make_static(
-    input_ids: torch.Tensor, runner: TargetRunner, session: DraftSession, law: TokenLaw, config: GenerationConfig
+    input_ids: torch.Tensor,
+    runner: TargetRunner,
+    session: DraftSession,
+    law: TokenLaw,
+    config: GenerationConfig,
+    compiling: CompileOptions | None = None,
 ) -> tuple[StaticRunner, StaticDraftSession, StaticJudge]:
     """The parts of the loop with fixed shapes, in place of those that grow.
 
@@ -67,6 +73,7 @@ def make_static(
         session ([`DraftSession`]): What would draft.
         law ([`TokenLaw`]): The target's.
         config (`GenerationConfig`): For the length limit, and for whether the cache is returned.
+        compiling ([`CompileOptions`], *optional*): What stages are compiled with.
     """
     target, drafter, embeds = runner.target, session.drafter, runner.kwargs.get("inputs_embeds")
     num_embeds = 0 if embeds is None else embeds.shape[1] - input_ids.shape[1]
@@ -74,6 +81,7 @@ def make_static(
     longest = max(config.max_length, getattr(config, "max_cache_len", None) or 0) + max(num_embeds, 0)
     # The last block may begin at the last position and be rejected as a whole.
     workspace = take_workspace(target.model, drafter, runner.cache, longest + most + 1, input_ids.device)
+    workspace.graphs.compiler.options = compiling
     return (
         StaticRunner(target, session, runner.kwargs, workspace, bool(config.return_dict_in_generate)),
         StaticDraftSession(drafter, target, session.law, session.timer, workspace),

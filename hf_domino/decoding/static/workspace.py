@@ -109,7 +109,7 @@ def give_back(target: PreTrainedModel, drafter: DominoDraftModel, workspace: Wor
 
 
 def release_workspaces() -> None:
-    """Free the buffers and graphs that calls with `cache_implementation="static"` have left for the next.
+    """Free buffers, graphs and compiled stages that calls with `cache_implementation="static"` have left for the next.
 
     Example:
     ```python

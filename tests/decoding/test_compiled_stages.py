@@ -1,0 +1,301 @@
+"""Stages compiled as `compile_config` says: which, when, with what, how often, and what happens where it fails."""
+
+from __future__ import annotations
+
+import gc
+import types
+
+import pytest
+import torch
+from builders import build_drafter
+from oracle import oracle
+from test_families import NEW_TOKENS, PROMPT, build
+from transformers import CompileConfig
+
+import hf_domino
+from hf_domino.decoding.static import compiling, workspace
+from hf_domino.decoding.static.compiling import CompiledStage, CompileOptions, StageCompiler
+from hf_domino.decoding.static.graphs import StageGraphs
+
+GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+STATIC = {"cache_implementation": "static"}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """No workspace of another test."""
+    hf_domino.release_workspaces()
+    yield
+    hf_domino.release_workspaces()
+
+
+@pytest.fixture
+def traced():
+    """Graphs that the backend of `config` was given."""
+    return []
+
+
+@pytest.fixture
+def config(traced):
+    """Compiles with a backend that notes what it is given, and runs it as it is."""
+
+    def counting(module, inputs):
+        traced.append(module)
+        return module.forward
+
+    return CompileConfig(backend=counting, fullgraph=True)
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    """Stages that are said to run uncompiled, with reasons."""
+    found = []
+    monkeypatch.setattr(compiling.logger, "warning", lambda *arguments: found.append(arguments[1:]))
+    return found
+
+
+class CalledGraphs(StageGraphs):
+    """Graphs that are no recording, but a call: what a compiled stage is captured as."""
+
+    def __init__(self, device, enabled=None):
+        super().__init__(device, enabled=True)
+        self.captured = []
+
+    def capture(self, stage, inputs):
+        self.captured.append(type(stage))
+        return types.SimpleNamespace(replay=lambda inputs: stage(*inputs))
+
+
+def generate(target, drafter, config=None, prompt=PROMPT, **options):
+    return target.generate(prompt, assistant_model=drafter, compile_config=config, **GREEDY | STATIC | options)
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Mistral", "GptOss", "GPT2"])
+def test_text_is_that_of_the_target(family, make_drafter, config, traced, warned):
+    target = build(family)
+    drafter, plain = make_drafter(target), target.generate(PROMPT, **GREEDY)
+    for accuracy in (0.0, 0.7):
+        with oracle(target, PROMPT, accuracy, **GREEDY):
+            assert torch.equal(generate(target, drafter, config), plain)
+    assert len(traced) == 2  # verification and backbone, each once
+    assert warned == []
+
+
+def test_graphs_capture_what_was_compiled(tiny_qwen3, make_drafter, config, traced, monkeypatch):
+    monkeypatch.setattr(workspace, "StageGraphs", CalledGraphs)
+    drafter = make_drafter(tiny_qwen3)
+    plain = tiny_qwen3.generate(PROMPT, **GREEDY)
+    for asked in (config, None, config):
+        assert torch.equal(generate(tiny_qwen3, drafter, asked), plain)
+    (kept,) = workspace._idle[tiny_qwen3].values()
+    # Without the configuration two stages are captured as they are; the other two are the same in either case.
+    assert [kind is CompiledStage for kind in kept.graphs.captured] == [True, False, True, False, False, False]
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("rule", ["coupled", "residual"])
+def test_draws_and_random_state_are_those_of_uncompiled_stages(tiny_qwen3, make_drafter, config, traced, rule):
+    drafter, found = make_drafter(tiny_qwen3, acceptance_rule=rule), []
+    for asked in (None, config, config):
+        torch.manual_seed(5)
+        text = generate(tiny_qwen3, drafter, asked, do_sample=True, top_k=20)
+        found.append((text.tolist(), drafter.stats.acceptance_lengths, torch.get_rng_state().tolist()))
+    assert found[0] == found[1] == found[2]
+    assert len(traced) == 2
+
+
+def test_later_calls_compile_nothing(tiny_qwen3, make_drafter, config, traced):
+    drafter = make_drafter(tiny_qwen3)
+    for prompt in (PROMPT, PROMPT[:, :5], PROMPT.flip(1)):
+        generate(tiny_qwen3, drafter, config, prompt)
+        generate(tiny_qwen3, drafter, None, prompt)
+        assert len(traced) == 2
+    other = CompileConfig(backend=config.backend, fullgraph=False)
+    generate(tiny_qwen3, drafter, other)
+    assert len(traced) == 4
+    generate(tiny_qwen3, drafter, config)
+    assert len(traced) == 4
+
+
+def test_released_workspaces_are_compiled_anew(tiny_qwen3, make_drafter, config, traced):
+    """With what has been hooked in since, of which dynamo keeps no guard."""
+    drafter, texts = make_drafter(tiny_qwen3), []
+    texts.append(generate(tiny_qwen3, drafter, config))
+    hook = tiny_qwen3.lm_head.register_forward_hook(lambda module, inputs, logits: logits.roll(1, dims=-1))
+    try:
+        hf_domino.release_workspaces()
+        texts.append(generate(tiny_qwen3, drafter, config))
+        assert torch.equal(texts[1], tiny_qwen3.generate(PROMPT, **GREEDY))
+    finally:
+        hook.remove()
+    assert not torch.equal(*texts)
+    assert len(traced) == 4
+
+
+def test_nothing_that_is_kept_holds_a_model(config):
+    target = build("Qwen2")
+    drafter = build_drafter(target)
+    generate(target, drafter, config)
+    assert drafter in workspace._idle[target]
+    del target, drafter
+    gc.collect()
+    assert not any(len(drafters) for drafters in workspace._idle.values())
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_paced_blocks(tiny_qwen3, make_drafter, config, warned, do_sample):
+    drafter = make_drafter(tiny_qwen3, draft_length="adaptive")
+    text = generate(tiny_qwen3, drafter, config, do_sample=do_sample, max_new_tokens=60)
+    if not do_sample:
+        assert torch.equal(text, tiny_qwen3.generate(PROMPT, do_sample=False, max_new_tokens=60))
+    assert warned == []
+
+
+def test_many_widths_do_not_run_into_the_limit_of_recompilations(config, traced, warned):
+    graphs = StageGraphs(torch.device("cpu"))
+    graphs.compiler.options = CompileOptions.of(config)
+    widths = range(2, 2 * torch._dynamo.config.cache_size_limit + 4)
+    for _ in range(2):
+        for width in widths:
+            (doubled,) = graphs(("verify", "a stage"), lambda block: (2 * block,), torch.ones(1, width))
+            assert doubled.shape == (1, width)
+    assert len(traced) == len(widths)
+    assert warned == []
+
+
+def test_compiled_stages_are_bounded(monkeypatch, config):
+    monkeypatch.setattr(compiling, "MAX_COMPILED", 3)
+    compiler = StageCompiler(CompileOptions.of(config))
+    for width in range(10):
+        compiler.compiled("backbone", lambda block: (block,), (torch.ones(1, width),))
+        assert len(compiler._runs) <= 3
+
+
+def test_strides_of_axes_of_one_are_not_compiled_for(config, traced):
+    graphs = StageGraphs(torch.device("cpu"))
+    graphs.compiler.options = CompileOptions.of(config)
+    for block in (torch.ones(1, 5), torch.ones(5, 1).T, torch.ones(3, 7)[1:2, :5]):
+        graphs("backbone", lambda block: (2 * block,), block)
+    assert len(traced) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "passed"),
+    [
+        ("reduce-overhead", None),
+        ("default", None),
+        (None, None),
+        ("max-autotune", "max-autotune-no-cudagraphs"),
+        ("max-autotune-no-cudagraphs", "max-autotune-no-cudagraphs"),
+    ],
+)
+def test_modes_make_no_graphs_inside_graphs(mode, passed):
+    assert CompileOptions.of(CompileConfig(mode=mode)).mode == passed
+
+
+def test_options_reach_torch(tiny_qwen3, make_drafter, monkeypatch):
+    told = []
+    monkeypatch.setattr(torch, "compile", lambda function, **arguments: told.append(arguments) or function)
+    drafter, options = make_drafter(tiny_qwen3), {"epilogue_fusion": True, "triton.cudagraphs": True}
+    generate(tiny_qwen3, drafter, CompileConfig(dynamic=True, options=options))
+    expected = {"fullgraph": False, "dynamic": False, "backend": "inductor", "mode": None}
+    assert told == [expected | {"options": {"epilogue_fusion": True}}] * 3  # one to look, two to compile
+
+
+def test_options_are_part_of_what_is_kept():
+    def of(**fields):
+        return CompileOptions.of(CompileConfig(**fields))
+
+    first = of(options={"epilogue_fusion": True, "list": [1]})
+    assert first == of(options={"list": [1], "epilogue_fusion": True}, mode="default")
+    assert hash(first) == hash(of(options={"list": [1], "epilogue_fusion": True}, mode="default"))
+    others = [of(), of(options={"epilogue_fusion": False, "list": [1]}), of(mode="max-autotune"), of(backend="eager")]
+    assert len({first, *others}) == 5
+
+
+@pytest.mark.parametrize("options", [{}, {"disable_compile": True, "compile_config": CompileConfig(backend="eager")}])
+def test_nothing_is_compiled_unasked(tiny_qwen3, make_drafter, monkeypatch, options):
+    monkeypatch.setattr(torch, "compile", None)
+    tiny_qwen3.generate(PROMPT, assistant_model=make_drafter(tiny_qwen3), **GREEDY, **STATIC, **options)
+
+
+@pytest.mark.parametrize("reason", ["cache_implementation='static'", "quantized by FakeQuantizer"])
+def test_what_is_not_compiled_is_said(tiny_qwen3, make_drafter, config, traced, monkeypatch, reason):
+    said = []
+    monkeypatch.setattr(compiling.logger, "warning_once", said.append)
+    options = {"cache_implementation": None}
+    if "quantized" in reason:
+        quantizer = type("FakeQuantizer", (), {"is_compileable": False})()
+        monkeypatch.setattr(tiny_qwen3, "hf_quantizer", quantizer, raising=False)
+        options = STATIC
+    plain = tiny_qwen3.generate(PROMPT, **GREEDY)
+    assert torch.equal(generate(tiny_qwen3, make_drafter(tiny_qwen3), config, **options), plain)
+    assert len(said) == 1
+    assert reason in said[0]
+    assert traced == []
+
+
+def test_a_stage_that_cannot_be_compiled_runs_as_it_is(tiny_qwen3, make_drafter, warned):
+    tried = []
+
+    def failing(module, inputs):
+        tried.append(module)
+        raise OSError("no compiler here\nand so on")
+
+    drafter, plain = make_drafter(tiny_qwen3), tiny_qwen3.generate(PROMPT, **GREEDY)
+    for _ in range(2):
+        assert torch.equal(generate(tiny_qwen3, drafter, CompileConfig(backend=failing)), plain)
+    assert [name for name, _ in warned] == ["backbone", "verify"]
+    assert all("no compiler here" in reason for _, reason in warned)
+    assert len(tried) == 2
+
+
+def test_a_compiled_stage_that_cannot_be_captured_is_captured_as_it_is(
+    tiny_qwen3, make_drafter, config, warned, monkeypatch
+):
+    class Failing(CalledGraphs):
+        def capture(self, stage, inputs):
+            if isinstance(stage, CompiledStage):
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().capture(stage, inputs)
+
+    monkeypatch.setattr(workspace, "StageGraphs", Failing)
+    drafter, plain = make_drafter(tiny_qwen3), tiny_qwen3.generate(PROMPT, **GREEDY)
+    for _ in range(2):
+        assert torch.equal(generate(tiny_qwen3, drafter, config), plain)
+    assert [name for name, _ in warned] == ["backbone", "verify"]
+    (kept,) = workspace._idle[tiny_qwen3].values()
+    assert len(kept.graphs.captured) == 4
+
+
+def test_an_error_of_the_model_is_raised_as_it_is(tiny_qwen3, make_drafter, config, warned):
+    def failing(module, inputs):
+        if inputs[0].shape[1] < PROMPT.shape[1]:  # a block
+            raise KeyError("of the model")
+
+    hook = tiny_qwen3.model.layers[0].register_forward_pre_hook(failing)
+    try:
+        with pytest.raises(KeyError, match="of the model"):
+            generate(tiny_qwen3, make_drafter(tiny_qwen3), config)
+    finally:
+        hook.remove()
+    assert [name for name, _ in warned] == ["verify"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mode": "fastest"}, "Unrecognized mode=fastest"),
+        ({"backend": "none_such"}, "Invalid backend"),
+        ({"options": {"none_such": 1}}, "Unexpected optimization option none_such"),
+        ({"mode": "max-autotune", "options": {"epilogue_fusion": True}}, "Either mode or options"),
+    ],
+)
+def test_torch_refuses_what_it_does_not_know_before_any_forward(tiny_qwen3, make_drafter, fields, message):
+    drafter = make_drafter(tiny_qwen3)
+    hook = tiny_qwen3.register_forward_pre_hook(lambda *_: pytest.fail("a forward"))
+    try:
+        with pytest.raises(RuntimeError, match=message):
+            generate(tiny_qwen3, drafter, CompileConfig(**fields))
+    finally:
+        hook.remove()

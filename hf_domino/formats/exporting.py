@@ -112,7 +112,7 @@ def export(
     folder = Path(folder)
     wanted = None if engine is None else engine_of(engine)
     stored = stored_config(drafter.config, format, dtype)
-    found, own = refusals(stored), _tensors(drafter)
+    found, own = refusals(stored), own_tensors(drafter)
     _say(found, wanted)
     tensors = {name: tensor.to(_dtype(dtype)).contiguous() for name, tensor in own.items()}
     _clear(folder, overwrite)
@@ -142,8 +142,15 @@ def _say(found: Mapping[str, tuple[Unmet, ...]], wanted: Engine | None) -> None:
         logger.warning(message)
 
 
-def _tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A drafter's tensors, which must be those that its configuration describes."""
+def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A drafter's tensors by name.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter.
+
+    Raises:
+        ValueError: If they are others than its configuration describes, or not in memory.
+    """
     with torch.device("meta"):
         described = {name: tensor.shape for name, tensor in type(drafter)(drafter.config).state_dict().items()}
     tensors = drafter.state_dict()

@@ -101,7 +101,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
     def vocabulary(self) -> DraftVocabulary:
         """The target's tokens that it proposes."""
         if self.config.draft_vocab_size is None:
-            return DraftVocabulary(self.config.vocab_size)
+            return DraftVocabulary()
         return ReducedVocabulary(self.config.vocab_size, self.d2t, self._head_rows)
 
     @property

@@ -20,14 +20,11 @@ from hf_domino.target import TargetModel
 
 
 class DraftVocabulary:
-    """All tokens of the target, whose columns are their ids.
+    """All tokens of the target, whose columns are their ids."""
 
-    Args:
-        num_tokens (`int`): Tokens of the target (V).
-    """
-
-    def __init__(self, num_tokens: int):
-        self.num_tokens = self.size = num_tokens
+    def total(self, num_columns: int) -> int:
+        """All tokens of the target (V), where so many have columns (D)."""
+        return num_columns
 
     def logits(self, target: TargetModel, hidden_states: torch.Tensor) -> torch.Tensor:
         """The target's logits `[..., D]` of these tokens in fp32, for final hidden states `[..., H]`."""
@@ -71,10 +68,12 @@ class ReducedVocabulary(DraftVocabulary):
     """
 
     def __init__(self, num_tokens: int, d2t: torch.Tensor, heads: HeadRows):
-        super().__init__(num_tokens)
-        self.size = len(d2t)
-        self._d2t, self._heads = d2t, heads
+        self._num_tokens, self._d2t, self._heads = num_tokens, d2t, heads
         self.token_ids = ids_of(d2t)
+
+    def total(self, num_columns: int) -> int:
+        """See [`DraftVocabulary`]."""
+        return self._num_tokens
 
     def logits(self, target: TargetModel, hidden_states: torch.Tensor) -> torch.Tensor:
         """By these rows of lm_head alone; by a call of it, and a choice of columns, where they cannot be read."""
@@ -96,7 +95,7 @@ class ReducedVocabulary(DraftVocabulary):
     def columns(self, ids: torch.Tensor) -> torch.Tensor:
         """See [`DraftVocabulary`]."""
         token_ids = self.token_ids.to(ids.device)
-        nearest = torch.searchsorted(token_ids, ids.contiguous()).clamp_max(self.size - 1)
+        nearest = torch.searchsorted(token_ids, ids.contiguous()).clamp_max(len(token_ids) - 1)
         return torch.where(token_ids[nearest] == ids, nearest, -1)
 
     def all_ids(self, num_rows: int) -> torch.Tensor | None:
@@ -109,5 +108,5 @@ class ReducedVocabulary(DraftVocabulary):
 
     def scatter(self, scores: torch.Tensor) -> torch.Tensor:
         """See [`DraftVocabulary`]."""
-        all_scores = scores.new_full((*scores.shape[:-1], self.num_tokens), -torch.inf)
+        all_scores = scores.new_full((*scores.shape[:-1], self._num_tokens), -torch.inf)
         return all_scores.index_copy_(-1, self.token_ids.to(scores.device), scores)

@@ -16,8 +16,8 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.drafter.vocabulary import DraftVocabulary
 from hf_domino.decoding.verification import CoupledRule
+from hf_domino.drafter.vocabulary import DraftVocabulary
 from hf_domino.target import TargetModel
 
 NEVER = -30.0

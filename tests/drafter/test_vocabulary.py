@@ -7,11 +7,10 @@ import weakref
 
 import pytest
 import torch
-from builders import VOCAB_SIZE, build_drafter
+from builders import TINY, VOCAB_SIZE, build_drafter
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
-from builders import TINY
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.drafter.d2t import d2t_of, ids_of

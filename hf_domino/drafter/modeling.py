@@ -27,12 +27,12 @@ from hf_domino.drafter.adapters import base_download, base_of, load_adapter
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
-from hf_domino.drafter.d2t import check_d2t
 from hf_domino.drafter.head_rows import HeadRows
 from hf_domino.drafter.restricting import restrict
 from hf_domino.drafter.view import BlockView
 from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
 from hf_domino.drafter.windows import windowed
+from hf_domino.formats.d2t import check_d2t
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.format import TARGET_TENSORS
@@ -258,7 +258,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             format (`str`, *optional*, defaults to `"specforge"`): The layout of SpecForge and of z-lab's DFlash, which
                 SGLang and vLLM read, or `"speculators"` (DFlash alone).
             options: `engine`, the name of one that must take the folder (`"sglang"`, `"vllm"`, `"dflash"`); `dtype` of
-                the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`).
+                the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`); `target`, of
+                which speculators' format holds rows of lm_head where there is a draft vocabulary.
 
         Returns:
             [`~formats.exporting.Export`]: The files, and what each engine will not take.

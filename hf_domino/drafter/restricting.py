@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from hf_domino.compatibility import refusal
-from hf_domino.drafter.d2t import d2t_of, ids_of
+from hf_domino.formats.d2t import D2T, W2, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
-
-D2T, W2 = "d2t", "embed_proj.2.weight"
 
 
 def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor) -> Any:

@@ -14,8 +14,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from hf_domino.drafter.d2t import ids_of
 from hf_domino.drafter.head_rows import HeadRows
+from hf_domino.formats.d2t import ids_of
 from hf_domino.target import TargetModel
 
 

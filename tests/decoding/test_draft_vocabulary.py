@@ -157,7 +157,7 @@ PROMPTS = [torch.arange(5, 17), torch.arange(30, 37), torch.arange(50, 61)]
 
 
 def assert_same(target, drafter, rows, **options):
-    """The text is plain generation's, from the same seed, with the drafter's own drafts and with ones of all lengths."""
+    """The text is plain generation's, from the same seed, with the drafter's own drafts and ones of all lengths."""
     ids, mask = left_padded(PROMPTS[:rows], pad=2)
     options = {"attention_mask": mask, "max_new_tokens": 24} | options
     static = options.pop("static", {})

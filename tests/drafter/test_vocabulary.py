@@ -13,9 +13,9 @@ from torch import nn
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.drafter.d2t import d2t_of, ids_of
 from hf_domino.drafter.head_rows import HeadRows
 from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
+from hf_domino.formats.d2t import d2t_of, ids_of
 from hf_domino.target import TargetModel
 
 IDS = [0, 1, 5, 9, 33, 34, 63]

@@ -14,6 +14,7 @@ import torch
 
 from hf_domino.compatibility import refusal
 
+D2T, W2 = "d2t", "embed_proj.2.weight"  # tensors that are of the draft vocabulary
 _AGAIN = "Save the drafter again, or download it again."
 
 
@@ -34,7 +35,7 @@ def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Te
 
     Example:
     ```python
-    >>> from hf_domino.drafter.d2t import d2t_of
+    >>> from hf_domino.formats.d2t import d2t_of
     >>> d2t_of([7, 0, 3], vocab_size=10)
     tensor([0, 2, 5])
 

@@ -4,6 +4,7 @@ The vocabularies here lack tokens that the target says, the end of text among th
 """
 
 import contextlib
+import copy
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ import domino_kernels
 from hf_domino import explain_round, release_workspaces
 from hf_domino.decoding import rollout as rollout_module
 from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule
@@ -187,6 +189,32 @@ def test_rounds_of_fixed_shape(tiny_qwen3, call, is_recorded):
     with recorded_graphs() if is_recorded else contextlib.nullcontext():
         assert_same(tiny_qwen3, drafter, 1, static={"cache_implementation": "static"}, **CALLS[call])
     release_workspaces()
+
+
+def test_captured_rounds_read_weights_that_changed_in_place(tiny_llama, monkeypatch):
+    """Rows of lm_head are copies: a graph must not go on with the old ones."""
+    target, proposed, propose = copy.deepcopy(tiny_llama), [], DraftSession.propose
+    drafter = build_drafter(target, projector_type="dflash").restricted(IDS)
+
+    def noting(self, *args):
+        proposed.append(propose(self, *args).clone())
+        return proposed[-1]
+
+    def drafts(**static):
+        proposed.clear()
+        options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": -1} | static
+        target.generate(PROMPTS[0][None], assistant_model=drafter, **options)
+        return torch.cat(proposed, dim=1).tolist()
+
+    monkeypatch.setattr(DraftSession, "propose", noting)
+    with recorded_graphs() as made:
+        before = drafts(cache_implementation="static")
+        with torch.no_grad():
+            target.lm_head.weight.copy_(target.lm_head.weight.flip(0))
+        after = drafts(cache_implementation="static")
+        assert after == drafts()
+        assert after != before
+        assert len(made) == 1
 
 
 def test_the_drafters_own_drafts_are_accepted(tiny_qwen3):

@@ -208,7 +208,7 @@ def test_captured_rounds_read_weights_that_changed_in_place(tiny_llama, monkeypa
 
     monkeypatch.setattr(DraftSession, "propose", noting)
     with recorded_graphs() as made:
-        before = drafts(cache_implementation="static")
+        assert drafts() == (before := drafts(cache_implementation="static"))
         with torch.no_grad():
             target.lm_head.weight.copy_(target.lm_head.weight.flip(0))
         after = drafts(cache_implementation="static")

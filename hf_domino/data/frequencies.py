@@ -34,7 +34,7 @@ def most_frequent(counts: Any, size: int) -> list[int]:
 
     Example:
     ```python
-    >>> from hf_domino.data.frequencies import most_frequent
+    >>> from hf_domino.data import most_frequent
     >>> most_frequent([0, 7, 2, 9, 2], size=3)
     [1, 2, 3]
 

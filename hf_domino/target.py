@@ -64,8 +64,10 @@ class TargetModel:
         head = self._lm_head
         if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
             return None
-        is_changed = "forward" in vars(head) or hasattr(head, "_hf_hook") or _has_hooks(head)
-        return None if is_changed or head.weight.is_meta or not head.weight.is_floating_point() else head
+        weight, shape = head.weight, (head.out_features, head.in_features)
+        is_whole = weight.shape == shape and weight.is_floating_point() and not weight.is_meta
+        is_plain = not ("forward" in vars(head) or hasattr(head, "_hf_hook") or _has_hooks(head))
+        return head if is_whole and is_plain else None
 
     def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:
         """Keyword arguments for the target's forward that make it return the wanted hidden states and no others.

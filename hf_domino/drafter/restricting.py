@@ -31,6 +31,7 @@ def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor) -> Any:
     if len(others := ids[columns.cpu() < 0]):
         remedy = "Restrict the drafter that this one was made from."
         raise refusal("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
+    config.name_or_path, config._commit_hash = "", None  # it is stored nowhere: no adapter could name it
     config.draft_vocab_size = None if len(d2t) == config.vocab_size else len(d2t)
     chosen = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in (D2T, W2)}
     if W2 in tensors:

@@ -9,7 +9,7 @@ Shapes: V tokens of the target, D of the draft vocabulary, H hidden size.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.nn.functional as F
@@ -69,7 +69,11 @@ class ReducedVocabulary(DraftVocabulary):
 
     def __init__(self, num_tokens: int, d2t: torch.Tensor, heads: HeadRows):
         self._num_tokens, self._d2t, self._heads = num_tokens, d2t, heads
-        self.token_ids = ids_of(d2t)
+
+    @cached_property
+    def token_ids(self) -> torch.Tensor:
+        """The target's ids `[D]` int64 of all columns."""
+        return ids_of(self._d2t)
 
     def total(self, num_columns: int) -> int:
         """See [`DraftVocabulary`]."""

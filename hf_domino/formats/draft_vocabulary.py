@@ -18,10 +18,8 @@ from hf_domino.formats.d2t import D2T, W2, ids_of
 from hf_domino.target import TargetModel
 
 Tensors = dict[str, torch.Tensor]
-SPREAD = (
-    "The layout has no draft vocabulary: the drafter proposes all {vocab_size} tokens there, and W2 is zero for those "
-    "but {size}."
-)
+SPREAD = "The layout has no draft vocabulary: there the drafter proposes all {} tokens instead of {}"
+UNLEARNED = ", and W2 is zero for the others"
 NO_HEAD = (
     "Engines want the draft vocabulary's rows of the target's lm_head beside d2t: export with target=target, or they "
     "cannot load the folder."
@@ -40,10 +38,12 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     """
     found = dict(tensors)
     ids = ids_of(found.pop(D2T))
+    note = SPREAD.format(config.vocab_size, len(ids))
     if W2 in found:
+        note += UNLEARNED
         rows = found[W2]
         found[W2] = rows.new_zeros(config.vocab_size, rows.shape[1]).index_copy(0, ids, rows)
-    return found, SPREAD.format(vocab_size=config.vocab_size, size=len(ids))
+    return found, f"{note}."
 
 
 def beside(tensors: Tensors, config: DominoConfig, target: PreTrainedModel | None = None) -> tuple[Tensors, str | None]:

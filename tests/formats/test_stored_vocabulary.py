@@ -80,7 +80,8 @@ def test_specforge_gets_the_whole_vocabulary(tiny_qwen3, tmp_path, overrides, ca
     drafter = whole.restricted(IDS)
     with caplog.at_level(logging.WARNING):
         written = drafter.export(tmp_path, dtype=torch.float32)
-    note = f"the drafter proposes all {VOCAB_SIZE} tokens there, and W2 is zero for those but {len(IDS)}."
+    rest = ", and W2 is zero for the others." if whole.has_correction_head else "."
+    note = f"there the drafter proposes all {VOCAB_SIZE} tokens instead of {len(IDS)}{rest}"
     assert written.notes[0].endswith(note)
     assert note in caplog.text
     again = DominoDraftModel.from_pretrained(tmp_path)
@@ -109,4 +110,4 @@ def test_a_target_that_does_not_fit(tiny_qwen3, tmp_path):
 def test_the_command_tells_it(tiny_qwen3, tmp_path, capsys):
     build_drafter(tiny_qwen3, pure_draft_prefix_len=1).restricted(IDS).save_pretrained(tmp_path / "ours")
     assert main(["export", "--drafter", str(tmp_path / "ours"), "--output", str(tmp_path / "new"), "--json"]) == 0
-    assert "W2 is zero for those but 7" in json.loads(capsys.readouterr().out)["notes"][0]
+    assert "all 64 tokens instead of 7, and W2 is zero" in json.loads(capsys.readouterr().out)["notes"][0]

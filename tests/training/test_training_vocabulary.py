@@ -23,6 +23,7 @@ from hf_domino.training.evidence.acceptance import accept_lengths, walk_rounds
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.objective.own_prefixes import write_own_prefixes
 from hf_domino.training.objective.position_weights import dynamic_weights
+from hf_domino.training.parts import add_head
 from hf_domino.training.scale.plan import plan_training
 
 IDS = [*range(4, 40, 2), *range(41, 64, 3)]
@@ -171,6 +172,8 @@ def test_lora_over_a_restricted_drafter(target, make_drafter, make_trainer, gree
     pytest.importorskip("peft")
     make_drafter(target).restricted(IDS).save_pretrained(tmp_path / "base")
     base = DominoDraftModel.from_pretrained(tmp_path / "base")
+    with pytest.raises(ValueError, match="must be one loaded from a folder or the Hub, got 'a new one'"):
+        make_trainer(base.restricted(IDS[:9]), greedy_rows, lora_rank=2)  # its adapter would name the other
     trainer = make_trainer(base, greedy_rows, lora_rank=2, max_steps=3, output_dir=str(tmp_path / "adapter"))
     trainer.train()
     trainer.save_model()
@@ -179,6 +182,15 @@ def test_lora_over_a_restricted_drafter(target, make_drafter, make_trainer, gree
     assert not torch.equal(
         again.embed_proj[2].weight, load_file(tmp_path / "base/model.safetensors")["embed_proj.2.weight"]
     )
+
+
+def test_a_head_for_a_restricted_dflash_drafter(target, make_drafter, make_trainer, greedy_rows):
+    dflash = make_drafter(target, projector_type="dflash").restricted(IDS)
+    drafter = add_head(dflash, {"projector_type": "domino", "emb_dim": 8, "gru_hidden_dim": 8})
+    assert drafter.vocabulary.token_ids.tolist() == IDS
+    assert drafter.embed_proj[2].weight.shape == (len(IDS), 8)
+    make_trainer(drafter, greedy_rows, train_only="head", max_steps=3).train()
+    assert drafter.embed_proj[2].weight.any()
 
 
 def test_tokens_are_counted_where_they_carry_loss():

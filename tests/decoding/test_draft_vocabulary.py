@@ -244,6 +244,28 @@ def test_residual_calls_end(tiny_qwen3, rule, static, call):
     release_workspaces()
 
 
+@pytest.mark.parametrize(
+    "rule", [{}, {"acceptance_rule": "residual"}, {"acceptance_rule": "residual", "draft_law": "greedy"}]
+)
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}, {"do_sample": True, "top_k": 5}])
+@pytest.mark.parametrize("pool_size", [16, None])
+def test_where_nothing_that_is_drafted_is_allowed(tiny_qwen3, rule, options, pool_size):
+    """Every second token must be one that is not drafted: no law of drafts is there, and no error."""
+    others = sorted(set(range(4, VOCAB_SIZE)) - set(IDS))[:3]
+
+    def allowed(row, ids):
+        return others if len(ids) % 2 else IDS[:5]
+
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=pool_size, **rule).restricted(IDS)
+    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 20, "eos_token_id": -1} | options
+    torch.manual_seed(0)
+    text = tiny_qwen3.generate(PROMPTS[0][None], assistant_model=drafter, **options)[0].tolist()
+    assert all(token in allowed(0, text[:index]) for index, token in enumerate(text) if index >= 12)
+    if not rule:
+        torch.manual_seed(0)
+        assert tiny_qwen3.generate(PROMPTS[0][None], **options)[0].tolist() == text
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("processors", [[], [TemperatureLogitsWarper(0.7)], [RepetitionPenaltyLogitsProcessor(1.5)]])
 @pytest.mark.parametrize("pool_size", [None, 5])

@@ -79,7 +79,7 @@ def check_loading_info(config: DominoConfig, loading_info: Mapping[str, Any]) ->
         raise refusal(
             f"the checkpoint's {name}",
             f"of shape {tuple(wanted)} (hidden_size={config.hidden_size}, gru_hidden_dim={config.gru_hidden_dim}, "
-            f"emb_dim={config.emb_dim}, vocab_size={config.vocab_size})",
+            f"emb_dim={config.emb_dim}, vocab_size={config.vocab_size}, draft_vocab_size={config.draft_vocab_size})",
             tuple(stored),
             "Load it with the configuration it was saved with.",
         )

@@ -8,7 +8,13 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from hf_domino.target_config import DEFAULT_ROPE_THETA, ROPE_TYPES, fields_from_target
+from hf_domino.target_config import (
+    DEFAULT_ROPE_THETA,
+    MAX_CAPTURED_LAYERS,
+    ROPE_TYPES,
+    default_target_layer_ids,
+    fields_from_target,
+)
 
 PROJECTOR_TYPES = ("domino", "dflash")
 logger = logging.get_logger(__name__)
@@ -18,42 +24,6 @@ DRAFT_LAWS = ("sampled", "greedy")
 DRAFT_LENGTHS = ("adaptive", "full")
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL, SLIDING)
-MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
-
-
-def default_target_layer_ids(num_target_layers: int, num_captured: int = MAX_CAPTURED_LAYERS) -> list[int]:
-    """Spread captured layers over the target, as the DFlash releases do (arXiv 2602.06036).
-
-    The last layer is never picked: Transformers returns its hidden state after the final norm. Where the releases'
-    rule would repeat a layer or leave the range (small targets), fewer layers are returned.
-
-    Args:
-        num_target_layers (`int`): Number of decoder layers of the target.
-        num_captured (`int`, *optional*, defaults to 5): Layers wanted.
-
-    Returns:
-        `list[int]`: Increasing layer ids in `[0, num_target_layers - 2]`.
-
-    Raises:
-        ValueError: If the target has fewer than two layers.
-
-    Example:
-    ```python
-    >>> from hf_domino.configuration import default_target_layer_ids
-    >>> default_target_layer_ids(36)
-    [1, 9, 17, 25, 33]
-
-    ```
-    """
-    if num_target_layers < 2:
-        raise ValueError(
-            f"num_target_layers must be at least 2, got {num_target_layers}: a drafter reads inner layers."
-        )
-    for count in range(max(num_captured, 1), 1, -1):
-        ids = [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
-        if ids == sorted(set(ids)) and ids[0] >= 0 and ids[-1] <= num_target_layers - 2:
-            return ids
-    return [min(num_target_layers // 2, num_target_layers - 2)]
 
 
 @strict
@@ -103,6 +73,9 @@ class DominoConfig(PreTrainedConfig):
             draft's own law, or `"greedy"`, the likeliest. The coupled rule does not look at it.
         draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among this many likeliest tokens of a
             position, which is faster and hardly changes them; None for the whole vocabulary.
+        draft_vocab_size (`int`, *optional*): Drafts are chosen among this many of the target's tokens, in
+            `[1, vocab_size]`: base logits, W2 and training are of these alone (arXiv 2502.14856). Which they are is
+            stored with the weights, as `d2t`; a new drafter's are the first. None for the whole vocabulary.
         draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
             not worth its time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
         target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
@@ -159,6 +132,7 @@ class DominoConfig(PreTrainedConfig):
     acceptance_rule: str = "coupled"
     draft_law: str = "sampled"
     draft_pool_size: int | None = 128
+    draft_vocab_size: int | None = None
     draft_length: str = "adaptive"
     target_name: str | None = None
     target_revision: str | None = None
@@ -175,6 +149,8 @@ class DominoConfig(PreTrainedConfig):
             self.target_layer_ids = default_target_layer_ids(self.num_target_layers)
         if self.rope_parameters is None:
             self.rope_parameters = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
+        if self.draft_vocab_size == self.vocab_size:
+            self.draft_vocab_size = None
         super().__post_init__(**kwargs)
         self.check()
 
@@ -213,6 +189,11 @@ class DominoConfig(PreTrainedConfig):
     def num_draft_tokens(self) -> int:
         """Tokens proposed per round (P)."""
         return self.block_size - self.label_offset
+
+    @property
+    def draft_width(self) -> int:
+        """Tokens that drafts are chosen among (D): `draft_vocab_size`, or all of the target's."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     @property
     def has_sliding_layers(self) -> bool:
@@ -288,6 +269,8 @@ def _check_sizes(config: DominoConfig) -> None:
     for field in ("draft_pool_size", "target_tokenizer_size"):
         if getattr(config, field) is not None:
             _check_range(config, field, 1)
+    if config.draft_vocab_size is not None:
+        _check_range(config, "draft_vocab_size", 1, config.vocab_size, f"vocab_size={config.vocab_size}")
     _check_range(config, "mask_token_id", 0, config.vocab_size - 1, f"vocab_size={config.vocab_size}")
     _check_range(
         config, "pure_draft_prefix_len", 0, config.num_draft_tokens - 1, f"num_draft_tokens={config.num_draft_tokens}"

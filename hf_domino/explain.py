@@ -121,10 +121,10 @@ def explain_round(
 @torch.no_grad()
 def _explain(drafter: DominoDraftModel, target: TargetModel, input_ids: torch.Tensor, law: TokenLaw) -> Round:
     count, prefixes = drafter.config.num_draft_tokens, Prefixes.of(input_ids)
-    draft_law = law.without_state()
+    draft_law = law.without_state().over(drafter.vocabulary)
     draft_hidden = _draft(drafter, target, input_ids)
     proposals = rollout(drafter, target, draft_hidden, prefixes, draft_law)
-    base_logits = target.logits(draft_hidden.to(input_ids.device))
+    base_logits = drafter.vocabulary.logits(target, draft_hidden.to(input_ids.device))
     corrected_logits = _corrected(drafter, target, draft_hidden, base_logits, input_ids[:, -1], proposals)
     text = torch.cat((input_ids, proposals), dim=1)
     logits = target.model(input_ids=text, use_cache=False, logits_to_keep=count + 1).logits[:, -count - 1 :]
@@ -166,4 +166,4 @@ def _corrected(
 
 def _probs(law: TokenLaw, prefixes: Prefixes, logits: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
     """Probabilities `[N, V]` of successive positions of one text, on the CPU."""
-    return law.scores(prefixes, logits, continuation).softmax(dim=-1)[0].cpu()
+    return law.vocabulary.scatter(law.scores(prefixes, logits, continuation)).softmax(dim=-1)[0].cpu()

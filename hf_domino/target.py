@@ -1,15 +1,18 @@
 """A thin view of a target model: token embeddings, logits of a hidden state, captured hidden states.
 
-Modules are called, never read: with offloading or quantisation their weights may be elsewhere or of another kind.
+Modules are called, never read: with offloading or quantisation their weights may be elsewhere or of another kind. The
+one exception is `readable_head`, which says where lm_head may be read.
 
 Shapes: B batch, T tokens, H hidden size, V vocabulary, L captured layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, output_capturing
 
@@ -40,10 +43,31 @@ class TargetModel:
         """Token embeddings `[..., H]` of `[...]` ids, scaled where the target's module scales them."""
         return self._embeddings(token_ids).to(token_ids.device)
 
-    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`."""
-        logits = self._lm_head(hidden_states.to(self.model.dtype)).to(hidden_states.device).float()
+    def logits(
+        self, hidden_states: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`.
+
+        Args:
+            hidden_states (`torch.Tensor`): `[..., H]`.
+            head (`Callable`, *optional*): Called in place of lm_head: some rows of it.
+        """
+        logits = (head or self._lm_head)(hidden_states.to(self.model.dtype)).to(hidden_states.device).float()
         return _scale_logits(logits, self.text_config)
+
+    @property
+    def readable_head(self) -> nn.Linear | None:
+        """lm_head where calling it is a product with its weight, and that is in memory.
+
+        None where it is quantised, offloaded, adapted, divided among devices, or hooked: then it must be called.
+        """
+        head = self._lm_head
+        if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
+            return None
+        weight, shape = head.weight, (head.out_features, head.in_features)
+        is_whole = weight.shape == shape and weight.is_floating_point() and not weight.is_meta
+        is_plain = not ("forward" in vars(head) or hasattr(head, "_hf_hook") or _has_hooks(head))
+        return head if is_whole and is_plain else None
 
     def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:
         """Keyword arguments for the target's forward that make it return the wanted hidden states and no others.
@@ -89,6 +113,10 @@ class TargetModel:
             return None
         limits = (getattr(self.text_config, field, None) for field in LENGTH_LIMITS)
         return next((limit for limit in limits if limit is not None), None)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _scale_logits(logits: torch.Tensor, text_config: Any) -> torch.Tensor:

@@ -66,7 +66,9 @@ def summary(export: Export, config: Any) -> dict[str, Any]:
         }
         for name, reasons in export.refusals.items()
     }
-    return {"folder": str(export.folder), "format": export.format, "files": list(export.files), "engines": engines}
+    return {"folder": str(export.folder), "format": export.format, "files": list(export.files), "engines": engines} | (
+        {"notes": list(export.notes)} if export.notes else {}
+    )
 
 
 def _lines(found: dict[str, Any]) -> str:

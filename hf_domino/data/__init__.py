@@ -7,6 +7,7 @@ from hf_domino.late import late
 if TYPE_CHECKING:
     from hf_domino.data.counts import RowCounts
     from hf_domino.data.endpoint import EndpointWriter
+    from hf_domino.data.frequencies import count_tokens, most_frequent
     from hf_domino.data.on_policy import generate_on_policy
     from hf_domino.data.rows import RowDataset, load_rows
     from hf_domino.data.settings import WritingSettings
@@ -19,8 +20,10 @@ __all__ = [
     "RowDataset",
     "TargetWriter",
     "WritingSettings",
+    "count_tokens",
     "generate_on_policy",
     "load_rows",
+    "most_frequent",
     "write_data",
 ]
 
@@ -29,6 +32,8 @@ _LATER = {
     "RowCounts": "counts",
     "RowDataset": "rows",
     "load_rows": "rows",
+    "count_tokens": "frequencies",
+    "most_frequent": "frequencies",
     "generate_on_policy": "on_policy",
     "write_data": "writing",
     "WritingSettings": "settings",

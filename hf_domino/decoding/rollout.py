@@ -3,9 +3,10 @@
 Domino (arXiv 2605.29707): proposal i is chosen from base_i + W2 SiLU(W_z z + W_s state), where the prefix state has
 read the anchor and the i proposals before. The GRU takes one step per token; the block is never run again. Proposals
 are chosen among the `draft_pool_size` likeliest tokens of each position, chance included, where the draft law allows
-it, else among all.
+it, else among all that are drafted. Logits and scores are those of the draft vocabulary's columns; proposals are ids.
 
-Shapes: B batch, P proposals, R low rank, H hidden size, M candidates per position, V vocabulary.
+Shapes: B batch, P proposals, R low rank, H hidden size, M candidates per position, V tokens of the target, D of the
+draft vocabulary, which is V without one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
 
-# Told of a proposal: its index, scores `[B, M]`, and candidates `[B, M]` or None for all tokens; says whether to go on.
+# Told of a proposal: its index, scores `[B, M]`, and ids `[B, M]` or None for all tokens; says whether to go on.
 Listener = Callable[[int, torch.Tensor, torch.Tensor | None], bool]
 EXACT_POOL_SIZE = 128  # candidates to guess from where the whole vocabulary is chosen from
 
@@ -60,7 +61,11 @@ def rollout(
     Returns:
         `torch.Tensor`: P tokens per row, or fewer: ids `[B, P]`.
     """
-    base_logits, law = law.settled(prefixes, target.logits(draft_hidden.to(prefixes.ids.device)))
+    vocabulary = drafter.vocabulary
+    base_logits = vocabulary.logits(target, draft_hidden.to(prefixes.ids.device))
+    base_logits, law = law.over(vocabulary).settled(prefixes, base_logits)
+    if isinstance(noise, torch.Tensor):
+        noise = vocabulary.gather(noise[:, : base_logits.shape[1]])
     block = _Block(base_logits, prefixes, law, noise, goes_on)
     if not (drafter.has_correction_head or law.needs_prefix):
         return block.choose_independently()
@@ -76,7 +81,7 @@ def rollout(
     if is_guessing and num_candidates < base_logits.shape[2]:
         pool = CandidatePool(base_logits, num_candidates, law, prefixes, shared)
     if drafter.has_correction_head:
-        candidates = None if pool is None else pool.token_ids
+        candidates = None if pool is None else pool.columns
         block.corrections = Corrections(drafter, target, draft_hidden, anchors, candidates, table)
     if pool is None:
         return block.choose_one_by_one()
@@ -99,19 +104,29 @@ class _Block:
         """Ids `[B, 0]`."""
         return self.prefixes.ids[:, :0]
 
-    def _choose(self, index: int, scores: torch.Tensor, candidates: torch.Tensor | None = None) -> torch.Tensor:
-        """Take a token `[B, N]` at each position from this one on, scores `[B, N, V]`, or `[B]` of its candidates."""
+    def _choose(self, index: int, scores: torch.Tensor) -> torch.Tensor:
+        """Take a token `[B, N]` at each position from this one on, by scores `[B, N, D]`."""
         noise = self.noise
         if isinstance(noise, OwnNoise):
             noise = noise.like(scores)
-        elif noise is not None and candidates is not None:
-            noise = noise[:, index].gather(1, candidates)
         elif noise is not None:
             noise = noise[:, index : index + scores.shape[1]]
-        return choose(scores, noise)
+        return self.law.vocabulary.ids(choose(scores, noise))
+
+    def _choose_among(self, index: int, scores: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Take one of the candidates `[B, 1]` of a position, whose scores are `[B, M]`: its place among them."""
+        noise = self.noise
+        if isinstance(noise, OwnNoise):
+            noise = noise.like(scores)
+        elif noise is not None:
+            noise = noise[:, index].gather(1, columns)
+        return choose(scores, noise)[:, None]
 
     def _ends(self, index: int, scores: torch.Tensor, candidates: torch.Tensor | None = None) -> bool:
-        return self.goes_on is not None and not self.goes_on(index, scores, candidates)
+        if self.goes_on is None:
+            return False
+        ids = self.law.vocabulary.all_ids(len(scores)) if candidates is None else candidates
+        return not self.goes_on(index, scores, ids)
 
     def choose_independently(self) -> torch.Tensor:
         """All positions at once, which do not depend on each other."""
@@ -126,8 +141,8 @@ class _Block:
             if self.corrections is not None:
                 logits = self.corrections.apply(index, logits)
             scores = pool.scores(logits, tokens)
-            choice = self._choose(index, scores, candidates)
-            tokens = torch.cat((tokens, candidates.gather(1, choice[:, None])), dim=1)
+            choice = self._choose_among(index, scores, pool.columns[:, index])
+            tokens = torch.cat((tokens, candidates.gather(1, choice)), dim=1)
             if self._ends(index, scores, candidates) or index + 1 == pool.num_positions:
                 break
             if self.corrections is not None:

@@ -3,7 +3,8 @@
 Target and drafts go through the same class, so that both laws of the acceptance rule are processed alike, each position
 with its own prefix.
 
-Shapes: B rows, N positions, M tokens behind the prefix, R positions of all rows, V vocabulary.
+Shapes: B rows, N positions, M tokens behind the prefix, R positions of all rows, V vocabulary, D tokens of a draft
+vocabulary; D is V without one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from hf_domino.decoding.processors.effects import Banned, Effect
 from hf_domino.decoding.processors.scores import Scores
 from hf_domino.decoding.processors.stock import PREFIX_FREE, STATELESS, effect_of, one_by_one
 from hf_domino.decoding.stopping import KnownStops
+from hf_domino.drafter.vocabulary import DraftVocabulary
 
 
 class TokenLaw:
@@ -36,6 +38,7 @@ class TokenLaw:
 
     def __init__(self, processors: LogitsProcessorList, stops: KnownStops | None = None):
         self.processors, self.stops = processors, stops or KnownStops()
+        self.vocabulary = DraftVocabulary()  # whose tokens have logits: all
         # In order: effects in place of the processors that have one.
         self._steps: list[Effect | LogitsProcessor] = [effect_of(processor) or processor for processor in processors]
 
@@ -70,12 +73,18 @@ class TokenLaw:
         """
         return self._less([index for index, one in enumerate(self.processors) if type(one) not in STATELESS])
 
+    def over(self, vocabulary: DraftVocabulary) -> TokenLaw:
+        """The same law where only some tokens have logits: it takes and gives those `[..., D]`."""
+        law = copy.copy(self)
+        law.vocabulary = vocabulary
+        return law
+
     def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenLaw]:
         """Forbid beforehand what only depends on how long the text is.
 
         Args:
             prefixes ([`Prefixes`]): B rows.
-            logits (`torch.Tensor`): `[B, N, V]` of the N next positions, not written to.
+            logits (`torch.Tensor`): `[B, N, D]` of the N next positions, not written to.
 
         Returns:
             `tuple`: Logits that can still be corrected, and the law less the processors that are done with.
@@ -87,9 +96,11 @@ class TokenLaw:
         changed: Scores | None = None
         for step in done.values():
             if step.acts(seen):
-                changed = changed or Scores(logits.flatten(0, 1), logits.dtype)
+                changed = changed or Scores(self.vocabulary.scatter(logits).flatten(0, 1), logits.dtype)
                 step.apply(changed, seen)
-        return logits if changed is None else changed.tensor.view_as(logits), self._less(list(done))
+        if changed is not None:
+            logits = self.vocabulary.gather(changed.tensor).view_as(logits)
+        return logits, self._less(list(done))
 
     def _less(self, dropped: list[int]) -> TokenLaw:
         law, kept = copy.copy(self), [index for index in range(len(self._steps)) if index not in dropped]
@@ -102,15 +113,18 @@ class TokenLaw:
 
         Args:
             prefixes ([`Prefixes`]): B rows.
-            logits (`torch.Tensor`): `[B, N, V]`.
+            logits (`torch.Tensor`): `[B, N, D]`.
             continuation (`torch.Tensor`): Tokens behind the prefixes, `[B, M]`; the last position sees all of them.
 
         Returns:
-            `torch.Tensor`: Scores `[B, N, V]` in fp32.
+            `torch.Tensor`: Scores `[B, N, D]` in fp32.
         """
-        seen = prefixes.along(continuation, logits.shape[1]) if self.needs_prefix else prefixes
+        if not self.needs_prefix:
+            return self.process(logits.flatten(0, 1), prefixes).view_as(logits)
+        # What looks at tokens names them by their ids.
+        seen, all_logits = prefixes.along(continuation, logits.shape[1]), self.vocabulary.scatter(logits)
         is_open = self._open(prefixes, continuation, logits.shape[1])
-        return self.process(logits.flatten(0, 1), seen, is_open=is_open).view_as(logits)
+        return self.vocabulary.gather(self.process(all_logits.flatten(0, 1), seen, is_open=is_open)).view_as(logits)
 
     def _open(self, prefixes: Prefixes, continuation: torch.Tensor, num_positions: int) -> list[bool] | None:
         """Whether the text goes on before each position, if a function of the caller is asked; None for all."""

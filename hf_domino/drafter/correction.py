@@ -4,7 +4,8 @@ Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W1 [z_k ; state_k]). W
 the draft hidden state, computed once for the block, and a part for the prefix state, computed once per token.
 Both classes keep the tensor names of the released checkpoints (`prefix_gru.*`, `embed_proj.0`, `embed_proj.2`).
 
-Shapes: B batch, T tokens, H hidden size, G width of the prefix state, R low rank, M candidates, V vocabulary.
+Shapes: B batch, T tokens, H hidden size, G width of the prefix state, R low rank, M candidates, D tokens that are
+drafted, which have columns: all of the target's or fewer.
 """
 
 from __future__ import annotations
@@ -74,12 +75,12 @@ class CorrectionProjection(nn.Sequential):
         hidden_size (`int`): Width of draft hidden states (H).
         state_size (`int`): Width of the prefix state (G).
         rank (`int`): Low rank (R).
-        vocab_size (`int`): Vocabulary (V).
+        width (`int`): Tokens that are drafted (D).
     """
 
-    def __init__(self, hidden_size: int, state_size: int, rank: int, vocab_size: int):
+    def __init__(self, hidden_size: int, state_size: int, rank: int, width: int):
         super().__init__(
-            nn.Linear(hidden_size + state_size, rank, bias=False), nn.SiLU(), ZeroLinear(rank, vocab_size, bias=False)
+            nn.Linear(hidden_size + state_size, rank, bias=False), nn.SiLU(), ZeroLinear(rank, width, bias=False)
         )
         self.hidden_size = hidden_size
 
@@ -95,12 +96,12 @@ class CorrectionProjection(nn.Sequential):
         """The prefix state's part of W1: `[..., G]` to `[..., R]`."""
         return F.linear(state, self._w1[:, self.hidden_size :])
 
-    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """The rows of W2 of some tokens: `[...]` ids to `[..., R]`."""
+    def rows(self, columns: torch.Tensor) -> torch.Tensor:
+        """The rows of W2 of some tokens: their columns `[...]` to `[..., R]`."""
         weight = cast(nn.Linear, self[2]).weight
-        return F.embedding(token_ids.to(weight.device), weight)
+        return F.embedding(columns.to(weight.device), weight)
 
     def expand(self, low_rank: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """SiLU and W2: the sum of both parts `[B, R]` to corrections `[B, V]`, or `[B, M]` of rows `[B, M, R]`."""
+        """SiLU and W2: the sum of both parts `[B, R]` to corrections `[B, D]`, or `[B, M]` of rows `[B, M, R]`."""
         activated = self[1](low_rank)
         return self[2](activated) if rows is None else (rows @ activated[..., None])[..., 0]

@@ -27,8 +27,12 @@ from hf_domino.drafter.adapters import base_download, base_of, load_adapter
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.drafter.head_rows import HeadRows
+from hf_domino.drafter.restricting import restrict
 from hf_domino.drafter.view import BlockView
+from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
 from hf_domino.drafter.windows import windowed
+from hf_domino.formats.d2t import check_d2t
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.format import TARGET_TENSORS
@@ -80,8 +84,11 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         if config.projector_type == "domino":
             self.prefix_gru = PrefixGRU(config.hidden_size, config.gru_hidden_dim)
             self.embed_proj = CorrectionProjection(
-                config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.vocab_size
+                config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.draft_width
             )
+        if config.draft_vocab_size is not None:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self._head_rows = HeadRows()
         self._rotary = RotaryTable(config)
         self.post_init()
 
@@ -89,6 +96,13 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
     def has_correction_head(self) -> bool:
         """Whether drafts are corrected token by token (Domino) or taken as they are (DFlash)."""
         return self.config.projector_type == "domino"
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """The target's tokens that it proposes."""
+        if self.config.draft_vocab_size is None:
+            return DraftVocabulary()
+        return ReducedVocabulary(self.config.vocab_size, self.d2t, self._head_rows)
 
     @property
     def stats(self) -> DecodingStats:
@@ -137,6 +151,31 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             setattr(view.config, field, value)
         view.config.check()
         return view
+
+    def restricted(self, token_ids: Sequence[int] | torch.Tensor) -> DominoDraftModel:
+        """A copy that proposes some of the target's tokens only: base logits and W2 are of these alone.
+
+        Whatever is left out costs acceptance where the target says it, never exactness.
+
+        Args:
+            token_ids (`Sequence[int]` or `torch.Tensor`): The target's ids, in any order; the most frequent ones.
+
+        Raises:
+            ValueError: If an id is there twice or not among those that the drafter proposes, or if tensors are not the
+                drafter's own (adapters, quantised weights).
+
+        Example:
+        ```python
+        >>> from hf_domino import DominoConfig, DominoDraftModel
+        >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+        >>> drafter = DominoDraftModel(DominoConfig(**sizes, mask_token_id=3, emb_dim=8, gru_hidden_dim=8))
+        >>> small = drafter.restricted([4, 63, 9])
+        >>> small.config.draft_vocab_size, small.vocabulary.token_ids.tolist(), small.embed_proj[2].weight.shape
+        (3, [4, 9, 63], torch.Size([3, 8]))
+
+        ```
+        """
+        return restrict(self, token_ids)
 
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
         """Fuse target hidden states into context features.
@@ -219,7 +258,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             format (`str`, *optional*, defaults to `"specforge"`): The layout of SpecForge and of z-lab's DFlash, which
                 SGLang and vLLM read, or `"speculators"` (DFlash alone).
             options: `engine`, the name of one that must take the folder (`"sglang"`, `"vllm"`, `"dflash"`); `dtype` of
-                the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`).
+                the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`); `target`, of
+                which speculators' format holds rows of lm_head where there is a draft vocabulary.
 
         Returns:
             [`~formats.exporting.Export`]: The files, and what each engine will not take.
@@ -263,6 +303,9 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             return (model, info) if wants_info else model  # type: ignore[return-value]
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
         check_loading_info(model.config, info)
+        if model.config.draft_vocab_size is not None and not model.d2t.is_meta:
+            check_d2t(model.d2t, model.config.vocab_size)
+            model.d2t = model.d2t.long()
         if found is not None:
             check_no_extras(found, info["unexpected_keys"])
             model._weight_conversions = []  # saved under our names, with our configuration

@@ -52,6 +52,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         layer_ids = default_target_layer_ids(stored["num_target_layers"], stored["num_hidden_layers"])
     fields = backbone_fields(stored) | {
         "block_size": stored["block_size"],
+        "draft_vocab_size": stored.get("draft_vocab_size"),
         "mask_token_id": stored["mask_token_id"],
         "num_target_layers": num_target_layers,
         "target_layer_ids": layer_ids,

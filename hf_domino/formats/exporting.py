@@ -20,6 +20,7 @@ from transformers.utils import logging
 from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
+from hf_domino.formats.draft_vocabulary import beside, spread
 from hf_domino.formats.engines import ENGINES, Engine, Unmet, engine_of, unmet
 from hf_domino.formats.format import StoredConfig
 from hf_domino.formats.source import CONFIG
@@ -43,12 +44,14 @@ class Export:
         format (`str`): What it was written as.
         files (`tuple[str, ...]`): What was written.
         refusals (`Mapping[str, tuple[Unmet, ...]]`): What each engine will not take; empty for those that take it.
+        notes (`tuple[str, ...]`, *optional*): What is otherwise there, or missing.
     """
 
     folder: Path
     format: str
     files: tuple[str, ...]
     refusals: Mapping[str, tuple[Unmet, ...]]
+    notes: tuple[str, ...] = ()
 
 
 def stored_config(
@@ -91,6 +94,7 @@ def export(
     dtype: torch.dtype | str = torch.bfloat16,
     overwrite: bool = False,
     max_shard_size: int | str = MAX_SHARD_SIZE,
+    target: PreTrainedModel | None = None,
 ) -> Export:
     """Write a drafter for others; see [`~DominoDraftModel.export`].
 
@@ -102,6 +106,8 @@ def export(
         dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.bfloat16`): Of the weights.
         overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint in the folder is replaced.
         max_shard_size (`int` or `str`, *optional*, defaults to `"5GB"`): Largest file of weights.
+        target (`PreTrainedModel`, *optional*): The target, of which rows of lm_head are stored with a draft vocabulary
+            in speculators' format, as engines want them.
 
     Returns:
         [`Export`]: What was written, and which engines take it.
@@ -112,14 +118,17 @@ def export(
     folder = Path(folder)
     wanted = None if engine is None else engine_of(engine)
     stored = stored_config(drafter.config, format, dtype)
-    found, own = refusals(stored), _tensors(drafter)
+    found = refusals(stored)
+    own, note = _written(drafter, format, target)
     _say(found, wanted)
-    tensors = {name: tensor.to(_dtype(dtype)).contiguous() for name, tensor in own.items()}
+    if note:
+        logger.warning(note)
+    tensors = {name: (t.to(_dtype(dtype)) if t.is_floating_point() else t).contiguous() for name, t in own.items()}
     _clear(folder, overwrite)
     save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     files = (CONFIG, *sorted(path.name for path in folder.glob(WEIGHTS)))
-    return Export(folder, format, files, found)
+    return Export(folder, format, files, found, (note,) if note else ())
 
 
 def _dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -142,8 +151,25 @@ def _say(found: Mapping[str, tuple[Unmet, ...]], wanted: Engine | None) -> None:
         logger.warning(message)
 
 
-def _tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A drafter's tensors, which must be those that its configuration describes."""
+def _written(
+    drafter: PreTrainedModel, format: str, target: PreTrainedModel | None
+) -> tuple[dict[str, torch.Tensor], str | None]:
+    """A drafter's tensors as a format holds them, and what there is to say of that."""
+    tensors, config = own_tensors(drafter), drafter.config
+    if config.draft_vocab_size is None:
+        return tensors, None
+    return beside(tensors, config, target) if FORMATS[format].has_draft_vocabulary else spread(tensors, config)
+
+
+def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A drafter's tensors by name.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter.
+
+    Raises:
+        ValueError: If they are others than its configuration describes, or not in memory.
+    """
     with torch.device("meta"):
         described = {name: tensor.shape for name, tensor in type(drafter)(drafter.config).state_dict().items()}
     tensors = drafter.state_dict()

@@ -14,7 +14,8 @@ StoredConfig = Mapping[str, Any]  # a config.json
 # Stored beside a drafter by some projects, and the target's: patterns of tensor names.
 TARGET_TENSORS = (
     r"^(model\.)?(embed_tokens|lm_head|verifier_lm_head|verifier_norm)\.weight$",
-    r"^(t2d|d2t)$",  # from the target's vocabulary to an equal one
+    r"^t2d$",  # follows from d2t
+    r"^d2t$",  # of the whole vocabulary: else it is the drafter's
     r"(^|\.)rotary_emb\.inv_freq$",
 )
 
@@ -33,6 +34,8 @@ class Format:
             under our names. None for formats that are only read.
         renames (`Mapping`, *optional*): Patterns of stored tensor names -> what they are replaced with, one after the
             other.
+        has_draft_vocabulary (`bool`, *optional*, defaults to `False`): Whether it stores `d2t` and `t2d`, so that a
+            draft vocabulary can be written in it.
         runs_natively (`bool`, *optional*, defaults to `False`): Whether a pipeline of Transformers runs such a drafter
             without us.
     """
@@ -42,4 +45,5 @@ class Format:
     fields: Callable[[StoredConfig], dict[str, Any]]
     stored: Callable[[DominoConfig], dict[str, Any]] | None = None
     renames: Mapping[str, str] = field(default_factory=dict)
+    has_draft_vocabulary: bool = False
     runs_natively: bool = False

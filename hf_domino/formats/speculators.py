@@ -42,6 +42,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     is_domino = stored[KIND] == "domino"
     fields |= {
         "block_size": stored.get("block_size", BLOCK_SIZE),
+        "draft_vocab_size": stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE,
         "mask_token_id": stored["mask_token_id"],
         "num_target_layers": None,  # not stored; compared with the target when they meet
         "target_layer_ids": _layer_ids(stored["aux_hidden_state_layer_ids"]),
@@ -61,10 +62,6 @@ def _check_sizes(stored: StoredConfig, fields: dict[str, Any]) -> None:
     for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
         if stored.get(name) not in (None, fields[name]):
             raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
-    vocab_size, draft_vocab_size = fields["vocab_size"], stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE
-    if draft_vocab_size != vocab_size:
-        remedy = f"A reduced draft vocabulary (t2d, d2t) is not supported yet. {CANNOT_RUN}"
-        raise refusal("draft_vocab_size", f"{vocab_size} (the target's vocab_size)", draft_vocab_size, remedy)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
         expected = f"{fields['hidden_size']} ({SECTION}.hidden_size)"
         raise refusal("target_hidden_size", expected, width, CANNOT_RUN)
@@ -78,7 +75,7 @@ def _layer_ids(aux_ids: Any) -> list[int]:
 
 
 def _stored(config: DominoConfig) -> dict[str, Any]:
-    """With the target's whole vocabulary, so that no tensor of the target is wanted (speculators 0.9, vLLM 0.33)."""
+    """Of the whole vocabulary, no tensor of the target is wanted then (speculators 0.9, vLLM 0.33)."""
     if config.projector_type != "dflash":
         expected = "'dflash' for format='speculators' (its Domino is not merged: pull request 773)"
         raise refusal("projector_type", expected, config.projector_type, "Use format='specforge'.")
@@ -91,7 +88,7 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
         "architectures": ["DFlashDraftModel"],
         "aux_hidden_state_layer_ids": [layer + 1 for layer in config.target_layer_ids or ()],
         "block_size": config.block_size,
-        "draft_vocab_size": config.vocab_size,
+        "draft_vocab_size": config.draft_width,
         "dtype": backbone["dtype"],
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.shift_label,
@@ -111,5 +108,6 @@ SPECULATORS = Format(
     matches=_matches,
     fields=_fields,
     stored=_stored,
+    has_draft_vocabulary=True,
     renames={r"^logits_correction\.": ""},
 )

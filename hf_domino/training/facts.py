@@ -37,7 +37,8 @@ def training_facts(
     facts |= {name: count for name, count in left_out.items() if count}
     facts["rows per step"] = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     settings = {name: getattr(args, name) for name in SETTINGS} | {"loss_decay": loss_decay}
-    return facts | {"block_size": config.block_size} | settings | {
+    shape = {"block_size": config.block_size, "draft_vocab_size": config.draft_vocab_size}
+    return facts | shape | settings | {
         "processes": args.world_size,
         "hardware": made["hardware"],
         "versions": ", ".join(f"{name} {made[name]}" for name in ("hf_domino", "torch", "transformers")),

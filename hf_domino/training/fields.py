@@ -69,6 +69,9 @@ class DrafterArguments:
     emb_dim: int | None = field(default=None, metadata={"help": "Low rank of the correction head."})
     pure_draft_prefix_len: int | None = field(default=None, metadata={"help": "Proposals that are not corrected."})
     shift_label: bool | None = field(default=None, metadata={"help": "Block position k predicts the token after it."})
+    draft_vocab_size: int | None = field(
+        default=None, metadata={"help": "Draft among so many tokens, the most frequent of the training text."}
+    )
     mask_token_id: int | None = field(default=None, metadata={"help": "Token whose embedding fills the block."})
     target_layer_ids: list[int] | None = field(default=None, metadata={"help": "Target layers that are read."})
 

@@ -18,6 +18,7 @@ from hf_domino.identity import identify
 from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
+from hf_domino.training.frequent_tokens import take_frequent_tokens
 from hf_domino.training.hidden_states.command import CachedRun, load_target
 from hf_domino.training.loading import load_training_rows
 from hf_domino.training.parts import add_head, check_start
@@ -68,6 +69,8 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
         return True
     states = cache.writer(target, drafter.config) if cache and data.on_policy else NO_STATES
     rows = load_training_rows(data, args, target, tokenizer, names.overwrite, states)
+    if names.drafter is None and not checkpoint:  # a checkpoint has its own
+        take_frequent_tokens(drafter, rows.train, args)
     if cache is not None:
         target, rows = cache.attach(target, drafter.config, rows)
     trainer = DominoTrainer(

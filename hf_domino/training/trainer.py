@@ -185,8 +185,8 @@ class DominoTrainer(AveragingTrainer):
         generator = seeded_generator(self.args.seed, self.state.global_step, self.args.process_index)
         sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:
-            weights = self._draw_anchors(batch, generator)
-            sums += torch.stack((weights, batch["attention_mask"].sum().to(weights.dtype))).to(device)
+            weight = self._draw_anchors(batch, generator)
+            sums += torch.stack((weight, batch["attention_mask"].sum().to(weight.dtype))).to(device)
         total, num_tokens = self.accelerator.reduce(sums, "sum")
         self.state.num_input_tokens_seen += int(num_tokens)
         return batches, total
@@ -275,8 +275,7 @@ class DominoTrainer(AveragingTrainer):
         batch["anchors"] = anchors.to(batch["input_ids"].device)
         if share := self.args.own_prefix_share:
             batch["own_prefixes"] = (torch.rand(anchors.shape, generator=generator) < share).to(batch["anchors"].device)
-        _, weights = self.objective.labels(batch)
-        return weights.sum()
+        return self.objective.loss_weight(batch)
 
     def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it; a drafter has no such choice

@@ -70,7 +70,7 @@ class Head(TargetModel):
         """Rows `[..., H]` of the embeddings."""
         return F.embedding(token_ids, self.embeddings)
 
-    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_states: torch.Tensor, head: object = None) -> torch.Tensor:
         """The base logits that were set."""
         return self.base_logits
 
@@ -80,7 +80,7 @@ class Recorder(TargetModel):
 
     seen: tuple[torch.Tensor, torch.Tensor]
 
-    def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_states: torch.Tensor, head: object = None) -> torch.Tensor:
         """The target's logits `[..., V]`."""
         logits = super().logits(hidden_states)
         self.seen = hidden_states, logits

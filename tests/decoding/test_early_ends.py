@@ -17,6 +17,7 @@ from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.verification import CoupledRule
+from hf_domino.drafter.vocabulary import DraftVocabulary
 from hf_domino.target import TargetModel
 
 NEVER = -30.0
@@ -60,7 +61,8 @@ def small_pools(monkeypatch):
 
 def run_round(rule, goes_on):
     """One round behind the text `[0]`, by drafts of the target's own law: what is proposed and what is committed."""
-    drafter = SimpleNamespace(has_correction_head=True, config=SimpleNamespace(draft_pool_size=None))
+    config, vocabulary = SimpleNamespace(draft_pool_size=None), DraftVocabulary()
+    drafter = SimpleNamespace(has_correction_head=True, config=config, vocabulary=vocabulary)
     base_logits = torch.tensor([1.0, 0.9, 0.0, 0.0]).expand(1, 5, 4).clone()
     target, prefixes = SimpleNamespace(logits=lambda hidden: hidden), Prefixes.of(torch.tensor([[0]]))
     rule.begin(prefixes, 4)

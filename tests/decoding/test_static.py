@@ -246,9 +246,10 @@ READS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__", "
 
 
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 20}], ids=["greedy", "sampled"])
-def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, options):
+@pytest.mark.parametrize("num_drafted", [64, 40], ids=["all tokens", "a draft vocabulary"])
+def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, options, num_drafted):
     """And sends nothing: on a GPU both would wait for the device."""
-    drafter, reads, rounds = make_drafter(tiny_qwen3), [], []
+    drafter, reads, rounds = make_drafter(tiny_qwen3).restricted(range(num_drafted)), [], []
 
     def noting(name, function):
         def call(*args, **kwargs):

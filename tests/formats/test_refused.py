@@ -55,8 +55,10 @@ CONFIGS = [
     ),
     (DOMINO, {"dflash_config": {"attention_sink_bias": True}}, "attention_sink_bias must be False"),
     (DOMINO, {"is_causal": True}, "is_causal must be False"),
-    (SPECULATORS, {"draft_vocab_size": 32}, r"draft_vocab_size must be 64 \(.*\), got 32. A reduced draft vocabulary"),
-    (SPECULATORS, {"draft_vocab_size": None}, "draft_vocab_size must be 64 .* got 32000"),
+    (SPECULATORS, {"draft_vocab_size": 65}, r"draft_vocab_size must be in \[1, 64\] \(vocab_size=64\), got 65"),
+    (SPECULATORS, {"draft_vocab_size": None}, r"draft_vocab_size must be in \[1, 64\] .* got 32000"),
+    (SPECULATORS, {"draft_vocab_size": "8"}, "draft_vocab_size .* must be int or None, got '8'"),
+    (DOMINO, {"draft_vocab_size": 65}, r"draft_vocab_size must be in \[1, 64\]"),
     (
         SPECULATORS,
         {"aux_hidden_state_layer_ids": [0, 1]},

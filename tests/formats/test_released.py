@@ -50,7 +50,7 @@ def draft_logits(drafter, target) -> torch.Tensor:
     block[:, 0] = ids[:, -1]
     positions = torch.arange(12 + drafter.config.block_size)[None]
     hidden = drafter(view.embed(block), positions[:, 12:], context, positions[:, :12])
-    logits = view.logits(hidden)
+    logits = drafter.vocabulary.logits(view, hidden)
     if drafter.has_correction_head:
         states = drafter.prefix_gru(view.embed(ids[:, : drafter.config.block_size]))[0]
         logits = logits + drafter.embed_proj(torch.cat((hidden, states), dim=-1))

@@ -21,10 +21,11 @@ ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@pytest.fixture(scope="module")
-def standalone(saved_pair, tmp_path_factory):
+@pytest.fixture(scope="module", params=[64, 24], ids=["all tokens", "a draft vocabulary"])
+def standalone(request, saved_pair, tmp_path_factory):
     folder = tmp_path_factory.mktemp("standalone") / "drafter"
-    DominoDraftModel.from_pretrained(saved_pair[1]).save_pretrained(folder, standalone=True)
+    drafter = DominoDraftModel.from_pretrained(saved_pair[1]).restricted(range(64 - request.param, 64))
+    drafter.save_pretrained(folder, standalone=True)
     return folder
 
 

@@ -33,6 +33,7 @@ from hf_domino.training.trainer import DominoTrainer
 
 torch.set_num_threads(1)
 world, fields = int(os.environ.get("WORLD_SIZE", 1)), json.loads(sys.argv[5])
+num_drafted = fields.pop("num_drafted", 64)
 
 def build():
     torch.manual_seed(0)
@@ -46,7 +47,8 @@ def build():
         ddp_backend="gloo" if world > 1 else None, max_grad_norm=0.5, logging_steps=1, **fields,
     )
     # Five rows in batches of two: one process has an odd last batch, two have to repeat rows.
-    return DominoTrainer(build_drafter(target), target, args, train_dataset=rows, eval_dataset=rows[:5])
+    drafter = build_drafter(target).restricted(range(64 - num_drafted, 64))
+    return DominoTrainer(drafter, target, args, train_dataset=rows, eval_dataset=rows[:5])
 
 def whole(trainer):
     weights = trainer.drafter.state_dict()
@@ -100,9 +102,10 @@ def launch(folder: Path, fields: dict, num_processes: int) -> tuple[dict, dict]:
         (SGD | {"bf16": True}, [FSDP], BF16_TOLERANCE),
         # An epsilon as large as gradients: Adam's first steps would else be of their signs.
         (ADAMW | {"adam_epsilon": 1e-2}, [{}, FSDP], TOLERANCE),
+        (ADAMW | {"adam_epsilon": 1e-2, "num_drafted": 30}, [{}, FSDP | {"shard_target": True}], TOLERANCE),
         (ADAMW | {"learning_rate": 5e-4, "muon_learning_rate": 0.02}, [FSDP], MUON_TOLERANCE),
     ],
-    ids=["fp32", "bf16", "adamw", "muon"],
+    ids=["fp32", "bf16", "adamw", "draft vocabulary", "muon"],
 )
 def test_two_processes_equal_one(shared, modes, tolerance, tmp_path):
     weights, metrics = launch(tmp_path / "one", shared, 1)

@@ -4,7 +4,7 @@ A correction moves the likely tokens among each other; it hardly ever lifts one 
 the highest base logits are corrected, as far as is known by what the draft law makes of these: a token it forces is
 among them, one it forbids is not. Drafts change a little, the output does not.
 
-Shapes: B rows, P proposals, M candidates per position, V vocabulary.
+Shapes: B rows, P proposals, M candidates per position, D tokens that are drafted, all V of the target or fewer.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class CandidatePool:
     """The candidates of one block, and what the draft law makes of their logits.
 
     Args:
-        base_logits (`torch.Tensor`): `[B, P, V]`.
+        base_logits (`torch.Tensor`): `[B, P, D]`.
         size (`int`): Candidates per position (M), the likeliest.
         law ([`TokenLaw`]): What drafts are chosen from, which must pass [`fits_pool`].
         prefixes ([`Prefixes`]): Tokens so far of the B rows.
-        noise (`torch.Tensor`, *optional*): What drafts are drawn with, `[B, P, V]` or of more positions.
+        noise (`torch.Tensor`, *optional*): What drafts are drawn with, `[B, P, D]` or of more positions.
     """
 
     def __init__(
@@ -42,18 +42,19 @@ class CandidatePool:
         prefixes: Prefixes,
         noise: torch.Tensor | None = None,
     ):
-        self._law, self._prefixes, self._vocab_size = law, prefixes, base_logits.shape[2]
+        self._law, self._prefixes, self._vocab_size = law, prefixes, law.vocabulary.total(base_logits.shape[2])
         likely = base_logits
         if lifting := [effect for effect in law.effects if effect.may_lift]:
             num_positions = base_logits.shape[1]
-            foreseen = Scores(base_logits.flatten(0, 1), base_logits.dtype)
+            foreseen = Scores(law.vocabulary.scatter(base_logits).flatten(0, 1), base_logits.dtype)
             known = prefixes.along(prefixes.last().expand(-1, num_positions - 1), num_positions)
             for effect in lifting:
                 effect.foresee(foreseen, known)
-            likely = foreseen.tensor.view_as(base_logits)
+            likely = law.vocabulary.gather(foreseen.tensor).view_as(base_logits)
         likely = with_luck(likely, noise, law.temperature)
-        self.token_ids = likely.topk(size, dim=2).indices  # [B, P, M]
-        self.logits = base_logits.gather(2, self.token_ids)
+        self.columns = likely.topk(size, dim=2).indices  # [B, P, M]
+        self.token_ids = law.vocabulary.ids(self.columns)
+        self.logits = base_logits.gather(2, self.columns)
         self._ascending, self._order = self.token_ids.sort(dim=2)
 
     @property
@@ -71,14 +72,14 @@ class CandidatePool:
 
 
 def with_luck(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
-    """Logits `[B, P, V]` whose largest are worth a closer look, where tokens are drawn with this noise.
+    """Logits `[B, P, D]` whose largest are worth a closer look, where tokens are drawn with this noise.
 
     An unlikely token can be drawn only if its noise favours it; what noise does not favour counts as it is, because
     top-k and top-p go by the likely ones.
 
     Args:
-        logits (`torch.Tensor`): `[B, P, V]`.
-        noise (`torch.Tensor`, *optional*): Standard exponential, `[B, P, V]` or of more positions; None for no draw.
+        logits (`torch.Tensor`): `[B, P, D]`.
+        noise (`torch.Tensor`, *optional*): Standard exponential, `[B, P, D]` or of more positions; None for no draw.
         temperature (`float`): To draw at.
     """
     if noise is None:

@@ -2,7 +2,8 @@
 
 Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W_z z_k + W_s state_k), one GRU step per token.
 
-Shapes: B batch, P proposals, H hidden size, G width of the prefix state, R low rank, M candidates, V vocabulary.
+Shapes: B batch, P proposals, H hidden size, G width of the prefix state, R low rank, M candidates, D tokens that are
+drafted, all of the target's or fewer.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Corrections:
         target ([`TargetModel`]): Gives embeddings.
         draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
         anchors (`torch.Tensor`): The tokens before the first proposal, `[B]`.
-        candidates (`torch.Tensor`, *optional*): Candidates of each position, likeliest first, `[B, P, M]`, if tokens
-            will be chosen among them.
+        candidates (`torch.Tensor`, *optional*): Columns of the candidates of each position, likeliest first,
+            `[B, P, M]`, if tokens will be chosen among them.
         table ([`InputTable`], *optional*): Input products to use and to add to; None to compute them as they come.
     """
 
@@ -44,7 +45,8 @@ class Corrections:
         self._rows = None if candidates is None else self._projection.rows(candidates)  # [B, P, M, R]
         self._table = table
         if table is not None and candidates is not None:
-            table.add([*anchors.tolist(), *candidates[:, :-1, :FORESEEN].flatten().tolist()])
+            likeliest = drafter.vocabulary.ids(candidates[:, :-1, :FORESEEN])
+            table.add([*anchors.tolist(), *likeliest.flatten().tolist()])
         # [B, G] each; the one of proposal i has read the anchor and the i proposals before.
         self._states = [self._step(anchors, self._gru.initial_state(len(anchors)))]
 
@@ -66,7 +68,7 @@ class Corrections:
 
         Args:
             index (`int`): Which proposal; those before must have been read.
-            base_logits (`torch.Tensor`): Its base logits, `[B, V]`, or `[B, M]` where there are candidates.
+            base_logits (`torch.Tensor`): Its base logits, `[B, D]`, or `[B, M]` where there are candidates.
         """
         if index < self._first_corrected:
             return base_logits
@@ -75,10 +77,10 @@ class Corrections:
         return base_logits + self._projection.expand(low_rank, rows).to(base_logits)
 
     def apply_to_all(self, base_logits: torch.Tensor) -> torch.Tensor:
-        """Corrected logits of the whole vocabulary of the first N proposals; those before each must have been read.
+        """Corrected logits of all columns of the first N proposals; those before each must have been read.
 
         Args:
-            base_logits (`torch.Tensor`): `[B, N, V]`.
+            base_logits (`torch.Tensor`): `[B, N, D]`.
         """
         first, count = self._first_corrected, base_logits.shape[1]
         if count <= first:

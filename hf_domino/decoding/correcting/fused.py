@@ -3,7 +3,7 @@
 A step is one GRU kernel, the state's part of the low rank, and one operation that corrects the logits and chooses. For
 rows on a CUDA device where Triton is installed; see `kernels/CARD.md`.
 
-Shapes: B batch, P proposals, H hidden size, V vocabulary, M candidates.
+Shapes: B batch, P proposals, H hidden size, M candidates, D tokens that are drafted, all of the target's or fewer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def fits_kernels(
     Args:
         drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
         law ([`TokenLaw`]): What drafts are chosen from.
-        base_logits (`torch.Tensor`): `[B, P, V]`.
+        base_logits (`torch.Tensor`): `[B, P, D]`.
         noise (`torch.Tensor`, *optional*): What they are drawn with.
     """
     is_plain = not law.processors or (noise is not None and all(map(_is_temperature, law.processors)))
@@ -61,23 +61,24 @@ def choose_fused(
         drafter ([`DominoDraftModel`]): Gives the correction head.
         target ([`TargetModel`]): Gives embeddings.
         draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
-        base_logits (`torch.Tensor`): `[B, P, V]`.
+        base_logits (`torch.Tensor`): `[B, P, D]`.
         anchors (`torch.Tensor`): The tokens before the first proposal, `[B]`.
-        noise (`torch.Tensor`, *optional*): Standard exponential, of all tokens also where there are pools, fp32
-            `[B, P, V]`; the most likely tokens are taken if None.
+        noise (`torch.Tensor`, *optional*): Standard exponential, of all columns also where there are pools, fp32
+            `[B, P, D]`; the most likely tokens are taken if None.
         temperature (`float`, *optional*): Sample at this temperature, only with noise; defaults to 1.
 
     Returns:
         `torch.Tensor`: Proposals `[B, P]`.
     """
-    gru, projection = drafter.prefix_gru, drafter.embed_proj
+    gru, projection, vocabulary = drafter.prefix_gru, drafter.embed_proj, drafter.vocabulary
     up_weight, size = cast(nn.Linear, projection[2]).weight, drafter.config.draft_pool_size
     block_part, logits, candidates = projection.project_hidden(draft_hidden), base_logits, None
     if size is not None and size < base_logits.shape[2]:
         candidates = with_luck(base_logits, noise, temperature or 1.0).topk(size, dim=2).indices  # [B, P, M]
         logits = base_logits.gather(2, candidates)
     first = slice(drafter.config.pure_draft_prefix_len)
-    uncorrected = _choose_uncorrected(logits[:, first], _at(candidates, first), _at(noise, first), temperature)
+    columns = _choose_uncorrected(logits[:, first], _at(candidates, first), _at(noise, first), temperature)
+    uncorrected = vocabulary.ids(columns)
     tokens, state = [anchors], gru.initial_state(len(anchors))
     for index in range(base_logits.shape[1]):
         state = gru.step(target.embed(tokens[-1]).to(state), state)
@@ -86,7 +87,8 @@ def choose_fused(
             continue
         low_rank = block_part[:, index] + projection.project_state(state)
         row, pool, drawn = logits[:, index], _at(candidates, index), _at(noise, index)
-        tokens.append(correct_and_choose(row, low_rank, up_weight, pool, noise=drawn, temperature=temperature))
+        column = correct_and_choose(row, low_rank, up_weight, pool, noise=drawn, temperature=temperature)
+        tokens.append(vocabulary.ids(column))
     return torch.stack(tokens[1:], dim=1)
 
 
@@ -98,7 +100,7 @@ def _at(tensor: torch.Tensor | None, positions: int | slice) -> torch.Tensor | N
 def _choose_uncorrected(
     logits: torch.Tensor, candidates: torch.Tensor | None, noise: torch.Tensor | None, temperature: float | None
 ) -> torch.Tensor:
-    """Choose tokens `[B, N]` by logits `[B, N, V]`, or `[B, N, M]` of candidates, as they are."""
+    """Choose columns `[B, N]` by logits `[B, N, D]`, or `[B, N, M]` of candidates, as they are."""
     if noise is not None:
         logits = add_noise(logits, noise if candidates is None else noise.gather(2, candidates), temperature)
     choice = logits.argmax(dim=2, keepdim=True)

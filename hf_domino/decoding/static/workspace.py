@@ -18,6 +18,7 @@ from transformers import Cache, PreTrainedModel
 from hf_domino.decoding.static.fixed_caches import FixedCache, FixedContext
 from hf_domino.decoding.static.graphs import StageGraphs
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.target import TargetModel
 
 CAPACITY_STEP = 64  # capacities are multiples of it: texts of nearly the same length share graphs
 
@@ -131,4 +132,5 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
     fields = ("block_size", "shift_label", "pure_draft_prefix_len", "draft_pool_size", "mask_token_id")
     options += [getattr(config, field) for field in fields] + [tuple(config.target_layer_ids or ())]
     options += [config.sliding_window, config.sliding_window_non_causal, tuple(config.layer_types or ())]
+    options += [config.draft_vocab_size, drafter.vocabulary.prepare(TargetModel(target, config))]
     return (tuple(hash((t.data_ptr(), t.dtype, t.requires_grad)) for t in tensors), *options)

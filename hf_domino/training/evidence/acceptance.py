@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from hf_domino.drafter.blocks import block_positions
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.drafter.vocabulary import DraftVocabulary
 from hf_domino.target import TargetModel
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.hidden_states.reading import STATES, states_of_batch
@@ -137,8 +138,9 @@ def _accept_lengths(
     labels, weights = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
     scored = blocks.select(torch.ones_like(labels, dtype=torch.bool), labels, weights, config)
     positions = (block_positions(anchors, config.block_size) + 1 - config.label_offset).flatten()
+    vocabulary = drafter.vocabulary
     choices = [
-        _penalise(logits, input_ids, positions, target.model).argmax(dim=-1)
+        vocabulary.ids(_penalise(logits, input_ids, positions, target.model, vocabulary).argmax(dim=-1))
         for logits in draft_logits(drafter, target, scored)
     ]
     is_correct = (torch.stack(choices) == scored.labels).view(2, *labels.shape[1:])
@@ -146,11 +148,15 @@ def _accept_lengths(
 
 
 def _penalise(
-    logits: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor, target: PreTrainedModel
+    logits: torch.Tensor,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    target: PreTrainedModel,
+    vocabulary: DraftVocabulary,
 ) -> torch.Tensor:
     """Apply the repetition penalty of the target's generation configuration, which `generate` applies to drafts too.
 
-    Row m of `logits` `[M, V]` is for position `positions[m]` of the sequence `[1, S]` and sees the tokens before it.
+    Row m of `logits` `[M, D]` is for position `positions[m]` of the sequence `[1, S]` and sees the tokens before it.
     """
     penalty = target.generation_config.repetition_penalty
     if penalty in (None, 1.0):
@@ -158,7 +164,7 @@ def _penalise(
     before = torch.arange(input_ids.shape[1], device=input_ids.device) < positions[:, None]  # [M, S]
     # The penalty asks which tokens are there, not how often: the first one fills up.
     prefixes = torch.where(before, input_ids, input_ids[:, :1])
-    return RepetitionPenaltyLogitsProcessor(penalty)(prefixes, logits)
+    return vocabulary.gather(RepetitionPenaltyLogitsProcessor(penalty)(prefixes, vocabulary.scatter(logits)))
 
 
 def _walk(lengths: Sequence[int]) -> list[int]:

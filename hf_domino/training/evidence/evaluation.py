@@ -42,7 +42,7 @@ class EvaluatingTrainer(CheckpointingTrainer):
         with torch.no_grad():
             scored = model(within=partial(self.objective.score, inputs))
         self._evaluation_meter.add(scored)
-        return scored.losses.corrected / scored.weights.sum().clamp(min=1e-6), None, None
+        return scored.losses.corrected / scored.loss_weight.clamp(min=1e-6), None, None
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""

@@ -49,7 +49,7 @@ class TrainingMeter:
         complete = complete_blocks(scored.weights, self.label_offset)
         lengths = accepted_runs(scored.is_correct, self.label_offset) + 1
         losses = scored.losses
-        shares = torch.stack([losses.base.detach(), losses.corrected.detach(), scored.weights.sum()]) / total
+        shares = torch.stack([losses.base.detach(), losses.corrected.detach(), scored.loss_weight]) / total
         self._sums += torch.cat((shares, torch.stack([(lengths * complete).sum(), complete.sum()])))
 
     def means(self, accelerator: Any) -> dict[str, float]:

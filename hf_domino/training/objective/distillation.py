@@ -3,9 +3,10 @@
 loss = (1 - weight) CE(label) + weight D, where D is T^2 KL(target || drafter) with both laws at temperature T (arXiv
 1503.02531, whose factor T^2 keeps the size of the gradients), or their total variation, which is the share of drafts
 that verification rejects at that temperature (arXiv 2211.17192). The law of the token at position p is the target's
-after position p - 1.
+after position p - 1; with a draft vocabulary, that of its tokens, renormalised.
 
-Shapes: B batch, S sequence length, N blocks per row, K block size, M scored positions, H hidden size, V vocabulary.
+Shapes: B batch, S sequence length, N blocks per row, K block size, M scored positions, H hidden size, D tokens that are
+drafted, all of the target's or fewer.
 """
 
 from __future__ import annotations
@@ -41,18 +42,17 @@ class Distillation:
     temperature: float = 1.0
     divergence: str = "kl"
 
-    def teach(self, target: TargetModel, final: torch.Tensor) -> torch.Tensor:
-        """The target's law as log-probabilities `[M, V]` in fp32, from its final hidden states `[M, H]`."""
-        with torch.no_grad():
-            return F.log_softmax(self._tempered(target.logits(final).float()), dim=-1)
+    def teach(self, logits: torch.Tensor) -> torch.Tensor:
+        """The target's law as log-probabilities `[M, D]` in fp32, from its logits `[M, D]`."""
+        return F.log_softmax(self._tempered(logits.float()), dim=-1)
 
     def mix(self, cross_entropy: torch.Tensor, logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
         """The loss of each position.
 
         Args:
             cross_entropy (`torch.Tensor`): `[M]`, with the labels.
-            logits (`torch.Tensor`): The drafter's `[M, V]`.
-            taught (`torch.Tensor`): `[M, V]` from [`~Distillation.teach`].
+            logits (`torch.Tensor`): The drafter's `[M, D]`.
+            taught (`torch.Tensor`): `[M, D]` from [`~Distillation.teach`].
 
         Returns:
             `torch.Tensor`: `[M]` fp32.
@@ -70,11 +70,11 @@ class Distillation:
 
 
 class _LeanDivergence(torch.autograd.Function):
-    """KL(taught || drafted) `[M]` in a third of the passes over `[M, V]` that autograd would make; used once."""
+    """KL(taught || drafted) `[M]` in a third of the passes over `[M, D]` that autograd would make; used once."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-        """Of logits and log-probabilities, both `[M, V]`; keeps the log-probabilities of both."""
+        """Of logits and log-probabilities, both `[M, D]`; keeps the log-probabilities of both."""
         ctx.log_probs, ctx.taught = F.log_softmax(logits, dim=-1), taught
         return (taught - ctx.log_probs).mul_(taught.exp()).sum(dim=-1)
 

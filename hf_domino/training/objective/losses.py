@@ -2,8 +2,10 @@
 
 L = (1 - lambda_base) CE(corrected) + lambda_base CE(base), each a weighted sum over one global batch divided by the
 sum of the weights; lambda_base falls linearly from 1 to 0 (arXiv 2605.29707). Without a correction head it is CE(base).
+With a draft vocabulary both are over its tokens, and labels that are not among them carry no loss.
 
-Shapes: M scored block positions, H hidden size, G width of the prefix state, V vocabulary.
+Shapes: M scored block positions, H hidden size, G width of the prefix state, D tokens that are drafted, all of the
+target's or fewer.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class ScoredPositions:
         hidden (`torch.Tensor`): Draft hidden states `[M, H]`.
         states (`torch.Tensor`, *optional*): Prefix states `[M, G]` used with them; None without a correction head.
         is_corrected (`torch.Tensor`): `[M]` bool, False where base logits are final.
-        labels (`torch.Tensor`): `[M]` int64.
+        labels (`torch.Tensor`): Columns of the labels `[M]` int64.
         weights (`torch.Tensor`): `[M]` fp32.
         final (`torch.Tensor`, *optional*): The target's final hidden states `[M, H]` before the labels, to learn from.
         places (`torch.Tensor`, *optional*): Block and position in it `[M, 2]`, where blocks must not be cut.
@@ -146,9 +148,9 @@ def draft_logits(
         positions (`ScoredPositions`): M positions.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: Both `[M, V]` in fp32; the same tensor without a correction head.
+        `tuple[torch.Tensor, torch.Tensor]`: Both `[M, D]` in fp32; the same tensor without a correction head.
     """
-    base = target.logits(positions.hidden).float()
+    base = drafter.vocabulary.logits(target, positions.hidden).float()
     if positions.states is None:
         return base, base
     head = drafter.embed_proj
@@ -172,7 +174,7 @@ def score_chunk(
         chunk (`ScoredPositions`): M positions, M may be 0.
         lambda_base (`float`): Share of the base term in `loss`, in [0, 1].
         options (`LossOptions`, *optional*): What else the loss is made of.
-        cross_entropy (`Callable`, *optional*): Of logits `[M, V]` and labels `[M]`, gives `[M]`.
+        cross_entropy (`Callable`, *optional*): Of logits `[M, D]` and labels `[M]`, gives `[M]`.
 
     Returns:
         `DraftLosses`: Sums over the chunk.
@@ -181,7 +183,8 @@ def score_chunk(
     taught = None
     if options.distillation is not None:
         assert chunk.final is not None
-        taught = options.distillation.teach(target, chunk.final)
+        with torch.no_grad():
+            taught = options.distillation.teach(drafter.vocabulary.logits(target, chunk.final))
     is_correct = is_base_correct = corrected.detach().argmax(dim=-1) == chunk.labels
     loss = base_loss = corrected_loss = _weighted_sum(cross_entropy(base, chunk.labels), base, chunk, options, taught)
     if corrected is not base:

@@ -39,12 +39,20 @@ class ScoredBatch(NamedTuple):
         is_correct (`torch.Tensor`): `[B, N, K]` bool, whether the first choice is the label.
         is_base_correct (`torch.Tensor`): `[B, N, K]` bool, the same of the base logits, as in [`DraftLosses`].
         weights (`torch.Tensor`): `[B, N, K]` fp32, of the positions.
+        has_loss (`torch.Tensor` or `bool`, *optional*): `[B, N, K]` bool, False where the label is not in the draft
+            vocabulary: such a position carries no loss, and its proposal is a miss. Defaults to all.
     """
 
     losses: DraftLosses
     is_correct: torch.Tensor
     is_base_correct: torch.Tensor
     weights: torch.Tensor
+    has_loss: torch.Tensor | bool = True
+
+    @property
+    def loss_weight(self) -> torch.Tensor:
+        """What the losses are to be divided by: the weights of positions that carry one, summed up."""
+        return (self.weights * self.has_loss).sum()
 
 
 class Objective:
@@ -67,7 +75,7 @@ class Objective:
         self.drafter, self.target, self.args = drafter, target, args
         self.loss_decay = args.loss_decay or default_loss_decay(drafter.config.block_size)
         self.options = args.loss_options()
-        self.max_logits = args.logits_per_chunk(drafter.config.vocab_size)
+        self.max_logits = args.logits_per_chunk(drafter.config.draft_width)
         self._autocast = autocast
         self._final_is_known = False
 
@@ -83,6 +91,11 @@ class Objective:
             batch.get("position_ids"),
         )  # fmt: skip
 
+    def loss_weight(self, batch: Batch) -> torch.Tensor:
+        """The sum of the weights of a training batch's labels that carry a loss: those of the draft vocabulary."""
+        labels, weights = self.labels(batch)
+        return (weights * (self.drafter.vocabulary.columns(labels) >= 0)).sum()
+
     def score(self, batch: Batch, lambda_base: float | None = None) -> ScoredBatch:
         """Draft and score the blocks of a batch.
 
@@ -96,7 +109,9 @@ class Objective:
         drafter, evaluating = self.drafter, lambda_base is None
         options = PUBLISHED if evaluating else self.options
         labels, weights = self.labels(batch, evaluating)
-        chosen = weights > 0
+        columns = drafter.vocabulary.columns(labels)
+        has_loss = columns >= 0
+        chosen = (weights > 0) & has_loss
         with self._autocast():
             read = states_of_batch(self.target, batch, final=options.distillation is not None)
             blocks = draft_blocks(
@@ -105,7 +120,7 @@ class Objective:
             )  # fmt: skip
             if "own_prefixes" in batch and blocks.states is not None:
                 blocks = replace(blocks, states=self._own_states(blocks, batch))
-            scored = blocks.select(chosen, labels, weights, drafter.config)
+            scored = blocks.select(chosen, columns, weights, drafter.config)
             if read.final is not None:
                 scored = replace(scored, final=self._final_of(read, batch["anchors"], chosen))
             if options.dpace_alpha is not None:
@@ -115,7 +130,7 @@ class Objective:
             torch.zeros_like(chosen).masked_scatter(chosen, hits)
             for hits in (losses.is_correct, losses.is_base_correct)
         )
-        return ScoredBatch(losses, is_correct, is_base_correct, weights)
+        return ScoredBatch(losses, is_correct, is_base_correct, weights, has_loss)
 
     def _own_states(self, blocks: DraftedBlocks, batch: Batch) -> torch.Tensor:
         """Prefix states `[B, N, K, G]` with the drafter's own tokens where `own_prefixes` `[B, N]` says so."""

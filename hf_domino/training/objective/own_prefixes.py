@@ -43,7 +43,7 @@ def write_own_prefixes(
     config, own = drafter.config, tokens.clone()
     blocks = hidden[chosen][:, config.label_offset :]  # the positions that predict
     anchors = tokens[chosen][:, :1]
-    size = max(1, max_logits_per_chunk // (blocks.shape[1] * config.vocab_size))
+    size = max(1, max_logits_per_chunk // (blocks.shape[1] * config.draft_width))
     law = TokenLaw(LogitsProcessorList())
     written = [
         rollout(drafter, target, some, Prefixes.of(first), law)

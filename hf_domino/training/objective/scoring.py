@@ -4,7 +4,7 @@ Positions are scored chunk by chunk, and the gradients of a chunk are made while
 computed again in the backward pass, which only scales what was found (as Liger's fused losses do, arXiv 2410.10989).
 lm_head is called and differentiated as a module, so it may be quantised or offloaded.
 
-Shapes: M scored block positions, H hidden size, G width of the prefix state.
+Shapes: M scored block positions, H hidden size, G width of the prefix state, D tokens that are drafted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def draft_losses(
     score = partial(
         score_chunk, drafter, target, lambda_base=lambda_base, options=options, cross_entropy=_LeanCrossEntropy.apply
     )
-    chunks = positions.split(max(1, max_logits_per_chunk // drafter.config.vocab_size))
+    chunks = positions.split(max(1, max_logits_per_chunk // drafter.config.draft_width))
     if not torch.is_grad_enabled():
         return _sum_up([score(chunk) for chunk in chunks])
     head = drafter.embed_proj.parameters() if drafter.has_correction_head else ()
@@ -63,11 +63,11 @@ def _sum_up(parts: list[DraftLosses]) -> DraftLosses:
 
 
 class _LeanCrossEntropy(torch.autograd.Function):
-    """Cross-entropies `[M]` that keep one tensor `[M, V]`, in whose place their gradient is made; used once."""
+    """Cross-entropies `[M]` that keep one tensor `[M, D]`, in whose place their gradient is made; used once."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Of logits `[M, V]` and labels `[M]`; keeps the log-probabilities."""
+        """Of logits `[M, D]` and labels `[M]`; keeps the log-probabilities."""
         ctx.log_probs, ctx.labels = F.log_softmax(logits, dim=-1), labels[:, None]
         return ctx.log_probs.gather(1, ctx.labels)[:, 0].neg()
 

@@ -30,7 +30,7 @@ SHAPE = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "block_size", "mask_token_id", "target_layer_ids", "projector_type", "emb_dim"),
     *("gru_hidden_dim", "pure_draft_prefix_len", "shift_label", "layer_types", "sliding_window"),
-    "sliding_window_non_causal",
+    *("sliding_window_non_causal", "draft_vocab_size"),
 )
 # By the optimizer's state, whatever is asked; and a checkpoint holds an average or none.
 KEPT = (

@@ -5,7 +5,8 @@ be full (`max_length`) and to hold all their anchors, so a plan is about the mos
 arithmetic over a rate of matrix products that was measured or given, and so a lower bound.
 
 Shapes: C context positions, Q block positions, M scored positions, H hidden size, A width of queries, E width of keys,
-F width of MLPs, L captured layers, G width of the prefix state, R low rank, V vocabulary. All per process and step.
+F width of MLPs, L captured layers, G width of the prefix state, R low rank, D tokens that are drafted. All per process
+and step.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ class _Shape:
         self.config, self.rows, self.length = config, rows, args.max_length
         self.context = rows * args.max_length
         self.block = rows * args.num_anchors * config.block_size
-        self.logits = min(args.logits_per_chunk(config.vocab_size), self.block * config.vocab_size)
+        self.logits = min(args.logits_per_chunk(config.draft_width), self.block * config.draft_width)
         self.width = 2 if args.bf16 or args.fp16 else FP32  # bytes of what autocast computes in
         self.target_width = target_dtype.itemsize
         self.queries = config.num_attention_heads * config.head_dim
@@ -226,6 +227,7 @@ def _memory(sizes: Sizes, shape: _Shape, args: DominoTrainingArguments, num_proc
     return {
         f"target ({str(sizes.dtype).removeprefix('torch.')})": shape.target_width
         * (sizes.ends + inner // target_share + layer_of_target),
+        **_rows_of_head(shape),
         "drafter (fp32)": weights // share + gathered,
         "gradients (fp32)": weights // share + buckets,
         "optimizer": _optimizer_bytes(sizes, args) // share,
@@ -234,6 +236,13 @@ def _memory(sizes: Sizes, shape: _Shape, args: DominoTrainingArguments, num_proc
         "activations": _activations(shape, args.gradient_checkpointing),
         "logits of a chunk": copies * FP32 * shape.logits,
     }
+
+
+def _rows_of_head(shape: _Shape) -> dict[str, int]:
+    """The rows of lm_head that a draft vocabulary keeps; nothing without one."""
+    if shape.config.draft_vocab_size is None:
+        return {}
+    return {"lm_head of the draft vocabulary": shape.target_width * shape.config.draft_width * shape.config.hidden_size}
 
 
 def _optimizer_bytes(sizes: Sizes, args: DominoTrainingArguments) -> int:
@@ -284,9 +293,9 @@ def _flops(
     if config.projector_type == "domino":
         state, rank = config.gru_hidden_dim, config.emb_dim
         drafter += block * (3 * state * (config.hidden_size + state) + rank * (config.hidden_size + state))
-        drafter += block * rank * config.vocab_size
+        drafter += block * rank * config.draft_width
     # The frozen lm_head has no gradient of its own; where laws are compared, it reads the target's states too.
-    lm_head = (4 + 2 * shape.is_distilled) * block * config.hidden_size * config.vocab_size
+    lm_head = (4 + 2 * shape.is_distilled) * block * config.hidden_size * config.draft_width
     again = 2.0 * layers * args.gradient_checkpointing
     parts = {"target": 2.0 * sizes.active * context + seen, "drafter": 6.0 * drafter + again, "lm_head": float(lm_head)}
     return {name: args.gradient_accumulation_steps * flops for name, flops in parts.items()}

@@ -1,0 +1,325 @@
+"""Drafts of a few of the target's tokens: the same as if all others were impossible, and the text stays the target's.
+
+The vocabularies here lack tokens that the target says, the end of text among them.
+"""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from builders import EOS, VOCAB_SIZE, build_drafter, left_padded
+from oracle import faults, oracle
+from recorded_graphs import recorded_graphs
+from test_residual import fits, sample
+from transformers import (
+    ForcedEOSTokenLogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+import domino_kernels
+from hf_domino import explain_round, release_workspaces
+from hf_domino.decoding import rollout as rollout_module
+from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.noise.steps import OwnNoise
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.residual.rule import ResidualRule
+from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.target import TargetModel
+
+IDS = [*range(4, 40, 3), *range(41, VOCAB_SIZE, 2)]
+LAWS = {
+    "nothing": [],
+    "warpers": [TemperatureLogitsWarper(0.8), TopKLogitsWarper(12), TopPLogitsWarper(0.9)],
+    "penalty": [RepetitionPenaltyLogitsProcessor(1.5), TemperatureLogitsWarper(0.7)],
+    "reward": [RepetitionPenaltyLogitsProcessor(0.5)],
+    "n-grams": [NoRepeatNGramLogitsProcessor(2)],
+    "bias": [SequenceBiasLogitsProcessor({(7,): 4.0, (5,): 9.0, (9, 10): -3.0})],
+    "length": [MinNewTokensLengthLogitsProcessor(0, 40, torch.tensor([IDS[0], EOS]))],
+}
+
+
+class Impossible(TargetModel):
+    """A target that never says what is not in the draft vocabulary."""
+
+    def logits(self, hidden_states, head=None):
+        outside = torch.ones(VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor(IDS), False)
+        return super().logits(hidden_states, head).masked_fill(outside, -torch.inf)
+
+
+class Told:
+    """Keeps what it was told last of each proposal, over all tokens."""
+
+    def __init__(self):
+        self.laws = []
+
+    def __call__(self, index, scores, candidates):
+        del self.laws[index:]
+        probs = scores.softmax(dim=-1)
+        self.laws.append(
+            probs if candidates is None else torch.zeros(len(probs), VOCAB_SIZE).scatter(1, candidates, probs)
+        )
+        return True
+
+
+def blocks(target, **overrides):
+    """A block of a restricted drafter, and of the drafter that it was made from over an impossible target."""
+    drafter = build_drafter(target, block_size=9, **overrides)
+    if drafter.has_correction_head:
+        torch.nn.init.normal_(drafter.embed_proj[2].weight, std=2.0)
+    torch.manual_seed(5)
+    hidden = 0.3 * torch.randn(3, drafter.config.num_draft_tokens, 32)
+    prefixes = Prefixes(torch.randint(4, VOCAB_SIZE, (3, 11)), [11, 11, 8], [0, 1, 2])
+    return (
+        (drafter.restricted(IDS), TargetModel(target, drafter.config), hidden, prefixes),
+        (drafter, Impossible(target, drafter.config), hidden, prefixes),
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("pool_size", [None, 5, 16, 200])
+@pytest.mark.parametrize(
+    "overrides", [{}, {"pure_draft_prefix_len": 2}, {"projector_type": "dflash"}], ids=["", "prefix", "dflash"]
+)
+def test_drafts_are_those_of_a_target_that_never_says_the_others(monkeypatch, tiny_qwen3, law, pool_size, overrides):
+    monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
+    law = TokenLaw(LogitsProcessorList(LAWS[law]))
+    block, reference = blocks(tiny_qwen3, draft_pool_size=pool_size, **overrides)
+    seen = set()
+    for noise in (None, torch.empty(3, 10, VOCAB_SIZE).exponential_()):
+        expected = rollout(*reference, law, noise)
+        for is_fixed in (False, True):
+            found = rollout(*block, law, noise, is_fixed=is_fixed)
+            assert torch.equal(found, expected)
+        seen |= set(found.flatten().tolist())
+        told, wanted = Told(), Told()
+        assert torch.equal(rollout(*block, law, noise, goes_on=told), rollout(*reference, law, noise, goes_on=wanted))
+        torch.testing.assert_close(torch.stack(told.laws), torch.stack(wanted.laws), rtol=1e-4, atol=1e-5)
+    assert seen <= set(IDS)
+    assert len(seen) > 3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("pool_size", [None, 5])
+def test_own_noise_and_products_that_are_kept(tiny_qwen3, law, pool_size):
+    law = TokenLaw(LogitsProcessorList(LAWS[law]))
+    block, _ = blocks(tiny_qwen3, draft_pool_size=pool_size)
+    told = Told()
+    tokens = rollout(*block, law, OwnNoise(), goes_on=told)
+    for index, probs in enumerate(told.laws):
+        assert set(probs.nonzero()[:, 1].tolist()) <= set(IDS)
+        assert (probs.gather(1, tokens[:, index : index + 1]) > 0).all()
+    table = InputTable(block[0].prefix_gru, block[1])
+    assert torch.equal(rollout(*block, law, table=table), rollout(*block, law))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pool_size", [None, 5])
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_fused_kernels(tiny_qwen3, pool_size, prefix):
+    pytest.importorskip("triton")
+    block, _ = blocks(tiny_qwen3, draft_pool_size=pool_size, pure_draft_prefix_len=prefix)
+    noise = torch.empty(3, 9, VOCAB_SIZE).exponential_()
+    for processors, drawn in (([], None), ([TemperatureLogitsWarper(0.5)], noise)):
+        law = TokenLaw(LogitsProcessorList(processors))
+        expected = rollout(*block, law, drawn)
+        with domino_kernels.use_backend("triton"):
+            assert torch.equal(rollout(*block, law, drawn), expected)
+
+
+@torch.no_grad()
+def test_a_forced_token_that_is_not_drafted(tiny_qwen3):
+    """Nothing can be drafted there, which is no error; the others are drafted as ever."""
+    law = TokenLaw(LogitsProcessorList([ForcedEOSTokenLogitsProcessor(13, EOS, device="cpu")]))
+    for pool_size in (None, 5):
+        block, _ = blocks(tiny_qwen3, draft_pool_size=pool_size)
+        assert set(rollout(*block, law).flatten().tolist()) <= set(IDS)
+
+
+CALLS = {
+    "greedy": {"do_sample": False},
+    "greedy, processors": {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+    "greedy, all tokens may be chosen": {"do_sample": False, "min_new_tokens": 12},
+    "sampled": {"do_sample": True, "temperature": 0.9},
+    "sampled, warpers": {"do_sample": True, "top_k": 20, "top_p": 0.9},
+    "sampled, processors": {"do_sample": True, "repetition_penalty": 1.2, "sequence_bias": [[[7], 5.0]]},
+}
+PROMPTS = [torch.arange(5, 17), torch.arange(30, 37), torch.arange(50, 61)]
+
+
+def assert_same(target, drafter, rows, **options):
+    """The text is plain generation's, from the same seed, with the drafter's own drafts and ones of all lengths."""
+    ids, mask = left_padded(PROMPTS[:rows], pad=2)
+    options = {"attention_mask": mask, "max_new_tokens": 24} | options
+    static = options.pop("static", {})
+    torch.manual_seed(3)
+    plain = target.generate(ids, **options)
+    assert set(plain[:, ids.shape[1] :].flatten().tolist()) - set(IDS), "the target must say what is not drafted"
+    for drafting in (contextlib.nullcontext(), faults(plain.tolist(), VOCAB_SIZE)):
+        torch.manual_seed(3)
+        with drafting:
+            text = target.generate(ids, assistant_model=drafter, **options, **static)
+        assert text.tolist() == plain.tolist()
+    return drafter.stats
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", ["pool", "all", "dflash"])
+def test_the_text_is_plain_generations(tiny_qwen3, call, rows, kind):
+    overrides = {"pool": {}, "all": {"draft_pool_size": None}, "dflash": {"projector_type": "dflash"}}[kind]
+    assert_same(tiny_qwen3, build_drafter(tiny_qwen3, **overrides).restricted(IDS), rows, **CALLS[call])
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["launched", "recorded"])
+def test_rounds_of_fixed_shape(tiny_qwen3, call, is_recorded):
+    drafter = build_drafter(tiny_qwen3).restricted(IDS)
+    with recorded_graphs() if is_recorded else contextlib.nullcontext():
+        assert_same(tiny_qwen3, drafter, 1, static={"cache_implementation": "static"}, **CALLS[call])
+    release_workspaces()
+
+
+def test_captured_rounds_read_weights_that_changed_in_place(tiny_llama, monkeypatch):
+    """Rows of lm_head are copies: a graph must not go on with the old ones."""
+    target, proposed, propose = copy.deepcopy(tiny_llama), [], DraftSession.propose
+    drafter = build_drafter(target, projector_type="dflash").restricted(IDS)
+
+    def noting(self, *args):
+        proposed.append(propose(self, *args).clone())
+        return proposed[-1]
+
+    def drafts(**static):
+        proposed.clear()
+        options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": -1} | static
+        target.generate(PROMPTS[0][None], assistant_model=drafter, **options)
+        return torch.cat(proposed, dim=1).tolist()
+
+    monkeypatch.setattr(DraftSession, "propose", noting)
+    with recorded_graphs() as made:
+        assert drafts() == (before := drafts(cache_implementation="static"))
+        with torch.no_grad():
+            target.lm_head.weight.copy_(target.lm_head.weight.flip(0))
+        after = drafts(cache_implementation="static")
+        assert after == drafts()
+        assert after != before
+        assert len(made) == 1
+
+
+def test_the_drafters_own_drafts_are_accepted(tiny_qwen3):
+    """Drafts of the target's own law over the tokens that it says are accepted; over others none is."""
+    drafter, prompt = build_drafter(tiny_qwen3, projector_type="dflash"), PROMPTS[0][None]
+    text = tiny_qwen3.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=-1)
+    said = sorted(set(text[0, prompt.shape[1] :].tolist()))
+    tiny_qwen3.generate(
+        prompt, assistant_model=drafter.restricted(said), max_new_tokens=24, do_sample=False, eos_token_id=-1
+    )
+    others = [token for token in range(VOCAB_SIZE) if token not in said]
+    silent = drafter.restricted(others)
+    tiny_qwen3.generate(prompt, assistant_model=silent, max_new_tokens=24, do_sample=False, eos_token_id=-1)
+    assert set(silent.stats.rows[0]) == {1}
+
+
+@pytest.mark.parametrize("rule", [{}, {"draft_law": "greedy"}], ids=["drawn", "greedy"])
+@pytest.mark.parametrize("static", [{}, {"cache_implementation": "static"}], ids=["growing", "fixed"])
+@pytest.mark.parametrize("call", ["sampled", "sampled, warpers", "sampled, processors"])
+def test_residual_calls_end(tiny_qwen3, rule, static, call):
+    drafter = build_drafter(tiny_qwen3, acceptance_rule="residual", **rule).restricted(IDS)
+    ids, mask = left_padded(PROMPTS[: 1 if static else 3], pad=2)
+    text = tiny_qwen3.generate(
+        ids, attention_mask=mask, assistant_model=drafter, max_new_tokens=24, **CALLS[call], **static
+    )
+    assert text.max() < VOCAB_SIZE
+    release_workspaces()
+
+
+@pytest.mark.parametrize(
+    "rule", [{}, {"acceptance_rule": "residual"}, {"acceptance_rule": "residual", "draft_law": "greedy"}]
+)
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}, {"do_sample": True, "top_k": 5}])
+@pytest.mark.parametrize("pool_size", [16, None])
+def test_where_nothing_that_is_drafted_is_allowed(tiny_qwen3, rule, options, pool_size):
+    """Every second token must be one that is not drafted: no law of drafts is there, and no error."""
+    others = sorted(set(range(4, VOCAB_SIZE)) - set(IDS))[:3]
+
+    def allowed(row, ids):
+        return others if len(ids) % 2 else IDS[:5]
+
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=pool_size, **rule).restricted(IDS)
+    options = {"prefix_allowed_tokens_fn": allowed, "max_new_tokens": 20, "eos_token_id": -1} | options
+    torch.manual_seed(0)
+    text = tiny_qwen3.generate(PROMPTS[0][None], assistant_model=drafter, **options)[0].tolist()
+    assert all(token in allowed(0, text[:index]) for index, token in enumerate(text) if index >= 12)
+    if not rule:
+        torch.manual_seed(0)
+        assert tiny_qwen3.generate(PROMPTS[0][None], **options)[0].tolist() == text
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("processors", [[], [TemperatureLogitsWarper(0.7)], [RepetitionPenaltyLogitsProcessor(1.5)]])
+@pytest.mark.parametrize("pool_size", [None, 5])
+def test_the_residual_rule_keeps_the_targets_joint_law(tiny_qwen3, processors, pool_size):
+    """Two tokens against full enumeration of a target whose law depends on the last token alone."""
+    draws, kept = 60_000, [4, 6, 7]
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=pool_size, block_size=2).restricted(kept)
+    tokens, anchor = torch.arange(4, 9), 5
+    table = torch.full((VOCAB_SIZE, VOCAB_SIZE), -torch.inf)
+    table[:, tokens] = torch.randn(VOCAB_SIZE, len(tokens))
+    law, target = TokenLaw(LogitsProcessorList(processors)), TargetModel(tiny_qwen3, drafter.config)
+    prefixes = Prefixes.of(torch.full((draws, 1), anchor))
+    rule = ResidualRule(law, draws_drafts=True)
+    rule.begin(prefixes, VOCAB_SIZE)
+    rule.begin_round(prefixes, 2)
+    hidden = torch.randn(1, 2, 32).expand(draws, -1, -1)
+    proposals = rollout(drafter, target, hidden, prefixes, law, rule.draft_noise, goes_on=rule.listener(None))
+    assert set(proposals.flatten().tolist()) == set(kept)
+    probs = rule.draft_scores.softmax(dim=-1)
+    assert probs.shape == (draws, 2, VOCAB_SIZE)
+    assert set(probs.sum(dim=(0, 1)).nonzero().flatten().tolist()) == set(kept)
+    logits = table[torch.cat((prefixes.ids, proposals), dim=1)]  # [B, 3, V]
+    outcome = rule.judge(prefixes, proposals, logits).outcome
+    first, count = outcome[:, 1], outcome[:, 0]
+    behind = law.scores(prefixes, table[first][:, None], first[:, None])[:, 0].softmax(dim=-1)
+    second = torch.where(count > 1, outcome[:, 2], sample(behind))
+    one, two = _enumerated(law, table, anchor, tokens)
+    places = torch.searchsorted(tokens, torch.stack((first, second)))
+    assert fits(
+        torch.bincount(places[0] * len(tokens) + places[1], minlength=len(tokens) ** 2), (one[:, None] * two).flatten()
+    )
+    assert set(count.tolist()) == {1, 2, 3}
+
+
+def _enumerated(law, table, anchor, tokens):
+    """The target's law of the first token `[N]`, and of the second behind each `[N, N]`."""
+    start = Prefixes.of(torch.tensor([[anchor]]))
+    one = law.scores(start, table[anchor][None, None], start.ids[:, :0])[0, 0].softmax(dim=-1)[tokens]
+    starts = Prefixes.of(torch.full((len(tokens), 1), anchor))
+    two = law.scores(starts, table[tokens][:, None], tokens[:, None])[:, 0].softmax(dim=-1)[:, tokens]
+    return one, two
+
+
+def test_an_opened_round(tiny_qwen3):
+    opened = explain_round(build_drafter(tiny_qwen3).restricted(IDS), tiny_qwen3, PROMPTS[0][None])
+    for probs in (opened.base_probs, opened.corrected_probs):
+        assert probs.shape == (6, VOCAB_SIZE)
+        torch.testing.assert_close(probs[:, IDS].sum(dim=-1), torch.ones(6))
+    assert torch.equal(opened.corrected_probs.argmax(dim=-1), opened.proposals)
+
+
+def test_under_an_oracle(tiny_llama):
+    drafter, prompt = build_drafter(tiny_llama).restricted(IDS), PROMPTS[0][None]
+    options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": -1}
+    plain = tiny_llama.generate(prompt, **options)
+    with oracle(tiny_llama, prompt, 0.8, do_sample=False, max_new_tokens=30):
+        assert torch.equal(tiny_llama.generate(prompt, assistant_model=drafter, **options), plain)

@@ -1,0 +1,113 @@
+"""Draft vocabularies as others store them, and what becomes of one that is exported."""
+
+import json
+import logging
+
+import pytest
+import torch
+from builders import VOCAB_SIZE, build_drafter
+from released import PREFIXES, RELEASED, our_drafter, reduced, stored_tensors, write_checkpoint
+from safetensors.torch import load_file
+from test_released import FP32_TOL, draft_logits
+
+from hf_domino import DominoDraftModel
+from hf_domino.cli.main import main
+from hf_domino.formats.exporting import stored_config
+
+IDS = [0, 3, 4, 9, 11, 40, 62]
+SHAPE = {"projector_type": "dflash", "shift_label": False}
+
+
+@pytest.mark.parametrize("name", ["speculators_dflash", "speculators_domino", "specforge_domino", "zlab"])
+@pytest.mark.parametrize("has_t2d", [True, False])
+def test_a_released_checkpoint_loads(tiny_qwen3, tmp_path, name, has_t2d):
+    stored = reduced(RELEASED[name]) | {"draft_vocab_size": len(IDS)}
+    whole = our_drafter(tiny_qwen3, reduced(RELEASED[name]))
+    ours = whole.restricted(IDS)
+    tensors = stored_tensors(ours, PREFIXES.get(name, {}))
+    if has_t2d:
+        tensors["t2d"] = torch.zeros(VOCAB_SIZE).index_fill(0, torch.tensor(IDS), 1) > 0
+        tensors |= {"embed_tokens.weight": torch.zeros(64, 32), "lm_head.weight": torch.zeros(len(IDS), 32)}
+    write_checkpoint(tmp_path / "theirs", stored, tensors)
+    loaded, info = DominoDraftModel.from_pretrained(tmp_path / "theirs", output_loading_info=True)
+    assert info["unexpected_keys"] == set()
+    assert loaded.vocabulary.token_ids.tolist() == IDS
+    torch.testing.assert_close(draft_logits(loaded, tiny_qwen3), draft_logits(ours, tiny_qwen3), **FP32_TOL)
+    loaded.save_pretrained(tmp_path / "ours")
+    again = DominoDraftModel.from_pretrained(tmp_path / "ours")
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in ours.state_dict().items())
+    prompt, options = torch.arange(5, 12)[None], {"do_sample": False, "max_new_tokens": 12}
+    plain = tiny_qwen3.generate(prompt, **options)
+    assert torch.equal(tiny_qwen3.generate(prompt, assistant_model=again, **options), plain)
+
+
+def test_a_map_that_is_missing(tiny_qwen3, tmp_path):
+    stored = reduced(RELEASED["speculators_dflash"]) | {"draft_vocab_size": len(IDS)}
+    tensors = stored_tensors(our_drafter(tiny_qwen3, stored).restricted(IDS), {})
+    del tensors["d2t"]
+    write_checkpoint(tmp_path, stored, tensors)
+    with pytest.raises(ValueError, match="got 'a file without d2t'"):
+        DominoDraftModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_target", [True, False])
+def test_speculators_holds_it(tiny_llama, tmp_path, dtype, has_target, caplog):
+    drafter = build_drafter(tiny_llama, **SHAPE).restricted(IDS)
+    written = drafter.export(tmp_path, "speculators", dtype=dtype, target=tiny_llama if has_target else None)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert json.loads((tmp_path / "config.json").read_text())["draft_vocab_size"] == len(IDS)
+    assert (tensors["d2t"].dtype, tensors["t2d"].dtype) == (torch.int64, torch.bool)
+    assert (torch.arange(len(IDS)) + tensors["d2t"]).tolist() == IDS == tensors["t2d"].nonzero().flatten().tolist()
+    if has_target:
+        assert written.notes == ()
+        assert torch.equal(tensors["lm_head.weight"], tiny_llama.lm_head.weight[IDS].to(dtype))
+    else:
+        assert "lm_head.weight" not in tensors
+        assert written.notes[0].startswith("Engines want the draft vocabulary's rows of the target's lm_head")
+        assert written.notes[0] in caplog.text
+    again, info = DominoDraftModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert info["unexpected_keys"] == set()
+    assert again.dtype == dtype
+    for name, tensor in drafter.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    assert json.loads((tmp_path / "config.json").read_text()) == stored_config(again.config, "speculators", dtype)
+
+
+@pytest.mark.parametrize("overrides", [SHAPE, {"pure_draft_prefix_len": 1}], ids=["dflash", "domino"])
+def test_specforge_gets_the_whole_vocabulary(tiny_qwen3, tmp_path, overrides, caplog):
+    whole = build_drafter(tiny_qwen3, **overrides)
+    drafter = whole.restricted(IDS)
+    with caplog.at_level(logging.WARNING):
+        written = drafter.export(tmp_path, dtype=torch.float32)
+    rest = ", and W2 is zero for the others." if whole.has_correction_head else "."
+    note = f"there the drafter proposes all {VOCAB_SIZE} tokens instead of {len(IDS)}{rest}"
+    assert written.notes[0].endswith(note)
+    assert note in caplog.text
+    again = DominoDraftModel.from_pretrained(tmp_path)
+    assert again.config.draft_vocab_size is None
+    assert again.state_dict().keys() == whole.state_dict().keys()
+    for name, tensor in whole.state_dict().items():
+        kept = torch.zeros(VOCAB_SIZE, 1).index_fill(0, torch.tensor(IDS), 1.0) if name == "embed_proj.2.weight" else 1
+        assert torch.equal(again.state_dict()[name], tensor * kept)
+    back = again.restricted(IDS)
+    assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in drafter.state_dict().items())
+
+
+def test_whole_vocabularies_are_written_without_a_word(tiny_qwen3, tmp_path):
+    written = build_drafter(tiny_qwen3, **SHAPE).export(tmp_path, "speculators")
+    assert written.notes == ()
+    assert not {"d2t", "t2d"} & set(load_file(tmp_path / "model.safetensors"))
+
+
+def test_a_target_that_does_not_fit(tiny_qwen3, tmp_path):
+    drafter = build_drafter(tiny_qwen3, **SHAPE).restricted(IDS)
+    with pytest.raises(ValueError, match="the target must be a causal language model, got 'a drafter"):
+        drafter.export(tmp_path / "new", "speculators", target=drafter)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_command_tells_it(tiny_qwen3, tmp_path, capsys):
+    build_drafter(tiny_qwen3, pure_draft_prefix_len=1).restricted(IDS).save_pretrained(tmp_path / "ours")
+    assert main(["export", "--drafter", str(tmp_path / "ours"), "--output", str(tmp_path / "new"), "--json"]) == 0
+    assert "all 64 tokens instead of 7, and W2 is zero" in json.loads(capsys.readouterr().out)["notes"][0]

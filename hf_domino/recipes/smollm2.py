@@ -67,7 +67,7 @@ class SmolLM2Recipe:
         """Let the target write its own chats, apart from the prompts it will be measured on."""
         output = self.work / "data"
         which = (f"--target={self.target}", f"--output={output}", f"--rows={self.rows}")
-        how = (f"--batch-size={self.batch_size}", *WRITING, f"--exclude={SHORT_PROMPTS}", f"{LONG_PROMPTS}")
+        how = (f"--batch-size={self.batch_size}", *WRITING, "--exclude", str(SHORT_PROMPTS), str(LONG_PROMPTS))
         where = () if self.device is None else (f"--device={self.device}",)
         torchrun(self.processes, self.commands, "data", *which, *how, *where)
         return output

@@ -125,8 +125,10 @@ def test_text_is_written_by_the_data_command(tmp_path, commands):
 
 
 @pytest.mark.parametrize("kind", ["domino", "dflash"])
-def test_drafters_are_trained_alike_and_saved_beside_the_target(kind, tmp_path, commands, monkeypatch, make_drafter):
-    trained = make_drafter(projector_type=kind)
+def test_drafters_are_trained_alike_and_saved_beside_the_target(
+    kind, tmp_path, commands, monkeypatch, make_drafter, tiny_qwen3
+):
+    trained = make_drafter(tiny_qwen3, projector_type=kind)
     monkeypatch.setattr(smollm2.DominoDraftModel, "from_pretrained", lambda folder, dtype: trained.to(dtype))
     output = recipe(tmp_path).train(kind)
     ((_, _, command, file, *flags),) = commands

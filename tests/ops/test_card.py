@@ -1,7 +1,8 @@
-"""The card's example runs, and its table of bytes is what the sizes give."""
+"""The card's example runs, and its tables are what sizes and measured rows give."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -56,3 +57,30 @@ def test_bytes(monkeypatch):
     }.items():
         assert text in CARD
         assert float(text.split()[0]) == pytest.approx(steps * size / BANDWIDTH * 1e6, abs=0.6)
+
+
+def rows_of(name):
+    return [json.loads(line) for line in (FOLDER / "benchmarks" / "h100" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_times_on_a_gpu():
+    printed = re.findall(r"^\| `(\w+)`, (.+?) \| ([\d.]+) \| ([\d.]+) \|$", CARD, re.MULTILINE)
+    assert len(printed) == 6
+    for kernel, case, *times in printed:
+        for implementation, time in zip(("reference", "triton"), times, strict=True):
+            (row,) = (r for r in rows_of(kernel) if (r["case"], r["implementation"]) == (case, implementation))
+            assert f"{1e3 * row['median_ms']:.1f}" == time
+            assert not row["dry_run"]
+    finding = next(row for row in rows_of("head") if row["case"] == "top-k of the pools")
+    assert f"takes {1e3 * finding['median_ms']:.0f} us to find" in CARD
+
+
+def test_times_of_a_round_on_a_gpu():
+    text = (FOLDER.parent / "docs" / "speed.md").read_text()
+    for row in rows_of("rounds"):
+        assert f"| {row['ms']:.1f} | {row['floor_ms']:.1f} |" in text
+    busy = {row["method"]: row["gpu_ms"] for row in rows_of("profile") if "gpu_ms" in row}
+    assert f"take {busy['static, compiled']:.1f} ms then, in place of {busy['static, graphs']:.1f}" in text
+    stages = next(row["stage_ms"] for row in rows_of("profile") if "stage_ms" in row)
+    said = "verification takes {verify:.1f}, the backbone {backbone:.1f}, the rollout {rollout:.1f}"
+    assert said.format(**stages) in text

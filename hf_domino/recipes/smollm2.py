@@ -86,7 +86,6 @@ class SmolLM2Recipe:
             f"--target={self.target}",
             f"--train_file={data / 'train.jsonl'}",
             f"--eval_file={data / 'evaluation.jsonl'}",
-            f"--cache_hidden_states={self.work / 'hidden_states'}",
             f"--projector_type={projector_type}",
             f"--output_dir={run}",
         )

@@ -13,8 +13,12 @@ from rich.rule import Rule
 from rich.table import Table
 
 from hf_domino.benchmark import generate_timed
+from hf_domino.benchmark.prompts import encode
 from hf_domino.cli.picture import COLOUR_LEGEND, PLAIN_LEGEND, origins, picture, shows_colour, token_texts
 from hf_domino.pair import Pair
+
+Prompt = dict[str, Any]
+SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
@@ -64,17 +68,17 @@ class Comparison:
         """Whether both outputs are the same, token for token."""
         return torch.equal(self.plain, self.assisted)
 
-    def to_dict(self, pair: Pair, prompt: str) -> dict[str, Any]:
+    def to_dict(self, pair: Pair, prompt: Prompt) -> dict[str, Any]:
         """The comparison for JSON.
 
         Args:
             pair (`Pair`): The pair that generated.
-            prompt (`str`): The prompt.
+            prompt (`dict`): The prompt, as for [`compare`].
         """
         texts = {"plain": self.plain, "assisted": self.assisted}
         return {
             "target": pair.name,
-            "prompt": prompt,
+            "prompt": prompt.get("text", prompt.get("messages")),
             "equal": self.equal,
             **{name: pair.tokenizer.decode(tokens, skip_special_tokens=True) for name, tokens in texts.items()},
             "num_new_tokens": len(self.assisted),
@@ -85,17 +89,17 @@ class Comparison:
         }
 
 
-def compare(pair: Pair, prompt: str, max_new_tokens: int, repeats: int, choice: Choice) -> Comparison:
+def compare(pair: Pair, prompt: Prompt, max_new_tokens: int, repeats: int, choice: Choice) -> Comparison:
     """Generate plain and assisted in turn, after one run of each that is not timed.
 
     Args:
         pair (`Pair`): Target, tokenizer and drafter.
-        prompt (`str`): Text to continue.
+        prompt (`dict`): `text` to continue, or `messages` to answer.
         max_new_tokens (`int`): Tokens to generate.
         repeats (`int`): Timed runs of each.
         choice ([`Choice`]): How to choose tokens.
     """
-    inputs = pair.tokenizer(prompt, return_tensors="pt")
+    inputs = encode(pair.tokenizer, [prompt])
     arguments = choice.arguments() | {"max_new_tokens": max_new_tokens}
     plain_seconds, assisted_seconds = [], []
     for _ in range(repeats + 1):
@@ -115,20 +119,20 @@ def compare(pair: Pair, prompt: str, max_new_tokens: int, repeats: int, choice: 
     )
 
 
-def show(console: Console, pair: Pair, prompt: str, comparison: Comparison) -> None:
+def show(console: Console, pair: Pair, prompt: Prompt, comparison: Comparison) -> None:
     """Print prompt, both outputs, the picture of rounds and the figures.
 
     Args:
         console (`Console`): Where to print; without colours rounds are marked with `|`.
         pair (`Pair`): The pair that generated.
-        prompt (`str`): The prompt.
+        prompt (`dict`): The prompt, as for [`compare`].
         comparison (`Comparison`): What was generated.
     """
     colour = shows_colour(console)
     assisted = comparison.assisted.tolist()
     token_origins = origins(len(assisted), comparison.acceptance_lengths)
     sections = {
-        f"prompt ({pair.name})": prompt,
+        f"prompt ({pair.name})": _text_of(prompt),
         "plain generate": pair.tokenizer.decode(comparison.plain, skip_special_tokens=True),
         f"with the drafter: {COLOUR_LEGEND if colour else PLAIN_LEGEND}": picture(
             token_texts(pair.tokenizer, assisted), token_origins, colour
@@ -140,8 +144,15 @@ def show(console: Console, pair: Pair, prompt: str, comparison: Comparison) -> N
     console.print(Rule(style="dim"))
     console.print(_figures(comparison))
     verdict = "equal, token for token" if comparison.equal else "DIFFERENT"
-    how = f"{len(assisted)} tokens, {comparison.choice}, fp32, {torch.get_num_threads()} threads"
-    console.print(f"outputs: {verdict} ({how})")
+    where = f"{SHORT_NAMES[pair.target.dtype]}, {torch.get_num_threads()} threads"
+    console.print(f"outputs: {verdict} ({len(assisted)} tokens, {comparison.choice}, {where})")
+
+
+def _text_of(prompt: Prompt) -> str:
+    """A prompt to be read; of a chat, who says what."""
+    if "text" in prompt:
+        return prompt["text"]
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt["messages"])
 
 
 def _figures(comparison: Comparison) -> Table:

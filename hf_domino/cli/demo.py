@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.cli.flags import add_pair, add_threads, check_temperature, positive_int, set_up
+from hf_domino.cli.flags import DTYPES, add_pair, add_threads, check_temperature, positive_int, set_up
 
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
@@ -22,13 +22,14 @@ TYPICAL = 5  # prompt of the bundled pair whose speed-up is about the median of 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino demo`."""
-    parser.add_argument("--prompt", help="text to continue (default: a held-out prompt of the pair)")
+    parser.add_argument("--prompt", help="text to continue, or to answer by a chat model (default: a held-out prompt)")
     parser.add_argument("--index", type=int, help="which held-out prompt of the pair, from 0 (default: a typical one)")
     parser.add_argument("--max-new-tokens", type=positive_int, default=128, help="tokens to generate")
     parser.add_argument("--temperature", type=float, default=0.0, help="sample at this temperature; 0 is greedy")
     parser.add_argument("--seed", type=int, default=0, help="seed of what is sampled")
     parser.add_argument("--repeats", type=positive_int, default=3, help="timed runs of each; the median counts")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of all models")
     add_pair(parser)
     add_threads(parser)
 
@@ -41,11 +42,12 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from hf_domino.cli.comparison import Choice, compare, show
+    from hf_domino.pair import DTYPES as TORCH_DTYPES
     from hf_domino.pair import find_pair, load_pair
 
     set_up(options.threads)
-    pair = load_pair(find_pair(options.pair))
-    prompt = options.prompt or _held_out_prompt(pair, options.index)
+    pair = load_pair(find_pair(options.pair), dtype=TORCH_DTYPES[options.dtype])
+    prompt = _prompt_of(pair, options)
     choice = Choice(options.temperature, options.seed)
     comparison = compare(pair, prompt, options.max_new_tokens, options.repeats, choice)
     if options.json:
@@ -55,7 +57,15 @@ def run(options: argparse.Namespace) -> int:
     return 0 if comparison.equal else FAILED_CHECK
 
 
-def _held_out_prompt(pair: Pair, index: int | None) -> str:
+def _prompt_of(pair: Pair, options: argparse.Namespace) -> dict[str, Any]:
+    if not options.prompt:
+        return _held_out_prompt(pair, options.index)
+    if pair.tokenizer.chat_template is None:
+        return {"text": options.prompt}
+    return {"messages": [{"role": "user", "content": options.prompt}]}
+
+
+def _held_out_prompt(pair: Pair, index: int | None) -> dict[str, Any]:
     from hf_domino.pair import PROMPTS, read_prompts
 
     prompts = read_prompts(pair.folder / PROMPTS)
@@ -63,4 +73,4 @@ def _held_out_prompt(pair: Pair, index: int | None) -> str:
         index = TYPICAL % len(prompts)
     if not 0 <= index < len(prompts):
         raise ValueError(f"--index must be in [0, {len(prompts) - 1}] for {pair.name}, got {index}.")
-    return prompts[index]["text"]
+    return prompts[index]

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
 
@@ -30,7 +33,7 @@ def test_demo_fails_where_outputs_differ(tiny_pair_folder, capsys, monkeypatch):
 def test_comparison_is_repeatable_and_rounds_cover_the_text(tiny_pair_folder):
     pair = load_pair(tiny_pair_folder)
     greedy = comparison.Choice()
-    first, second = (comparison.compare(pair, "def f(x):", 24, repeats=1, choice=greedy) for _ in range(2))
+    first, second = (comparison.compare(pair, {"text": "def f(x):"}, 24, repeats=1, choice=greedy) for _ in range(2))
     assert first.equal
     assert torch.equal(first.assisted, second.assisted)
     assert first.acceptance_lengths == second.acceptance_lengths
@@ -48,6 +51,35 @@ def test_sampled_text_is_plain_generations(tiny_pair_folder, capsys):
         assert f"outputs: equal, token for token (24 tokens, temperature 0.9, seed {seed}, fp32" in shown
         texts.add(shown.partition("plain generate")[2].partition("with the drafter")[0])
     assert len(texts) == 2
+
+
+def test_a_chat_model_answers(tiny_pair_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    folder = tmp_path / "chat"
+    for ending in ("", "-domino", "-dflash"):
+        shutil.copytree(f"{tiny_pair_folder}{ending}", f"{folder}{ending}")
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    (folder / "chat_template.jinja").write_text(template)
+    turns = [
+        {"role": "user", "content": "def"},
+        {"role": "assistant", "content": "f"},
+        {"role": "user", "content": "x"},
+    ]
+    (folder / "prompts.jsonl").write_text(json.dumps({"kind": "code", "messages": turns}) + "\n")
+    assert cli.main(["demo", "--pair", str(folder), *FLAGS, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["prompt"] == turns
+    assert cli.main(["demo", "--pair", str(folder), *FLAGS, "--prompt", "return"]) == 0
+    shown = capsys.readouterr().out
+    assert "user: return" in shown
+    asked = load_pair(folder)
+    ids = asked.tokenizer("<user>return<assistant>", return_tensors="pt")["input_ids"]
+    answer = asked.target.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
+    assert asked.tokenizer.decode(answer, skip_special_tokens=True).strip() in shown
+
+
+def test_the_dtype_is_said(tiny_pair_folder, capsys):
+    assert cli.main(["demo", "--pair", str(tiny_pair_folder), *FLAGS, "--dtype", "bfloat16"]) in (0, FAILED_CHECK)
+    assert "greedy, bf16, 1 threads" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("temperature", ["-1", "nan", "inf"])

@@ -14,7 +14,7 @@ EXAMPLES = """\
   hf-domino recipe smollm2 --work smollm2-work --processes 12 --batch-size 512 --device cuda:0 --stage data
 """
 PAIR, SMOLLM2 = "pair", "smollm2"
-STAGES = ("target", "data", "drafter", "twin")
+STAGES = ("target", "data", "drafter", "twin", "rows", "card")
 SOURCES = ("package", "hub")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 
 
 def torchrun(processes: int, module: str, *arguments: str) -> None:
@@ -15,6 +16,16 @@ def torchrun(processes: int, module: str, *arguments: str) -> None:
         module (`str`): What `python -m` would run.
         arguments (`str`): Its command line.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "-m", module, *arguments], check=True, env=environment)
+    launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m")
+    run_command(*launch, module, *arguments, environment={"OMP_NUM_THREADS": "1"})
+
+
+def run_command(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    """Run a module in a process of its own.
+
+    Args:
+        module (`str`): What `python -m` would run.
+        arguments (`str`): Its command line.
+        environment (`Mapping`, *optional*): Variables set for it.
+    """
+    subprocess.run([sys.executable, "-m", module, *arguments], check=True, env=os.environ | dict(environment or {}))

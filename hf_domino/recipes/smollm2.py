@@ -15,13 +15,20 @@ import torch
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import dflash_folder, domino_folder
-from hf_domino.recipes.processes import torchrun
+from hf_domino.recipes.processes import run_command, torchrun
+from hf_domino.recipes.smollm2_card import write_card
 from hf_domino.recipes.smollm2_target import fetch_target
 
 RECIPE = Path(__file__).with_name("smollm2.yaml")
 SHORT_PROMPTS = Path(__file__).with_name("smollm2_prompts.jsonl")
 LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")
 MAX_SHARD_SIZE = "15MB"
+METHODS = ("prompt_lookup", "dflash_adaptive", "domino", "domino_adaptive")
+MEASUREMENTS = {  # rows: prompts, how many, dtype
+    "results.jsonl": (SHORT_PROMPTS, 96, "bfloat16"),
+    "results-fp32.jsonl": (SHORT_PROMPTS, 20, "float32"),
+    "results-long.jsonl": (LONG_PROMPTS, 20, "bfloat16"),
+}
 # How it writes. Half of its answers are longer than 160 tokens; one that is cut is as good to learn from.
 WRITING = ("--max-new-tokens=384", "--keep-unended", "--eval-rows=64")
 
@@ -56,6 +63,8 @@ class SmolLM2Recipe:
             "data": self.write_text,
             "drafter": lambda: self.train("domino"),
             "twin": lambda: self.train("dflash"),
+            "rows": self.measure,
+            "card": self.write_cards,
         }
 
     @property
@@ -72,12 +81,20 @@ class SmolLM2Recipe:
         torchrun(self.processes, self.commands, "data", *which, *how, *where)
         return output
 
+    def run_of(self, projector_type: str) -> Path:
+        """Folder of a training."""
+        return self.work / "runs" / projector_type
+
+    def drafter(self, projector_type: str) -> Path:
+        """Folder of a drafter, beside the target's."""
+        return {"domino": domino_folder, "dflash": dflash_folder}[projector_type](self.target)
+
     def train(self, projector_type: str) -> Path:
         """Train a drafter and save it as bf16 beside the target."""
-        output = {"domino": domino_folder, "dflash": dflash_folder}[projector_type](self.target)
+        output = self.drafter(projector_type)
         if (output / "config.json").exists():
             return output
-        run, data = self.work / "runs" / projector_type, self.work / "data"
+        run, data = self.run_of(projector_type), self.work / "data"
         torchrun(
             self.processes,
             self.commands,
@@ -93,6 +110,20 @@ class SmolLM2Recipe:
             output, max_shard_size=MAX_SHARD_SIZE
         )
         return output
+
+    def measure(self) -> Path:
+        """Measure drafter and twin on the prompts, short and long, in the target's dtype and in fp32."""
+        folder = self.drafter("domino")
+        for name, (prompts, count, dtype) in MEASUREMENTS.items():
+            what = (f"--pair={self.target}", f"--prompts={prompts}", f"--num-prompts={count}", f"--dtype={dtype}")
+            how = (f"--methods={','.join(METHODS)}", "--repeats=1", f"--rows={folder / name}", "--resume")
+            run_command(self.commands, "bench", *what, *how)
+        return folder
+
+    def write_cards(self) -> Path:
+        """Write the cards of both."""
+        write_card(self.drafter("dflash"), self.run_of("dflash"))
+        return write_card(self.drafter("domino"), self.run_of("domino"))
 
 
 def make_smollm2(options: argparse.Namespace, commands: str) -> int:

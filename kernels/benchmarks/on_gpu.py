@@ -39,11 +39,8 @@ def steps(output: Path, is_dry: bool) -> dict[str, list[str]]:
         commands[kernel] += ["--dry-run"] * is_dry
     tiny = ["--shapes", "tiny", "--context", "16", "--rounds", "16", "--repeats", "1"] * is_dry
     commands["round"] = ["-m", "hf_domino.cli", "bench-round", "--rows", str(output / "rounds.jsonl"), *tiny]
-    few = (
-        ["--num-prompts", "1", "--max-new-tokens", "8", "--repeats", "1"]
-        if is_dry
-        else ["--num-prompts", "4", "--repeats", "1"]
-    )
+    few = ["--num-prompts", "1", "--max-new-tokens", "8"] if is_dry else ["--num-prompts", "4"]
+    few += ["--repeats", "1"]
     commands["pair"] = ["-m", "hf_domino.cli", "bench", "--rows", str(output / "pair.jsonl"), "--overwrite", *few]
     return commands
 

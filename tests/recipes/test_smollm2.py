@@ -13,6 +13,9 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_domino import DominoConfig
+from hf_domino.cards.sections import CARD, mark, read_card, read_sections
+from hf_domino.cli import flags
 from hf_domino.cli.main import main, parse
 from hf_domino.cli.recipe import STAGES
 from hf_domino.recipes import smollm2, smollm2_target
@@ -105,6 +108,7 @@ def commands(monkeypatch):
     """What the stages run, in place of running it."""
     called = []
     monkeypatch.setattr(smollm2, "torchrun", lambda *arguments: called.append(arguments))
+    monkeypatch.setattr(smollm2, "run_command", lambda *arguments: called.append((1, *arguments)))
     return called
 
 
@@ -139,6 +143,36 @@ def test_drafters_are_trained_alike_and_saved_beside_the_target(
         assert weights.get_tensor("fc.weight").dtype == torch.bfloat16
     assert recipe(tmp_path).train(kind) == output
     assert len(commands) == 1  # not again
+
+
+def test_both_are_measured_by_the_bench_command(tmp_path, commands):
+    recipe(tmp_path).measure()
+    measured = [parse(["bench", *flags]) for _, _, command, *flags in commands if command == "bench"]
+    assert {options.pair for options in measured} == {tmp_path / "target"}
+    assert [(options.prompts.name, options.num_prompts, options.dtype) for options in measured] == [
+        ("smollm2_prompts.jsonl", 96, "bfloat16"),
+        ("smollm2_prompts.jsonl", 20, "float32"),
+        ("smollm2_long_prompts.jsonl", 20, "bfloat16"),
+    ]
+    assert all(options.resume and set(options.methods) <= set(flags.METHODS) for options in measured)
+    assert len({options.rows for options in measured}) == 3
+
+
+def test_cards_tell_the_training_and_which_weights(tmp_path):
+    made = recipe(tmp_path)
+    recorded = "## Training\n\n| steps | 7 |"
+    for kind in ("domino", "dflash"):
+        DominoConfig(projector_type=kind).save_pretrained(made.drafter(kind))
+        made.run_of(kind).mkdir(parents=True)
+        (made.run_of(kind) / CARD).write_text(f"# run\n\n{mark('training', recorded)}\n")
+    assert made.write_cards() == tmp_path / "target-domino" / CARD
+    for kind in ("domino", "dflash"):
+        text = (made.drafter(kind) / CARD).read_text()
+        assert read_sections(text)["training"] == recorded
+        assert read_card(text).data.to_dict()["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+        assert "de-quantised to bf16" in text
+    made.write_cards()
+    assert (made.drafter("domino") / CARD).read_text().count("About the target") == 1
 
 
 def test_stages_are_run_up_to_the_one_asked_for(tmp_path, commands, capsys):

@@ -1,0 +1,42 @@
+"""The cards of SmolLM2's drafter and its twin: how they were trained, what was measured, and on which weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from hf_domino.benchmark.card import card_for
+from hf_domino.cards.sections import CARD
+from hf_domino.cards.training import FIGURE
+from hf_domino.recipes.smollm2_target import HUB_NAME, PACKAGE
+
+LICENCE = {"license": "apache-2.0"}
+ABOUT = f"""
+## About the target
+
+Trained and measured with {HUB_NAME} (Apache-2.0) as the package `{PACKAGE}` has it, in four bits, de-quantised to bf16:
+`hf-domino recipe smollm2` makes it again. With the original weights acceptance is expected to be close, and was not
+measured; where the Hub can be reached, `hf-domino bench --target {HUB_NAME} --drafter FOLDER` does it. The drafter
+holds no weights of the target. The prompts it was measured on are the recipe's, in `hf_domino/recipes`; none stood in
+its training text.
+"""
+
+
+def write_card(folder: Path, run: Path) -> Path:
+    """Write a drafter's card from its configuration, its training and its rows.
+
+    Args:
+        folder (`Path`): The drafter's folder, with `results.jsonl` if it was measured.
+        run (`Path`): Folder of its training.
+
+    Returns:
+        `Path`: The card.
+    """
+    path = folder / CARD
+    for name in (CARD, FIGURE):
+        if (run / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(run / name, folder / name)
+    card = card_for(folder, target=HUB_NAME, metadata=LICENCE)
+    path.write_text(card + ABOUT, encoding="utf-8")
+    return path

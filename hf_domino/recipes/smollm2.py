@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from hf_domino.data.result import REPORT
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import dflash_folder, domino_folder
 from hf_domino.recipes.processes import run_command, torchrun
@@ -75,6 +76,8 @@ class SmolLM2Recipe:
     def write_text(self) -> Path:
         """Let the target write its own chats, apart from the prompts it will be measured on."""
         output = self.work / "data"
+        if (output / REPORT).exists():
+            return output
         which = (f"--target={self.target}", f"--output={output}", f"--rows={self.rows}")
         how = (f"--batch-size={self.batch_size}", *WRITING, "--exclude", str(SHORT_PROMPTS), str(LONG_PROMPTS))
         where = () if self.device is None else (f"--device={self.device}",)

@@ -126,6 +126,10 @@ def test_text_is_written_by_the_data_command(tmp_path, commands):
     assert (options.rows, options.batch_size, options.device) == (7, 3, "cpu")
     assert [path.name for path in options.exclude] == ["smollm2_prompts.jsonl", "smollm2_long_prompts.jsonl"]
     assert all(path.is_file() for path in options.exclude)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "report.json").touch()
+    assert recipe(tmp_path, rows=9).write_text() == tmp_path / "data"
+    assert len(commands) == 1  # not again
 
 
 @pytest.mark.parametrize("kind", ["domino", "dflash"])

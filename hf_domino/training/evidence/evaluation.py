@@ -19,6 +19,7 @@ from hf_domino.training.objective.anchors import sample_anchors_by_content
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.runs.checkpoints import CheckpointingTrainer
+from hf_domino.training.scale.placing import is_in_memory
 
 EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 
@@ -87,9 +88,8 @@ class EvaluatingTrainer(CheckpointingTrainer):
         metrics = {"walked_acceptance_length": mean}
         if self.drafter.has_correction_head:
             metrics["base_walked_acceptance_length"] = of_base
-        # Beside a cache of hidden states only the target's ends may be in memory: its speed would be the disk's.
-        is_in_memory = not any(weight.is_meta for weight in self.target.model.parameters())
-        if self.args.predict_speed_up and states[0] is None and is_in_memory:
+        # Where only the target's ends are in memory, its speed would be the disk's.
+        if self.args.predict_speed_up and states[0] is None and is_in_memory(self.target.model):
             cost = self._measure_round(texts[0])
             metrics |= {"predicted_speed_up": cost.speed_up(mean), "step_ms": 1e3 * cost.step}
             metrics["round_ms"] = 1e3 * cost.round

@@ -18,7 +18,7 @@ from hf_domino.training.hidden_states.folder import StateSettings
 from hf_domino.training.hidden_states.reading import CachedRows, has_all
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import TrainingRows
-from hf_domino.training.scale.placing import files_digest, load_ends, place_target
+from hf_domino.training.scale.placing import files_digest, is_in_memory, load_ends, place_target
 
 
 def load_target(names: ModelArguments, args: DominoTrainingArguments) -> PreTrainedModel:
@@ -87,7 +87,7 @@ class CachedRun:
             and the rows with their states.
         """
         target, rows = self.read_rows(target, config, rows)
-        ends = self._load_ends() if _is_whole(target) and self.files is not None else None
+        ends = self._load_ends() if is_in_memory(target) and self.files is not None else None
         return ends or target, rows
 
     def read_rows(
@@ -104,7 +104,7 @@ class CachedRun:
         """
         datasets = [part for part in (rows.train, rows.evaluation) if part is not None]
         if not all(has_all(self.folder, part) for part in datasets):
-            target = target if _is_whole(target) else load_target(self.names, self.args)
+            target = target if is_in_memory(target) else load_target(self.names, self.args)
             writer = self.writer(target, config)
             for part in datasets:
                 writer.write(part, progress=self.args.process_index == 0)
@@ -119,10 +119,6 @@ class CachedRun:
         if ends is not None and settings is not None:
             stand_for(ends, settings.target)
         return ends
-
-
-def _is_whole(target: PreTrainedModel) -> bool:
-    return not any(weight.is_meta for weight in target.parameters())
 
 
 def _autocast(args: DominoTrainingArguments) -> Callable[[], AbstractContextManager]:

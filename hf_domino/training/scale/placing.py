@@ -52,6 +52,15 @@ def is_placed(target: PreTrainedModel) -> bool:
     )
 
 
+def is_in_memory(target: PreTrainedModel) -> bool:
+    """Whether all of a target is in memory: what [`load_ends`] loads is not, nor what is offloaded to disk.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+    """
+    return not any(weight.is_meta for weight in target.parameters())
+
+
 def load_ends(name: str, dtype: str, device: torch.device) -> PreTrainedModel | None:
     """Load a target of which only the embeddings and lm_head are in memory.
 

@@ -66,7 +66,7 @@ class TargetModel:
             return None
         weight, shape = head.weight, (head.out_features, head.in_features)
         is_whole = weight.shape == shape and weight.is_floating_point() and not weight.is_meta
-        is_plain = not ("forward" in vars(head) or hasattr(head, "_hf_hook") or _has_hooks(head))
+        is_plain = not ("forward" in vars(head) or hasattr(head, "_hf_hook") or has_hooks(head))
         return head if is_whole and is_plain else None
 
     def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:
@@ -115,7 +115,12 @@ class TargetModel:
         return next((limit for limit in limits if limit is not None), None)
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something is called before or after its forward.
+
+    Args:
+        module (`nn.Module`): Any.
+    """
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

@@ -21,6 +21,7 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino export`."""
     parser.add_argument("--drafter", required=True, help="folder or Hub name of the drafter")
+    parser.add_argument("--target", help="its target, whose rows of lm_head speculators stores with a draft vocabulary")
     parser.add_argument("--output", required=True, type=Path, help="folder to write")
     parser.add_argument(
         "--format", choices=FORMATS, default="specforge", help="layout of the folder; speculators holds DFlash alone"
@@ -38,7 +39,12 @@ def run(options: argparse.Namespace) -> None:
     set_up()
     drafter = DominoDraftModel.from_pretrained(options.drafter)
     given = {name: getattr(options, name) for name in ("format", "engine", "dtype", "overwrite")}
-    found = summary(drafter.export(options.output, **given), drafter.config)
+    target = None
+    if options.target is not None:
+        from transformers import AutoModelForCausalLM
+
+        target = AutoModelForCausalLM.from_pretrained(options.target, dtype="auto")
+    found = summary(drafter.export(options.output, target=target, **given), drafter.config)
     print(json.dumps(found) if options.json else _lines(found))
 
 

@@ -21,7 +21,7 @@ def count_tokens(rows: Iterable[Mapping[str, Sequence[int]]], vocab_size: int) -
     counts = np.zeros(vocab_size, dtype=np.int64)
     for row in rows:
         written = np.asarray(row["input_ids"], dtype=np.int64)[np.asarray(row["loss_mask"], dtype=bool)]
-        counts += np.bincount(written, minlength=vocab_size)
+        np.add.at(counts, written, 1)
     return counts
 
 

@@ -42,6 +42,7 @@ class DraftSession:
         context: ContextCache | None = None,
     ):
         self.drafter, self.target, self.law = drafter, target, law
+        drafter.vocabulary.prepare(target)
         self.timer = timer or PhaseTimer(enabled=False)
         self._cache = context or ContextCache(len(drafter.layers))
         # On other devices, knowing which token to look up would have to be waited for.

@@ -23,7 +23,7 @@ from transformers import (
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.effects import Banned, Effect
 from hf_domino.decoding.processors.scores import Scores
-from hf_domino.decoding.processors.stock import PREFIX_FREE, STATELESS, effect_of, one_by_one
+from hf_domino.decoding.processors.stock import CHECKS_LAW, PREFIX_FREE, STATELESS, effect_of, one_by_one
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.vocabulary import DraftVocabulary
 
@@ -162,8 +162,16 @@ class TokenLaw:
             else:
                 alone, changed = type(step) not in PREFIX_FREE, None
                 scores = scores.float()
-                scores = one_by_one(step, scores, prefixes, is_open) if alone else step(prefixes.ids, scores)
+                scores = one_by_one(step, scores, prefixes, is_open) if alone else self._warp(step, scores, prefixes)
         return scores.float()
+
+    def _warp(self, step: LogitsProcessor, scores: torch.Tensor, prefixes: Prefixes) -> torch.Tensor:
+        """Ask a processor that looks at the scores only."""
+        if not (self.vocabulary.is_reduced and type(step) in CHECKS_LAW):
+            return step(prefixes.ids, scores)
+        # What is forced may not be in a draft vocabulary, all of which is forbidden then.
+        is_lawless = scores.isneginf().all(dim=-1, keepdim=True)
+        return step(prefixes.ids, scores.masked_fill(is_lawless, 0.0)).masked_fill(is_lawless, -torch.inf)
 
 
 def stateful_processors(processors: LogitsProcessorList) -> list[str]:

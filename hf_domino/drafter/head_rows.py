@@ -13,6 +13,8 @@ from torch import nn
 
 from hf_domino.formats.d2t import ids_of
 
+COMPARED = 16  # rows, about
+
 
 class _Rows:
     """Rows of one lm_head, `[D, H]`, with their biases `[D]` if it has any, and what they were copied from."""
@@ -36,6 +38,14 @@ class _Rows:
         self.source = source
         return True
 
+    def is_as_in(self, head: nn.Linear, token_ids: torch.Tensor) -> bool:
+        """Whether a sample of them is what the lm_head holds; reads a result back."""
+        step = max(1, len(token_ids) // COMPARED)
+        some = token_ids[::step]
+        return torch.equal(head.weight[some], self.weight[::step]) and (
+            head.bias is None or self.bias is None or torch.equal(head.bias[some], self.bias[::step])
+        )
+
 
 class HeadRows:
     """A draft vocabulary's rows of the lm_heads that it met, copied once for each, and again where weights changed.
@@ -49,18 +59,22 @@ class HeadRows:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
-    def of(self, head: nn.Linear, d2t: torch.Tensor) -> _Rows:
+    def of(self, head: nn.Linear, d2t: torch.Tensor, compares: bool = False) -> _Rows:
         """The rows of an lm_head.
 
         Args:
             head (`nn.Linear`): With its weights in memory.
             d2t (`torch.Tensor`): `[D]`, see [`ReducedVocabulary`].
+            compares (`bool`, *optional*, defaults to `False`): Whether to look for what left no trace, a write to
+                `weight.data` such as PEFT's merge; it reads a result back.
         """
         source = tuple(_trace(tensor) for tensor in (head.weight, head.bias, d2t))
         found = self._rows.get(head)
-        if found is not None and found.source == source:
+        if found is not None and found.source == source and not compares:
             return found
         token_ids = ids_of(d2t).to(head.weight.device)
+        if found is not None and found.source == source and found.is_as_in(head, token_ids):
+            return found
         if found is None or not found.renew(head, token_ids, source):
             found = self._rows[head] = _Rows(head, token_ids, source)
         return found

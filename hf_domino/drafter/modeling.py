@@ -149,6 +149,9 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             if not hasattr(self.config, field):
                 raise ValueError(f"{field} must be a field of DominoConfig, got none of that name: see its docstring.")
             setattr(view.config, field, value)
+        if view.config.draft_vocab_size != self.config.draft_vocab_size:
+            remedy = "Take a copy with fewer tokens: drafter.restricted(token_ids)."
+            raise refusal("draft_vocab_size", self.config.draft_vocab_size, view.config.draft_vocab_size, remedy)
         view.config.check()
         return view
 

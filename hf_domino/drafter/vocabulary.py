@@ -22,6 +22,8 @@ from hf_domino.target import TargetModel
 class DraftVocabulary:
     """All tokens of the target, whose columns are their ids."""
 
+    is_reduced = False
+
     def total(self, num_columns: int) -> int:
         """All tokens of the target (V), where so many have columns (D)."""
         return num_columns
@@ -33,7 +35,7 @@ class DraftVocabulary:
     def prepare(self, target: TargetModel) -> int | None:
         """Bring up to date what [`~DraftVocabulary.logits`] keeps of this target; its address, if it keeps something.
 
-        A captured graph reads that address.
+        Once a call, as it reads a result back. A captured graph reads that address.
         """
         return None
 
@@ -67,6 +69,8 @@ class ReducedVocabulary(DraftVocabulary):
         heads ([`HeadRows`]): Keeps the rows of lm_heads.
     """
 
+    is_reduced = True
+
     def __init__(self, num_tokens: int, d2t: torch.Tensor, heads: HeadRows):
         self._num_tokens, self._d2t, self._heads = num_tokens, d2t, heads
 
@@ -90,7 +94,7 @@ class ReducedVocabulary(DraftVocabulary):
     def prepare(self, target: TargetModel) -> int | None:
         """See [`DraftVocabulary`]."""
         head = target.readable_head
-        return None if head is None else self._heads.of(head, self._d2t).weight.data_ptr()
+        return None if head is None else self._heads.of(head, self._d2t, compares=True).weight.data_ptr()
 
     def ids(self, columns: torch.Tensor) -> torch.Tensor:
         """See [`DraftVocabulary`]."""

@@ -21,8 +21,8 @@ Tensors = dict[str, torch.Tensor]
 SPREAD = "The layout has no draft vocabulary: there the drafter proposes all {} tokens instead of {}"
 UNLEARNED = ", and W2 is zero for the others"
 NO_HEAD = (
-    "Engines want the draft vocabulary's rows of the target's lm_head beside d2t: export with target=target, or they "
-    "cannot load the folder."
+    "Engines want the draft vocabulary's rows of the target's lm_head beside d2t: export with target=target "
+    "(--target), or they cannot load the folder."
 )
 
 

@@ -20,7 +20,7 @@ from transformers.utils import logging
 from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
-from hf_domino.formats.draft_vocabulary import beside, spread
+from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
 from hf_domino.formats.engines import ENGINES, Engine, Unmet, engine_of, unmet
 from hf_domino.formats.format import StoredConfig
 from hf_domino.formats.source import CONFIG
@@ -33,6 +33,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 MAX_SHARD_SIZE = "5GB"
 MOST_SHOWN = 4  # names in an error
 WEIGHTS = "model*.safetensors*"  # whole, in shards, and their index
+_HEADLESS = Unmet("lm_head.weight", "stored beside d2t", "none", NO_HEAD)
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,10 @@ def export(
     folder = Path(folder)
     wanted = None if engine is None else engine_of(engine)
     stored = stored_config(drafter.config, format, dtype)
-    found = refusals(stored)
     own, note = _written(drafter, format, target)
+    found = refusals(stored)
+    if note == NO_HEAD:
+        found = {name: reasons or (_HEADLESS,) for name, reasons in found.items()}
     _say(found, wanted)
     if note:
         logger.warning(note)

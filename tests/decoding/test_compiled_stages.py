@@ -117,6 +117,19 @@ def test_later_calls_compile_nothing(tiny_qwen3, make_drafter, config, traced):
     assert len(traced) == 4
 
 
+def test_hooks_are_seen_as_they_come_and_go(tiny_qwen3, make_drafter, config, traced):
+    drafter, plain = make_drafter(tiny_qwen3), tiny_qwen3.generate(PROMPT, **GREEDY)
+    assert torch.equal(generate(tiny_qwen3, drafter, config), plain)
+    hook = tiny_qwen3.model.layers[1].mlp.register_forward_hook(lambda module, inputs, output: -output)
+    changed = tiny_qwen3.generate(PROMPT, **GREEDY)
+    assert not torch.equal(changed, plain)
+    for _ in range(2):
+        assert torch.equal(generate(tiny_qwen3, drafter, config), changed)
+    hook.remove()
+    assert torch.equal(generate(tiny_qwen3, drafter, config), plain)
+    assert len(traced) == 6
+
+
 def test_released_workspaces_are_compiled_anew(tiny_qwen3, make_drafter, config, traced):
     """With what has been hooked in since, of which dynamo keeps no guard."""
     drafter, texts = make_drafter(tiny_qwen3), []

@@ -266,6 +266,20 @@ def test_where_nothing_that_is_drafted_is_allowed(tiny_qwen3, rule, options, poo
         assert tiny_qwen3.generate(PROMPTS[0][None], **options)[0].tolist() == text
 
 
+@pytest.mark.parametrize("pool_size", [8, None])
+@pytest.mark.parametrize(
+    "options", [{"forced_eos_token_id": EOS}, {"suppress_tokens": IDS}], ids=["forced", "suppressed"]
+)
+def test_a_warper_that_checks_the_law_where_nothing_that_is_drafted_is_allowed(tiny_qwen3, pool_size, options):
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=pool_size).restricted(IDS)
+    options = {"do_sample": True, "eta_cutoff": 0.01, "max_new_tokens": 20} | options
+    texts = []
+    for assistant in ({}, {"assistant_model": drafter}, {"assistant_model": drafter, "cache_implementation": "static"}):
+        torch.manual_seed(3)
+        texts.append(tiny_qwen3.generate(PROMPTS[0][None], **options, **assistant).tolist())
+    assert texts[0] == texts[1] == texts[2]
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("processors", [[], [TemperatureLogitsWarper(0.7)], [RepetitionPenaltyLogitsProcessor(1.5)]])
 @pytest.mark.parametrize("pool_size", [None, 5])

@@ -223,3 +223,20 @@ def test_adapters_must_be_merged_first(tiny_drafter):
     peft.get_peft_model(tiny_drafter, peft.LoraConfig(r=2, target_modules=["fc"]))
     with pytest.raises(ValueError, match="Merge an adapter"):
         tiny_drafter.restricted(IDS)
+
+
+def test_rows_of_weights_that_were_written_past_autograd(tiny_qwen3, tiny_drafter):
+    drafter, target = tiny_drafter.restricted(IDS), TargetModel(tiny_qwen3, tiny_drafter.config)
+    hidden = torch.randn(2, 32)
+    address = drafter.vocabulary.prepare(target)
+    tiny_qwen3.lm_head.weight.data += 1.0  # as PEFT merges an adapter
+    assert drafter.vocabulary.prepare(target) == address
+    torch.testing.assert_close(drafter.vocabulary.logits(target, hidden), target.logits(hidden)[:, IDS], **LOGITS_TOL)
+
+
+def test_a_view_has_the_tokens_of_its_drafter(tiny_drafter):
+    small = tiny_drafter.restricted(IDS)
+    assert small.view(draft_length="full").vocabulary.token_ids.tolist() == IDS
+    for drafter, size in ((tiny_drafter, 7), (small, 6), (small, None)):
+        with pytest.raises(ValueError, match=r"draft_vocab_size must be .*drafter.restricted\(token_ids\)"):
+            drafter.view(draft_vocab_size=size)

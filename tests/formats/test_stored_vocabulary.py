@@ -74,6 +74,22 @@ def test_speculators_holds_it(tiny_llama, tmp_path, dtype, has_target, caplog):
     assert json.loads((tmp_path / "config.json").read_text()) == stored_config(again.config, "speculators", dtype)
 
 
+def test_no_engine_is_said_to_take_a_folder_without_lm_head(tiny_llama, tmp_path, capsys):
+    drafter = build_drafter(tiny_llama, **SHAPE).restricted(IDS)
+    assert str(drafter.export(tmp_path / "0", "speculators").refusals["vllm"][0]).startswith("lm_head.weight must be")
+    with pytest.raises(ValueError, match=r"vLLM 0\.33 will not take this drafter: lm_head\.weight must be stored"):
+        drafter.export(tmp_path / "1", "speculators", engine="vllm")
+    assert not (tmp_path / "1").exists()
+    assert drafter.export(tmp_path / "2", "speculators", engine="vllm", target=tiny_llama).refusals["vllm"] == ()
+    drafter.save_pretrained(tmp_path / "ours")
+    tiny_llama.save_pretrained(tmp_path / "target")
+    command = ["export", "--drafter", str(tmp_path / "ours"), "--format", "speculators", "--engine", "vllm"]
+    assert main([*command, "--output", str(tmp_path / "3")]) == 2
+    assert main([*command, "--output", str(tmp_path / "4"), "--target", str(tmp_path / "target")]) == 0
+    assert "vllm serve" in capsys.readouterr().out
+    assert "lm_head.weight" in load_file(tmp_path / "4" / "model.safetensors")
+
+
 @pytest.mark.parametrize("overrides", [SHAPE, {"pure_draft_prefix_len": 1}], ids=["dflash", "domino"])
 def test_specforge_gets_the_whole_vocabulary(tiny_qwen3, tmp_path, overrides, caplog):
     whole = build_drafter(tiny_qwen3, **overrides)

@@ -22,7 +22,6 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import accept_lengths, walk_rounds
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.objective.own_prefixes import write_own_prefixes
-from hf_domino.training.objective.position_weights import dynamic_weights
 from hf_domino.training.parts import add_head
 from hf_domino.training.scale.plan import plan_training
 
@@ -69,7 +68,8 @@ def naive_positions(drafter, target, batch):
 
 def naive_loss(drafter, target, batch, lambda_base, options):
     """Masked cross-entropy over the draft vocabulary, by position; also what it is to be divided by."""
-    found = [entry for entry in naive_positions(drafter, target, batch) if entry[-1] in IDS]
+    everything = list(naive_positions(drafter, target, batch))
+    found = [entry for entry in everything if entry[-1] in IDS]
     total = [0.0, 0.0]
     decay = math.inf if "position_weights" in options else 4.0
     weights = [math.exp(-(k - drafter.config.label_offset) / decay) for _, k, *_ in found]
@@ -78,9 +78,13 @@ def naive_loss(drafter, target, batch, lambda_base, options):
         scale = list(weights)
         if "position_weights" in options:
             scale = []
+            known = {(block, k): float((-e).exp()) for e, (block, k, *_) in zip(entropies, found, strict=True)}
             for block in dict.fromkeys(entry[0] for entry in found):
-                own = torch.stack([e for e, entry in zip(entropies, found, strict=True) if entry[0] == block])
-                scale += dynamic_weights(own.detach().neg().exp(), torch.ones(len(own)).bool(), 0.5).tolist()
+                # Of a label outside the drafter has no probability at all, and what comes behind it is not accepted.
+                steps = [entry[1] for entry in everything if entry[0] == block]
+                smooth = [0.5 * known.get((block, k), 0.0) + 0.5 for k in steps]
+                accepted = [math.prod(smooth[: index + 1]) for index in range(len(steps))]
+                scale += [sum(accepted[index:]) for index, k in enumerate(steps) if (block, k) in known]
         for entropy, entry, weight in zip(entropies, found, scale, strict=True):
             loss = entropy
             if options.keys() & DISTILLED.keys():

@@ -12,14 +12,12 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from transformers import EtaLogitsWarper
 
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.scores import CandidateScores, Scores
-from hf_domino.decoding.processors.stock import PREFIX_FREE
+from hf_domino.decoding.processors.stock import CHECKS_LAW, PREFIX_FREE
 from hf_domino.decoding.sampling import TokenLaw
 
-CHECKS_LAW = (EtaLogitsWarper,)  # raises where all candidates are forbidden
 LIFTED_SHARE = 4  # at most one of so many candidates is there for what a processor may do
 
 

@@ -39,6 +39,7 @@ PREFIX_FREE = (
     hf.LogitNormalization,
     hf.InfNanRemoveLogitsProcessor,
 )
+CHECKS_LAW = (hf.EtaLogitsWarper,)  # raises where all tokens are forbidden
 EFFECTS: dict[type, Callable[[Any], Effect | None]] = {
     hf.MinLengthLogitsProcessor: lambda p: Banned(p.eos_token_id, lambda length: length < p.min_length),
     hf.MinNewTokensLengthLogitsProcessor: lambda p: Banned(

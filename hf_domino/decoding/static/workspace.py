@@ -13,12 +13,14 @@ from collections.abc import Hashable
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import Cache, PreTrainedModel
+from transformers.utils import output_capturing
 
 from hf_domino.decoding.static.fixed_caches import FixedCache, FixedContext
 from hf_domino.decoding.static.graphs import StageGraphs
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target import TargetModel
+from hf_domino.target import TargetModel, has_hooks
 
 CAPACITY_STEP = 64  # capacities are multiples of it: texts of nearly the same length share graphs
 
@@ -133,4 +135,12 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
     options += [getattr(config, field) for field in fields] + [tuple(config.target_layer_ids or ())]
     options += [config.sliding_window, config.sliding_window_non_causal, tuple(config.layer_types or ())]
     options += [config.draft_vocab_size, drafter.vocabulary.prepare(TargetModel(target, config))]
+    options += [hook for model in models for part in model.modules() if has_hooks(part) for hook in _hooks(part)]
     return (tuple(hash((t.data_ptr(), t.dtype, t.requires_grad)) for t in tensors), *options)
+
+
+def _hooks(module: nn.Module) -> list[int]:
+    """Ids of a module's hooks, which are part of what was captured or traced; no two hooks have the same."""
+    found = (*module._forward_pre_hooks.items(), *module._forward_hooks.items())
+    # Transformers' own come with the first forward that returns hidden states, the prompt's.
+    return [key for key, hook in found if getattr(hook, "__module__", None) != output_capturing.__name__]

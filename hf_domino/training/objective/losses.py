@@ -11,7 +11,7 @@ target's or fewer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -35,6 +35,7 @@ class ScoredPositions:
         weights (`torch.Tensor`): `[M]` fp32.
         final (`torch.Tensor`, *optional*): The target's final hidden states `[M, H]` before the labels, to learn from.
         places (`torch.Tensor`, *optional*): Block and position in it `[M, 2]`, where blocks must not be cut.
+        outside (`torch.Tensor`, *optional*): Which labels of its block `[M, K]` are not in the draft vocabulary.
     """
 
     hidden: torch.Tensor
@@ -44,6 +45,7 @@ class ScoredPositions:
     weights: torch.Tensor
     final: torch.Tensor | None = None
     places: torch.Tensor | None = None
+    outside: torch.Tensor | None = None
 
     def split(self, size: int) -> list[ScoredPositions]:
         """Cut into pieces of at most `size` positions; at least one piece, which may be empty.
@@ -56,8 +58,8 @@ class ScoredPositions:
         return self._split_by([min(size, num_positions - start) for start in range(0, max(num_positions, 1), size)])
 
     def _split_by(self, lengths: list[int]) -> list[ScoredPositions]:
-        fields = (self.hidden, self.states, self.is_corrected, self.labels, self.weights, self.final, self.places)
-        pieces = [field.split(lengths) if field is not None else (None,) * len(lengths) for field in fields]
+        values = [getattr(self, field.name) for field in fields(self)]
+        pieces = [value.split(lengths) if value is not None else (None,) * len(lengths) for value in values]
         return [ScoredPositions(*piece) for piece in zip(*pieces, strict=True)]
 
 
@@ -205,7 +207,7 @@ def _weighted_sum(
     weights = chunk.weights
     if options.dpace_alpha is not None:
         assert chunk.places is not None
-        weights = weights * weigh_flat(losses, chunk.places, options.dpace_alpha)
+        weights = weights * weigh_flat(losses, chunk.places, options.dpace_alpha, chunk.outside)
     if options.distillation is not None and taught is not None:
         losses = options.distillation.mix(losses, logits, taught)
     return (losses * weights).sum()

@@ -111,7 +111,8 @@ class Objective:
         labels, weights = self.labels(batch, evaluating)
         columns = drafter.vocabulary.columns(labels)
         has_loss = columns >= 0
-        chosen = (weights > 0) & has_loss
+        counts = weights > 0
+        chosen = counts & has_loss
         with self._autocast():
             read = states_of_batch(self.target, batch, final=options.distillation is not None)
             blocks = draft_blocks(
@@ -124,7 +125,8 @@ class Objective:
             if read.final is not None:
                 scored = replace(scored, final=self._final_of(read, batch["anchors"], chosen))
             if options.dpace_alpha is not None:
-                scored = replace(scored, places=chosen.flatten(0, 1).nonzero())
+                places, outside = chosen.flatten(0, 1).nonzero(), (counts & ~has_loss).flatten(0, 1)
+                scored = replace(scored, places=places, outside=outside[places[:, 0]])
             losses = draft_losses(drafter, self.target, scored, lambda_base or 0.0, self.max_logits, options)
         is_correct, is_base_correct = (
             torch.zeros_like(chosen).masked_scatter(chosen, hits)

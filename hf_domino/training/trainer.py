@@ -26,6 +26,7 @@ from hf_domino.data.rows import encode_dataset
 from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
+from hf_domino.notices import notice
 from hf_domino.target import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.figures import draw_training
@@ -47,6 +48,11 @@ from hf_domino.training.scale.sharding import prepare_sharding, shard_target
 NOT_FINITE = (
     "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
     "if it is the first step, run the target in a wider dtype."
+)
+FIRST_TOKENS = (
+    "The drafter proposes the first {0} tokens of the vocabulary, as nobody chose others: `hf-domino train` takes the "
+    "most frequent ones of its text; in Python, most_frequent(count_tokens(rows, vocab_size), {0}) of hf_domino.data "
+    "and DominoDraftModel.restricted do."
 )
 NO_METADATA = ("tasks", "dataset_args")  # Transformers' card files scores under them
 
@@ -119,6 +125,8 @@ class DominoTrainer(AveragingTrainer):
         **kwargs: Any,
     ):
         check_target(model.config, target)
+        if model.config.draft_vocab_size is not None and not model.d2t.any():
+            notice(FIRST_TOKENS.format(model.config.draft_vocab_size))
         check_layers(model.config, train_dataset, eval_dataset)
         if data_collator is not None and args.packing:
             raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")

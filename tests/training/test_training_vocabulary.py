@@ -265,3 +265,12 @@ def test_a_plan_counts_what_is_smaller(tmp_path):
 def test_runs_of_hits_end_at_what_is_not_drafted():
     hits, drafted = torch.tensor([[True, True, True, True]]), torch.tensor([[True, True, False, True]])
     assert accepted_runs(hits & drafted, 0).tolist() == [2]
+
+
+def test_the_first_tokens_are_taken_with_a_word(target, make_drafter, make_trainer, greedy_rows, caplog):
+    drafter = make_drafter(target, draft_vocab_size=20)
+    make_trainer(drafter, greedy_rows)
+    assert "The drafter proposes the first 20 tokens" in caplog.text
+    caplog.clear()
+    make_trainer(make_drafter(target).restricted(IDS), greedy_rows)
+    assert "proposes the first" not in caplog.text

@@ -14,14 +14,13 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig
-from transformers.generation import logits_process as hf
 
 from hf_domino.decoding.caches.alignment import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
 from hf_domino.decoding.pacing.pacer import fitting_length
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors.stock import PREFIX_FREE
+from hf_domino.decoding.processors.stock import CHECKS_LAW, PREFIX_FREE
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
@@ -33,15 +32,12 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.stats import PhaseTimer
 from hf_domino.target import TargetModel
 
-# It validates the distribution it makes, which reads a result back.
-NEVER_CAPTURED = (hf.EtaLogitsWarper,)
-
 
 def law_key(law: TokenLaw) -> Hashable | None:
     """What a law is made of, if it can be part of a stage; None if it looks at a prefix or at a result."""
     parts: list[Hashable] = []
     for processor in law.processors:
-        if type(processor) not in PREFIX_FREE or type(processor) in NEVER_CAPTURED:
+        if type(processor) not in PREFIX_FREE or type(processor) in CHECKS_LAW:  # which reads a result back
             return None
         parts.append((type(processor), *sorted(vars(processor).items())))
     return tuple(parts)

@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments (`Sequence[str]`, *optional*): Command line without the program's name, defaults to `sys.argv[1:]`.
 
     Returns:
-        `int`: 0, or 1 where a check failed (outputs differ, a drafter does not fit), 2 where the input is wrong or too
-        little to judge by, 130 on an interrupt, 143 where SIGTERM ended a training early.
+        `int`: 0, or 1 where a check failed (outputs differ, a drafter does not fit), 2 where the input is wrong, 3
+        where it is too little to judge by, 130 on an interrupt, 143 where SIGTERM ended a training early.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT's use of Transformers

@@ -7,8 +7,9 @@ rounds and variants of them, `verdict` says what they mean.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from hf_domino.check.estimate import Estimate
@@ -114,6 +115,11 @@ def _joined(before: Sequence[Measurement], new: Sequence[Measurement]) -> list[M
 
 
 def _is_fresh(drafter: DominoDraftModel) -> bool:
-    """Whether the norms are still as initialised, which training changes within a few steps."""
+    """Whether the norms are still as initialised, which training changes within a few steps.
+
+    In half precision a little training rounds to 1 again, so a correction head that says something is looked at too.
+    """
+    if drafter.has_correction_head and bool(cast(nn.Linear, drafter.embed_proj[2]).weight.any()):
+        return False
     norms = [weight for name, weight in drafter.named_parameters() if "norm" in name]
     return all(bool((weight == 1).all()) for weight in norms)

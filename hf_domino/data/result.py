@@ -45,12 +45,12 @@ def write_result(
     kept = [answer for answer, flaw in zip(answers, flaws, strict=True) if flaw is None]
     kept.sort(key=lambda answer: _rank(sieve.kept[answer["number"]]))  # lengths mixed, whatever was asked for first
     rows = [[_row(answer, row) for row in answer["rows"]] for answer in kept]
-    for name, part in ((EVALUATION, rows[: settings.eval_rows]), (TRAIN, rows[settings.eval_rows :])):
-        write_whole(output / name, "".join(json.dumps(row) + "\n" for chat in part for row in chat))
     dropped = Counter(flaw for flaw in flaws if flaw is not None)
     report = _report(sieve, answers, kept, rows, dropped, settings, work)
     write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
     _judge(report, settings)
+    for name, part in ((EVALUATION, rows[: settings.eval_rows]), (TRAIN, rows[settings.eval_rows :])):
+        write_whole(output / name, "".join(json.dumps(row) + "\n" for chat in part for row in chat))
     return report
 
 
@@ -63,7 +63,8 @@ def _judge(report: Mapping[str, Any], settings: WritingSettings) -> None:
     if answers["dropped"].get(UNENDED):
         said += f"; unended ones are cut at max_new_tokens={settings.max_new_tokens}: raise it, or pass --keep-unended"
     if not rows[TRAIN]:
-        raise ValueError(f"{TRAIN} has no row: {said}. The first {settings.eval_rows} go to {EVALUATION} (eval_rows).")
+        of_evaluation = f"The first {settings.eval_rows} go to {EVALUATION}: lower eval_rows (--eval-rows)"
+        raise ValueError(f"{TRAIN} has no row: {said}. {of_evaluation} or ask for more rows.")
     if answers["kept"] < LEAST_KEPT * answers["written"]:
         notice(f"Only {said}.")
 

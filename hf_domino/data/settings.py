@@ -66,11 +66,17 @@ class WritingSettings:
         self._check("min_distinct", 0 <= self.min_distinct <= 1, "in [0, 1]")
         self._check("prompt_top_p", 0 < self.prompt_top_p <= 1, "in (0, 1]")
         self._check("prompt_temperature", 0 < self.prompt_temperature < math.inf, "above 0 and finite")
+        if self.rows is not None and self.eval_rows >= self.rows:
+            remedy = "What is left is trained on: ask for more rows (--rows), or evaluate on fewer (--eval-rows)."
+            raise refusal("eval_rows", f"below rows={self.rows}", self.eval_rows, remedy)
         right = bool(self.temperatures) and all(0 <= value < math.inf for value in self.temperatures)
         self._check("temperatures", right, "one or more numbers, at least 0 and finite")
         longest = max(self.max_new_tokens, self.max_prompt_tokens)
         if self.max_length <= longest:
-            remedy = "Write shorter texts (--max-new-tokens, --max-prompt-tokens), or raise it (--max-length)."
+            remedy = (
+                "Write shorter texts (--max-new-tokens, --max-prompt-tokens), or raise it (--max-length), up to what "
+                "the target can read."
+            )
             raise refusal("max_length", f"above {longest} (the longest text to be written)", self.max_length, remedy)
 
     def _check(self, name: str, is_right: bool, expected: str) -> None:

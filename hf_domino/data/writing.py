@@ -79,9 +79,11 @@ def write_data(
         "prompts": given.fingerprint(),
         "exclude": excluded.fingerprint(),
     }
+    sieve = None if asks else _sift(given, tokenizer, exclusions, settings)  # before the folder is theirs
     _begin(output, record, overwrite)
     place = Workplace(output / UNITS, shard, progress)
-    sieve = asks.write(place, exclusions) if asks else _sift(given, tokenizer, exclusions, settings)
+    sieve = asks.write(place, exclusions) if asks else sieve
+    assert sieve is not None
     if not sieve.kept:
         raise ValueError(f"no prompt is left to answer: {dict(sieve.dropped)}.")
     answers = Answerer(writer, tokenizer, settings).write(sieve.kept, place)

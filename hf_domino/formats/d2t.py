@@ -31,7 +31,8 @@ def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Te
         vocab_size (`int`): Tokens of the target (V).
 
     Raises:
-        ValueError: If there are none, or one is there twice or is not in `[0, vocab_size)`.
+        ValueError: If they are no list of integers, there are none, or one is there twice or is not in
+            `[0, vocab_size)`.
 
     Example:
     ```python
@@ -41,7 +42,11 @@ def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Te
 
     ```
     """
-    ids = torch.as_tensor(token_ids, dtype=torch.int64).flatten().cpu().sort().values
+    given = torch.as_tensor(token_ids)
+    if given.dim() != 1 or given.is_floating_point():
+        remedy = "For the most frequent ones, most_frequent(count_tokens(rows, vocab_size), size) of hf_domino.data."
+        raise refusal("token_ids", "a list of integers", token_ids, remedy)
+    ids = given.to(torch.int64).cpu().sort().values
     found = ids - torch.arange(len(ids))
     check_d2t(found, vocab_size, "token_ids", "Give each token of the draft vocabulary once.")
     return found

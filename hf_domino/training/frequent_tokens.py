@@ -31,7 +31,8 @@ def take_frequent_tokens(drafter: DominoDraftModel, rows: Any, args: DominoTrain
         counts = count_tokens((rows[index] for index in range(len(rows))), vocab_size)
         found = [most_frequent(counts, size)]
         share = counts[found[0]].sum() / max(counts.sum(), 1)
-        notice(f"the draft vocabulary: {size} of {vocab_size} tokens, {share:.2%} of what the training text says.")
+        said = f"{share:.2%} of what the training text says, which says {int((counts > 0).sum())} of them"
+        notice(f"the draft vocabulary: {size} of {vocab_size} tokens, {said}.")
     if args.world_size > 1:
         broadcast_object_list(found)
     drafter.d2t.copy_(d2t_of(found[0], vocab_size))

@@ -21,6 +21,10 @@ from hf_domino.training.fields import DataArguments
 from hf_domino.training.hidden_states.reading import CachedRows
 
 GREEDY = (0.0,)
+PLAIN_PROMPTS = (
+    "prompts are strings, which the target continues as text, outside its chat template: for questions to a chat "
+    "model, write them as messages, or let `hf-domino data --prompts` answer them."
+)
 SAME_TEXT = "evaluation is on the training text: its figures say how well that was learned, and nothing of other text."
 
 
@@ -89,11 +93,20 @@ def load_training_rows(
         for use, source in sources.items()
         if source is not None
     }  # fmt: skip
+    if data.on_policy and sources["train"] is not None and getattr(tokenizer, "chat_template", None) is not None:
+        _say_plain_prompts(sources["train"])
     if "eval" in rows:
         rows["train"] = _apart(data, args, tokenizer, rows["train"], rows["eval"], sources)
     if data.on_policy:
         rows = {use: _answered(read, use, data, args, target, overwrite, states) for use, read in rows.items()}
     return TrainingRows(rows["train"], rows.get("eval"))
+
+
+def _say_plain_prompts(source: Source) -> None:
+    """Say that a prompt which is a string is no question, where the target is a chat model."""
+    _, record = next(source.records(), (None, {}))
+    if isinstance(record, dict) and isinstance(record.get("prompt"), str):
+        notice(PLAIN_PROMPTS)
 
 
 def _source(data: DataArguments, use: str) -> Source | None:

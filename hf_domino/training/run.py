@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +42,13 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
         args (`DominoTrainingArguments`): How to train.
 
     Returns:
-        `bool`: False where SIGTERM ended the training early.
+        `bool`: False where SIGTERM or Ctrl-C ended the training early.
 
     Raises:
         ValueError: If a field is out of range, or a file holds what it should not.
     """
     assert names.target is not None
-    if args.shard_target and data.on_policy:
-        remedy = "Let the target write first (hf-domino data), and train on what it wrote."
-        raise refusal("on_policy with shard_target", False, True, remedy)
-    if args.shard_target and names.cache_hidden_states:
-        remedy = "Leave shard_target out: from the cache the target does not run."
-        raise refusal("shard_target with cache_hidden_states", False, True, remedy)
-    if args.eval_strategy != "no" and data.eval_file is None and data.eval_dataset is None:
-        raise refusal("eval_strategy", "no without evaluation text", args.eval_strategy.value, "Set eval_file too.")
+    _check_together(names, data, args)
     check_start(names.drafter, shape.overrides(), args)
     check_folder(Path(str(args.output_dir)))
     tokenizer = AutoTokenizer.from_pretrained(names.target)
@@ -78,6 +72,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     )
     if names.drafter and not checkpoint and drafter.has_correction_head and trainer.lambda_base(0) == 1:
         notice(CURRICULUM_RESTARTS.format(names.drafter))
+    trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.stopped_by_signal:
         return False
@@ -93,6 +88,18 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     return True
 
 
+def _check_together(names: ModelArguments, data: DataArguments, args: DominoTrainingArguments) -> None:
+    """Refuse fields that do not go together."""
+    if args.shard_target and data.on_policy:
+        remedy = "Let the target write first (hf-domino data), and train on what it wrote."
+        raise refusal("on_policy with shard_target", False, True, remedy)
+    if args.shard_target and names.cache_hidden_states:
+        remedy = "Leave shard_target out: from the cache the target does not run."
+        raise refusal("shard_target with cache_hidden_states", False, True, remedy)
+    if args.eval_strategy != "no" and data.eval_file is None and data.eval_dataset is None:
+        raise refusal("eval_strategy", "no without evaluation text", args.eval_strategy.value, "Set eval_file too.")
+
+
 def _next_steps(name: str, target: PreTrainedModel, args: DominoTrainingArguments, data: DataArguments) -> str:
     """What one does with a trained drafter, as commands."""
     prompts = f" --prompts {shlex.quote(str(data.eval_file))}" if _holds_prompts(data.eval_file) else ""
@@ -100,10 +107,13 @@ def _next_steps(name: str, target: PreTrainedModel, args: DominoTrainingArgument
     dtype = "" if target.dtype == torch.float32 else f" --dtype {str(target.dtype).removeprefix('torch.')}"
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}{dtype}"
+    is_adapter = args.lora_rank is not None  # which has a card, but no configuration to make one from
+    what, card = ("adapter", "") if is_adapter else ("drafter", f"\n  hf-domino card {folder}")
     return (
-        f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:\n"
+        f"The {what} is in {args.output_dir}. Whether it fits, what it is worth"
+        f"{'' if is_adapter else ', and its card with that'}:\n"
         f"  hf-domino check {pair}{prompts}\n"
-        f"  hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl\n  hf-domino card {folder}"
+        f"  hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl{card}"
     )
 
 

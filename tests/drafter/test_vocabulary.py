@@ -49,7 +49,9 @@ def test_columns_and_ids():
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ([], "token_ids must be at least one integer"),
+        ([], "token_ids must be"),
+        (20, "token_ids must be a list of integers, got 20. For the most frequent ones"),
+        ([5.5], "token_ids must be a list of integers"),
         ([3, 4, 3], r"token_ids must be of ascending ids, none twice, got \[3, 3\]. Give each token"),
         ([3, 64], r"token_ids must be of ids in \[0, 63\] \(vocab_size=64\), got 'ids from 3 to 64'"),
         ([-1, 3], r"token_ids must be of ids in \[0, 63\]"),

@@ -45,15 +45,17 @@ def die_at(point, folder):
     setattr(owner, name, dying)
 
 class Asked(TrainerCallback):
+    def __init__(self, number):
+        self.number = number
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
 
-def ask_to_stop():
+def ask_to_stop(number):
     original = DominoTrainer.__init__
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        self.add_callback(Asked())
+        self.add_callback(Asked(number))
     DominoTrainer.__init__ = init
 
 def run(flags, before=lambda: None):
@@ -70,10 +72,11 @@ def run(flags, before=lambda: None):
 from pathlib import Path
 work, flags = Path(sys.argv[1]), sys.argv[2:]
 codes = {"whole": run([*flags, f"--output_dir={work / 'whole'}"])}
-for point in [*POINTS, "asked"]:
+ASKED = {"asked": signal.SIGTERM, "interrupted": signal.SIGINT}
+for point in [*POINTS, *ASKED]:
     folder = work / point
     mine = [*flags, f"--output_dir={folder}"]
-    codes[point] = [run(mine, ask_to_stop if point == "asked" else lambda: die_at(point, folder))]
+    codes[point] = [run(mine, lambda: ask_to_stop(ASKED[point]) if point in ASKED else die_at(point, folder))]
     codes[point] += [sorted(str(p.relative_to(folder)) for p in folder.glob("*checkpoint-*"))]
     codes[point] += [run(mine)]
 (work / "codes.json").write_text(json.dumps(codes))
@@ -119,10 +122,12 @@ def test_a_kill_inside_a_save_costs_at_most_what_came_after_the_last_checkpoint(
 
 def test_a_run_that_is_asked_to_stop_saves_first(killed):
     work, codes, said = killed
-    assert codes["asked"] == [143, ["checkpoint-2", "checkpoint-3"], 0]
-    assert "stopped by SIGTERM after step 3 of 5" in said
+    assert codes["asked"] == codes["interrupted"] == [143, ["checkpoint-2", "checkpoint-3"], 0]
+    assert "Ctrl-C again stops at once" in said
+    assert "stopped by a signal after step 3 of 5" in said
     assert "unfinished checkpoint-4" in said  # of the killed runs, when they went on
-    torch.testing.assert_close(weights(work / "asked"), weights(work / "whole"), rtol=0, atol=0)
+    for folder in ("asked", "interrupted"):
+        torch.testing.assert_close(weights(work / folder), weights(work / "whole"), rtol=0, atol=0)
 
 
 def test_partial_checkpoints_are_skipped_with_a_word(tmp_path, caplog):

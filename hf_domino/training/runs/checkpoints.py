@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,14 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 class CheckpointingTrainer(Trainer):
-    """Transformers' trainer with whole checkpoints of finite weights, and a stop on SIGTERM that saves first."""
+    """Transformers' trainer with whole checkpoints of finite weights, and a stop on a signal that saves first.
 
+    Attributes:
+        stop_signals (`tuple`): Signals that end a training so, SIGTERM; a command adds Ctrl-C. A second one of these
+            ends it at once.
+    """
+
+    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     _is_saving = False
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -66,14 +72,14 @@ class CheckpointingTrainer(Trainer):
 
     @property
     def stopped_by_signal(self) -> bool:
-        """Whether the last training ended early because of SIGTERM; its last step is saved as a checkpoint."""
+        """Whether the last training ended early because of a signal; its last step is saved as a checkpoint."""
         return self._stop.has_stopped
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as [`~transformers.Trainer.train`] does; after SIGTERM, end with the step and save a checkpoint."""
+        """Train as [`~transformers.Trainer.train`] does; after a signal, end with the step and save a checkpoint."""
         if self.is_local_process_zero():
             shutil.rmtree(Path(self.args.output_dir, UNFINISHED), ignore_errors=True)
-        with self._stop.listening():
+        with self._stop.listening(self.stop_signals):
             return super().train(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -129,27 +135,36 @@ def _publish(aside: Path, checkpoint: Path) -> None:
 
 
 class _StopOnSignal(TrainerCallback):
-    """Ends training with the step in which SIGTERM reached any process, and has that step saved."""
+    """Ends training with the step in which a signal reached any process, and has that step saved."""
 
     def __init__(self, accelerator: Any):
         self.accelerator = accelerator
         self.has_stopped = self._is_asked = False
+        self._before: dict[int, Any] = {}
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Note SIGTERM while training runs; only the main thread may."""
+    def listening(self, signals: Sequence[signal.Signals]) -> Iterator[None]:
+        """Note signals while training runs; only the main thread may."""
         self.has_stopped = self._is_asked = False
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = signal.signal(signal.SIGTERM, self._ask)
+        self._before = {number: signal.signal(number, self._ask) or signal.SIG_DFL for number in signals}
         try:
             yield
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL if previous is None else previous)
+            self._listen_no_more()
 
-    def _ask(self, *_: Any) -> None:
+    def _ask(self, number: int, frame: Any) -> None:
         self._is_asked = True
+        if number == signal.SIGINT:
+            notice("stopping after this step, which is saved; Ctrl-C again stops at once.")
+            self._listen_no_more()
+
+    def _listen_no_more(self) -> None:
+        for number, previous in self._before.items():
+            signal.signal(number, previous)
+        self._before = {}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ask all processes, as the signal need not reach them in the same step."""
@@ -160,6 +175,6 @@ class _StopOnSignal(TrainerCallback):
             self.has_stopped = control.should_save = control.should_training_stop = True
             control.should_evaluate = False
             notice(
-                f"stopped by SIGTERM after step {state.global_step} of {state.max_steps}; "
+                f"stopped by a signal after step {state.global_step} of {state.max_steps}; "
                 f"{PREFIX_CHECKPOINT_DIR}-{state.global_step} is saved, and the same command goes on from it."
             )

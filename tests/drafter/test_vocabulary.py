@@ -228,10 +228,10 @@ def test_adapters_must_be_merged_first(tiny_drafter):
 
 
 def test_rows_of_weights_that_were_written_past_autograd(tiny_qwen3, tiny_drafter):
-    drafter, target = tiny_drafter.restricted(IDS), TargetModel(tiny_qwen3, tiny_drafter.config)
-    hidden = torch.randn(2, 32)
+    model, hidden = copy.deepcopy(tiny_qwen3), torch.randn(2, 32)
+    drafter, target = tiny_drafter.restricted(IDS), TargetModel(model, tiny_drafter.config)
     address = drafter.vocabulary.prepare(target)
-    tiny_qwen3.lm_head.weight.data += 1.0  # as PEFT merges an adapter
+    model.lm_head.weight.data += 1.0  # as PEFT merges an adapter
     assert drafter.vocabulary.prepare(target) == address
     torch.testing.assert_close(drafter.vocabulary.logits(target, hidden), target.logits(hidden)[:, IDS], **LOGITS_TOL)
 

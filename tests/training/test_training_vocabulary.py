@@ -78,7 +78,7 @@ def naive_loss(drafter, target, batch, lambda_base, options):
         scale = list(weights)
         if "position_weights" in options:
             scale = []
-            known = {(block, k): float((-e).exp()) for e, (block, k, *_) in zip(entropies, found, strict=True)}
+            known = {(block, k): float((-e.detach()).exp()) for e, (block, k, *_) in zip(entropies, found, strict=True)}
             for block in dict.fromkeys(entry[0] for entry in found):
                 # Of a label outside the drafter has no probability at all, and what comes behind it is not accepted.
                 steps = [entry[1] for entry in everything if entry[0] == block]

@@ -35,10 +35,10 @@ def fits_kernels(
         noise (`torch.Tensor`, *optional*): What they are drawn with.
     """
     is_plain = not law.processors or (noise is not None and all(map(_is_temperature, law.processors)))
-    if not (is_plain and drafter.has_correction_head):
+    if not (is_plain and drafter.has_correction_head and runs_triton(base_logits)):
         return False
     weight = drafter.prefix_gru.weight_hh_l0
-    return weight.dtype in FLOATS and runs_triton(base_logits) and base_logits.device == weight.device
+    return weight.dtype in FLOATS and weight.device == base_logits.device
 
 
 def _is_temperature(processor: object) -> bool:

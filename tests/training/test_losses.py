@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from naive import naive_positions
 
 from hf_domino.target import TargetModel
 from hf_domino.training.objective.anchors import block_labels
@@ -39,33 +40,13 @@ def package_losses(drafter, target, input_ids, loss_mask, lambda_base=0.3, max_l
 
 
 def naive_losses(drafter, target, input_ids, loss_mask):
-    """One block at a time, one position at a time, without masks: the context is simply cut before the anchor."""
-    config = drafter.config
-    first = 0 if config.shift_label else 1
-    hidden = target(input_ids, output_hidden_states=True).hidden_states
+    """Cross-entropies of both terms, position by position."""
+    batch = {"input_ids": input_ids, "loss_mask": loss_mask, "anchors": ANCHORS}
     base_sum = corrected_sum = 0.0
-    for row in range(2):
-        for anchor in [a for a in ANCHORS[row].tolist() if a >= 0]:
-            context = drafter.fuse_context([hidden[i + 1][row : row + 1, :anchor] for i in config.target_layer_ids])
-            ids = torch.full((1, config.block_size), config.mask_token_id)
-            ids[0, 0] = input_ids[row, anchor]
-            positions = torch.arange(anchor, anchor + config.block_size)[None]
-            z = drafter(target.model.embed_tokens(ids), positions, context, torch.arange(anchor)[None])[0]
-            for k in range(first, config.block_size):
-                position = anchor + k + (1 - first)
-                if position >= input_ids.shape[1] or not loss_mask[row, position]:
-                    continue
-                weight = math.exp(-(k - first) / 4.0)
-                base = target.lm_head(z[k])
-                corrected = base
-                if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
-                    state = torch.zeros(1, config.gru_hidden_dim)
-                    for token in input_ids[row, anchor:position]:
-                        state = drafter.prefix_gru.step(target.model.embed_tokens(token)[None], state)
-                    corrected = base + drafter.embed_proj(torch.cat((z[k], state[0])))
-                label = input_ids[row, position]
-                base_sum = base_sum - weight * base.log_softmax(-1)[label]
-                corrected_sum = corrected_sum - weight * corrected.log_softmax(-1)[label]
+    for _, k, base, corrected, _, label in naive_positions(drafter, target, batch, target.lm_head.weight):
+        weight = math.exp(-(k - drafter.config.label_offset) / 4.0)
+        base_sum = base_sum - weight * base.log_softmax(-1)[label]
+        corrected_sum = corrected_sum - weight * corrected.log_softmax(-1)[label]
     return base_sum, corrected_sum
 
 

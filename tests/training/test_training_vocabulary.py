@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from naive import naive_positions
 from safetensors.torch import load_file
 from test_losses import KINDS, TOLERANCE
 from transformers import AutoTokenizer, Qwen3Config
@@ -39,36 +40,9 @@ def make_batch(trainer):
     return batch | {"anchors": torch.tensor([[3, 9, 14], [5, 12, -1]])}
 
 
-def naive_positions(drafter, target, batch):
-    """Every block position whose label counts: block, place, base and corrected logits `[D]`, weight, and label."""
-    config, ids = drafter.config, batch["input_ids"]
-    first = config.label_offset
-    hidden = target(ids, output_hidden_states=True).hidden_states
-    weight = target.lm_head.weight[IDS]
-    for row, anchors in enumerate(batch["anchors"].tolist()):
-        for anchor in [anchor for anchor in anchors if anchor >= 0]:
-            context = drafter.fuse_context([hidden[i + 1][row : row + 1, :anchor] for i in config.target_layer_ids])
-            block = torch.full((1, config.block_size), config.mask_token_id)
-            block[0, 0] = ids[row, anchor]
-            places = torch.arange(anchor, anchor + config.block_size)[None]
-            z = drafter(target.model.embed_tokens(block), places, context, torch.arange(anchor)[None])[0]
-            for k in range(first, config.block_size):
-                position = anchor + k + (1 - first)
-                if position >= ids.shape[1] or not batch["loss_mask"][row, position]:
-                    continue
-                base = corrected = weight @ z[k]
-                if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
-                    state = torch.zeros(1, config.gru_hidden_dim)
-                    for token in ids[row, anchor:position]:
-                        state = drafter.prefix_gru.step(target.model.embed_tokens(token)[None], state)
-                    corrected = base + drafter.embed_proj(torch.cat((z[k], state[0])))
-                law = weight @ hidden[-1][row, position - 1]  # the target's own, of these tokens
-                yield (row, anchor), k, base, corrected, law, int(ids[row, position])
-
-
 def naive_loss(drafter, target, batch, lambda_base, options):
     """Masked cross-entropy over the draft vocabulary, by position; also what it is to be divided by."""
-    everything = list(naive_positions(drafter, target, batch))
+    everything = list(naive_positions(drafter, target, batch, target.lm_head.weight[IDS]))
     found = [entry for entry in everything if entry[-1] in IDS]
     total = [0.0, 0.0]
     decay = math.inf if "position_weights" in options else 4.0
@@ -122,7 +96,7 @@ def test_labels_that_are_not_drafted_are_misses(target, make_drafter, make_train
         scored = trainer.objective.score(batch)
         hits = {
             (block, k): IDS[int(base.argmax())] == label
-            for block, k, base, _, _, label in naive_positions(drafter, target, batch)
+            for block, k, base, _, _, label in naive_positions(drafter, target, batch, target.lm_head.weight[IDS])
         }
     outside = (scored.weights > 0) & ~scored.has_loss
     assert outside.any()

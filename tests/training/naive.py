@@ -1,0 +1,35 @@
+"""What a drafter gives at every position of a batch, position by position: the reference of the losses' tests."""
+
+from __future__ import annotations
+
+import torch
+
+
+def naive_positions(drafter, target, batch, weight):
+    """One block at a time, one position at a time, without masks: the context is simply cut before the anchor.
+
+    Yields every block position whose label counts: block, place, base and corrected logits and the target's own, by the
+    rows of lm_head `[D, H]` given, and label.
+    """
+    config, ids = drafter.config, batch["input_ids"]
+    first = config.label_offset
+    hidden = target(ids, output_hidden_states=True).hidden_states
+    for row, anchors in enumerate(batch["anchors"].tolist()):
+        for anchor in [anchor for anchor in anchors if anchor >= 0]:
+            context = drafter.fuse_context([hidden[i + 1][row : row + 1, :anchor] for i in config.target_layer_ids])
+            block = torch.full((1, config.block_size), config.mask_token_id)
+            block[0, 0] = ids[row, anchor]
+            places = torch.arange(anchor, anchor + config.block_size)[None]
+            z = drafter(target.model.embed_tokens(block), places, context, torch.arange(anchor)[None])[0]
+            for k in range(first, config.block_size):
+                position = anchor + k + (1 - first)
+                if position >= ids.shape[1] or not batch["loss_mask"][row, position]:
+                    continue
+                base = corrected = weight @ z[k]
+                if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
+                    state = torch.zeros(1, config.gru_hidden_dim)
+                    for token in ids[row, anchor:position]:
+                        state = drafter.prefix_gru.step(target.model.embed_tokens(token)[None], state)
+                    corrected = base + drafter.embed_proj(torch.cat((z[k], state[0])))
+                law = weight @ hidden[-1][row, position - 1]
+                yield (row, anchor), k, base, corrected, law, int(ids[row, position])

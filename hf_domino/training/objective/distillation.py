@@ -29,6 +29,19 @@ DIVERGENCES = ("kl", "tv")
 
 
 @dataclass(frozen=True)
+class TaughtLaw:
+    """The target's law of the next token.
+
+    Args:
+        probs (`torch.Tensor`): `[M, D]` fp32.
+        entropy (`torch.Tensor`): Its entropy in nats `[M]`, which no drafter's cross-entropy with it goes below.
+    """
+
+    probs: torch.Tensor
+    entropy: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Distillation:
     """How much is learned from the target's law, and at which temperature.
 
@@ -42,26 +55,31 @@ class Distillation:
     temperature: float = 1.0
     divergence: str = "kl"
 
-    def teach(self, logits: torch.Tensor) -> torch.Tensor:
-        """The target's law as log-probabilities `[M, D]` in fp32, from its logits `[M, D]`."""
-        return F.log_softmax(self._tempered(logits.float()), dim=-1)
+    def teach(self, logits: torch.Tensor) -> TaughtLaw:
+        """The target's law, from its logits `[M, D]`."""
+        log_probs = F.log_softmax(self._tempered(logits.float()), dim=-1)
+        probs = log_probs.exp()
+        return TaughtLaw(probs, log_probs.mul_(probs).sum(dim=-1).neg())
 
-    def mix(self, cross_entropy: torch.Tensor, logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
+    def mix(self, cross_entropy: torch.Tensor, logits: torch.Tensor, taught: TaughtLaw) -> torch.Tensor:
         """The loss of each position.
 
         Args:
             cross_entropy (`torch.Tensor`): `[M]`, with the labels.
             logits (`torch.Tensor`): The drafter's `[M, D]`.
-            taught (`torch.Tensor`): `[M, D]` from [`~Distillation.teach`].
+            taught (`TaughtLaw`): From [`~Distillation.teach`].
 
         Returns:
             `torch.Tensor`: `[M]` fp32.
         """
         drafted = self._tempered(logits)
         if self.divergence == "tv":
-            divergence = (drafted.softmax(dim=-1) - taught.exp()).abs().sum(dim=-1) / 2
+            divergence = (drafted.softmax(dim=-1) - taught.probs).abs().sum(dim=-1) / 2
         else:
-            divergence = _LeanDivergence.apply(drafted, taught) * self.temperature**2
+            crossed = _LeanCrossEntropyOfLaws.apply(drafted, taught.probs)
+            divergence = (crossed - taught.entropy) * self.temperature**2
+        if self.weight == 1:  # no passes over the logits for a gradient that counts nothing
+            return divergence
         return torch.lerp(cross_entropy, divergence, self.weight)
 
     def _tempered(self, logits: torch.Tensor) -> torch.Tensor:
@@ -69,20 +87,20 @@ class Distillation:
         return logits if self.temperature == 1 else logits / self.temperature
 
 
-class _LeanDivergence(torch.autograd.Function):
-    """KL(taught || drafted) `[M]` in a third of the passes over `[M, D]` that autograd would make; used once."""
+class _LeanCrossEntropyOfLaws(torch.autograd.Function):
+    """-sum taught log drafted `[M]` in a third of the passes over `[M, D]` that autograd would make; used once."""
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
-        """Of logits and log-probabilities, both `[M, D]`; keeps the log-probabilities of both."""
+        """Of logits and probabilities, both `[M, D]`; keeps log-probabilities and probabilities."""
         ctx.log_probs, ctx.taught = F.log_softmax(logits, dim=-1), taught
-        return (taught - ctx.log_probs).mul_(taught.exp()).sum(dim=-1)
+        return (ctx.log_probs * taught).sum(dim=-1).neg()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The difference of the two laws, times `gradient` `[M]`."""
         difference = ctx.__dict__.pop("log_probs").exp_()
-        return difference.sub_(ctx.taught.exp()).mul_(gradient[:, None]), None
+        return difference.sub_(ctx.taught).mul_(gradient[:, None]), None
 
 
 def gather_final(final: torch.Tensor, anchors: torch.Tensor, chosen: torch.Tensor, label_offset: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target import TargetModel
-from hf_domino.training.objective.distillation import Distillation
+from hf_domino.training.objective.distillation import Distillation, TaughtLaw
 from hf_domino.training.objective.position_weights import weigh_flat
 
 
@@ -202,7 +202,7 @@ def _weighted_sum(
     logits: torch.Tensor,
     chunk: ScoredPositions,
     options: LossOptions,
-    taught: torch.Tensor | None,
+    taught: TaughtLaw | None,
 ) -> torch.Tensor:
     weights = chunk.weights
     if options.dpace_alpha is not None:

@@ -7,9 +7,18 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+# glibc takes large pieces of memory in huge pages, and keeps them: a third of a training step was page faults.
+HUGE_PAGES = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    "THP_MEM_ALLOC_ENABLE": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+}
+
 
 def torchrun(processes: int, module: str, *arguments: str) -> None:
-    """Run a module in several processes by torchrun, each on one thread.
+    """Run a module in several processes by torchrun, each on one thread and with huge pages.
 
     Args:
         processes (`int`): How many.
@@ -17,7 +26,7 @@ def torchrun(processes: int, module: str, *arguments: str) -> None:
         arguments (`str`): Its command line.
     """
     launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m")
-    run_command(*launch, module, *arguments, environment={"OMP_NUM_THREADS": "1"})
+    run_command(*launch, module, *arguments, environment={"OMP_NUM_THREADS": "1"} | HUGE_PAGES)
 
 
 def run_command(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:

@@ -23,6 +23,7 @@ from hf_domino.recipes.smollm2_target import SHORT_PROMPTS, fetch_target
 RECIPE = Path(__file__).with_name("smollm2.yaml")
 LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")
 MAX_SHARD_SIZE = "15MB"
+ROWS_PER_STEP = 4  # over all processes
 METHODS = ("prompt_lookup", "dflash_adaptive", "domino", "domino_adaptive")
 MEASUREMENTS = {  # rows: prompts, how many, dtype
     "results.jsonl": (SHORT_PROMPTS, 96, "bfloat16"),
@@ -47,6 +48,7 @@ class SmolLM2Recipe:
         rows (`int`, *optional*, defaults to 8192): Prompts that the target writes and answers.
         batch_size (`int`, *optional*, defaults to 64): Texts that a process writes side by side.
         device (`str`, *optional*): Where they are written; defaults to a GPU if there is one.
+        text (`Path`, *optional*): Folder with `train` and `evaluation` files of text written before.
     """
 
     work: Path
@@ -56,6 +58,7 @@ class SmolLM2Recipe:
     rows: int = 8192
     batch_size: int = 64
     device: str | None = None
+    text: Path | None = None
 
     @property
     def stages(self) -> dict[str, Callable[[], Path]]:
@@ -75,7 +78,11 @@ class SmolLM2Recipe:
         return self.work / "target"
 
     def write_text(self) -> Path:
-        """Let the target write its own chats, apart from the prompts it will be measured on."""
+        """Let the target write its own chats, apart from the prompts it will be measured on; or take those it wrote."""
+        if self.text is not None:
+            for name in ("train", "evaluation"):
+                _text_file(self.text, name)  # there is one
+            return self.text
         output = self.work / "data"
         if (output / REPORT).exists():
             return output
@@ -98,16 +105,18 @@ class SmolLM2Recipe:
         output = self.drafter(projector_type)
         if (output / "config.json").exists():
             return output
-        run, data = self.run_of(projector_type), self.work / "data"
+        run, data = self.run_of(projector_type), self.write_text()
         torchrun(
             self.processes,
             self.commands,
             "train",
             str(RECIPE),
             f"--target={self.target}",
-            f"--train_file={data / 'train.jsonl'}",
-            f"--eval_file={data / 'evaluation.jsonl'}",
+            f"--train_file={_text_file(data, 'train')}",
+            f"--eval_file={_text_file(data, 'evaluation')}",
+            f"--cache_hidden_states={self.work / 'states'}",
             f"--projector_type={projector_type}",
+            f"--per_device_train_batch_size={max(1, ROWS_PER_STEP // self.processes)}",
             f"--output_dir={run}",
         )
         DominoDraftModel.from_pretrained(run, dtype=torch.bfloat16).save_pretrained(
@@ -130,6 +139,14 @@ class SmolLM2Recipe:
         return write_card(self.drafter("domino"), self.run_of("domino"))
 
 
+def _text_file(folder: Path, name: str) -> Path:
+    """A file of text: as the target wrote it here, or as it is published."""
+    files = [folder / f"{name}{suffix}" for suffix in (".jsonl", ".parquet")]
+    if not any(file.is_file() for file in files):
+        raise ValueError(f"--text must be a folder with {files[0].name} or {files[1].name}, got {str(folder)!r}.")
+    return next(file for file in files if file.is_file())
+
+
 def make_smollm2(options: argparse.Namespace, commands: str) -> int:
     """Run all stages up to the one that is asked for.
 
@@ -140,7 +157,8 @@ def make_smollm2(options: argparse.Namespace, commands: str) -> int:
     Returns:
         `int`: 0.
     """
-    fields = {name: getattr(options, name) for name in ("work", "processes", "source", "rows", "batch_size", "device")}
+    names = ("work", "processes", "source", "rows", "batch_size", "device", "text")
+    fields = {name: getattr(options, name) for name in names}
     for name, make in SmolLM2Recipe(commands=commands, **fields).stages.items():
         print(f"[{name}] {make()}", flush=True)
         if name == options.stage:

@@ -16,6 +16,9 @@ class ModelArguments:
     target: str | None = field(default=None, metadata={"help": "Folder or Hub name of the target."})
     target_dtype: str = field(default="auto", metadata={"help": "dtype of the target: auto, float32, bfloat16."})
     drafter: str | None = field(default=None, metadata={"help": "A drafter to train further, instead of a new one."})
+    start_from_target: bool = field(
+        default=False, metadata={"help": "Begin a new drafter with the weights of the target's last layers."}
+    )
     overwrite: bool = field(default=False, metadata={"help": "Start again where output_dir holds an earlier run."})
     target_device_map: str | None = field(
         default=None, metadata={"help": "Where the target's parts go, such as auto; the training device if unset."}

@@ -70,7 +70,7 @@ def check_start(drafter: str | None, overrides: Mapping[str, Any], args: DominoT
         raise refusal(f"lora_rank with {', '.join(overrides)}", None, args.lora_rank, remedy)
 
 
-def start_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
+def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
     """A drafter to be trained further, with blocks of another length or a new correction head if that is asked for.
 
     Args:

@@ -22,9 +22,11 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.frequent_tokens import take_frequent_tokens
 from hf_domino.training.hidden_states.command import CachedRun, load_target
 from hf_domino.training.loading import load_training_rows
-from hf_domino.training.parts import check_start, start_from
+from hf_domino.training.parts import check_start, go_on_from
 from hf_domino.training.runs.resuming import check_folder, prepare_folder
+from hf_domino.training.scale.placing import is_in_memory
 from hf_domino.training.trainer import DominoTrainer
+from hf_domino.training.warm_start import start_from_target
 
 CURRICULUM_RESTARTS = (
     "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
@@ -65,6 +67,9 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     rows = load_training_rows(data, args, target, tokenizer, names.overwrite, states)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows.train, args)
+        if names.start_from_target:
+            whole = target if is_in_memory(target) else load_target(names, args)
+            start_from_target(drafter, whole, rows.train[0]["input_ids"])
     if cache is not None:
         target, rows = cache.attach(target, drafter.config, rows)
     trainer = DominoTrainer(
@@ -93,6 +98,9 @@ def _check_together(names: ModelArguments, data: DataArguments, args: DominoTrai
     if args.shard_target and data.on_policy:
         remedy = "Let the target write first (hf-domino data), and train on what it wrote."
         raise refusal("on_policy with shard_target", False, True, remedy)
+    if names.drafter is not None and names.start_from_target:
+        remedy = "The drafter has weights: set one of the two."
+        raise refusal("start_from_target with drafter", False, True, remedy)
     if args.shard_target and names.cache_hidden_states:
         remedy = "Leave shard_target out: from the cache the target does not run."
         raise refusal("shard_target with cache_hidden_states", False, True, remedy)
@@ -133,4 +141,4 @@ def _build_drafter(
     if names.drafter is None:
         return DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **overrides))
     drafter = DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
-    return start_from(drafter, overrides)
+    return go_on_from(drafter, overrides)

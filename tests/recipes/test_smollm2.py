@@ -140,10 +140,15 @@ def test_drafters_are_trained_alike_and_saved_beside_the_target(
 ):
     trained = make_drafter(tiny_qwen3, projector_type=kind)
     monkeypatch.setattr(smollm2.DominoDraftModel, "from_pretrained", lambda folder, dtype: trained.to(dtype))
-    output = recipe(tmp_path).train(kind)
+    with pytest.raises(ValueError, match=r"--text must be a folder with train.jsonl or train.parquet, got"):
+        recipe(tmp_path, text=tmp_path / "nothing").train(kind)
+    for name in ("train", "evaluation"):
+        (tmp_path / f"{name}.parquet").touch()
+    output = recipe(tmp_path, text=tmp_path).train(kind)
     ((_, _, command, file, *flags),) = commands
     assert (command, Path(file)) == ("train", smollm2.RECIPE)
-    assert f"--projector_type={kind}" in flags
+    assert {f"--projector_type={kind}", "--per_device_train_batch_size=2"} <= set(flags)
+    assert f"--train_file={tmp_path / 'train.parquet'}" in flags
     assert output == tmp_path / f"target-{kind}"
     with safe_open(output / "model.safetensors", "pt") as weights:
         assert weights.get_tensor("fc.weight").dtype == torch.bfloat16

@@ -1,0 +1,99 @@
+"""A new drafter that starts from its target: layers are the target's last ones, and context features what they read.
+
+Such a drafter drafts nothing yet, but its matrices turn hidden states into next tokens already. Where a training is
+short, that saves a part of it.
+
+Shapes: T tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_domino.compatibility import refusal
+from hf_domino.drafter.modeling import DominoDraftModel
+
+INPUT_NORM = "input_layernorm"
+OF_A_LAYER = (
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    *(INPUT_NORM, "post_attention_layernorm"),
+)
+HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
+REST = 0.05  # of `fc` where it reads other layers than the last, so that it learns from all
+REMEDY = "Leave start_from_target out: a new drafter has random weights then."
+NORM_TOL = {"rtol": 1e-2, "atol": 1e-2}  # of a norm in 16 bits
+
+
+@torch.no_grad()
+def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_ids: Sequence[int]) -> None:
+    """Give a new drafter the weights of its target's last layers.
+
+    `fc` passes on the last captured layer, which is normed as the first of these layers norms what it reads. A drafter
+    norms queries and keys, and few targets do: else these norms get the size that queries and keys have over a text.
+
+    Args:
+        drafter (`DominoDraftModel`): A new one; changed in place.
+        target (`PreTrainedModel`): All of the target.
+        input_ids (`Sequence[int]`): A text of T tokens, of the kind that is trained on.
+
+    Raises:
+        ValueError: If the target's layers are not made as the drafter's are.
+    """
+    decoder: Any = target.get_decoder()
+    layers = list(getattr(decoder, "layers", ()))[-len(drafter.layers) :]
+    if len(layers) < len(drafter.layers):
+        raise refusal("num_hidden_layers with start_from_target", f"at most {len(layers)}", len(drafter.layers), REMEDY)
+    pairs = list(zip(drafter.layers, layers, strict=True))
+    for own, layer in pairs:
+        for name in OF_A_LAYER:
+            _take(own.get_submodule(name), layer, name)
+    _take(drafter.norm, decoder, "norm")
+    _take(drafter.hidden_norm, layers[0], INPUT_NORM)
+    drafter.fc.weight.mul_(REST)
+    width = drafter.config.hidden_size
+    drafter.fc.weight[:, -width:] += torch.eye(width, device=drafter.device)
+    ids = torch.tensor([list(input_ids)], device=target.device)
+    read = decoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[-len(layers) - 1 : -1]
+    for (own, layer), hidden in zip(pairs, read, strict=True):
+        _norm_heads(own, layer, layer.get_submodule(INPUT_NORM)(hidden))
+
+
+def _norm_heads(own: nn.Module, layer: nn.Module, read: torch.Tensor) -> None:
+    """Norms of queries and keys: the target's own, or the size of what its layer makes of `read` `[1, T, H]`."""
+    for name, projection in HEAD_NORMS.items():
+        norm: Any = own.get_submodule(name)
+        if _found(layer, name) is not None:
+            _take(norm, layer, name)
+        else:
+            heads = layer.get_submodule(projection)(read).float()
+            norm.weight.fill_(heads.square().mean().sqrt().item())
+
+
+def _take(own: Any, other: Any, name: str) -> None:
+    """Copy the weight of the module of that name in `other`; refuse one that is not of the kind of `own`."""
+    module = _found(other, name)
+    weight = getattr(module, "weight", None)
+    is_same = weight is not None and weight.shape == own.weight.shape and weight.is_floating_point()
+    if not is_same or getattr(module, "bias", None) is not None:
+        found = "none" if weight is None else f"{type(module).__name__} {tuple(weight.shape)}"
+        expected = f"a {type(own).__name__} {tuple(own.weight.shape)} without bias, as in the drafter"
+        raise refusal(f"{name} of a target to start from", expected, found, REMEDY)
+    own.weight.copy_(weight)
+    if weight.dim() == 1:
+        probe = torch.linspace(-1, 1, len(weight), device=weight.device)
+        normed = module(probe.to(weight.dtype)).to(own.weight)
+        if not torch.allclose(normed, own(probe.to(own.weight)), **NORM_TOL):
+            raise refusal(f"{name} of a target to start from", "a root mean square norm", type(module).__name__, REMEDY)
+
+
+def _found(module: Any, name: str) -> Any:
+    """The submodule of a dotted name, or None."""
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module

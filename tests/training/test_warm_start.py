@@ -1,0 +1,108 @@
+"""A new drafter with the weights of its target's last layers: what it begins with, and what it cannot begin with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.training import warm_start
+from hf_domino.training.warm_start import start_from_target
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
+TEXT = torch.arange(4, 24)
+
+
+@pytest.fixture(params=["llama", "qwen3"])
+def started(request, tiny_qwen3, monkeypatch):
+    """A target and a drafter of two layers that started from it, reading its last layer but two alone."""
+    monkeypatch.setattr(warm_start, "REST", 0.0)
+    torch.manual_seed(0)
+    target = LlamaForCausalLM(LlamaConfig(**SIZES)).eval() if request.param == "llama" else tiny_qwen3
+    with torch.no_grad():
+        for name, weight in target.named_parameters():
+            if "norm" in name and request.param == "llama":
+                weight.uniform_(0.5, 1.5)
+    count = target.config.num_hidden_layers
+    config = DominoConfig.for_target(target.config, num_hidden_layers=2, target_layer_ids=[0, count - 3])
+    drafter = DominoDraftModel(config)
+    start_from_target(drafter, target, TEXT.tolist())
+    return target, drafter
+
+
+@torch.no_grad()
+def test_context_features_are_what_the_first_of_the_layers_reads(started):
+    target, drafter = started
+    states = target.model(TEXT[None], output_hidden_states=True).hidden_states
+    layer = target.model.layers[-2]
+    captured = tuple(states[index + 1] for index in drafter.config.target_layer_ids)
+    read = layer.input_layernorm(captured[-1])
+    torch.testing.assert_close(drafter.fuse_context(captured), read)
+    torch.testing.assert_close(drafter.layers[0].self_attn.v_proj(read), layer.self_attn.v_proj(read))
+
+
+def test_layers_and_norms_are_the_targets_last(started):
+    target, drafter = started
+    for own, layer in zip(drafter.layers, target.model.layers[-2:], strict=True):
+        weights = own.state_dict()
+        for name, weight in layer.state_dict().items():
+            assert torch.equal(weights.pop(name), weight)
+        assert set(weights) <= {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
+    assert torch.equal(drafter.norm.weight, target.model.norm.weight)
+
+
+@torch.no_grad()
+def test_where_the_target_norms_no_heads_they_keep_their_size(started):
+    target, drafter = started
+    states = target.model(TEXT[None], output_hidden_states=True).hidden_states
+    layer, own = target.model.layers[-1], drafter.layers[-1].self_attn
+    if hasattr(layer.self_attn, "q_norm"):
+        assert torch.equal(own.q_norm.weight, layer.self_attn.q_norm.weight)
+        return
+    queries = layer.self_attn.q_proj(layer.input_layernorm(states[-2]))
+    torch.testing.assert_close(own.q_norm.weight, queries.square().mean().sqrt().expand(8))
+    assert len(own.k_norm.weight.unique()) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "message"),
+    [
+        (GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=4)), {}, "at most 0, got 1"),
+        (LlamaForCausalLM(LlamaConfig(**SIZES)), {"num_hidden_layers": 5}, "at most 4, got 5"),
+        (
+            LlamaForCausalLM(LlamaConfig(**SIZES)),
+            {"intermediate_size": 64},
+            r"mlp.gate_proj of a target to start from must be a Linear \(64, 32\) .* got 'Linear \(48, 32\)'",
+        ),
+        (
+            LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True)),
+            {},
+            "self_attn.q_proj of a target .* without bias",
+        ),
+        (Gemma2ForCausalLM(Gemma2Config(**SIZES)), {}, "input_layernorm of a target .* a root mean square"),
+    ],
+    ids=["no layers", "too many", "wider", "bias", "other norms"],
+)
+def test_a_target_of_another_make_is_refused(target, changes, message):
+    fields = {"num_hidden_layers": 1, "target_layer_ids": [0, 1]} | changes
+    drafter = DominoDraftModel(DominoConfig.for_target(target.config, **fields))
+    with pytest.raises(ValueError, match=message):
+        start_from_target(drafter, target, [4, 5, 6])
+
+
+def test_by_the_command_with_states_kept_or_not(recipe, train, tmp_path, capsys):
+    start = recipe | {"start_from_target": True, "learning_rate": 0.0, "max_steps": 1}
+    assert train(start, f"--output_dir={tmp_path / 'plain'}") == 0
+    for number in range(2):  # the second time only the target's ends are there at first
+        kept = (f"--output_dir={tmp_path / f'kept{number}'}", f"--cache_hidden_states={tmp_path / 'states'}")
+        assert train(start, *kept) == 0
+    plain, *others = (DominoDraftModel.from_pretrained(tmp_path / name) for name in ("plain", "kept0", "kept1"))
+    for other in others:
+        for name, weight in plain.state_dict().items():
+            assert torch.equal(other.state_dict()[name], weight), name
+    assert train(recipe | {"start_from_target": True, "drafter": str(tmp_path / "plain")}) == 2
+    assert "start_from_target with drafter must be False, got True" in capsys.readouterr().err

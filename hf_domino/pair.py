@@ -67,16 +67,17 @@ def find_pair(path: str | Path | None = None) -> Path:
             bundled one, of this checkout or of the working folder.
 
     Raises:
-        FileNotFoundError: If there is no target, or no `-domino` folder beside it.
+        FileNotFoundError: If there is no target, or no `-domino` folder beside it; nothing is fetched then.
         ValueError: If what is fetched is not what it should be.
     """
-    if path is not None and _is_fetched(path):
-        candidates = [_fetch(FETCHED[str(path)])]
+    is_fetched = path is not None and _is_fetched(path)
+    if is_fetched:
+        candidates = [_fetched_folder(str(path))]
     else:
         candidates = [Path(path)] if path else [cards / BUNDLED for cards in _cards()]
     for candidate in candidates:
-        if (candidate / "config.json").is_file() and _drafter_of(candidate, domino_folder) is not None:
-            return candidate
+        if _drafter_of(candidate, domino_folder) is not None and (is_fetched or (candidate / "config.json").is_file()):
+            return _fetch(candidate) if is_fetched else candidate
     raise FileNotFoundError(
         f"no pair at {' or '.join(map(str, candidates))}: a pair is a target folder NAME with NAME-domino beside it. "
         f"Run from a checkout that has {CARDS}/, or give --pair PATH: the target's folder, or {', '.join(FETCHED)}."
@@ -92,12 +93,16 @@ def _is_fetched(name: str | Path) -> bool:
     return str(name) in FETCHED and not Path(name).is_dir()
 
 
-def _fetch(name: str) -> Path:
+def _fetched_folder(name: str) -> Path:
     from huggingface_hub.constants import HF_HOME
 
+    return Path(HF_HOME) / "hf_domino" / FETCHED[name]
+
+
+def _fetch(folder: Path) -> Path:
     from hf_domino.recipes.smollm2_target import fetch_target
 
-    return fetch_target(Path(HF_HOME) / "hf_domino" / name)
+    return fetch_target(folder)
 
 
 def domino_folder(target_folder: Path) -> Path:
@@ -183,8 +188,9 @@ def _download(name: str | Path, revision: str | None) -> dict[str, Any]:
 
 
 def _drafter_of(target: Path, folder_of: Callable[[Path], Path]) -> Path | None:
-    """The drafter of a kind beside a target, or of its name among those that are published here."""
-    folders = (folder_of(target), *(folder_of(cards / target.name) for cards in _cards()))
+    """The drafter of a kind beside a target; that of a fetched one is among those that are published here."""
+    published = _cards() if target.name in FETCHED.values() else ()
+    folders = (folder_of(target), *(folder_of(cards / target.name) for cards in published))
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 

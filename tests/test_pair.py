@@ -37,6 +37,7 @@ def test_a_named_pair_is_fetched_to_the_drafter_of_its_name(tiny_pair_folder, tm
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="fetched: a pair is a target folder NAME with NAME-domino beside it"):
         find_pair("tiny-chat")
+    assert not (tmp_path / "home").exists()  # nothing is fetched in vain
     shutil.copytree(tiny_pair_folder.with_name("tiny-domino"), tmp_path / "model_cards/fetched-domino")
     target = tmp_path / "home/hf_domino/fetched"
     assert find_pair("tiny-chat") == target

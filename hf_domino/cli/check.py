@@ -31,10 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino check`; returns 1 if the drafter does not fit, 3 if too little was measured."""
     from hf_domino.check import check_fit
+    from hf_domino.pair import PROMPTS
 
     target = target_of(options)
-    prompts = _read_prompts(options.prompts or _prompts_of(target), options.num_prompts)
+    prompts = _read_prompts(options.prompts, options.num_prompts)  # a wrong file is refused before models are loaded
     pair = load_models(options)
+    if prompts is None and (pair.folder / PROMPTS).is_file():
+        prompts = _read_prompts(pair.folder / PROMPTS, options.num_prompts)
     result = check_fit(pair.drafter, pair.target, pair.tokenizer, prompts, options.max_new_tokens)
     names = {"target": target, "drafter": options.drafter or pair.drafter.config.name_or_path}
     if options.json:
@@ -42,13 +45,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(f"target {names['target']}\ndrafter {names['drafter']}\n\n{result}")
     return EXIT_CODES[result.verdict]
-
-
-def _prompts_of(target: str) -> Path | None:
-    from hf_domino.pair import PROMPTS
-
-    path = Path(target) / PROMPTS
-    return path if path.is_file() else None
 
 
 def _read_prompts(path: Path | None, count: int) -> list[Any] | None:

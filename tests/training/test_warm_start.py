@@ -19,7 +19,7 @@ TEXT = torch.arange(4, 24)
 
 @pytest.fixture(params=["llama", "qwen3"])
 def started(request, tiny_qwen3, monkeypatch):
-    """A target and a drafter of two layers that started from it, reading its last layer but two alone."""
+    """A target and a drafter of two layers that started from it, reading its last layer but two, in no order."""
     monkeypatch.setattr(warm_start, "REST", 0.0)
     torch.manual_seed(0)
     target = LlamaForCausalLM(LlamaConfig(**SIZES)).eval() if request.param == "llama" else tiny_qwen3
@@ -28,7 +28,7 @@ def started(request, tiny_qwen3, monkeypatch):
             if "norm" in name and request.param == "llama":
                 weight.uniform_(0.5, 1.5)
     count = target.config.num_hidden_layers
-    config = DominoConfig.for_target(target.config, num_hidden_layers=2, target_layer_ids=[0, count - 3])
+    config = DominoConfig.for_target(target.config, num_hidden_layers=2, target_layer_ids=[count - 3, 0])
     drafter = DominoDraftModel(config)
     start_from_target(drafter, target, TEXT.tolist())
     return target, drafter
@@ -40,7 +40,7 @@ def test_context_features_are_what_the_first_of_the_layers_reads(started):
     states = target.model(TEXT[None], output_hidden_states=True).hidden_states
     layer = target.model.layers[-2]
     captured = tuple(states[index + 1] for index in drafter.config.target_layer_ids)
-    read = layer.input_layernorm(captured[-1])
+    read = layer.input_layernorm(captured[0])
     torch.testing.assert_close(drafter.fuse_context(captured), read)
     torch.testing.assert_close(drafter.layers[0].self_attn.v_proj(read), layer.self_attn.v_proj(read))
 
@@ -68,26 +68,44 @@ def test_where_the_target_norms_no_heads_they_keep_their_size(started):
     assert len(own.k_norm.weight.unique()) == 1
 
 
-@pytest.mark.parametrize(
-    ("target", "changes", "message"),
-    [
-        (GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=4)), {}, "at most 0, got 1"),
-        (LlamaForCausalLM(LlamaConfig(**SIZES)), {"num_hidden_layers": 5}, "at most 4, got 5"),
-        (
-            LlamaForCausalLM(LlamaConfig(**SIZES)),
-            {"intermediate_size": 64},
-            r"mlp.gate_proj of a target to start from must be a Linear \(64, 32\) .* got 'Linear \(48, 32\)'",
-        ),
-        (
-            LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True)),
-            {},
-            "self_attn.q_proj of a target .* without bias",
-        ),
-        (Gemma2ForCausalLM(Gemma2Config(**SIZES)), {}, "input_layernorm of a target .* a root mean square"),
-    ],
-    ids=["no layers", "too many", "wider", "bias", "other norms"],
-)
-def test_a_target_of_another_make_is_refused(target, changes, message):
+def llama(**changes):
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **changes))
+
+
+def with_other(name: str, module: torch.nn.Module):
+    """A Llama whose last layer has another module of that name."""
+    target = llama()
+    target.model.layers[-1].set_submodule(name, module)
+    return target
+
+
+class PackedLinear(torch.nn.Linear):
+    """As quantisers have them: the weight alone does not say what it stands for."""
+
+
+REFUSED = {
+    "no layers": (
+        lambda: GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=4)), {},
+        "a target to start from must be a decoder with `layers`, got 'GPT2Model'",
+    ),
+    "too many": (llama, {"num_hidden_layers": 5}, "num_hidden_layers with start_from_target must be at most 4, got 5"),
+    "wider": (llama, {"intermediate_size": 64}, r"gate_proj .* must be a Linear \(64, 32\) .* got 'Linear \(48, 32\)'"),
+    "bias": (lambda: llama(attention_bias=True), {}, "q_proj of a target to start from .* without bias"),
+    "packed": (
+        lambda: with_other("mlp.up_proj", PackedLinear(32, 48, bias=False)), {}, "up_proj .* got 'PackedLinear",
+    ),
+    "layer norm": (
+        lambda: with_other("input_layernorm", torch.nn.LayerNorm(32, bias=False)), {},
+        "input_layernorm of a target to start from must be a root mean square norm, got 'LayerNorm'",
+    ),
+    "other norms": (lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES)), {}, "input_layernorm .* got 'Gemma2RMSNorm'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_target_of_another_make_is_refused(case):
+    make, changes, message = REFUSED[case]
+    target = make()
     fields = {"num_hidden_layers": 1, "target_layer_ids": [0, 1]} | changes
     drafter = DominoDraftModel(DominoConfig.for_target(target.config, **fields))
     with pytest.raises(ValueError, match=message):

@@ -8,7 +8,7 @@ Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden siz
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,8 +74,9 @@ def read_target(
     capture, device = target.capture_kwargs(final=final), input_ids.device
     if position_ids is not None:
         capture["position_ids"] = position_ids.to(target.input_device)
-    # As an index, not as 1: on a CPU, lm_head copies its weights for the view that a slice of the states is.
-    last = torch.tensor([input_ids.shape[1] - 1])
+    last: Any = 1
+    if target.input_device.type == "cpu":  # for the view that a slice of the states is, lm_head copies its weights
+        last = torch.tensor([input_ids.shape[1] - 1])
     outputs = target.model(input_ids=input_ids.to(target.input_device), use_cache=False, logits_to_keep=last, **capture)
     # Layers of a dispatched target lie on several devices.
     captured = tuple(states.to(device) for states in target.captured(outputs))

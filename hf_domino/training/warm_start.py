@@ -27,7 +27,7 @@ OF_A_LAYER = (
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
 REST = 0.05  # of `fc`'s random weights, to which the last captured layer is added: so it learns from all
 REMEDY = "Leave start_from_target out: a new drafter has random weights then."
-NORM_TOL = {"rtol": 1e-2, "atol": 1e-2}  # of a norm in 16 bits
+NORM_TOL = 1e-2  # of a norm in 16 bits
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def _norm_heads(own: nn.Module, layer: nn.Module, read: torch.Tensor) -> None:
 def _take(own: Any, other: Any, name: str) -> None:
     """Copy the weight of the module of that name in `other`; refuse one that is not of the kind of `own`."""
     module = _found(other, name)
-    weight = getattr(module, "weight", None)
+    weight: Any = getattr(module, "weight", None)
     is_kind = type(weight) is nn.Parameter and (type(module) is nn.Linear or weight.dim() == 1)
     is_plain = is_kind and weight.element_size() > 1 and not weight.is_meta and getattr(module, "bias", None) is None
     if not is_plain or weight.shape != own.weight.shape:
@@ -92,7 +92,7 @@ def _take(own: Any, other: Any, name: str) -> None:
     if weight.dim() == 1:
         probe = torch.linspace(-1, 2, len(weight), device=weight.device)
         normed = module(probe.to(weight.dtype)).to(own.weight)
-        if not torch.allclose(normed, own(probe.to(own.weight)), **NORM_TOL):
+        if not torch.allclose(normed, own(probe.to(own.weight)), NORM_TOL, NORM_TOL):
             raise refusal(f"{name} of a target to start from", "a root mean square norm", type(module).__name__, REMEDY)
 
 

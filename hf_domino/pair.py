@@ -70,15 +70,17 @@ def find_pair(path: str | Path | None = None) -> Path:
         FileNotFoundError: If there is no target, or no `-domino` folder beside it; nothing is fetched then.
         ValueError: If what is fetched is not what it should be.
     """
-    is_fetched = path is not None and _is_fetched(path)
-    if is_fetched:
-        candidates = [_fetched_folder(str(path))]
-    else:
-        candidates = [Path(path)] if path else [cards / BUNDLED for cards in _cards()]
+    if path is not None and _is_fetched(path):
+        return _fetch_pair(str(path))
+    candidates = [Path(path)] if path else [cards / BUNDLED for cards in _cards()]
     for candidate in candidates:
-        if _drafter_of(candidate, domino_folder) is not None and (is_fetched or (candidate / "config.json").is_file()):
-            return _fetch(candidate) if is_fetched else candidate
-    raise FileNotFoundError(
+        if (candidate / "config.json").is_file() and _drafter_of(candidate, domino_folder) is not None:
+            return candidate
+    raise _no_pair(candidates)
+
+
+def _no_pair(candidates: list[Path]) -> FileNotFoundError:
+    return FileNotFoundError(
         f"no pair at {' or '.join(map(str, candidates))}: a pair is a target folder NAME with NAME-domino beside it. "
         f"Run from a checkout that has {CARDS}/, or give --pair PATH: the target's folder, or {', '.join(FETCHED)}."
     )
@@ -93,15 +95,15 @@ def _is_fetched(name: str | Path) -> bool:
     return str(name) in FETCHED and not Path(name).is_dir()
 
 
-def _fetched_folder(name: str) -> Path:
+def _fetch_pair(name: str) -> Path:
+    """The target's folder of a pair in `FETCHED`; fetched if its drafter is published here."""
     from huggingface_hub.constants import HF_HOME
 
-    return Path(HF_HOME) / "hf_domino" / FETCHED[name]
-
-
-def _fetch(folder: Path) -> Path:
     from hf_domino.recipes.smollm2_target import fetch_target
 
+    folder = Path(HF_HOME) / "hf_domino" / FETCHED[name]
+    if _drafter_of(folder, domino_folder) is None:
+        raise _no_pair([folder])
     return fetch_target(folder)
 
 

@@ -6,6 +6,7 @@ Shapes: B batch, N new tokens.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from hf_domino.benchmark.rows import Row
 from hf_domino.benchmark.timing import PeakMemory, first_token_seconds, generate_timed, streamed_rounds
 from hf_domino.data.ngrams import distinct_ngram_ratio
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.drift.shadow import shadow
 from hf_domino.pair import Pair
 from hf_domino.stats import DecodingStats, timed_phases
 
@@ -85,7 +87,9 @@ class Bench:
             torch.manual_seed(self.options.seed + index)
             rounds = self._rounds(method, inputs, self._call(method, law))
             is_equal = _all_equal(repeats.outputs, runs[BASELINE].outputs[0])
-            rows.append({"method": method} | about | self._times(repeats) | rounds | {"equals_plain": is_equal})
+            ours = isinstance(self._call(method, law).get("assistant_model"), DominoDraftModel)
+            parts = {} if is_equal or not ours else {"partings": self._partings(inputs, self._call(method, law), index)}
+            rows.append({"method": method} | about | self._times(repeats) | rounds | {"equals_plain": is_equal} | parts)
         return rows
 
     def _inputs(self, batch: Sequence[dict[str, Any]]) -> Any:
@@ -109,6 +113,21 @@ class Bench:
         repeats.peak_memory.append(memory.read())
         repeats.seconds.append(seconds)
         repeats.outputs.append(tokens)
+
+    def _partings(self, inputs: Any, call: Arguments, index: int) -> list[dict[str, Any]]:
+        """Where texts part from what the target alone writes, and how near to a tie that is."""
+        torch.manual_seed(self.options.seed + index)
+        with shadow(share=1.0) as report:
+            self.pair.target.generate(**inputs, **call)
+        return [
+            {
+                "row": found.row,
+                "position": found.position,
+                "margin": found.margin if math.isfinite(found.margin) else None,
+                "tie": found.tie,
+            }
+            for found in report.mismatches
+        ]
 
     def _times(self, repeats: _Repeats) -> Row:
         texts = [

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hf_domino.benchmark.methods import BASELINE, FLOOR, METHODS
 from hf_domino.benchmark.rows import Row, measured
-from hf_domino.benchmark.summary import Summary, count_equal, rows_of, summarize
+from hf_domino.benchmark.summary import Summary, are_ties, count_equal, rows_of, summarize
 from hf_domino.stats import PHASES
 
-MARKERS = re.compile(r"(<!-- results:begin -->\n).*?(<!-- results:end -->)", re.DOTALL)
+# A table of a file that has several is named by its pair.
+MARKERS = re.compile(r"(<!-- results:begin(?: (\S+))? -->\n).*?(<!-- results:end -->)", re.DOTALL)
 MEBIBYTE = 2**20
 
 
@@ -125,10 +127,26 @@ def _equality(rows: Sequence[Row]) -> str:
     greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
     text = f"Greedy outputs equal to plain `generate`: {count_equal(greedy)} of {len(greedy)}."
     if count_equal(sampled) is None:
-        return text
+        return text + _partings(others)
     kept, lost = ([row for row in sampled if METHODS[row["method"]].keeps_seed is keeps] for keeps in (True, False))
     text += f" Sampled ones, with the same seed: {count_equal(kept)} of {len(kept)}"
-    return text + (f"; by Transformers' own assistants {count_equal(lost)} of {len(lost)}." if lost else ".")
+    text += f"; by Transformers' own assistants {count_equal(lost)} of {len(lost)}." if lost else "."
+    return text + _partings(others)
+
+
+def _partings(rows: Sequence[Row]) -> str:
+    """How near to a tie the texts are that part from plain generation's, where rows say it."""
+    parted = [row for row in rows if row.get("partings")]
+    if not parted:
+        return ""
+    margins = [at["margin"] for row in parted for at in row["partings"] if at["margin"] is not None]
+    spread = (
+        f": margins of its logits up to {max(margins):.2g}, median {statistics.median(margins):.2g}" if margins else ""
+    )
+    return (
+        f" Of ours that differ, {sum(map(are_ties, parted))} of {len(parted)} part from it at a tie within what "
+        f"{parted[0]['dtype']} rounds{spread}."
+    )
 
 
 def _hardware(row: Row) -> str:
@@ -160,6 +178,8 @@ def _count(number: int, noun: str) -> str:
 def fill_readme(readme: Path, rows: Sequence[Row]) -> None:
     """Write the table between the markers `<!-- results:begin -->` and `<!-- results:end -->`.
 
+    Of several tables, each is named by its pair: `<!-- results:begin NAME -->`.
+
     Args:
         readme (`Path`): A Markdown file with both markers.
         rows (`Sequence[Row]`): Rows of one run.
@@ -167,7 +187,16 @@ def fill_readme(readme: Path, rows: Sequence[Row]) -> None:
     Raises:
         ValueError: If the markers are missing.
     """
-    text = readme.read_text(encoding="utf-8")
-    if not MARKERS.search(text):
-        raise ValueError(f"{readme} has no lines <!-- results:begin --> and <!-- results:end --> to write between.")
-    readme.write_text(MARKERS.sub(lambda found: found[1] + results_table(rows) + found[2], text), encoding="utf-8")
+    text, pair = readme.read_text(encoding="utf-8"), measured(rows)[0]["pair"]
+    names = {found[2] for found in MARKERS.finditer(text)}
+    name = pair if pair in names else None
+    if name not in names:
+        raise ValueError(
+            f"{readme} has no lines <!-- results:begin --> (or <!-- results:begin {pair} -->) and <!-- results:end --> "
+            "to write between."
+        )
+
+    def fill(found: re.Match[str]) -> str:
+        return found[1] + results_table(rows) + found[3] if found[2] == name else found[0]
+
+    readme.write_text(MARKERS.sub(fill, text), encoding="utf-8")

@@ -98,6 +98,12 @@ def count_equal(rows: Sequence[Row]) -> int | None:
     return sum(found) if found else None
 
 
+def are_ties(row: Row) -> bool:
+    """Whether all texts of a row part from plain generation's at a tie, where rounding decides."""
+    partings = row.get("partings") or ()
+    return bool(partings) and all(at["margin"] is not None and at["margin"] <= at["tie"] for at in partings)
+
+
 def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:
     """The measured rows of one method in one mode."""
     return [row for row in rows if row["method"] == method and row.get("mode") == mode]

@@ -1,7 +1,7 @@
 """A drafter for SmolLM2-135M-Instruct, from nothing: target, text in its own words, drafter and twin, rows, card.
 
 Every stage leaves its result in the work folder and is skipped if that is there; one that was broken off goes on where
-it stopped. The work folder is a pair then: `target` with `target-domino` and `target-dflash` beside it.
+it stopped. The work folder holds a pair then: `smollm2-135m-instruct` with its `-domino` and `-dflash` beside it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from hf_domino.data.result import REPORT
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.pair import dflash_folder, domino_folder
+from hf_domino.pair import FETCHED, dflash_folder, domino_folder
 from hf_domino.recipes.processes import run_command, torchrun
 from hf_domino.recipes.smollm2_card import write_card
 from hf_domino.recipes.smollm2_target import SHORT_PROMPTS, fetch_target
@@ -25,10 +25,11 @@ LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")
 MAX_SHARD_SIZE = "15MB"
 ROWS_PER_STEP = 4  # over all processes, of which no more train
 METHODS = ("prompt_lookup", "dflash_adaptive", "domino", "domino_adaptive")
-MEASUREMENTS = {  # rows: prompts, how many, dtype
-    "results.jsonl": (SHORT_PROMPTS, 96, "bfloat16"),
-    "results-fp32.jsonl": (SHORT_PROMPTS, 20, "float32"),
-    "results-long.jsonl": (LONG_PROMPTS, 20, "bfloat16"),
+MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once
+    "results.jsonl": (SHORT_PROMPTS, 96, "bfloat16", 1),
+    "results-fp32.jsonl": (SHORT_PROMPTS, 20, "float32", 1),
+    "results-fp32-batch-4.jsonl": (SHORT_PROMPTS, 20, "float32", 4),
+    "results-long.jsonl": (LONG_PROMPTS, 20, "bfloat16", 1),
 }
 # How it writes. Half of its answers are longer than 160 tokens; one that is cut is as good to learn from.
 WRITING = ("--max-new-tokens=384", "--keep-unended", "--eval-rows=64")
@@ -75,7 +76,7 @@ class SmolLM2Recipe:
     @property
     def target(self) -> Path:
         """Folder of the target."""
-        return self.work / "target"
+        return self.work / FETCHED["smollm2"]
 
     def write_text(self) -> Path:
         """Let the target write its own chats, apart from the prompts it will be measured on; or take those it wrote."""
@@ -128,10 +129,10 @@ class SmolLM2Recipe:
     def measure(self) -> Path:
         """Measure drafter and twin on the prompts, short and long, in the target's dtype and in fp32."""
         folder = self.drafter("domino")
-        for name, (prompts, count, dtype) in MEASUREMENTS.items():
-            what = (f"--pair={self.target}", f"--prompts={prompts}", f"--num-prompts={count}", f"--dtype={dtype}")
-            how = (f"--methods={','.join(METHODS)}", "--repeats=1", f"--rows={folder / name}", "--resume")
-            run_command(self.commands, "bench", *what, *how)
+        for name, (prompts, count, dtype, at_once) in MEASUREMENTS.items():
+            what = (f"--pair={self.target}", f"--dtype={dtype}", f"--methods={','.join(METHODS)}")
+            texts = (f"--prompts={prompts}", f"--num-prompts={count}", f"--batch-size={at_once}", "--max-new-tokens=64")
+            run_command(self.commands, "bench", *what, *texts, "--repeats=1", f"--rows={folder / name}", "--resume")
         return folder
 
     def write_cards(self) -> Path:

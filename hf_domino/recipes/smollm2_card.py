@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 from hf_domino.benchmark.card import card_for
-from hf_domino.cards.sections import CARD
+from hf_domino.cards.sections import CARD, read_text
 from hf_domino.cards.training import FIGURE
 from hf_domino.recipes.smollm2_target import HUB_NAME, PACKAGE
 
+TITLE = re.compile(r"^# .*$", re.MULTILINE)
 LICENCE = {"license": "apache-2.0"}
 ABOUT = f"""
 ## About the target
@@ -37,6 +39,7 @@ def write_card(folder: Path, run: Path) -> Path:
         if (run / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(run / name, folder / name)
+    path.write_text(TITLE.sub(f"# {folder.name}", read_text(path), count=1), encoding="utf-8")  # not the run's
     card = card_for(folder, target=HUB_NAME, metadata=LICENCE)
     path.write_text(card + ABOUT, encoding="utf-8")
     return path

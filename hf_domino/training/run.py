@@ -20,11 +20,10 @@ from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.frequent_tokens import take_frequent_tokens
-from hf_domino.training.hidden_states.command import CachedRun, load_target
+from hf_domino.training.hidden_states.command import CachedRun, load_target, whole_target
 from hf_domino.training.loading import load_training_rows
 from hf_domino.training.parts import check_start, go_on_from
 from hf_domino.training.runs.resuming import check_folder, prepare_folder
-from hf_domino.training.scale.placing import is_in_memory
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
@@ -68,7 +67,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows.train, args)
         if names.start_from_target:
-            start_from_target(drafter, _whole(target, names, args), rows.train[0]["input_ids"])
+            start_from_target(drafter, whole_target(target, names, args), rows.train[0]["input_ids"])
     if cache is not None:
         target, rows = cache.attach(target, drafter.config, rows)
     trainer = DominoTrainer(
@@ -90,11 +89,6 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if metrics:
         trainer.save_metrics("eval", metrics)
     return True
-
-
-def _whole(target: PreTrainedModel, names: ModelArguments, args: DominoTrainingArguments) -> PreTrainedModel:
-    """All of the target, of which a cached run may have loaded the ends only."""
-    return target if is_in_memory(target) else load_target(names, args)
 
 
 def _check_together(names: ModelArguments, data: DataArguments, args: DominoTrainingArguments) -> None:

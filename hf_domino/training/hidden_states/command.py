@@ -35,6 +35,16 @@ def load_target(names: ModelArguments, args: DominoTrainingArguments) -> PreTrai
     return target.eval() if args.shard_target else place_target(target, args.device)
 
 
+def whole_target(target: PreTrainedModel, names: ModelArguments, args: DominoTrainingArguments) -> PreTrainedModel:
+    """All of the target, loaded where no more than its ends were.
+
+    Args:
+        target (`PreTrainedModel`): All of it, or its ends.
+        names, args: As for [`load_target`].
+    """
+    return target if is_in_memory(target) else load_target(names, args)
+
+
 class CachedRun:
     """The folder of hidden states of a run.
 
@@ -104,7 +114,7 @@ class CachedRun:
         """
         datasets = [part for part in (rows.train, rows.evaluation) if part is not None]
         if not all(has_all(self.folder, part) for part in datasets):
-            target = target if is_in_memory(target) else load_target(self.names, self.args)
+            target = whole_target(target, self.names, self.args)
             writer = self.writer(target, config)
             for part in datasets:
                 writer.write(part, progress=self.args.process_index == 0)

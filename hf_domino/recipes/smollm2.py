@@ -7,7 +7,7 @@ it stopped. The work folder holds a pair then: `smollm2-135m-instruct` with its 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,13 @@ from hf_domino.pair import FETCHED, dflash_folder, domino_folder
 from hf_domino.recipes.processes import run_command, torchrun
 from hf_domino.recipes.smollm2_card import write_card
 from hf_domino.recipes.smollm2_target import SHORT_PROMPTS, fetch_target
+from hf_domino.recipes.smollm2_tasks import write_tasks
+from hf_domino.whole_files import write_whole
 
 RECIPE = Path(__file__).with_name("smollm2.yaml")
 LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")
 MAX_SHARD_SIZE = "15MB"
+TEXTS = ("train", "evaluation")
 ROWS_PER_STEP = 4  # over all processes, of which no more train
 METHODS = ("prompt_lookup", "dflash_adaptive", "domino", "domino_adaptive")
 MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once
@@ -32,7 +35,7 @@ MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once
     "results-long.jsonl": (LONG_PROMPTS, 20, "bfloat16", 1),
 }
 # How it writes. Half of its answers are longer than 160 tokens; one that is cut is as good to learn from.
-WRITING = ("--max-new-tokens=384", "--keep-unended", "--eval-rows=64")
+WRITING = ("--max-new-tokens=384", "--keep-unended", "--eval-rows=32")
 # Prompts without a nucleus: sorting 49 k logits for every token was half of the time on two cores.
 ASKING = ("--prompt-temperature=0.8", "--prompt-top-p=1")
 
@@ -46,7 +49,7 @@ class SmolLM2Recipe:
         processes (`int`): Processes that write and train, one core each.
         commands (`str`): The module with the commands `data`, `train` and `bench`, run in processes of their own.
         source (`str`, *optional*, defaults to `"package"`): Where the target is fetched from.
-        rows (`int`, *optional*, defaults to 8192): Prompts that the target writes and answers.
+        rows (`int`, *optional*, defaults to 8192): Prompts that the target answers; half of them it writes itself.
         batch_size (`int`, *optional*, defaults to 64): Texts that a process writes side by side.
         device (`str`, *optional*): Where they are written; defaults to a GPU if there is one.
         text (`Path`, *optional*): Folder with `train` and `evaluation` files of text written before.
@@ -79,18 +82,29 @@ class SmolLM2Recipe:
         return self.work / FETCHED["smollm2"]
 
     def write_text(self) -> Path:
-        """Let the target write its own chats, apart from the prompts it will be measured on; or take those it wrote."""
+        """Let the target write chats, apart from the prompts it will be measured on; or take those it wrote before.
+
+        Half of them answer prompts of its own, half tasks that come with a text, for which these answers are used.
+        """
         if self.text is not None:
-            for name in ("train", "evaluation"):
+            for name in TEXTS:
                 _text_file(self.text, name)  # there is one
             return self.text
-        output = self.work / "data"
-        if (output / REPORT).exists():
-            return output
-        which = (f"--target={self.target}", f"--output={output}", f"--rows={self.rows}")
-        how = (f"--batch-size={self.batch_size}", *WRITING, *ASKING, "--exclude", str(SHORT_PROMPTS), str(LONG_PROMPTS))
-        where = () if self.device is None else (f"--device={self.device}",)
-        torchrun(self.processes, self.commands, "data", *which, *how, *where)
+        output, count = self.work / "text", self.rows // 2
+        if not all((output / f"{name}.jsonl").exists() for name in TEXTS):
+            own = self._write("chats", f"--rows={count}", *ASKING)
+            tasks = write_tasks(own / "train.jsonl", self.work / "tasks.jsonl", count)
+            _join((own, self._write("tasks", f"--prompts={tasks}")), output)
+        return output
+
+    def _write(self, name: str, *prompts: str) -> Path:
+        """Let the target answer prompts, in a folder of the work folder."""
+        output = self.work / name
+        if not (output / REPORT).exists():
+            how = (f"--batch-size={self.batch_size}", *WRITING, "--exclude", str(SHORT_PROMPTS), str(LONG_PROMPTS))
+            where = () if self.device is None else (f"--device={self.device}",)
+            what = (f"--target={self.target}", f"--output={output}")
+            torchrun(self.processes, self.commands, "data", *what, *prompts, *how, *where)
         return output
 
     def run_of(self, projector_type: str) -> Path:
@@ -139,6 +153,16 @@ class SmolLM2Recipe:
         """Write the cards of both."""
         write_card(self.drafter("dflash"), self.run_of("dflash"))
         return write_card(self.drafter("domino"), self.run_of("domino"))
+
+
+def _join(folders: Sequence[Path], output: Path) -> None:
+    """Put the text of several folders into one."""
+    output.mkdir(exist_ok=True)
+    for name in TEXTS:
+        write_whole(
+            output / f"{name}.jsonl",
+            "".join((folder / f"{name}.jsonl").read_text(encoding="utf-8") for folder in folders),
+        )
 
 
 def _text_file(folder: Path, name: str) -> Path:

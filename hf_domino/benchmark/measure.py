@@ -84,12 +84,13 @@ class Bench:
         }
         rows = []
         for method, repeats in runs.items():
+            call = self._call(method, law)
             torch.manual_seed(self.options.seed + index)
-            rounds = self._rounds(method, inputs, self._call(method, law))
-            is_equal = _all_equal(repeats.outputs, runs[BASELINE].outputs[0])
-            ours = isinstance(self._call(method, law).get("assistant_model"), DominoDraftModel)
-            parts = {} if is_equal or not ours else {"partings": self._partings(inputs, self._call(method, law), index)}
-            rows.append({"method": method} | about | self._times(repeats) | rounds | {"equals_plain": is_equal} | parts)
+            row = {"method": method} | about | self._times(repeats) | self._rounds(method, inputs, call)
+            row["equals_plain"] = _all_equal(repeats.outputs, runs[BASELINE].outputs[0])
+            if not row["equals_plain"] and isinstance(call.get("assistant_model"), DominoDraftModel):
+                row["partings"] = self._partings(inputs, call, index)
+            rows.append(row)
         return rows
 
     def _inputs(self, batch: Sequence[dict[str, Any]]) -> Any:

@@ -215,12 +215,12 @@ def check_is_loaded(assistant: Any) -> None:
         raise refusal("assistant_model in generate", "a loaded model", name, remedy)
 
 
-def check_rows(target: PreTrainedModel, num_draft_tokens: int, batch_size: int, kwargs: Mapping[str, Any]) -> None:
+def check_rows(target: PreTrainedModel, num_proposals: int, batch_size: int, kwargs: Mapping[str, Any]) -> None:
     """Refuse a batch for targets that count columns instead of positions: rows move against each other.
 
     Args:
         target (`PreTrainedModel`): The target.
-        num_draft_tokens (`int`): Proposals per round, which may reach behind the last token that is wanted.
+        num_proposals (`int`): Most of a round, which may reach behind the last token that is wanted.
         batch_size (`int`): Sequences to generate.
         kwargs (`Mapping`): What `generate` passes on: `position_ids` and `generation_config`.
 
@@ -234,7 +234,7 @@ def check_rows(target: PreTrainedModel, num_draft_tokens: int, batch_size: int, 
         expected = "one that takes position_ids and a mask of the padding, for a batch"
         raise refusal("the target's model_type", expected, text.model_type, f"It counts padding as text. {alone}")
     if getattr(text, "attn_temperature_tuning", False):
-        limit, longest = text.floor_scale - num_draft_tokens - 1, kwargs["generation_config"].max_length
+        limit, longest = text.floor_scale - num_proposals - 1, kwargs["generation_config"].max_length
         if longest is None or longest > limit:
             remedy = f"From there on the target scales its attention by columns, padding included. {alone}"
             raise refusal("max_length of a batch", f"at most {limit} (floor_scale={text.floor_scale})", longest, remedy)

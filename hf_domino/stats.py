@@ -124,10 +124,11 @@ class DecodingStats:
     """What one assisted `generate` did.
 
     Args:
-        num_draft_tokens (`int`): Most proposals per round (P).
+        num_draft_tokens (`int`): Most drafted proposals per round (P).
         rows (`list[list[int]]`): Per row of the batch, the acceptance length of each round: accepted proposals and the
             bonus token, before any cut by an end-of-text token or the budget. Prefill is not a round.
         proposed (`list[list[int]]`): Per row, how many tokens each round proposed; 0 for a single step of the target.
+        copied (`list[list[bool]]`): Per row, whether each round copied its proposals from the text (prompt lookup).
         num_new_tokens (`int`): Tokens returned, over all rows.
         seconds (`float`): Wall time of the decoding loop, prefill included.
         pauses (`list[Pause]`): When drafting paused, and why.
@@ -143,6 +144,7 @@ class DecodingStats:
     num_draft_tokens: int
     rows: list[list[int]] = field(default_factory=list)
     proposed: list[list[int]] = field(default_factory=list)
+    copied: list[list[bool]] = field(default_factory=list)
     num_new_tokens: int = 0
     seconds: float = 0.0
     phases: dict[str, float] | None = None
@@ -154,7 +156,8 @@ class DecodingStats:
     @classmethod
     def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
         """Statistics of a call that is about to begin."""
-        return cls(num_draft_tokens, [[] for _ in range(num_rows)], [[] for _ in range(num_rows)], target=target)
+        rows = range(num_rows)
+        return cls(num_draft_tokens, [[] for _ in rows], [[] for _ in rows], [[] for _ in rows], target=target)
 
     @property
     def acceptance_lengths(self) -> list[int] | list[list[int]]:
@@ -168,8 +171,18 @@ class DecodingStats:
 
     @property
     def num_drafted(self) -> int:
-        """Rounds with proposals, over all rows; all rounds where it is not known how many they proposed."""
+        """Rounds with drafted proposals, over all rows; all rounds where it is not known how many they proposed."""
         return len(self._drafted_lengths)
+
+    @property
+    def num_copied(self) -> int:
+        """Rounds that copied their proposals from the text, over all rows."""
+        return len(self._copied_lengths)
+
+    @property
+    def copied_length(self) -> float:
+        """Mean tokens of the rounds that copied, bonus included; NaN if none did."""
+        return _mean(self._copied_lengths)
 
     @property
     def acceptance_length(self) -> float:
@@ -192,8 +205,10 @@ class DecodingStats:
 
     @property
     def proposal_length(self) -> float:
-        """Mean proposals of the rounds that drafted; NaN if none did."""
-        return _mean([count for row in self.proposed for count in row if count])
+        """Mean proposals of the rounds that made any; NaN if none did."""
+        return _mean(
+            [count for _, count, is_copied in self._rounds if count and not is_copied] if self.proposed else []
+        )
 
     @property
     def num_single_steps(self) -> int:
@@ -206,20 +221,38 @@ class DecodingStats:
         return self.num_new_tokens / self.seconds if self.seconds else float("nan")
 
     @property
-    def _drafted_lengths(self) -> list[int]:
+    def _rounds(self) -> list[tuple[int, int, bool]]:
+        """Acceptance length of every round, how many tokens it proposed, and whether it copied them."""
         proposed = self.proposed if any(self.proposed) else self.rows
+        copied = self.copied if any(self.copied) else [[False] * len(row) for row in self.rows]
         # Asked from another thread, a round may just have been committed.
-        pairs = (pair for row in zip(self.rows, proposed, strict=True) for pair in zip(*row, strict=False))
-        return [length for length, count in pairs if count]
+        return [one for row in zip(self.rows, proposed, copied, strict=True) for one in zip(*row, strict=False)]
 
-    def count_round(self, rows: Sequence[int], num_proposed: int, pause: Pause | None, is_comparison: bool) -> None:
+    @property
+    def _drafted_lengths(self) -> list[int]:
+        return [length for length, count, is_copied in self._rounds if count and not is_copied]
+
+    @property
+    def _copied_lengths(self) -> list[int]:
+        return [length for length, _, is_copied in self._rounds if is_copied]
+
+    def count_round(
+        self,
+        rows: Sequence[int],
+        num_proposed: int,
+        pause: Pause | None = None,
+        is_comparison: bool = False,
+        is_copied: bool = False,
+    ) -> None:
         """Note what a round of these rows proposed, or why nothing.
 
         Args:
             rows (`Sequence[int]`): Rows of the batch.
             num_proposed (`int`): Tokens it proposed in each; 0 for a single step.
             pause (`Pause`, *optional*): The pause it is part of.
-            is_comparison (`bool`): Whether it was made to compare its time with that of rounds.
+            is_comparison (`bool`, *optional*, defaults to `False`): Whether it was made to compare its time with that
+                of rounds.
+            is_copied (`bool`, *optional*, defaults to `False`): Whether the proposals were copied from the text.
         """
         if pause is not None:
             if not pause.num_steps:
@@ -230,6 +263,7 @@ class DecodingStats:
         self.num_compared += len(rows) * is_comparison
         for row in rows:
             self.proposed[row].append(num_proposed)
+            self.copied[row].append(is_copied)
 
     def __str__(self) -> str:
         rates = " ".join(f"{rate:.2f}" for rate in self.acceptance_rate_at)
@@ -246,6 +280,8 @@ class DecodingStats:
             ("tokens per forward", _number(self.tokens_per_forward)),
             ("tokens/s", _number(self.tokens_per_second, 1)),
         ]
+        if self.num_copied:
+            lines += [("rounds that copied", f"{self.num_copied}"), ("tokens of a copy", _number(self.copied_length))]
         lines += [("target", self.target)] if self.target else []
         lines += [("paused", str(pause)) for pause in self.pauses]
         lines += [(f"{name}, s", f"{seconds:.3f}") for name, seconds in (self.phases or {}).items()]

@@ -22,6 +22,7 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.pacing.pacer import Block, Pacer, most_proposals, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.prompt_lookup import CopiedBlock, PromptLookup
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
@@ -78,8 +79,7 @@ def assisted_decoding(
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
     session = DraftSession(drafter, target, law.without_state(), timer, context)
-    is_static = generation_config.cache_implementation == "static"
-    reads_confidence = input_ids.device.type == "cpu" and not is_static
+    reads_confidence = input_ids.device.type == "cpu" and generation_config.cache_implementation != "static"
     parts = _parts(input_ids, runner, session, law, generation_config)
     do_sample = bool(generation_config.do_sample)
     generation = _Generation(
@@ -90,7 +90,8 @@ def assisted_decoding(
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
-        pacer=pacer_for(drafter, model, stats.num_draft_tokens, do_sample, reads_confidence),
+        pacer=pacer_for(drafter, model, most, do_sample, reads_confidence),
+        lookup=PromptLookup.of_call(generation_config, drafter.config.num_draft_tokens),
         rows=list(range(batch_size)),
     )
     generation.run(input_ids, generation_config)
@@ -127,6 +128,7 @@ class _Generation:
     timer: PhaseTimer
     step_outputs: StepOutputs
     pacer: Pacer
+    lookup: PromptLookup
     rows: list[int]
 
     def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
@@ -193,14 +195,9 @@ class _Generation:
         return positions[:, -num_new:], mask[:, -num_new:]
 
     def run_round(self) -> None:
-        """Draft, verify and commit one block per row."""
+        """Draft or copy, verify and commit one block per row."""
         start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
-        room = self._room()
-        block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
-        most = block.choose_length(room)
-        self.rule.begin_round(prefixes, most)
-        goes_on = self.rule.listener(block.goes_on)
-        proposals = self.session.propose(prefixes, most, self.rule.draft_noise, goes_on)
+        block, proposals = self._propose(prefixes)
         with self.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposals)
             if self.law.may_keep_state:
@@ -214,9 +211,26 @@ class _Generation:
             self.session.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, proposals.shape[1] + 1, staying)
-        self.stats.count_round(self.rows, proposals.shape[1], block.pause, block.is_comparison)
-        self.pacer.observe(block, [self.stats.rows[row][-1] for row in self.rows], time.perf_counter() - start)
+        is_copied = isinstance(block, CopiedBlock)
+        self.stats.count_round(self.rows, proposals.shape[1], block.pause, block.is_comparison, is_copied)
+        num_committed = [self.stats.rows[row][-1] for row in self.rows]
+        self.lookup.observe(block, num_committed)
+        if not is_copied:
+            self.pacer.observe(block, num_committed, time.perf_counter() - start)
         self._go_on_with(staying)
+
+    def _propose(self, prefixes: Prefixes) -> tuple[Block, torch.Tensor]:
+        """How far the round goes, and its proposals `[R, P]`: copied where that promises more, or drafted."""
+        copied = self.lookup.begin_round(prefixes, self._room(self.lookup.most))
+        if copied is not None:
+            self.rule.begin_round(prefixes, copied.length)
+            return copied, copied.proposals
+        room = self._room(self.stats.num_draft_tokens)
+        block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
+        most = block.choose_length(room)
+        self.rule.begin_round(prefixes, most)
+        goes_on = self.rule.listener(block.goes_on)
+        return block, self.session.propose(prefixes, most, self.rule.draft_noise, goes_on)
 
     def _verify_at_once(self, prefixes: Prefixes, proposals: torch.Tensor, logits: torch.Tensor) -> list[int]:
         """Commit what the acceptance rule gives; returns how many tokens each row kept."""
@@ -243,9 +257,9 @@ class _Generation:
         self.stats.rows[0].append(kept)
         return [kept]
 
-    def _room(self) -> int:
-        """Most proposals of the call for which the target still has positions."""
-        most, limit = self.stats.num_draft_tokens, self.session.target.position_limit
+    def _room(self, most: int) -> int:
+        """For how many proposals of so many the target still has positions."""
+        limit = self.session.target.position_limit
         return most if limit is None else min(most, max(limit - self.runner.next_position() - 1, 0))
 
     def _go_on_with(self, staying: list[int]) -> None:

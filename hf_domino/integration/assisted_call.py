@@ -76,13 +76,14 @@ def decode(target: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **kwarg
     """Check the inputs and decode; arguments and result are those of Transformers' `_assisted_decoding`."""
     drafter = kwargs["assistant_model"]
     check_inputs(target, input_ids, kwargs)
-    check_rope(target, drafter.config.num_draft_tokens, input_ids, kwargs, kwargs["generation_config"])
+    num_proposals = max(drafter.config.num_draft_tokens, kwargs["generation_config"].prompt_lookup_num_tokens or 0)
+    check_rope(target, num_proposals, input_ids, kwargs, kwargs["generation_config"])
     check_step_outputs(target, len(input_ids), kwargs["generation_config"])
     unfixable_layer = unfixable(kwargs["past_key_values"])
     check_static(target, len(input_ids), kwargs, kwargs["generation_config"], unfixable_layer)
     stateful = stateful_processors(kwargs["logits_processor"])
     check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs["past_key_values"]))
-    check_rows(target, drafter.config.num_draft_tokens, len(input_ids), kwargs)
+    check_rows(target, num_proposals, len(input_ids), kwargs)
     unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
     kept = {name: value for name, value in kwargs.items() if name not in unused}
     return watched(assisted_decoding)(target, input_ids, *args, drafter=drafter, **kept)

@@ -38,6 +38,7 @@ def _unset(value: object) -> bool:
 
 _ONE_SPEEDUP = "Pass either assistant_model or this option, not both."
 _NO_LAW = "It changes the target's output law, which assisted decoding preserves; leave it unset."
+_COPIES = "It is the most tokens that a round may copy from the text in place of drafting; leave it unset for none."
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 GENERATION_RULES = (
     _Rule("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
@@ -45,7 +46,7 @@ GENERATION_RULES = (
     _Rule("dola_layers", _unset, "None", _NO_LAW),
     _Rule("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _NO_LAW),
     _Rule("assistant_ensemble_weight", _unset, "None", _NO_LAW),
-    _Rule("prompt_lookup_num_tokens", _unset, "None", _ONE_SPEEDUP),
+    _Rule("prompt_lookup_num_tokens", lambda count: count is None or count >= 1, "None or at least 1", _COPIES),
     _Rule("assistant_early_exit", _unset, "None", _ONE_SPEEDUP),
     _Rule("use_mtp", _unset, "False", _ONE_SPEEDUP),
     _Rule(
@@ -138,7 +139,7 @@ def _takes_cache(target: PreTrainedModel) -> bool:
 
 def check_rope(
     target: PreTrainedModel,
-    num_draft_tokens: int,
+    num_proposals: int,
     input_ids: torch.Tensor,
     model_kwargs: Mapping[str, Any],
     config: Any,
@@ -147,7 +148,7 @@ def check_rope(
 
     Args:
         target (`PreTrainedModel`): The model that generates.
-        num_draft_tokens (`int`): Proposals per round, which may reach behind the last token that is wanted.
+        num_proposals (`int`): Most of a round, which may reach behind the last token that is wanted.
         input_ids (`torch.Tensor` of shape `(batch, length)`): The prompt.
         model_kwargs (`Mapping`): What `generate` passes on: cache, mask, positions, `inputs_embeds`.
         config (`GenerationConfig`): The merged configuration of the call.
@@ -167,12 +168,12 @@ def check_rope(
         cached = 0 if cache is None else cache.get_seq_length()
         if kind == "longrope" and shortest > limit and not 0 < cached <= limit:
             continue
-        room = limit - longest - num_draft_tokens
+        room = limit - longest - num_proposals
         wanted = room + 1 if config.max_length is None else config.max_length - input_ids.shape[1]
         if wanted <= room:
             continue
         remedy = f"The target's {kind} rotary frequencies change at {limit} positions, and a block may reach past the "
-        remedy += f"last token by {num_draft_tokens}; " + (
+        remedy += f"last token by {num_proposals}; " + (
             f"pass max_new_tokens={room}." if room > 0 else "drop assistant_model."
         )
         raise refusal("max_new_tokens behind this prompt", f"at most {max(room, 0)}", wanted, remedy)
@@ -337,6 +338,8 @@ def check_native_loop(
         raise refusal("logits_processor", expected, list(processors), remedy)
     if model_kwargs.get("inputs_embeds") is not None:
         raise refusal("inputs_embeds in an attached target", "None", "a tensor", remedy)
+    if (count := generation_config.prompt_lookup_num_tokens) is not None:
+        raise refusal("prompt_lookup_num_tokens in an attached target", None, count, remedy)
     if generation_config.stop_strings is not None:
         raise refusal("stop_strings in an attached target", "None", generation_config.stop_strings, remedy)
     cache = model_kwargs.get("past_key_values")

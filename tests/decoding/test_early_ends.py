@@ -81,7 +81,7 @@ def test_under_the_residual_rule_no_block_changes_the_law():
     """Drafts come from the target's own law, so whatever is committed third must be either of two, equally often."""
     rule, counts = ResidualRule(LAW, draws_drafts=True), [0, 0]
     for _ in range(2000):
-        block = ConfidentBlock(Acceptance(), price=0.035, num_rows=1)
+        block = ConfidentBlock(Acceptance.by_confidence(), price=0.035, num_rows=1)
         num_proposed, committed = run_round(rule, block.goes_on)
         assert block.length == num_proposed
         while len(committed) < 3:
@@ -102,7 +102,10 @@ def test_under_the_coupled_rule_no_block_changes_the_text():
             plain.append(int(law_of(len(plain) - 1, plain[-1]).softmax(0).multinomial(1)))
         for price in (None, 0.035, 0.5):
             torch.manual_seed(seed)
-            rule, block = CoupledRule(LAW, do_sample=True), ConfidentBlock(Acceptance(), price or 0.0, num_rows=1)
+            rule, block = (
+                CoupledRule(LAW, do_sample=True),
+                ConfidentBlock(Acceptance.by_confidence(), price or 0.0, num_rows=1),
+            )
             num_proposed, committed = run_round(rule, None if price is None else block.goes_on)
             lengths.add((price, num_proposed))
             assert committed == plain[1 : num_proposed + 2]  # the drafts are the target's own: none is rejected
@@ -127,7 +130,7 @@ def test_a_block_knows_the_proposals_that_were_made(monkeypatch, tiny_qwen3, dra
     target, lengths = TargetModel(tiny_qwen3, drafter.config), set()
     for _ in range(30):
         hidden, prefixes = torch.randn(2, 9, 32), Prefixes.of(torch.randint(4, VOCAB_SIZE, (2, 5)))
-        block = ConfidentBlock(Acceptance(), price=0.2, num_rows=2)
+        block = ConfidentBlock(Acceptance.by_confidence(), price=0.2, num_rows=2)
         drawn_with = torch.empty(2, 9, VOCAB_SIZE).exponential_() if noise == "shared" else noise
         proposals = rollout(drafter, target, hidden, prefixes, LAW, drawn_with, goes_on=block.goes_on)
         assert block.length == proposals.shape[1]

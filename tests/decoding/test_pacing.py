@@ -78,13 +78,13 @@ def test_blocks_end_at_positions_that_are_hardly_reached(is_timed):
 
 
 def test_chances_are_learnt_not_believed():
-    acceptance = Acceptance()
+    acceptance = Acceptance.by_confidence()
     sure, unsure = bisect.bisect(EDGES, 0.95), bisect.bisect(EDGES, 0.25)
     assert acceptance.chance(sure) > 0.8
     for _ in range(200):
         acceptance.observe([sure, unsure], 0)
     assert acceptance.chance(sure) < 0.1
-    assert acceptance.chance(unsure) == Acceptance().chance(unsure)  # never looked at
+    assert acceptance.chance(unsure) == Acceptance.by_confidence().chance(unsure)  # never looked at
     for _ in range(200):
         acceptance.observe([sure, unsure], 2)
     assert acceptance.chance(unsure) > 0.9

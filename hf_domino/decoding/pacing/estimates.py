@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # Confidence of the draft law in its likeliest token; between two edges, one acceptance rate is learnt.
 EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
@@ -33,16 +33,22 @@ class Acceptance:
     """The chance that a proposal is accepted once all before it are, by what was known when it was drafted.
 
     Args:
-        num_positions (`int`, *optional*): Positions of a block, each a class of proposals; None for classes of the
-            draft law's confidence, between `EDGES`, which is believed at first.
+        guesses (`Iterable[float]`): First guess of it for each class of proposals.
     """
 
-    def __init__(self, num_positions: int | None = None):
-        guesses = [(low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True)]
-        if num_positions is not None:
-            guesses = [PRIOR_BY_POSITION] * num_positions
+    def __init__(self, guesses: Iterable[float]):
         self._accepted = [PRIOR_ROUNDS * chance for chance in guesses]
-        self._seen = [PRIOR_ROUNDS] * len(guesses)
+        self._seen = [PRIOR_ROUNDS] * len(self._accepted)
+
+    @classmethod
+    def by_confidence(cls) -> Acceptance:
+        """Classes of the draft law's confidence, between `EDGES`, which is believed at first."""
+        return cls((low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True))
+
+    @classmethod
+    def by_position(cls, num_positions: int) -> Acceptance:
+        """Each position of a block is a class."""
+        return cls([PRIOR_BY_POSITION] * num_positions)
 
     @property
     def num_kinds(self) -> int:

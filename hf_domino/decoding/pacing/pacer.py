@@ -84,6 +84,11 @@ class PacedBlock(Block):
         """Proposals so far."""
         return len(self._kinds)
 
+    @property
+    def expected(self) -> float:
+        """Tokens that it may be expected to commit, a row."""
+        return sum(sum(reach) / len(reach) for reach in self._reaches)
+
     def kinds(self) -> list[tuple[int, ...]]:
         """Class of every proposal, per row."""
         return list(zip(*self._kinds, strict=True)) if self._kinds else [() for _ in self._reaches[0]]
@@ -223,8 +228,8 @@ class Pacer:
     """
 
     def __init__(self, num_positions: int | None, is_timed: bool):
-        self.acceptance, self._is_timed = Acceptance(num_positions), is_timed
-        self._by_confidence = num_positions is None
+        self._by_confidence, self._is_timed = num_positions is None, is_timed
+        self.acceptance = Acceptance.by_confidence() if num_positions is None else Acceptance.by_position(num_positions)
         self._paces: dict[int, Pace] = {}
 
     def begin_call(self) -> None:

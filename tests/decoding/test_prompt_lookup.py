@@ -1,0 +1,218 @@
+"""Rounds that copy from the text in place of drafting: no text changes, and they are worth their time."""
+
+import pytest
+import torch
+from builders import PAD, build_drafter, left_padded
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracle import oracle
+from test_families import build
+from transformers import LogitsProcessor, LogitsProcessorList
+
+import hf_domino
+from hf_domino.decoding.pacing.pacer import Block, SingleStep
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.prompt_lookup import DRAFT_TOKENS, LENGTHS, MOST_PLACES, PromptLookup, Text
+
+PASSAGE = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
+PROMPT = torch.tensor([[*PASSAGE, 5, 6, *PASSAGE, 7]])
+GREEDY = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": -1}
+SAMPLED = {"do_sample": True, "temperature": 0.3, "top_k": 0, "max_new_tokens": 60, "eos_token_id": -1}
+COPYING = {"prompt_lookup_num_tokens": 10}
+
+
+def generate(target, prompt, seed=0, **options):
+    torch.manual_seed(seed)
+    return target.generate(prompt, **options).tolist()
+
+
+def longest_by_hand(tokens):
+    """The longest repetition of the last tokens, by comparing with every place."""
+    best = (0, 0)
+    for end in range(2, len(tokens)):
+        length = 0
+        while length < min(end, LENGTHS[-1]) and tokens[end - 1 - length] == tokens[-1 - length]:
+            length += 1
+        best = max(best, (length, end)) if length >= 2 else best
+    return best
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(tokens=st.lists(st.integers(0, 2), max_size=MOST_PLACES), split=st.integers(0, MOST_PLACES))
+def test_the_longest_match_is_found(tokens, split):
+    text = Text()
+    text.extend(tokens[:split])
+    text.extend(tokens[split:])
+    assert text.longest_match() == longest_by_hand(tokens)
+
+
+def test_a_copy_goes_on_behind_the_end_with_what_was_copied():
+    text = Text()
+    text.extend([9, 1, 2, 3, 1, 2])
+    assert text.longest_match() == (2, 3)
+    assert text.behind(3, 8) == [3, 1, 2, 3, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft_length", ["full", "adaptive"])
+@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}], ids=["dynamic", "static"])
+def test_the_text_is_that_of_plain_generation(tiny_qwen3, make_drafter, options, draft_length, cache):
+    drafter = make_drafter(tiny_qwen3, draft_length=draft_length)
+    num_copied = 0
+    for seed in range(3):
+        plain = generate(tiny_qwen3, PROMPT, seed, **options)
+        assert generate(tiny_qwen3, PROMPT, seed, assistant_model=drafter, **options, **COPYING, **cache) == plain
+        num_copied += drafter.stats.num_copied
+    assert num_copied > 0
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_batch_of_unequal_rows(tiny_qwen3, make_drafter, options):
+    rows = [PROMPT[0], PROMPT[0, 9:], torch.tensor([7, 8, 7, 8, 7])]
+    ids, mask = left_padded(rows, PAD)
+    drafter, inputs = make_drafter(tiny_qwen3), {"attention_mask": mask, "pad_token_id": PAD}
+    plain = generate(tiny_qwen3, ids, **inputs, **options)
+    assert generate(tiny_qwen3, ids, assistant_model=drafter, **inputs, **options, **COPYING) == plain
+    stats = drafter.stats
+    assert 0 < stats.num_copied < stats.num_rounds
+    assert [len(row) for row in stats.copied] == [len(row) for row in stats.rows]
+
+
+def test_drafts_after_copied_rounds_are_those_of_a_drafter_that_saw_all(tiny_qwen3, make_drafter, monkeypatch):
+    """Rounds that copy leave their hidden states to the next draft."""
+    drafter, proposed = make_drafter(tiny_qwen3), {}
+    propose = hf_domino.decoding.drafting.DraftSession.propose
+
+    def noting(self, prefixes, *args, **kwargs):
+        proposals = propose(self, prefixes, *args, **kwargs)
+        proposed.setdefault(prefixes.lengths[0], []).append(proposals[0].tolist())
+        return proposals
+
+    monkeypatch.setattr(hf_domino.decoding.drafting.DraftSession, "propose", noting)
+    generate(tiny_qwen3, PROMPT, assistant_model=drafter, **GREEDY)
+    generate(tiny_qwen3, PROMPT, assistant_model=drafter, **GREEDY, **COPYING)
+    assert drafter.stats.num_copied
+    twice = [pair for pair in proposed.values() if len(pair) == 2]
+    assert len(twice) > 2
+    assert all(first[: len(second)] == second[: len(first)] for first, second in twice)
+
+
+class Counting(LogitsProcessor):
+    """Of one's own, which may keep state: shown each committed position once."""
+
+    def __init__(self):
+        self.lengths = []
+
+    def __call__(self, input_ids, scores):
+        self.lengths.append(input_ids.shape[1])
+        return scores
+
+
+def test_processors_that_keep_state_see_each_position_once(tiny_qwen3, make_drafter):
+    drafter, seen = make_drafter(tiny_qwen3), []
+    for options in ({}, {"assistant_model": drafter, **COPYING}):
+        counting = Counting()
+        generate(tiny_qwen3, PROMPT, logits_processor=LogitsProcessorList([counting]), **GREEDY, **options)
+        seen.append(counting.lengths)
+    assert seen[0] == seen[1]
+    assert drafter.stats.num_copied
+
+
+@pytest.mark.parametrize("draft_law", ["sampled", "greedy"])
+def test_copies_under_the_residual_rule_are_certain(tiny_qwen3, make_drafter, draft_law):
+    """A seed gives the same text again, and a target without doubt writes its greedy one."""
+    drafter = make_drafter(tiny_qwen3, acceptance_rule="residual", draft_law=draft_law)
+    options = SAMPLED | {"assistant_model": drafter} | COPYING
+    assert generate(tiny_qwen3, PROMPT, **options) == generate(tiny_qwen3, PROMPT, **options)
+    assert drafter.stats.num_copied
+    certain = generate(tiny_qwen3, PROMPT, **(options | {"temperature": 1e-5}))
+    assert certain == generate(tiny_qwen3, PROMPT, **GREEDY)
+
+
+def rounds_of(tokens, brings, num_rounds=30):
+    """Which of some rounds over a text copy, if a copy brings so many tokens and a draft two."""
+    lookup, copied = PromptLookup(10), []
+    prefixes = Prefixes.of(torch.tensor([tokens]))
+    for _ in range(num_rounds):
+        block = lookup.begin_round(prefixes, 10)
+        copied.append(block is not None)
+        lookup.observe(block or Block(), [min(brings, block.length + 1)] if block else [2])
+    return copied
+
+
+def test_copies_that_fail_are_given_up_and_those_that_hold_go_on():
+    tokens = [*PASSAGE, 5, *PASSAGE[:4]]
+    assert all(rounds_of(tokens, brings=11))
+    failing = rounds_of(tokens, brings=1)
+    assert failing[0]
+    assert not any(failing[8:])
+
+
+def test_drafts_that_bring_more_than_copies_are_preferred():
+    prefixes = Prefixes.of(torch.tensor([[*PASSAGE, 5, *PASSAGE[:4]]]))
+    lookup = PromptLookup(2)
+    assert lookup.begin_round(prefixes, 10).expected > DRAFT_TOKENS
+    for _ in range(10):
+        lookup.observe(Block(), [6])
+    assert lookup.begin_round(prefixes, 10) is None
+    for _ in range(60):
+        lookup.observe(SingleStep(), [1])  # made to compare times: says nothing of drafts
+    assert lookup.begin_round(prefixes, 10) is None
+
+
+def test_a_copy_is_as_long_as_its_match_is_sure():
+    lengths = []
+    for match in (2, 4, 12):
+        tokens = [*PASSAGE, *range(30, 60), 5, *PASSAGE[12 - match :]]
+        block = PromptLookup(40).begin_round(Prefixes.of(torch.tensor([tokens])), 40)
+        lengths.append(block.length if block else 0)
+        if block:
+            assert block.proposals.tolist() == [tokens[12 : 12 + block.length]]
+    assert lengths == sorted(set(lengths))
+    assert PromptLookup(3).begin_round(Prefixes.of(torch.tensor([tokens])), 40).length == 3
+    assert PromptLookup(40).begin_round(Prefixes.of(torch.tensor([tokens])), 2).length == 2
+    assert PromptLookup(40).begin_round(Prefixes.of(torch.tensor([tokens])), 0) is None
+
+
+def test_a_prompt_of_embeddings(tiny_qwen3, make_drafter):
+    embeds = tiny_qwen3.get_input_embeddings()(PROMPT)
+    plain = generate(tiny_qwen3, None, inputs_embeds=embeds, **GREEDY)
+    drafter = make_drafter(tiny_qwen3)
+    assert generate(tiny_qwen3, None, inputs_embeds=embeds, assistant_model=drafter, **GREEDY, **COPYING) == plain
+
+
+def test_the_targets_last_position_is_reached():
+    """A table of positions ends: neither drafts nor copies go behind it."""
+    target = build("GPT2")
+    limit = target.config.max_position_embeddings
+    options = {"do_sample": False, "eos_token_id": -1, "max_new_tokens": limit - PROMPT.shape[1]}
+    plain = generate(target, PROMPT, **options)
+    drafter = build_drafter(target)
+    assert generate(target, PROMPT, assistant_model=drafter, **options, **COPYING) == plain
+    assert drafter.stats.num_copied
+
+
+def test_statistics_tell_copies_from_drafts(tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3)
+    with oracle(tiny_qwen3, PROMPT, 0.5, **{name: GREEDY[name] for name in ("do_sample", "max_new_tokens")}):
+        tiny_qwen3.generate(PROMPT, assistant_model=drafter, **GREEDY, **COPYING)
+    stats = drafter.stats
+    assert stats.num_drafted + stats.num_copied + stats.num_single_steps == stats.num_rounds
+    total = stats.num_drafted * stats.acceptance_length + stats.num_copied * stats.copied_length
+    assert total + stats.num_single_steps == pytest.approx(stats.num_rounds * stats.tokens_per_forward)
+    assert max(stats.proposed[0]) > drafter.config.num_draft_tokens  # of copies
+    assert f"{'rounds that copied':<24}{stats.num_copied}" in str(stats)
+    tiny_qwen3.generate(PROMPT, assistant_model=drafter, **GREEDY)
+    assert drafter.stats.num_copied == 0
+    assert "copied" not in str(drafter.stats)
+
+
+def test_an_attached_target_says_that_it_cannot(tiny_qwen3, make_drafter):
+    hf_domino.uninstall()
+    hf_domino.attach(tiny_qwen3)
+    try:
+        with pytest.raises(ValueError, match="prompt_lookup_num_tokens in an attached target must be None, got 10"):
+            tiny_qwen3.generate(PROMPT, assistant_model=make_drafter(tiny_qwen3), **GREEDY, **COPYING)
+    finally:
+        hf_domino.detach(tiny_qwen3)
+        hf_domino.install()

@@ -9,6 +9,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +36,7 @@ class _Repeats:
     first_token: list[float] = field(default_factory=list)
     peak_memory: list[int | None] = field(default_factory=list)
     outputs: list[torch.Tensor] = field(default_factory=list)
+    stats: DecodingStats | None = None  # of the last one, if a drafter of ours took part
 
 
 class Bench:
@@ -86,7 +88,7 @@ class Bench:
         for method, repeats in runs.items():
             call = self._call(method, law)
             torch.manual_seed(self.options.seed + index)
-            row = {"method": method} | about | self._times(repeats) | self._rounds(method, inputs, call)
+            row = {"method": method} | about | self._times(repeats) | self._rounds(method, repeats, inputs, call)
             row["equals_plain"] = _all_equal(repeats.outputs, runs[BASELINE].outputs[0])
             if not row["equals_plain"] and isinstance(call.get("assistant_model"), DominoDraftModel):
                 row["partings"] = self._partings(inputs, call, index)
@@ -110,7 +112,11 @@ class Bench:
         repeats.first_token.append(first_token_seconds(target, inputs, **call))
         torch.manual_seed(self.options.seed + index)
         memory.start()
-        tokens, seconds = generate_timed(target, inputs, **call)
+        # On a CPU a phase is two readings of the clock, microseconds a round; events on a GPU have a run of their own.
+        with timed_phases() if target.device.type == "cpu" else nullcontext():
+            tokens, seconds = generate_timed(target, inputs, **call)
+        if isinstance(drafter := call.get("assistant_model"), DominoDraftModel):
+            repeats.stats = drafter.stats
         repeats.peak_memory.append(memory.read())
         repeats.seconds.append(seconds)
         repeats.outputs.append(tokens)
@@ -125,7 +131,7 @@ class Bench:
                 "row": found.row,
                 "position": found.position,
                 "margin": found.margin if math.isfinite(found.margin) else None,
-                "tie": found.tie,
+                "is_tie": found.is_tie,
             }
             for found in report.mismatches
         ]
@@ -148,14 +154,15 @@ class Bench:
             "distinct_4gram": statistics.fmean(map(distinct_ngram_ratio, texts)),
         }
 
-    def _rounds(self, method: str, inputs: Any, call: Arguments) -> Row:
-        """Acceptance and the time in a round, from a run that is not among the timed ones."""
-        drafter, phases, loops = call.get("assistant_model"), None, 0
-        if isinstance(drafter, DominoDraftModel):
-            with timed_phases():
-                self.pair.target.generate(**inputs, **call)
-            stats, phases = drafter.stats, drafter.stats.phases
-            loops = max(map(len, stats.rows))
+    def _rounds(self, method: str, repeats: _Repeats, inputs: Any, call: Arguments) -> Row:
+        """Acceptance and the time in a round; where the timed runs do not say, from another one."""
+        phases, loops = None, 0
+        if (stats := repeats.stats) is not None:
+            if stats.phases is None:
+                with timed_phases():
+                    self.pair.target.generate(**inputs, **call)
+                stats = call["assistant_model"].stats
+            phases, loops = stats.phases, max(map(len, stats.rows))
         elif self.methods[method].keys() - {"custom_generate"}:
             lengths = streamed_rounds(self.pair.target, inputs, **call)
             stats = DecodingStats(max(lengths, default=1) - 1, rows=[lengths])
@@ -164,6 +171,8 @@ class Bench:
         return {
             "num_rounds": stats.num_rounds,
             "num_drafted": stats.num_drafted,
+            "num_copied": stats.num_copied,
+            "copied_length": stats.copied_length if stats.num_copied else None,
             "acceptance_length": stats.acceptance_length if stats.num_drafted else None,
             "tokens_per_forward": stats.tokens_per_forward if stats.num_rounds else None,
             "acceptance_rate_at": stats.acceptance_rate_at or None,

@@ -91,6 +91,10 @@ def _twin(pair: Pair) -> DominoDraftModel:
     return pair.twin
 
 
+def _with_lookup(pair: Pair, options: argparse.Namespace) -> Arguments:
+    return _drafted(pair.drafter, "adaptive") | {"prompt_lookup_num_tokens": options.lookup_tokens}
+
+
 def _drafted(drafter: DominoDraftModel, draft_length: str) -> Arguments:
     return {"assistant_model": drafter.view(draft_length=draft_length)}
 
@@ -106,6 +110,7 @@ METHODS: dict[str, Method] = {
     "dflash_adaptive": Method("DFlash twin", lambda pair, options: _drafted(_twin(pair), "adaptive"), keeps_seed=True),
     "domino": Method("Domino, whole blocks", lambda pair, options: _drafted(pair.drafter, "full"), keeps_seed=True),
     "domino_adaptive": Method("**Domino**", lambda pair, options: _drafted(pair.drafter, "adaptive"), keeps_seed=True),
+    "domino_lookup": Method("**Domino with prompt lookup**", _with_lookup, keeps_seed=True),
 }
 BASELINE, FLOOR = "plain", "lean"
 

@@ -101,7 +101,7 @@ def count_equal(rows: Sequence[Row]) -> int | None:
 def are_ties(row: Row) -> bool:
     """Whether all texts of a row part from plain generation's at a tie, where rounding decides."""
     partings = row.get("partings") or ()
-    return bool(partings) and all(at["margin"] is not None and at["margin"] <= at["tie"] for at in partings)
+    return bool(partings) and all(at["is_tie"] for at in partings)
 
 
 def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:

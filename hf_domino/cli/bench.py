@@ -53,10 +53,11 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
         "--methods",
         type=lambda names: [name.strip() for name in names.split(",")],
         help=f"some of {','.join(METHODS)}; plain is always measured; domino and dflash draft whole blocks, "
-        "domino_adaptive and dflash_adaptive as far as it pays, which is a drafter's default",
+        "domino_adaptive and dflash_adaptive as far as it pays, which is a drafter's default; domino_lookup may also "
+        "copy from the text",
     )
     group.add_argument("--early-exit", type=positive_int, metavar="N", help="compare with drafts of the first N layers")
-    group.add_argument("--lookup-tokens", type=positive_int, default=10, help="tokens that prompt lookup proposes")
+    group.add_argument("--lookup-tokens", type=positive_int, default=10, help="most tokens that prompt lookup proposes")
     group.add_argument(
         "--repeats", type=positive_int, default=3, help="timed runs per prompt and method; the median counts"
     )

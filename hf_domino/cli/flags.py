@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DTYPES = ("bfloat16", "float16", "float32")
 METHODS = (
     "plain", "lean", "prompt_lookup", "assistant", "early_exit", "native_dflash", "dflash", "dflash_adaptive",
-    "domino", "domino_adaptive",
+    "domino", "domino_adaptive", "domino_lookup",
 )  # fmt: skip
 ENGINES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")
@@ -61,6 +61,9 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
     group.add_argument("--top-k", type=positive_int, help="with --temperature: sample among the K likeliest tokens")
     group.add_argument("--top-p", type=float, help="with --temperature: sample among those of this probability")
     group.add_argument("--seed", type=int, help="of what is sampled: the same seed writes the same text")
+    group.add_argument(
+        "--lookup-tokens", type=positive_int, metavar="N", help="let rounds copy up to N tokens from the text so far"
+    )
 
 
 def add_threads(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
@@ -139,7 +142,7 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
 
     if options.seed is not None:
         torch.manual_seed(options.seed)
-    arguments: dict[str, Any] = {"max_new_tokens": options.max_new_tokens}
+    arguments = {"max_new_tokens": options.max_new_tokens, "prompt_lookup_num_tokens": options.lookup_tokens}
     if options.temperature == 0:
         return arguments | {"do_sample": False}
     return arguments | (given | {"do_sample": True} if given else {})

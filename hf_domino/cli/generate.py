@@ -85,6 +85,7 @@ def figures(stats: DecodingStats) -> dict[str, Any]:
         "tokens_per_forward": stats.tokens_per_forward if stats.num_rounds else None,
         "acceptance_lengths": stats.rows[0],
         "proposed": stats.proposed[0],
+        "copied": stats.copied[0],
     }
 
 

@@ -27,12 +27,13 @@ LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")
 MAX_SHARD_SIZE = "15MB"
 TEXTS = ("train", "evaluation")
 ROWS_PER_STEP = 4  # over all processes, of which no more train
-METHODS = ("prompt_lookup", "dflash_adaptive", "domino", "domino_adaptive")
-MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once
-    "results.jsonl": (SHORT_PROMPTS, 96, "bfloat16", 1),
-    "results-fp32.jsonl": (SHORT_PROMPTS, 20, "float32", 1),
-    "results-fp32-batch-4.jsonl": (SHORT_PROMPTS, 20, "float32", 4),
-    "results-long.jsonl": (LONG_PROMPTS, 20, "bfloat16", 1),
+SPEED = ("prompt_lookup", "dflash_adaptive", "domino_adaptive", "domino_lookup")
+EQUALITY = ("dflash", "domino", "domino_lookup")
+MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once, methods
+    "results.jsonl": (SHORT_PROMPTS, 96, "bfloat16", 1, SPEED),
+    "results-fp32.jsonl": (SHORT_PROMPTS, 20, "float32", 1, EQUALITY),
+    "results-fp32-batch-4.jsonl": (SHORT_PROMPTS, 20, "float32", 4, EQUALITY),
+    "results-long.jsonl": (LONG_PROMPTS, 20, "bfloat16", 1, SPEED),
 }
 # How it writes. Half of its answers are longer than 160 tokens; one that is cut is as good to learn from.
 WRITING = ("--max-new-tokens=384", "--keep-unended", "--eval-rows=32")
@@ -143,8 +144,8 @@ class SmolLM2Recipe:
     def measure(self) -> Path:
         """Measure drafter and twin on the prompts, short and long, in the target's dtype and in fp32."""
         folder = self.drafter("domino")
-        for name, (prompts, count, dtype, at_once) in MEASUREMENTS.items():
-            what = (f"--pair={self.target}", f"--dtype={dtype}", f"--methods={','.join(METHODS)}")
+        for name, (prompts, count, dtype, at_once, methods) in MEASUREMENTS.items():
+            what = (f"--pair={self.target}", f"--dtype={dtype}", f"--methods={','.join(methods)}")
             texts = (f"--prompts={prompts}", f"--num-prompts={count}", f"--batch-size={at_once}", "--max-new-tokens=64")
             run_command(self.commands, "bench", *what, *texts, "--repeats=1", f"--rows={folder / name}", "--resume")
         return folder

@@ -53,6 +53,16 @@ def test_a_seed_writes_plain_generations_text(pair, flags, capsys):
     assert len(found["proposed"]) == len(found["acceptance_lengths"])
 
 
+def test_rounds_may_copy_from_the_text(pair, flags, capsys):
+    lines = "def f(x):\n    return x\n\n\n" * 3
+    choice = ["--temperature", "0", "--max-new-tokens", "20", "--lookup-tokens", "8"]
+    assert cli.main(["generate", lines, "--json", *choice, *flags]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["text"] == plain_text(pair, lines, max_new_tokens=20, do_sample=False)
+    assert any(found["copied"])
+    assert len(found["copied"]) == len(found["proposed"])
+
+
 def test_the_prompt_may_come_from_stdin(pair, flags, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
     assert cli.main(["generate", "-", "--max-new-tokens", "8", "--temperature", "0", *flags]) == 0

@@ -128,7 +128,6 @@ class DecodingStats:
         rows (`list[list[int]]`): Per row of the batch, the acceptance length of each round: accepted proposals and the
             bonus token, before any cut by an end-of-text token or the budget. Prefill is not a round.
         proposed (`list[list[int]]`): Per row, how many tokens each round proposed; 0 for a single step of the target.
-        copied (`list[list[bool]]`): Per row, whether each round copied its proposals from the text (prompt lookup).
         num_new_tokens (`int`): Tokens returned, over all rows.
         seconds (`float`): Wall time of the decoding loop, prefill included.
         pauses (`list[Pause]`): When drafting paused, and why.
@@ -139,12 +138,12 @@ class DecodingStats:
             Their sum is the whole.
         target (`str`, *optional*): In what the target differs from the one the drafter was trained for, such as dtype,
             name or an adapter; None if in nothing, or if the drafter's configuration does not say.
+        copied (`list[list[bool]]`): Per row, whether each round copied its proposals from the text (prompt lookup).
     """
 
     num_draft_tokens: int
     rows: list[list[int]] = field(default_factory=list)
     proposed: list[list[int]] = field(default_factory=list)
-    copied: list[list[bool]] = field(default_factory=list)
     num_new_tokens: int = 0
     seconds: float = 0.0
     phases: dict[str, float] | None = None
@@ -152,12 +151,13 @@ class DecodingStats:
     num_paused: int = 0
     num_compared: int = 0
     target: str | None = None
+    copied: list[list[bool]] = field(default_factory=list)
 
     @classmethod
     def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
         """Statistics of a call that is about to begin."""
         rows = range(num_rows)
-        return cls(num_draft_tokens, [[] for _ in rows], [[] for _ in rows], [[] for _ in rows], target=target)
+        return cls(num_draft_tokens, [[] for _ in rows], [[] for _ in rows], target=target, copied=[[] for _ in rows])
 
     @property
     def acceptance_lengths(self) -> list[int] | list[list[int]]:
@@ -191,7 +191,7 @@ class DecodingStats:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Mean tokens of all verifications, single steps included; NaN without a round."""
+        """Mean tokens of all verifications, copies and single steps included; NaN without a round."""
         return _mean([length for row in self.rows for length in row])
 
     @property
@@ -271,17 +271,17 @@ class DecodingStats:
             ("new tokens", f"{self.num_new_tokens}"),
             ("rounds", f"{self.num_rounds}"),
             ("  that drafted", f"{self.num_drafted}"),
+            *([("  that copied", f"{self.num_copied}")] if self.num_copied else []),
             ("  single steps", f"{self.num_single_steps}"),
             ("    drafting paused", f"{self.num_paused}"),
             ("    to compare times", f"{self.num_compared}"),
             ("proposals a draft", _number(self.proposal_length)),
             ("acceptance length", _number(self.acceptance_length)),
             ("acceptance rate at", rates or "-"),
+            *([("tokens of a copy", _number(self.copied_length))] if self.num_copied else []),
             ("tokens per forward", _number(self.tokens_per_forward)),
             ("tokens/s", _number(self.tokens_per_second, 1)),
         ]
-        if self.num_copied:
-            lines += [("rounds that copied", f"{self.num_copied}"), ("tokens of a copy", _number(self.copied_length))]
         lines += [("target", self.target)] if self.target else []
         lines += [("paused", str(pause)) for pause in self.pauses]
         lines += [(f"{name}, s", f"{seconds:.3f}") for name, seconds in (self.phases or {}).items()]

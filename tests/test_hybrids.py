@@ -46,6 +46,11 @@ def test_greedy_is_lossless(family, make_drafter):
         with oracle(target, PROMPT, accuracy, **OPTIONS):
             assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **OPTIONS), plain)
     assert drafter.stats.acceptance_length > 4
+    # Copies, which are longer than a block.
+    again = torch.cat((plain, plain[:, :30]), dim=1)
+    options = OPTIONS | {"assistant_model": drafter, "prompt_lookup_num_tokens": 12}
+    assert torch.equal(target.generate(again, **options), target.generate(again, **OPTIONS))
+    assert drafter.stats.num_copied
 
 
 @pytest.mark.parametrize("family", HYBRIDS)

@@ -15,7 +15,7 @@ from hf_domino.figures import EXTRA, FAINT, INK, STYLE, WIDTH, can_draw, write_f
 # One a method, in the order of `METHODS`; what comes after them takes the last.
 COLOURS = (
     *("#afb8c1", "#6e7781", "#bf3989", "#8250df", "#cf6f1e"),
-    *("#c9a227", "#7fb0e6", "#3b74b8", "#7cc48c", "#14532d"),
+    *("#c9a227", "#7fb0e6", "#3b74b8", "#7cc48c", "#14532d", "#0d9488"),
 )
 Summaries = dict[tuple[str, str], Summary]  # of mode and method
 PHASE_COLOURS = {

@@ -131,7 +131,7 @@ class Bench:
                 "row": found.row,
                 "position": found.position,
                 "margin": found.margin if math.isfinite(found.margin) else None,
-                "is_tie": found.is_tie,
+                "tie": found.tie,
             }
             for found in report.mismatches
         ]

@@ -24,7 +24,8 @@ class Summary:
         speed_up_over_lean (`float`, *optional*): The same over the lean loop's.
         acceptance_length (`float`, *optional*): Mean over all rounds that drafted, or over all rounds of rows that do
             not tell them apart; None without rounds.
-        tokens_per_forward (`float`, *optional*): Mean over all rounds, single steps included; None without rounds.
+        tokens_per_forward (`float`, *optional*): Mean over all rounds, copies and single steps included; None without
+            rounds.
         acceptance_rate_at (`list[float]`): Share of the same rounds as `acceptance_length` that accepted proposal k;
             empty without rounds.
         ttft_ms (`float`, *optional*): Milliseconds to the first token, median over prompts.
@@ -101,7 +102,7 @@ def count_equal(rows: Sequence[Row]) -> int | None:
 def are_ties(row: Row) -> bool:
     """Whether all texts of a row part from plain generation's at a tie, where rounding decides."""
     partings = row.get("partings") or ()
-    return bool(partings) and all(at["is_tie"] for at in partings)
+    return bool(partings) and all(at["margin"] is not None and at["margin"] <= at["tie"] for at in partings)
 
 
 def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -91,7 +91,6 @@ def assisted_decoding(
         timer=timer,
         step_outputs=step_outputs,
         pacer=pacer_for(drafter, model, most, do_sample, reads_confidence),
-        lookup=PromptLookup.of_call(generation_config, drafter.config.num_draft_tokens),
         rows=list(range(batch_size)),
     )
     generation.run(input_ids, generation_config)
@@ -128,13 +127,15 @@ class _Generation:
     timer: PhaseTimer
     step_outputs: StepOutputs
     pacer: Pacer
-    lookup: PromptLookup
     rows: list[int]
+    lookup: PromptLookup = field(init=False)
 
     def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
         """Prefill and all rounds; a round that is broken off leaves a cache that can be gone on from."""
         # `generate` drops a mask of ones, and notes how long it was.
         mask_length = getattr(generation_config, "_mask_length", None)
+        num_draft_tokens = self.session.drafter.config.num_draft_tokens
+        self.lookup = PromptLookup.of_call(generation_config, num_draft_tokens, self.committed, self.pacer)
         try:
             self.prefill(input_ids, generation_config.prefill_chunk_size, mask_length)
             self.timer.reset()  # phases are those of the rounds
@@ -221,11 +222,11 @@ class _Generation:
 
     def _propose(self, prefixes: Prefixes) -> tuple[Block, torch.Tensor]:
         """How far the round goes, and its proposals `[R, P]`: copied where that promises more, or drafted."""
-        copied = self.lookup.begin_round(prefixes, self._room(self.lookup.most))
-        if copied is not None:
+        room = self._room()
+        if (copied := self.lookup.begin_round(prefixes, room)) is not None:
             self.rule.begin_round(prefixes, copied.length)
             return copied, copied.proposals
-        room = self._room(self.stats.num_draft_tokens)
+        room = min(room, self.stats.num_draft_tokens)
         block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
         most = block.choose_length(room)
         self.rule.begin_round(prefixes, most)
@@ -257,9 +258,9 @@ class _Generation:
         self.stats.rows[0].append(kept)
         return [kept]
 
-    def _room(self, most: int) -> int:
-        """For how many proposals of so many the target still has positions."""
-        limit = self.session.target.position_limit
+    def _room(self) -> int:
+        """Most proposals of the call, drafted or copied, for which the target still has positions."""
+        most, limit = max(self.stats.num_draft_tokens, self.lookup.most), self.session.target.position_limit
         return most if limit is None else min(most, max(limit - self.runner.next_position() - 1, 0))
 
     def _go_on_with(self, staying: list[int]) -> None:

@@ -43,6 +43,7 @@ class CommittedSequences:
         self._lengths = [input_ids.shape[1]] * len(input_ids)
         self._stops: list[int | None] = [None] * len(input_ids)  # length at which each row stopped
         self._prompt_length = self._streamed = input_ids.shape[1]
+        self._values: list[list[int]] = [[] for _ in input_ids]  # the new tokens, on the host
         self._config, self._streamer = generation_config, streamer
         self._pad = getattr(generation_config, "_pad_token_tensor", None)
         self._scores: list[list[torch.Tensor]] = [[] for _ in input_ids]
@@ -77,6 +78,11 @@ class CommittedSequences:
         ids = self._ids if len(rows) == len(self._lengths) else self._ids[list(rows)]
         return Prefixes(ids, [self._lengths[row] for row in rows], list(rows))
 
+    def tokens(self, row: int, start: int) -> list[int]:
+        """Tokens of a row from a place on; only those of the prompt are waited for."""
+        prompt = self._ids[row, start : self._prompt_length].tolist() if start < self._prompt_length else []
+        return prompt + self._values[row][max(start - self._prompt_length, 0) :]
+
     def commit(
         self,
         rows: Sequence[int],
@@ -108,6 +114,7 @@ class CommittedSequences:
                 if self._wants("output_scores" if outputs is self._scores else "output_logits"):
                     outputs[row] += list(source[index, :count].to(torch.float32, copy=True))
             kept.append(self._keep(row, values[index][:count]))
+            self._values[row] += values[index][: kept[-1]]
             self._lengths[row] = start + kept[-1]
             for outputs in (self._scores, self._logits):
                 del outputs[row][self._lengths[row] - self._prompt_length :]

@@ -2,8 +2,9 @@
 
 Where the last tokens have stood before, what followed them there often follows again: names, numbers, whole lines that
 an answer takes from its prompt. Copying costs no drafter, and a long match promises more than a drafter can. So a round
-copies where its matches promise more tokens than drafts have brought of late. Proposals change no text; which rounds
-copy is decided by tokens alone, never by the clock.
+copies where its matches promise more tokens than drafts have brought of late, and than single steps would bring in the
+time of a round. Under the coupled rule no copy changes the text; under the residual rule what is copied goes by the
+text alone, so that a seed gives the same text again.
 
 Transformers' own prompt lookup, without a drafter, takes the first match of at most two tokens.
 
@@ -19,17 +20,17 @@ from collections.abc import Sequence
 import torch
 from transformers import GenerationConfig
 
-from hf_domino.decoding.pacing.estimates import NOMINAL_PROPOSAL, Acceptance, Tokens
-from hf_domino.decoding.pacing.pacer import Block, PacedBlock
+from hf_domino.decoding.output import CommittedSequences
+from hf_domino.decoding.pacing.estimates import Acceptance, Tokens
+from hf_domino.decoding.pacing.pacer import Block, PacedBlock, Pacer, fitting_length
 from hf_domino.decoding.prefixes import Prefixes
 
 # A copied token's class is the length of the match before it, from each of these on. The first guess of its acceptance
-# is what 132 held-out answers of SmolLM2-135M-Instruct showed; one of no match is a stopgap.
+# is what 132 held-out answers of SmolLM2-135M-Instruct showed. Rows without a match propose what is sure to fail.
 GUESSES = {0: 0.0, 2: 0.4, 3: 0.5, 4: 0.6, 5: 0.7, 7: 0.8, 9: 0.85, 13: 0.9, 32: 0.95}
 LENGTHS = tuple(GUESSES)
 LONGEST_MATCH = LENGTHS[-1]  # longer ones are not told apart
 MOST_PLACES = 64  # the latest ones where the last two tokens stood, whose matches are compared
-LEAST_TOKENS = 1.5  # that a copied round must promise: it takes about as many single steps
 DRAFT_TOKENS = 2.0  # of a drafted round, before there was one
 
 
@@ -37,37 +38,51 @@ class PromptLookup:
     """Proposals copied from the text of each row, for the rounds of one call.
 
     Args:
+        committed ([`CommittedSequences`]): The texts.
+        pacer ([`Pacer`]): What is known of the time of rounds.
         most (`int`): Most tokens to copy in a round; 0 for none at all.
+        is_static (`bool`, *optional*, defaults to `False`): To copy one of a few lengths, as each is a shape of its
+            own; `most` is one of them.
     """
 
-    def __init__(self, most: int):
+    def __init__(self, committed: CommittedSequences, pacer: Pacer, most: int, is_static: bool = False):
         self.most = most
+        self._committed, self._pacer, self._is_static = committed, pacer, is_static
         self._acceptance, self._drafted = Acceptance(GUESSES.values()), Tokens()
         self._drafted.observe(DRAFT_TOKENS)
         self._texts: defaultdict[int, Text] = defaultdict(Text)
 
     @classmethod
-    def of_call(cls, config: GenerationConfig, num_draft_tokens: int) -> PromptLookup:
+    def of_call(
+        cls, config: GenerationConfig, num_draft_tokens: int, committed: CommittedSequences, pacer: Pacer
+    ) -> PromptLookup:
         """What a call's `prompt_lookup_num_tokens` asks for.
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
             num_draft_tokens (`int`): Most proposals of the drafter; in rounds of fixed shape no more can be copied.
+            committed ([`CommittedSequences`]): The texts.
+            pacer ([`Pacer`]): What is known of the time of rounds.
         """
-        most = config.prompt_lookup_num_tokens or 0
-        return cls(min(most, num_draft_tokens) if config.cache_implementation == "static" else most)
+        most, is_static = config.prompt_lookup_num_tokens or 0, config.cache_implementation == "static"
+        if is_static:
+            lengths = {fitting_length(length, num_draft_tokens) for length in range(num_draft_tokens + 1)}
+            most = max(length for length in lengths if length <= most)
+        return cls(committed, pacer, most, is_static)
 
     def begin_round(self, prefixes: Prefixes, room: int) -> CopiedBlock | None:
-        """What to copy for these rows, `room` tokens at most; None where drafting promises more."""
+        """What to copy for these rows, `room` tokens at most; None where something else promises more."""
         if not (most := min(self.most, room)):
             return None
-        matches = [self._text(prefixes, index).longest_match() for index in range(len(prefixes.rows))]
-        block = CopiedBlock(self._acceptance, [length for length, _ in matches])
-        while block.length < most and block.goes_on_copying():
-            pass
-        if block.expected <= max(self._drafted.expected, LEAST_TOKENS):
+        num_rows = len(prefixes.rows)
+        texts = [self._text(row) for row in prefixes.rows]
+        matches = [text.longest_match() for text in texts]
+        block = CopiedBlock(self._acceptance, self._pacer.price(num_rows), [length for length, _ in matches])
+        block.extend(most)
+        if block.expected <= max(self._drafted.expected, self._pacer.cost(num_rows)):
             return None
-        texts = [self._texts[row] for row in prefixes.rows]
+        if self._is_static:
+            block.extend(fitting_length(block.length, most), at_any_price=True)
         copies = [text.behind(end, block.length) for text, (_, end) in zip(texts, matches, strict=True)]
         block.proposals = torch.tensor(copies).to(prefixes.ids.device, non_blocking=True)
         return block
@@ -75,15 +90,17 @@ class PromptLookup:
     def observe(self, block: Block, num_committed: Sequence[int]) -> None:
         """Learn from a round: its block, the tokens it committed per row."""
         if isinstance(block, CopiedBlock):
-            for kinds, count in zip(block.kinds(), num_committed, strict=True):
-                self._acceptance.observe(kinds, count - 1)
+            self._pacer.skip_round(len(num_committed))
+            for match, kinds, count in zip(block.matches, block.kinds(), num_committed, strict=True):
+                if match:
+                    self._acceptance.observe(kinds, count - 1)
         elif not block.is_comparison:
             self._drafted.observe(sum(num_committed) / len(num_committed))
 
-    def _text(self, prefixes: Prefixes, index: int) -> Text:
-        """The text of a row, as long as its prefix is."""
-        text, length = self._texts[prefixes.rows[index]], prefixes.lengths[index]
-        text.extend(prefixes.ids[index, len(text) : length].tolist())
+    def _text(self, row: int) -> Text:
+        """The text of a row so far."""
+        text = self._texts[row]
+        text.extend(self._committed.tokens(row, len(text)))
         return text
 
 
@@ -92,23 +109,25 @@ class CopiedBlock(PacedBlock):
 
     Args:
         acceptance ([`Acceptance`]): What is known of copied tokens.
-        matches (`list[int]`): Length of each row's match.
+        price (`float`): Tokens that one more proposal must bring, a row.
+        matches (`list[int]`): Length of each row's match; 0 for none.
     """
 
     proposals: torch.Tensor  # [B, P]
 
-    def __init__(self, acceptance: Acceptance, matches: list[int]):
-        super().__init__(acceptance, NOMINAL_PROPOSAL * LEAST_TOKENS, len(matches))
-        self._matches = matches
+    def __init__(self, acceptance: Acceptance, price: float, matches: list[int]):
+        super().__init__(acceptance, price, len(matches))
+        self.matches = matches
 
-    def choose_length(self, room: int) -> int:
-        """As many proposals as were copied."""
-        return self.length
-
-    def goes_on_copying(self) -> bool:
-        """Count one token more, whose match is longer by those before it; returns whether another one is worth it."""
-        matches = [length + self.length if length else 0 for length in self._matches]
-        return self.add(self.length, [bisect.bisect(LENGTHS, length) - 1 for length in matches])
+    def extend(self, most: int, at_any_price: bool = False) -> None:
+        """Copy as far as the next token is worth its time, `most` tokens at most."""
+        while self.length < most:
+            # Where all before a token are accepted, its match is longer by those.
+            matches = [match + self.length if match else 0 for match in self.matches]
+            kinds = [bisect.bisect(LENGTHS, match) - 1 for match in matches]
+            if not at_any_price and self.promise(kinds) < self._price:
+                break
+            self.add(self.length, kinds)
 
 
 class Text:
@@ -149,6 +168,8 @@ class Text:
         for end in reversed(places[-MOST_PLACES:]):
             if (length := self._match_at(end)) > best[0]:
                 best = (length, end)
+            if length == LONGEST_MATCH:
+                break
         return best
 
     def _match_at(self, end: int) -> int:

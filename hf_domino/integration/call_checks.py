@@ -53,7 +53,7 @@ GENERATION_RULES = (
         "num_assistant_tokens",
         lambda count: count is None or count >= 1,
         "None or at least 1",
-        "It is the most proposals of a round; leave it unset for as many as the drafter makes.",
+        "It is the most tokens that a round drafts; leave it unset for as many as the drafter makes.",
     ),
     _Rule(
         "cache_implementation",

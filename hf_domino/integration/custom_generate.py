@@ -50,12 +50,14 @@ def generate(
         remedy = f"The drafter is {name}; leave assistant_model out."
         raise refusal("assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy)
     kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    lookup = kwargs.pop("prompt_lookup_num_tokens", None)  # which Transformers would take for an assistant of its own
     # These do not reach a decoding method of one's own
     streamer, tokenizer = kwargs.get("streamer"), kwargs.get("tokenizer")
     prepares = model if tokenizer is None else _take_stop_strings(model, kwargs, tokenizer)
 
     def decoding_method(_: PreTrainedModel, input_ids: torch.Tensor, **call: Any) -> Any:
         config = call["generation_config"]
+        config.prompt_lookup_num_tokens = lookup or config.prompt_lookup_num_tokens
         mode_kwargs = {"assistant_model": loaded, "tokenizer": tokenizer}
         check_call(model, config.get_generation_mode(loaded), config, mode_kwargs, is_native=False)
         return decode(model, input_ids, assistant_model=loaded, streamer=streamer, **call)

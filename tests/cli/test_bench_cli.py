@@ -158,12 +158,7 @@ def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, tiny_pair_folder,
     path = tmp_path / "rows.jsonl"
     assert bench(tiny_pair_folder, path, *GREEDY) == code
     rows = read_rows(path)
-    written = {
-        "row": 0,
-        "position": 5,
-        "margin": margin if math.isfinite(margin) else None,
-        "is_tie": parting.is_tie,
-    }
+    written = {"row": 0, "position": 5, "margin": margin if math.isfinite(margin) else None, "tie": 1e-5}
     assert [row.get("partings") for row in rows] == [None, [written]] * 2
     assert f"Of ours that differ, {2 * (code == 0)} of 2 part from it at a tie within what float32 rounds" in caption(
         rows

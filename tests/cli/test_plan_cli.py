@@ -231,7 +231,8 @@ def test_rows_of_other_methods_and_modes(choice, rows_file, capsys):
     assert "got domino (greedy), plain (greedy)" in message
 
 
-def test_rounds_of_different_lengths_are_refused(rows_file, capsys):
-    rows = [row | {"method": "domino_adaptive"} if row["method"] == "domino" else row for row in bench_rows()]
-    message = refusal(f"--rows {rows_file(rows)} --method domino_adaptive", capsys)
+@pytest.mark.parametrize("method", ["domino_adaptive", "domino_lookup"])
+def test_rounds_of_different_lengths_are_refused(method, rows_file, capsys):
+    rows = [row | {"method": method} if row["method"] == "domino" else row for row in bench_rows()]
+    message = refusal(f"--rows {rows_file(rows)} --method {method}", capsys)
     assert "plan from --method domino." in message

@@ -1,18 +1,22 @@
 """Rounds that copy from the text in place of drafting: no text changes, and they are worth their time."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from builders import PAD, build_drafter, left_padded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import oracle
+from recorded_graphs import recorded_graphs
 from test_families import build
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_domino
-from hf_domino.decoding.pacing.pacer import Block, SingleStep
+from hf_domino.decoding.pacing.pacer import Block, PacedBlock, Pacer, SingleStep, WholeBlocks
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import DRAFT_TOKENS, LENGTHS, MOST_PLACES, PromptLookup, Text
+from hf_domino.decoding.static import workspace
 
 PASSAGE = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
 PROMPT = torch.tensor([[*PASSAGE, 5, 6, *PASSAGE, 7]])
@@ -129,10 +133,15 @@ def test_copies_under_the_residual_rule_are_certain(tiny_qwen3, make_drafter, dr
     assert certain == generate(tiny_qwen3, PROMPT, **GREEDY)
 
 
+def lookup_in(tokens, most=10, pacer=None, **options):
+    """Prompt lookup in a text, and the text as a prefix."""
+    committed = SimpleNamespace(tokens=lambda row, start: tokens[start:])
+    return PromptLookup(committed, pacer or WholeBlocks(), most, **options), Prefixes.of(torch.tensor([tokens]))
+
+
 def rounds_of(tokens, brings, num_rounds=30):
     """Which of some rounds over a text copy, if a copy brings so many tokens and a draft two."""
-    lookup, copied = PromptLookup(10), []
-    prefixes = Prefixes.of(torch.tensor([tokens]))
+    (lookup, prefixes), copied = lookup_in(tokens), []
     for _ in range(num_rounds):
         block = lookup.begin_round(prefixes, 10)
         copied.append(block is not None)
@@ -149,8 +158,7 @@ def test_copies_that_fail_are_given_up_and_those_that_hold_go_on():
 
 
 def test_drafts_that_bring_more_than_copies_are_preferred():
-    prefixes = Prefixes.of(torch.tensor([[*PASSAGE, 5, *PASSAGE[:4]]]))
-    lookup = PromptLookup(2)
+    lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]], most=2)
     assert lookup.begin_round(prefixes, 10).expected > DRAFT_TOKENS
     for _ in range(10):
         lookup.observe(Block(), [6])
@@ -160,18 +168,85 @@ def test_drafts_that_bring_more_than_copies_are_preferred():
     assert lookup.begin_round(prefixes, 10) is None
 
 
+def test_copies_must_bring_more_than_single_steps_in_the_time_of_a_round():
+    tokens = [*PASSAGE, 5, *PASSAGE[:2]]
+    lookup, prefixes = lookup_in(tokens)
+    lookup.observe(Block(), [1])
+    assert lookup.begin_round(prefixes, 10) is not None
+    pacer = Pacer(4, is_timed=True)
+    lookup, prefixes = lookup_in(tokens, pacer=pacer)
+    for seconds in (1.0, 4.0) * 20:  # of a single step, and of a round beside it
+        pacer.observe(SingleStep() if seconds == 1.0 else one_proposal(pacer), [1], seconds)
+    lookup.observe(Block(), [1])
+    assert lookup.begin_round(prefixes, 10) is None
+
+
+def one_proposal(pacer):
+    block = PacedBlock(pacer.acceptance, 0.0, 1)
+    block.add(0, [0])
+    return block
+
+
+def test_rounds_beside_a_copy_are_no_neighbours():
+    lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]], pacer=(pacer := Pacer(4, is_timed=True)))
+    pacer.observe(SingleStep(), [1], 1.0)
+    lookup.observe(lookup.begin_round(prefixes, 10), [5])
+    before = pacer.cost(1)
+    for _ in range(2):
+        pacer.observe(one_proposal(pacer), [1], 100.0)
+    assert pacer.cost(1) == pytest.approx(before, rel=0.1)
+
+
+@pytest.mark.parametrize(("wanted", "lengths"), [(10, {1, 2, 4, 6}), (3, {1, 2}), (1, {1})])
+def test_copies_of_fixed_shape_have_one_of_a_few_lengths(tiny_qwen3, make_drafter, wanted, lengths):
+    drafter = make_drafter(tiny_qwen3)
+    options = GREEDY | {"prompt_lookup_num_tokens": wanted, "cache_implementation": "static"}
+    plain = generate(tiny_qwen3, PROMPT, **GREEDY)
+    with recorded_graphs():
+        assert generate(tiny_qwen3, PROMPT, assistant_model=drafter, **options) == plain
+    workspace.release_workspaces()
+    stats = drafter.stats
+    found = {count for count, is_copied in zip(stats.proposed[0], stats.copied[0], strict=True) if is_copied}
+    assert found <= lengths
+    assert found or wanted == 1
+
+
 def test_a_copy_is_as_long_as_its_match_is_sure():
     lengths = []
     for match in (2, 4, 12):
         tokens = [*PASSAGE, *range(30, 60), 5, *PASSAGE[12 - match :]]
-        block = PromptLookup(40).begin_round(Prefixes.of(torch.tensor([tokens])), 40)
+        lookup, prefixes = lookup_in(tokens, most=40)
+        block = lookup.begin_round(prefixes, 40)
         lengths.append(block.length if block else 0)
         if block:
             assert block.proposals.tolist() == [tokens[12 : 12 + block.length]]
     assert lengths == sorted(set(lengths))
-    assert PromptLookup(3).begin_round(Prefixes.of(torch.tensor([tokens])), 40).length == 3
-    assert PromptLookup(40).begin_round(Prefixes.of(torch.tensor([tokens])), 2).length == 2
-    assert PromptLookup(40).begin_round(Prefixes.of(torch.tensor([tokens])), 0) is None
+    assert lookup_in(tokens, most=3)[0].begin_round(prefixes, 40).length == 3
+    assert lookup.begin_round(prefixes, 2).length == 2
+    assert lookup.begin_round(prefixes, 0) is None
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Gemma2"])
+def test_windows_shorter_than_the_prompt(family):
+    target = build(family)
+    drafter = build_drafter(target)
+    plain = generate(target, PROMPT, **GREEDY)
+    assert generate(target, PROMPT, assistant_model=drafter, **GREEDY, **COPYING) == plain
+    assert drafter.stats.num_copied
+
+
+def test_a_conversation_goes_on(tiny_qwen3, make_drafter):
+    """Its next turn copies from all of it."""
+    drafter = make_drafter(tiny_qwen3)
+    options = GREEDY | {"max_new_tokens": 12, "return_dict_in_generate": True}
+    texts = []
+    for extra in ({}, {"assistant_model": drafter, **COPYING}):
+        turn = tiny_qwen3.generate(PROMPT, **options, **extra)
+        ids = torch.cat((turn.sequences, PROMPT[:, :4]), dim=1)
+        turn = tiny_qwen3.generate(ids, past_key_values=turn.past_key_values, **options, **extra)
+        texts.append(turn.sequences.tolist())
+    assert texts[0] == texts[1]
+    assert drafter.stats.num_copied
 
 
 def test_a_prompt_of_embeddings(tiny_qwen3, make_drafter):
@@ -201,7 +276,7 @@ def test_statistics_tell_copies_from_drafts(tiny_qwen3, make_drafter):
     total = stats.num_drafted * stats.acceptance_length + stats.num_copied * stats.copied_length
     assert total + stats.num_single_steps == pytest.approx(stats.num_rounds * stats.tokens_per_forward)
     assert max(stats.proposed[0]) > drafter.config.num_draft_tokens  # of copies
-    assert f"{'rounds that copied':<24}{stats.num_copied}" in str(stats)
+    assert f"{'  that copied':<24}{stats.num_copied}" in str(stats)
     tiny_qwen3.generate(PROMPT, assistant_model=drafter, **GREEDY)
     assert drafter.stats.num_copied == 0
     assert "copied" not in str(drafter.stats)

@@ -160,6 +160,6 @@ class RoundCost:
             self._ratios.append(max(ratio if num_proposed else 1 / ratio, LEAST_COST))
             self._before = None  # each duration counts in one comparison
 
-    def begin_call(self) -> None:
+    def part(self) -> None:
         """What is timed next is no neighbour of what was timed last."""
         self._before = None

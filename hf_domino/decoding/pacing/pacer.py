@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from transformers import GenerationConfig
 
-from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, RoundCost, Tokens
+from hf_domino.decoding.pacing.estimates import EDGES, NOMINAL_PROPOSAL, Acceptance, RoundCost, Tokens
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.stats import Pause
 
@@ -96,10 +96,17 @@ class PacedBlock(Block):
     def add(self, index: int, kinds: list[int]) -> bool:
         """Count a proposal of these classes, one a row, in place of this and later ones; returns whether to go on."""
         del self._kinds[index:], self._reaches[index + 1 :]
+        self._reaches.append(self._reach(kinds))
         self._kinds.append(kinds)
-        reach = [before * self._acceptance.chance(kind) for before, kind in zip(self._reaches[-1], kinds, strict=True)]
-        self._reaches.append(reach)
-        return self._acceptance.typical * sum(reach) / len(reach) >= self._price
+        return self._acceptance.typical * sum(self._reaches[-1]) / len(kinds) >= self._price
+
+    def promise(self, kinds: list[int]) -> float:
+        """Tokens that a further proposal of these classes, one a row, may be expected to bring, a row."""
+        return sum(self._reach(kinds)) / len(kinds)
+
+    def _reach(self, kinds: list[int]) -> list[float]:
+        """The chance that all proposals so far and one of these classes are accepted, per row."""
+        return [before * self._acceptance.chance(kind) for before, kind in zip(self._reaches[-1], kinds, strict=True)]
 
 
 class ConfidentBlock(PacedBlock):
@@ -166,7 +173,7 @@ class Pace:
         self._left = 0  # single steps until drafting is tried again
         self._rounds_since_step = 0
         self._is_first = True  # the first round of a call, which stores the prompt's context too
-        self.cost.begin_call()
+        self.cost.part()
 
     @property
     def price(self) -> float:
@@ -251,6 +258,19 @@ class Pacer:
         """Learn from a round: its block, the tokens it committed per row, its wall time."""
         self._pace(len(num_committed)).observe(block, num_committed, seconds)
 
+    def skip_round(self, num_rows: int) -> None:
+        """A round was made for this many rows that it did not choose."""
+        self._pace(num_rows).cost.part()
+
+    def cost(self, num_rows: int) -> float:
+        """Time of a round for this many rows, in single steps."""
+        return self._pace(num_rows).cost.typical
+
+    def price(self, num_rows: int) -> float:
+        """Tokens a row that the time of one more proposal is worth: nominal, before it is known."""
+        pace = self._pace(num_rows)
+        return pace.price or NOMINAL_PROPOSAL * pace.cost.typical
+
 
 class WholeBlocks(Pacer):
     """Always drafts as far as the drafter goes."""
@@ -270,7 +290,7 @@ _learnt = threading.local()
 
 
 def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: GenerationConfig) -> int:
-    """Most proposals of a round: what the drafter makes, or fewer where `num_assistant_tokens` was set to that.
+    """Most drafted proposals of a round: what the drafter makes, or fewer where `num_assistant_tokens` was set to that.
 
     `generate` fills in a default where it was not. Nothing tells that from the same number among the arguments of a
     call, which then counts in the target's own generation configuration only.

@@ -30,7 +30,7 @@ ROWS_PER_STEP = 4  # over all processes, of which no more train
 SPEED = ("prompt_lookup", "dflash_adaptive", "domino_adaptive", "domino_lookup")
 EQUALITY = ("dflash", "domino", "domino_lookup")
 MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once, methods
-    "results.jsonl": (SHORT_PROMPTS, 96, "bfloat16", 1, SPEED),
+    "results.jsonl": (SHORT_PROMPTS, 80, "bfloat16", 1, SPEED),
     "results-fp32.jsonl": (SHORT_PROMPTS, 20, "float32", 1, EQUALITY),
     "results-fp32-batch-4.jsonl": (SHORT_PROMPTS, 20, "float32", 4, EQUALITY),
     "results-long.jsonl": (LONG_PROMPTS, 20, "bfloat16", 1, SPEED),

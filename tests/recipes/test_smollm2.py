@@ -186,7 +186,7 @@ def test_both_are_measured_by_the_bench_command(tmp_path, commands):
     measured = [parse(["bench", *flags]) for _, _, command, *flags in commands if command == "bench"]
     assert {options.pair for options in measured} == {tmp_path / NAME}
     assert [(each.prompts.name, each.num_prompts, each.dtype, each.batch_size) for each in measured] == [
-        ("smollm2_prompts.jsonl", 96, "bfloat16", 1),
+        ("smollm2_prompts.jsonl", 80, "bfloat16", 1),
         ("smollm2_prompts.jsonl", 20, "float32", 1),
         ("smollm2_prompts.jsonl", 20, "float32", 4),
         ("smollm2_long_prompts.jsonl", 20, "bfloat16", 1),

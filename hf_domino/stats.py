@@ -205,7 +205,7 @@ class DecodingStats:
 
     @property
     def proposal_length(self) -> float:
-        """Mean proposals of the rounds that made any; NaN if none did."""
+        """Mean proposals of the rounds that drafted; NaN if none did."""
         return _mean(
             [count for _, count, is_copied in self._rounds if count and not is_copied] if self.proposed else []
         )
@@ -240,9 +240,9 @@ class DecodingStats:
         self,
         rows: Sequence[int],
         num_proposed: int,
-        pause: Pause | None = None,
-        is_comparison: bool = False,
-        is_copied: bool = False,
+        pause: Pause | None,
+        is_comparison: bool,
+        is_copied: bool,
     ) -> None:
         """Note what a round of these rows proposed, or why nothing.
 
@@ -250,9 +250,8 @@ class DecodingStats:
             rows (`Sequence[int]`): Rows of the batch.
             num_proposed (`int`): Tokens it proposed in each; 0 for a single step.
             pause (`Pause`, *optional*): The pause it is part of.
-            is_comparison (`bool`, *optional*, defaults to `False`): Whether it was made to compare its time with that
-                of rounds.
-            is_copied (`bool`, *optional*, defaults to `False`): Whether the proposals were copied from the text.
+            is_comparison (`bool`): Whether it was made to compare its time with that of rounds.
+            is_copied (`bool`): Whether the proposals were copied from the text.
         """
         if pause is not None:
             if not pause.num_steps:

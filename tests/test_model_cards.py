@@ -69,5 +69,5 @@ def test_pictures_are_those_of_the_documentation():
 
 def test_rows_in_the_repository_are_small():
     sizes = [path.stat().st_size for path in CARDS.glob("*/*.jsonl")]
-    assert 0 < max(sizes) < 2**21
+    assert 0 < max(sizes) < 2**20
     assert all(json.loads(line) for path in CARDS.glob("*/*.jsonl") for line in path.read_text().splitlines())

@@ -148,4 +148,4 @@ class RowsFile:
 
 
 def _lines(rows: Iterable[Row]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
+    return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)

@@ -49,10 +49,11 @@ def read_measured(rows: Sequence[Row], method: str, mode: str) -> Measured:
     Raises:
         ValueError: If rows or fields are missing, or rows or rounds differ in their number of proposals.
     """
-    if (kind := method.partition("_"))[2] in ("adaptive", "lookup"):
+    drafter, _, way = method.partition("_")
+    if way in ("adaptive", "lookup"):
         raise ValueError(
             f"method must be one that drafts whole blocks, got {method!r}, whose rounds differ in length: plan from "
-            f"--method {kind[0]}."
+            f"--method {drafter}."
         )
     plain, drafted = (_rows_of(rows, name, mode) for name in (BASELINE, method))
     rounds = [row for row in drafted if row.get("num_rounds")]

@@ -102,10 +102,8 @@ def test_under_the_coupled_rule_no_block_changes_the_text():
             plain.append(int(law_of(len(plain) - 1, plain[-1]).softmax(0).multinomial(1)))
         for price in (None, 0.035, 0.5):
             torch.manual_seed(seed)
-            rule, block = (
-                CoupledRule(LAW, do_sample=True),
-                ConfidentBlock(Acceptance.by_confidence(), price or 0.0, num_rows=1),
-            )
+            rule = CoupledRule(LAW, do_sample=True)
+            block = ConfidentBlock(Acceptance.by_confidence(), price or 0.0, num_rows=1)
             num_proposed, committed = run_round(rule, None if price is None else block.goes_on)
             lengths.add((price, num_proposed))
             assert committed == plain[1 : num_proposed + 2]  # the drafts are the target's own: none is rejected

@@ -22,16 +22,22 @@ from hf_domino.formats.loading import interpret
 from hf_domino.formats.stored import read_object
 
 ROWS, STATE = "results.jsonl", "trainer_state.json"
+OTHER_ROWS = "results-*.jsonl"  # of the same drafter, measured otherwise: another dtype, batches, other prompts
 FIGURES = {"speed-up": "Speed-up", "acceptance": "Acceptance by position", "round": "Time in a round"}
 PICTURES = (".svg", ".png")
 
 
-def results_section(rows: Sequence[Row], figures: Mapping[str, str] | None = None) -> str:
+def results_section(
+    rows: Sequence[Row],
+    figures: Mapping[str, str] | None = None,
+    others: Mapping[str, Sequence[Row]] | None = None,
+) -> str:
     """What was measured, as a section of a card: speed and acceptance, by position and by kind of prompt.
 
     Args:
         rows (`Sequence[Row]`): Rows of one run.
         figures (`Mapping`, *optional*): Pictures to show: title to path.
+        others (`Mapping`, *optional*): Rows of further runs, of which a table each is shown: name of the file to rows.
 
     Raises:
         ValueError: If the rows measure nothing, or have no plain generation to compare with.
@@ -42,6 +48,9 @@ def results_section(rows: Sequence[Row], figures: Mapping[str, str] | None = Non
     tables = [_by_position(rows), _by_kind(rows)]
     parts = ["## Results", results_table(rows), _commits(measured(rows)[0]), *pictures, *tables]
     parts.append(f"Every figure is computed from `{ROWS}`, a row a prompt; `hf-domino card . --check` does it again.")
+    parts += [
+        f"Measured otherwise, in `{name}`:\n\n{results_table(further)}" for name, further in (others or {}).items()
+    ]
     return "\n\n".join(part.strip() for part in parts if part)
 
 
@@ -91,8 +100,8 @@ def card_for(
     """The card of a drafter's folder, merged into the one that is there.
 
     Args:
-        folder (`Path`): With `config.json`; and `results.jsonl`, `trainer_state.json`, pictures in `figures`, as far as
-            they are there.
+        folder (`Path`): With `config.json`; and `results.jsonl`, further `results-*.jsonl`, `trainer_state.json`,
+            pictures in `figures`, as far as they are there.
         rows (`Path`, *optional*): Rows of `hf-domino bench` in place of the folder's.
         name (`str`, *optional*): Name it is loaded by, such as one on the Hub; defaults to the folder's.
         target (`str`, *optional*): Hub name or folder of the target; defaults to the card's `base_model`, or the
@@ -161,7 +170,8 @@ def _results(folder: Path, rows: Path | None = None) -> str | None:
         return None
     pictures = (folder / "figures" / f"{name}{kind}" for name in FIGURES for kind in PICTURES)
     figures = {FIGURES[path.stem]: f"figures/{path.name}" for path in pictures if path.is_file()}
-    return results_section(read_rows(path), figures)
+    others = {other.name: read_rows(other) for other in sorted(folder.glob(OTHER_ROWS))}
+    return results_section(read_rows(path), figures, others)
 
 
 def _training(folder: Path, existing: str) -> str | None:

@@ -113,9 +113,11 @@ def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
     what = "prompt" if options.batch_size == 1 else "batch"
     for (mode, method), found in different.items():
         kind = "greedy" if mode == "greedy" else "sampled"
+        gone = sum(row.get("partings") == [] for row in found)
         print(
             f"DIFFERENT: {kind} output of {label(method)} is not plain generate's for {len(found)} {what}(s), first "
-            f"{what} {min(row['prompt'] for row in found)}; {sum(map(are_ties, found))} of them part at a tie.",
+            f"{what} {min(row['prompt'] for row in found)}; {sum(map(are_ties, found))} of them part at a tie"
+            f"{f', {gone} not when watched' if gone else ''}.",
             file=sys.stderr,
         )
     if not different or options.dtype == EXACT_DTYPE:

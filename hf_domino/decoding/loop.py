@@ -22,7 +22,7 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.pacing.pacer import Block, Pacer, most_proposals, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.prompt_lookup import CopiedBlock, PromptLookup
+from hf_domino.decoding.prompt_lookup import PromptLookup
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
@@ -212,11 +212,10 @@ class _Generation:
             self.session.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, proposals.shape[1] + 1, staying)
-        is_copied = isinstance(block, CopiedBlock)
-        self.stats.count_round(self.rows, proposals.shape[1], block.pause, block.is_comparison, is_copied)
+        self.stats.count_round(self.rows, proposals.shape[1], block.pause, block.is_comparison, block.is_copied)
         num_committed = [self.stats.rows[row][-1] for row in self.rows]
         self.lookup.observe(block, num_committed)
-        if not is_copied:
+        if not block.is_copied:
             self.pacer.observe(block, num_committed, time.perf_counter() - start)
         self._go_on_with(staying)
 

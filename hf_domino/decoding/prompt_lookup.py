@@ -114,6 +114,7 @@ class CopiedBlock(PacedBlock):
     """
 
     proposals: torch.Tensor  # [B, P]
+    is_copied = True
 
     def __init__(self, acceptance: Acceptance, price: float, matches: list[int]):
         super().__init__(acceptance, price, len(matches))

@@ -96,6 +96,22 @@ def test_wrong_numbers_are_found_wherever_they_are(folder, card, capsys):
     assert cli.main(["card", str(folder), "--check"]) == 0
 
 
+def test_rows_of_further_runs_are_shown_and_checked(folder, card):
+    others = folder / "results-other.jsonl"
+    write_rows(others, measured.rows(["greedy"]))
+    with pytest.raises(UnfitCard, match=r"section 'results' of .*README.md"):
+        check_folder(folder)
+    card.write_text(card_for(folder))
+    check_folder(folder)
+    assert (
+        f"Measured otherwise, in `results-other.jsonl`:\n\n{results_table(measured.rows(['greedy']))}"
+        in card.read_text()
+    )
+    others.unlink()
+    with pytest.raises(UnfitCard, match=r"section 'results' of .*README.md"):
+        check_folder(folder)
+
+
 def test_a_training_that_went_on_is_found(folder, card):
     entry = ENTRY | {"step": 8, "base_loss": 1.0}
     TrainerState(global_step=8, log_history=[ENTRY, entry]).save_to_json(folder / "trainer_state.json")

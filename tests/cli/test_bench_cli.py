@@ -141,7 +141,7 @@ def test_bench_fails_where_outputs_differ(tiny_pair_folder, tmp_path, monkeypatc
     assert not json.loads(path.read_text().splitlines()[0])["equals_plain"]
     assert (
         "DIFFERENT: greedy output of Domino, whole blocks is not plain generate's for 2 prompt(s), first prompt 0; "
-        "0 of them part at a tie" in capsys.readouterr().err
+        "0 of them part at a tie, 2 not when watched." in capsys.readouterr().err
     )
 
 

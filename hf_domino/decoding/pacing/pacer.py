@@ -44,6 +44,7 @@ class Block:
     goes_on: Callable[[int, torch.Tensor, torch.Tensor | None], bool] | None = None
     pause: Pause | None = None  # that it is part of
     is_comparison = False  # whether it is made to compare its time
+    is_copied = False  # whether its proposals are copied from the text
 
     def choose_length(self, room: int) -> int:
         """Most proposals to make, of `room` at most."""

@@ -237,7 +237,8 @@ def check_rows(target: PreTrainedModel, num_proposals: int, batch_size: int, kwa
         limit, longest = text.floor_scale - num_proposals - 1, kwargs["generation_config"].max_length
         if longest is None or longest > limit:
             remedy = f"From there on the target scales its attention by columns, padding included. {alone}"
-            raise refusal("max_length of a batch", f"at most {limit} (floor_scale={text.floor_scale})", longest, remedy)
+            most = f"at most {max(limit, 0)} (floor_scale={text.floor_scale})"
+            raise refusal("max_length of a batch", most, longest, remedy)
 
 
 def check_drafter(drafter: PreTrainedModel) -> None:

@@ -59,6 +59,7 @@ def _same_signature(original, replacement):
         ("guidance_scale", 1.5, ["guidance_scale", "1.5", "leave it unset"]),
         ("assistant_ensemble_weight", 0.5, ["assistant_ensemble_weight", "0.5", "leave it unset"]),
         ("prompt_lookup_num_tokens", 0, ["prompt_lookup_num_tokens", "at least 1", "got 0", "leave it unset"]),
+        ("prompt_lookup_num_tokens", "10", ["prompt_lookup_num_tokens", "a number of at least 1", "got '10'"]),
         ("assistant_early_exit", 2, ["assistant_early_exit", "got 2", "not both"]),
         ("num_assistant_tokens", 0, ["num_assistant_tokens", "at least 1", "got 0", "leave it unset"]),
         ("cache_implementation", "offloaded_static", ["cache_implementation", "'static'", "leave it unset"]),

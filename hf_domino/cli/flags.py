@@ -26,9 +26,12 @@ SHAPES = ("qwen3-8b", "tiny")
 
 def positive_int(text: str) -> int:
     """Read a flag that must be at least 1; argparse reports what this raises."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+        raise argparse.ArgumentTypeError(f"must be a number of at least 1, got {text!r}")
     return value
 
 

@@ -134,8 +134,7 @@ class _Generation:
         """Prefill and all rounds; a round that is broken off leaves a cache that can be gone on from."""
         # `generate` drops a mask of ones, and notes how long it was.
         mask_length = getattr(generation_config, "_mask_length", None)
-        num_draft_tokens = self.session.drafter.config.num_draft_tokens
-        self.lookup = PromptLookup.of_call(generation_config, num_draft_tokens, self.committed, self.pacer)
+        self.lookup = PromptLookup.of_call(generation_config, self.session.drafter.config, self.committed, self.pacer)
         try:
             self.prefill(input_ids, generation_config.prefill_chunk_size, mask_length)
             self.timer.reset()  # phases are those of the rounds
@@ -221,7 +220,7 @@ class _Generation:
 
     def _propose(self, prefixes: Prefixes) -> tuple[Block, torch.Tensor]:
         """How far the round goes, and its proposals `[R, P]`: copied where that promises more, or drafted."""
-        room = self._room()
+        room = self._room(max(prefixes.lengths))
         if (copied := self.lookup.begin_round(prefixes, room)) is not None:
             self.rule.begin_round(prefixes, copied.length)
             return copied, copied.proposals
@@ -257,9 +256,14 @@ class _Generation:
         self.stats.rows[0].append(kept)
         return [kept]
 
-    def _room(self) -> int:
-        """Most proposals of the call, drafted or copied, for which the target still has positions."""
+    def _room(self, length: int) -> int:
+        """Most proposals behind rows of this length: no copy goes further past the end than a draft may.
+
+        Where the target has no positions left, there are none.
+        """
         most, limit = max(self.stats.num_draft_tokens, self.lookup.most), self.session.target.position_limit
+        if (wanted := self.law.stops.room(length)) is not None:
+            most = min(most, max(wanted, self.session.drafter.config.num_draft_tokens))
         return most if limit is None else min(most, max(limit - self.runner.next_position() - 1, 0))
 
     def _go_on_with(self, staying: list[int]) -> None:

@@ -20,13 +20,15 @@ from collections.abc import Sequence
 import torch
 from transformers import GenerationConfig
 
+from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.pacing.estimates import Acceptance, Tokens
 from hf_domino.decoding.pacing.pacer import Block, PacedBlock, Pacer, fitting_length
 from hf_domino.decoding.prefixes import Prefixes
 
 # A copied token's class is the length of the match before it, from each of these on. The first guess of its acceptance
-# is what 132 held-out answers of SmolLM2-135M-Instruct showed. Rows without a match propose what is sure to fail.
+# is what 132 held-out answers of SmolLM2-135M-Instruct showed. Rows without a match copy their beginning, which promises
+# nothing.
 GUESSES = {0: 0.0, 2: 0.4, 3: 0.5, 4: 0.6, 5: 0.7, 7: 0.8, 9: 0.85, 13: 0.9, 32: 0.95}
 LENGTHS = tuple(GUESSES)
 LONGEST_MATCH = LENGTHS[-1]  # longer ones are not told apart
@@ -41,12 +43,15 @@ class PromptLookup:
         committed ([`CommittedSequences`]): The texts.
         pacer ([`Pacer`]): What is known of the time of rounds.
         most (`int`): Most tokens to copy in a round; 0 for none at all.
+        vocab_size (`int`): Ids from here on have no logits, such as a placeholder of an image.
         is_static (`bool`, *optional*, defaults to `False`): To copy one of a few lengths, as each is a shape of its
             own; `most` is one of them.
     """
 
-    def __init__(self, committed: CommittedSequences, pacer: Pacer, most: int, is_static: bool = False):
-        self.most = most
+    def __init__(
+        self, committed: CommittedSequences, pacer: Pacer, most: int, vocab_size: int, is_static: bool = False
+    ):
+        self.most, self._last_id = most, vocab_size - 1
         self._committed, self._pacer, self._is_static = committed, pacer, is_static
         self._acceptance, self._drafted = Acceptance(GUESSES.values()), Tokens()
         self._drafted.observe(DRAFT_TOKENS)
@@ -54,21 +59,22 @@ class PromptLookup:
 
     @classmethod
     def of_call(
-        cls, config: GenerationConfig, num_draft_tokens: int, committed: CommittedSequences, pacer: Pacer
+        cls, config: GenerationConfig, drafter_config: DominoConfig, committed: CommittedSequences, pacer: Pacer
     ) -> PromptLookup:
         """What a call's `prompt_lookup_num_tokens` asks for.
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
-            num_draft_tokens (`int`): Most proposals of the drafter; in rounds of fixed shape no more can be copied.
+            drafter_config ([`DominoConfig`]): The drafter's; in rounds of fixed shape no more can be copied than drafted.
             committed ([`CommittedSequences`]): The texts.
             pacer ([`Pacer`]): What is known of the time of rounds.
         """
         most, is_static = config.prompt_lookup_num_tokens or 0, config.cache_implementation == "static"
         if is_static:
-            lengths = {fitting_length(length, num_draft_tokens) for length in range(num_draft_tokens + 1)}
+            longest = drafter_config.num_draft_tokens
+            lengths = {fitting_length(length, longest) for length in range(longest + 1)}
             most = max(length for length in lengths if length <= most)
-        return cls(committed, pacer, most, is_static)
+        return cls(committed, pacer, most, drafter_config.vocab_size, is_static)
 
     def begin_round(self, prefixes: Prefixes, room: int) -> CopiedBlock | None:
         """What to copy for these rows, `room` tokens at most; None where something else promises more."""
@@ -84,7 +90,8 @@ class PromptLookup:
         if self._is_static:
             block.extend(fitting_length(block.length, most), at_any_price=True)
         copies = [text.behind(end, block.length) for text, (_, end) in zip(texts, matches, strict=True)]
-        block.proposals = torch.tensor(copies).to(prefixes.ids.device, non_blocking=True)
+        # What has no logits is never the target's token, nor is the last one it is replaced by likely to be.
+        block.proposals = torch.tensor(copies).clamp_max(self._last_id).to(prefixes.ids.device, non_blocking=True)
         return block
 
     def observe(self, block: Block, num_committed: Sequence[int]) -> None:

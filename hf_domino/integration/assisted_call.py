@@ -76,7 +76,7 @@ def decode(target: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **kwarg
     """Check the inputs and decode; arguments and result are those of Transformers' `_assisted_decoding`."""
     drafter = kwargs["assistant_model"]
     check_inputs(target, input_ids, kwargs)
-    num_proposals = max(drafter.config.num_draft_tokens, kwargs["generation_config"].prompt_lookup_num_tokens or 0)
+    num_proposals = drafter.config.num_draft_tokens
     check_rope(target, num_proposals, input_ids, kwargs, kwargs["generation_config"])
     check_step_outputs(target, len(input_ids), kwargs["generation_config"])
     unfixable_layer = unfixable(kwargs["past_key_values"])

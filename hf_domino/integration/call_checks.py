@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -36,8 +37,13 @@ def _unset(value: object) -> bool:
     return value is None or value is False
 
 
+def _is_count(value: object) -> bool:
+    return value is None or (isinstance(value, Integral) and value >= 1)
+
+
 _ONE_SPEEDUP = "Pass either assistant_model or this option, not both."
 _NO_LAW = "It changes the target's output law, which assisted decoding preserves; leave it unset."
+_DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many as the drafter makes."
 _COPIES = "It is the most tokens that a round may copy from the text in place of drafting; leave it unset for none."
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 GENERATION_RULES = (
@@ -46,15 +52,10 @@ GENERATION_RULES = (
     _Rule("dola_layers", _unset, "None", _NO_LAW),
     _Rule("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _NO_LAW),
     _Rule("assistant_ensemble_weight", _unset, "None", _NO_LAW),
-    _Rule("prompt_lookup_num_tokens", lambda count: count is None or count >= 1, "None or at least 1", _COPIES),
+    _Rule("prompt_lookup_num_tokens", _is_count, "None or a number of at least 1", _COPIES),
     _Rule("assistant_early_exit", _unset, "None", _ONE_SPEEDUP),
     _Rule("use_mtp", _unset, "False", _ONE_SPEEDUP),
-    _Rule(
-        "num_assistant_tokens",
-        lambda count: count is None or count >= 1,
-        "None or at least 1",
-        "It is the most tokens that a round drafts; leave it unset for as many as the drafter makes.",
-    ),
+    _Rule("num_assistant_tokens", _is_count, "None or a number of at least 1", _DRAFTS),
     _Rule(
         "cache_implementation",
         lambda name: name in (None, "dynamic", "dynamic_full", "static"),

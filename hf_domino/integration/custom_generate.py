@@ -57,7 +57,8 @@ def generate(
 
     def decoding_method(_: PreTrainedModel, input_ids: torch.Tensor, **call: Any) -> Any:
         config = call["generation_config"]
-        config.prompt_lookup_num_tokens = lookup or config.prompt_lookup_num_tokens
+        if lookup is not None:
+            config.prompt_lookup_num_tokens = lookup
         mode_kwargs = {"assistant_model": loaded, "tokenizer": tokenizer}
         check_call(model, config.get_generation_mode(loaded), config, mode_kwargs, is_native=False)
         return decode(model, input_ids, assistant_model=loaded, streamer=streamer, **call)

@@ -98,12 +98,12 @@ def test_missing_pair(tmp_path, capsys):
     assert "no pair at" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("count", ["0", "-1"])
+@pytest.mark.parametrize("count", ["0", "-1", "ten"])
 def test_counts_must_be_positive(tiny_pair_folder, count, capsys):
     with pytest.raises(SystemExit) as exit_:
         cli.main(["demo", "--pair", str(tiny_pair_folder), "--repeats", count])
     assert exit_.value.code == cli.USER_ERROR
-    assert f"--repeats: must be at least 1, got {count}" in capsys.readouterr().err
+    assert f"--repeats: must be a number of at least 1, got '{count}'" in capsys.readouterr().err
 
 
 def test_empty_prompt_is_refused(tiny_pair_folder, capsys):

@@ -133,10 +133,11 @@ def test_copies_under_the_residual_rule_are_certain(tiny_qwen3, make_drafter, dr
     assert certain == generate(tiny_qwen3, PROMPT, **GREEDY)
 
 
-def lookup_in(tokens, most=10, pacer=None, **options):
+def lookup_in(tokens, most=10, pacer=None, vocab_size=64, **options):
     """Prompt lookup in a text, and the text as a prefix."""
     committed = SimpleNamespace(tokens=lambda row, start: tokens[start:])
-    return PromptLookup(committed, pacer or WholeBlocks(), most, **options), Prefixes.of(torch.tensor([tokens]))
+    lookup = PromptLookup(committed, pacer or WholeBlocks(), most, vocab_size, **options)
+    return lookup, Prefixes.of(torch.tensor([tokens]))
 
 
 def rounds_of(tokens, brings, num_rounds=30):
@@ -147,6 +148,30 @@ def rounds_of(tokens, brings, num_rounds=30):
         copied.append(block is not None)
         lookup.observe(block or Block(), [min(brings, block.length + 1)] if block else [2])
     return copied
+
+
+def test_no_copy_goes_further_past_the_end_than_a_draft_may(tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3)
+    says_one_token = GREEDY | {"sequence_bias": [[[9], 1000.0]], "max_new_tokens": 80}
+    prompt = torch.full((1, 60), 9)
+    options = says_one_token | {"assistant_model": drafter, "prompt_lookup_num_tokens": 10_000}
+    assert generate(tiny_qwen3, prompt, **options) == generate(tiny_qwen3, prompt, **says_one_token)
+    assert drafter.stats.copied_length > 20
+    assert sum(drafter.stats.rows[0]) <= drafter.stats.num_new_tokens + drafter.config.num_draft_tokens
+
+
+def test_long_copies_fit_where_rotary_frequencies_change():
+    target = build("Qwen2", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0})
+    left = target.config.max_position_embeddings - PROMPT.shape[1]
+    options = GREEDY | {"max_new_tokens": left - 20}
+    copying = {"assistant_model": build_drafter(target), "prompt_lookup_num_tokens": 10_000}
+    assert generate(target, PROMPT, **options, **copying) == generate(target, PROMPT, **options)
+
+
+def test_what_has_no_logits_is_not_copied():
+    lookup, prefixes = lookup_in([*PASSAGE, 70, 71, 5, *PASSAGE], vocab_size=64)
+    block = lookup.begin_round(prefixes, 10)
+    assert block.proposals[0, :3].tolist() == [63, 63, 5]
 
 
 def test_copies_that_fail_are_given_up_and_those_that_hold_go_on():

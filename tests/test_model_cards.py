@@ -11,6 +11,8 @@ import pytest
 from huggingface_hub import metadata_load
 
 from hf_domino.benchmark.card import card_for, check_folder
+from hf_domino.benchmark.rows import read_rows
+from hf_domino.benchmark.summary import summarize
 from hf_domino.cards import read_sections
 from hf_domino.pair import BUNDLED, FETCHED, domino_folder
 from hf_domino.recipes.cards import write_cards
@@ -72,3 +74,13 @@ def test_rows_in_the_repository_are_small():
     sizes = [path.stat().st_size for path in CARDS.glob("*/*.jsonl")]
     assert 0 < max(sizes) < 2**20
     assert all(json.loads(line) for path in CARDS.glob("*/*.jsonl") for line in path.read_text().splitlines())
+
+
+def test_the_table_of_draft_vocabularies_is_that_of_its_rows():
+    table = (CARDS.parent / "docs" / "training.md").read_text()
+    files = [*(CARDS / DRAFTERS[-1] / "vocabulary").glob("*.jsonl")]
+    assert len(files) == 5
+    for path in files:
+        one = summarize(read_rows(path), "domino", "greedy")
+        measured = f"{one.acceptance_length:.2f} | {one.ms_per_round['rollout']:.1f} | {one.speed_up:.2f} x |"
+        assert re.search(rf"^\| {int(path.stem):,} \| \d+ % \| {re.escape(measured)}$", table, re.MULTILINE)

@@ -27,8 +27,8 @@ from hf_domino.decoding.pacing.pacer import Block, PacedBlock, Pacer, fitting_le
 from hf_domino.decoding.prefixes import Prefixes
 
 # A copied token's class is the length of the match before it, from each of these on. The first guess of its acceptance
-# is what 132 held-out answers of SmolLM2-135M-Instruct showed. Rows without a match copy their beginning, which promises
-# nothing.
+# is what 132 held-out answers of SmolLM2-135M-Instruct showed. A row without a match copies its beginning, which
+# promises nothing.
 GUESSES = {0: 0.0, 2: 0.4, 3: 0.5, 4: 0.6, 5: 0.7, 7: 0.8, 9: 0.85, 13: 0.9, 32: 0.95}
 LENGTHS = tuple(GUESSES)
 LONGEST_MATCH = LENGTHS[-1]  # longer ones are not told apart
@@ -65,7 +65,7 @@ class PromptLookup:
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
-            drafter_config ([`DominoConfig`]): The drafter's; in rounds of fixed shape no more can be copied than drafted.
+            drafter_config ([`DominoConfig`]): In rounds of fixed shape no more can be copied than drafted.
             committed ([`CommittedSequences`]): The texts.
             pacer ([`Pacer`]): What is known of the time of rounds.
         """

@@ -142,14 +142,16 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def _say(found: Mapping[str, tuple[Unmet, ...]], wanted: Engine | None) -> None:
-    """Name the engines that will not take the folder and those that will; an error if the wanted one will not."""
+    """Name the engines that will not take the folder and those that will; of a wanted one alone, an error."""
     for name, reasons in found.items():
+        if wanted not in (None, ENGINES[name]):
+            continue
         title = ENGINES[name].title
         if not reasons:
             logger.info("%s will take it.", title)
             continue
         message = f"{title} will not take this drafter: " + " ".join(map(str, reasons))
-        if wanted is ENGINES[name]:
+        if wanted is not None:
             raise ValueError(message)
         logger.warning(message)
 

@@ -140,6 +140,15 @@ def test_tensors_that_are_not_the_drafters_own(tiny_drafter, tmp_path):
         tiny_drafter.export(tmp_path / "new")
 
 
+def test_of_a_wanted_engine_alone_is_said_what_it_will_not_take(tiny_qwen3, tmp_path, caplog):
+    served = build_drafter(tiny_qwen3, pure_draft_prefix_len=1)
+    with caplog.at_level("WARNING"):
+        found = served.export(tmp_path, engine="sglang").refusals
+    assert not found["sglang"]
+    assert found["vllm"]
+    assert "will not take" not in caplog.text
+
+
 def test_what_engines_will_not_take_is_said_before_writing(tiny_drafter, tmp_path, monkeypatch, caplog):
     def save(*args, **kwargs):
         assert "SGLang 0.5.20 to 0.5.23 will not take this drafter: pure_draft_prefix_len must be 1" in caplog.text

@@ -6,7 +6,6 @@ target that is not ours to publish, the drafters are among the checkout's, and i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino.compatibility import check_target
+from hf_domino.data.prompts import prompt_of
+from hf_domino.data.records import read_records
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.source import check_is_target, check_source
 
@@ -197,37 +198,25 @@ def _drafter_of(target: Path, folder_of: Callable[[Path], Path]) -> Path | None:
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Read held-out prompts: one JSON object a line with `text` and, to name the source, `module`, `offset`, `sha256`.
+    """Read held-out prompts, as records with `text` to continue or `messages` to answer.
 
-    A file of one's own may have `prompt` in place of `text`, or `messages`, a conversation; an answer that ends it,
-    as in the `evaluation.jsonl` of `hf-domino data`, is left out.
+    A record of the file has `messages`, `conversations`, `prompt` or `text`, and may name its source by `module`,
+    `offset` and `sha256`. An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
 
     Args:
-        path (`Path`): A JSONL file.
+        path (`Path`): A file of records.
 
     Raises:
-        ValueError: If there is no such file, or a line is not such an object.
+        ValueError: If there is no such file, or a record holds no prompt; naming its place.
     """
     if not path.is_file():
-        raise ValueError(f"--prompts must be a JSONL file, got {str(path)!r}: there is none of that name.")
-    lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
-    return [_read_prompt(line, f"{path}, line {number}") for number, line in lines if line.strip()]
+        raise ValueError(f"--prompts must be a file of records, got {str(path)!r}: there is none of that name.")
+    return [_read_prompt(record, place) for place, record in read_records(path)]
 
 
-def _read_prompt(line: str, place: str) -> dict[str, Any]:
-    try:
-        prompt = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place}: expected a JSON object, got {line[:60]!r} ({error}).") from error
-    if isinstance(prompt, dict):
-        if isinstance(messages := prompt.get("messages"), list):
-            return prompt | {"messages": _unanswered(messages)}
-        if isinstance(text := prompt.get("text", prompt.get("prompt")), str):
-            return prompt | {"text": text}
-    raise ValueError(f'{place}: expected an object with a "text" or "messages", got {str(prompt)[:60]}.')
-
-
-def _unanswered(messages: list[Any]) -> list[Any]:
-    """A conversation without the answer that ends it."""
-    is_answered = len(messages) > 1 and isinstance(messages[-1], dict) and messages[-1].get("role") == "assistant"
-    return messages[:-1] if is_answered else messages
+def _read_prompt(record: dict[str, Any], place: str) -> dict[str, Any]:
+    prompt = prompt_of(record, place, plain=True)
+    if not prompt.messages:
+        return record | {"text": prompt.text}
+    messages = list(prompt.messages)
+    return record | {"messages": messages[:-1] if messages[-1]["role"] == "assistant" else messages}

@@ -361,7 +361,7 @@ def test_command_does_not_fit(tiny_pair_folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("row", "message"), [("{", "expected a JSON object"), ('{"a": 1}', 'an object with a "text"'), ("", "at least one")]
+    ("row", "message"), [("{", "must be a JSON object"), ('{"a": 1}', "needs `messages`"), ("", "at least one")]
 )
 def test_command_with_bad_prompts(tiny_pair_folder, tmp_path, capsys, row, message):
     rows = tmp_path / "prompts.jsonl"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -67,10 +68,35 @@ def test_an_answered_chat_is_asked_without_its_answer(tmp_path):
     assert read_prompts(path)[0]["messages"] == [asked, answer, asked]
 
 
-def test_prompt_without_text_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("record", "prompt"),
+    [
+        ({"text": "a"}, {"text": "a"}),
+        ({"prompt": "a", "completion": "b"}, {"text": "a"}),
+        ({"prompt": [{"role": "user", "content": "a"}]}, {"messages": [{"role": "user", "content": "a"}]}),
+        ({"conversations": [{"from": "human", "value": "a"}]}, {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_every_field_that_holds_a_prompt_is_read(record, prompt, tmp_path):
     path = tmp_path / "prompts.jsonl"
-    path.write_text('{"text": "a"}\n{"module": "b"}\n')
-    with pytest.raises(ValueError, match="line 2"):
+    path.write_text(json.dumps(record))
+    assert [found.items() >= prompt.items() for found in read_prompts(path)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"module": "b"}', "line 2: needs `messages`, `conversations`, `prompt` or `text`, got `module`"),
+        (b'{"text": ""}', "line 2: field `text` must not be empty"),
+        (b'{"text": 3}', "line 2: field `text` must be a string, got 3"),
+        (b'{"text": "caf\xe9"}', "line 2: must be UTF-8, got byte 0xe9"),
+        (b'{"text"', "line 2: must be a JSON object"),
+    ],
+)
+def test_what_holds_no_prompt_is_refused_with_its_place(line, message, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + line)
+    with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
         read_prompts(path)
 
 

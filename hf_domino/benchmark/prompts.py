@@ -12,15 +12,15 @@ from hf_domino.pair import read_prompts
 
 
 def read_batches(path: Path, num_prompts: int, batch_size: int) -> list[list[dict[str, Any]]]:
-    """Read the first prompts of a JSONL file, in batches.
+    """Read the first prompts of a file, in batches.
 
     Args:
-        path (`Path`): One object a line with `text`, `prompt` or `messages`.
+        path (`Path`): The file, as [`~pair.read_prompts`] reads it.
         num_prompts (`int`): Use at most this many.
         batch_size (`int`): Prompts per batch; the last one may have fewer.
 
     Raises:
-        ValueError: If there is no prompt, or a line is not one.
+        ValueError: If there is no prompt, or a record holds none.
     """
     prompts = read_prompts(path)[:num_prompts]
     if not prompts:

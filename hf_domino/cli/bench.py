@@ -5,7 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hf_domino.cli.flags import DTYPES, METHODS, add_pair, add_threads, default_device, positive_int, set_up
+from hf_domino.cli.flags import (
+    DTYPES,
+    METHODS,
+    PROMPT_FIELDS,
+    add_pair,
+    add_threads,
+    default_device,
+    positive_int,
+    set_up,
+)
 
 EXAMPLES = """\
   hf-domino bench --num-prompts 5 --repeats 1
@@ -18,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino bench`."""
     _add_models(parser.add_argument_group("models"))
     add = parser.add_argument_group("texts").add_argument
-    add("--prompts", type=Path, help="JSONL of prompts (default: prompts.jsonl of the target, or bundled)")
+    add("--prompts", type=Path, help=f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or bundled)")
     add("--num-prompts", type=positive_int, default=50, help="use the first N prompts")
     add("--batch-size", type=positive_int, default=1, help="prompts per call, padded on the left")
     add("--max-new-tokens", type=positive_int, default=128, help="tokens to generate per prompt")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_domino.cli.exits import FAILED_CHECK, UNDECIDED
-from hf_domino.cli.flags import add_models, load_models, positive_int, target_of
+from hf_domino.cli.flags import PROMPT_FIELDS, add_models, load_models, positive_int, target_of
 
 EXAMPLES = """\
   hf-domino check --target Qwen/Qwen3-0.6B --drafter my-drafter
@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino check`."""
     add_models(parser.add_argument_group("models"))
     parser.add_argument(
-        "--prompts", type=Path, help="JSONL with `text` or `messages` (default: prompts.jsonl of the target, or own)"
+        "--prompts",
+        type=Path,
+        help=f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or a dozen short ones)",
     )
     parser.add_argument("--num-prompts", type=positive_int, default=12, help="use at most N prompts of the file")
     parser.add_argument("--max-new-tokens", type=positive_int, default=64, help="tokens to generate per prompt")

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_domino.cli.flags import DTYPES, positive_int
+from hf_domino.cli.flags import DTYPES, PROMPT_FIELDS, positive_int
 
 if TYPE_CHECKING:
     from hf_domino.data.settings import WritingSettings
@@ -36,10 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_prompts(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--prompts", type=Path, nargs="+", default=[], help="files of `messages` or `prompt`")
+    group.add_argument("--prompts", type=Path, nargs="+", default=[], help=f"records with {PROMPT_FIELDS}")
     group.add_argument("--rows", type=positive_int, help="prompts to answer (default: 1024 of its own, all of a file)")
     group.add_argument("--exclude", type=Path, nargs="+", default=[], help="files of prompts to keep out")
-    group.add_argument("--plain", action="store_true", help="a `prompt` is text to continue, no user's turn")
+    group.add_argument(
+        "--plain", action="store_true", help="a `prompt` is text to continue, as a `text` is, no user's turn"
+    )
     group.add_argument("--system", help="system turn of chats that have none (default: the template's)")
     group.add_argument("--template-kwargs", type=_mapping, help="""JSON, such as '{"enable_thinking": false}'""")
     group.add_argument("--prompt-temperature", type=float, help="of its own prompts (default: 0.9)")

@@ -15,8 +15,9 @@ from hf_domino.data.records import RECORD_SUFFIXES, read_text
 from hf_domino.data.sources import Source
 from hf_domino.data.user_turn import with_system
 
-ASSISTANT, USER = "assistant", "user"
-CHATS = ("messages", "conversations", "prompt")  # fields of a record that ask something
+ASSISTANT, USER, TOOL = "assistant", "user", "tool"
+NEEDED = "`messages`, `conversations`, `prompt` or `text`"  # of which the first that a record has is its prompt
+CHATS, TEXT = ("messages", "conversations", "prompt"), "text"  # those that may hold messages, and the one that cannot
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Prompt:
     @property
     def flaw(self) -> str | None:
         """Why it cannot be answered: what a tool returned does not fit another call of it."""
-        return "tool calls" if any(m["role"] == "tool" or m.get("tool_calls") for m in self.messages) else None
+        return "tool calls" if any(m["role"] == TOOL or m.get("tool_calls") for m in self.messages) else None
 
     @property
     def answers(self) -> list[int]:
@@ -59,7 +60,8 @@ def _text_of(content: Any) -> str:
 def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iterator[Prompt]:
     """Read prompts from records.
 
-    A record has `messages`, `conversations`, or `prompt` as a string or as messages; its `completion` is not read.
+    A record has `messages`, `conversations`, `prompt` as a string or as messages, or `text`, which is to be continued;
+    its `completion` is not read.
 
     Args:
         source (`Source`): The records.
@@ -73,11 +75,11 @@ def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iter
         remedy = 'Write one record a line, such as {"prompt": "..."}.'
         raise refusal("files of prompts", f"records ({', '.join(RECORD_SUFFIXES)})", str(source.texts[0]), remedy)
     for place, record in source.records():
-        yield _prompt_of(record, place, plain, system)
+        yield prompt_of(record, place, plain, system)
 
 
 def texts_of(source: Source) -> Iterator[str]:
-    """The prompts of an evaluation: what users say in `messages`, else `prompt`, else `text`.
+    """The prompts of an evaluation: what users say in chats, or the text itself.
 
     Args:
         source (`Source`): Records, or texts that are one prompt each.
@@ -88,22 +90,34 @@ def texts_of(source: Source) -> Iterator[str]:
     for path in source.texts:
         yield "".join(read_text(path))
     for place, record in source.records():
-        if "text" in record and not set(CHATS) & set(record):
-            yield str(record["text"])
-        else:
-            yield _prompt_of(record, place, plain=False, system=None).words
+        yield prompt_of(record, place).words
 
 
-def _prompt_of(record: Mapping[str, Any], place: str, plain: bool, system: str | None) -> Prompt:
-    field = next((name for name in CHATS if name in record), None)
+def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system: str | None = None) -> Prompt:
+    """The prompt of a record, as in [`read_prompts`].
+
+    Args:
+        record (`Mapping`): The record.
+        place (`str`): Where it stands, for errors.
+        plain (`bool`, *optional*, defaults to `False`): Whether a `prompt` that is a string is text to continue.
+        system (`str`, *optional*): System turn of a chat that has none.
+
+    Raises:
+        ValueError: If it holds no prompt.
+    """
+    field = next((name for name in (*CHATS, TEXT) if name in record), None)
     if field is None:
         found = ", ".join(f"`{name}`" for name in record) or "none"
-        raise ValueError(f"{place}: needs {', '.join(f'`{name}`' for name in CHATS)}, got {found}.")
+        raise ValueError(f"{place}: needs {NEEDED}, got {found}.")
     value = record[field]
-    if isinstance(value, str) and field == "prompt":
+    if field == TEXT and not isinstance(value, str):
+        raise ValueError(f"{place}: field `{TEXT}` must be a string, got {str(value)[:60]}.")
+    if isinstance(value, str) and field in ("prompt", TEXT):
         if not value:
-            raise ValueError(f"{place}: field `prompt` must not be empty.")
-        return Prompt(text=value) if plain else Prompt(tuple(with_system([{"role": USER, "content": value}], system)))
+            raise ValueError(f"{place}: field `{field}` must not be empty.")
+        if plain or field == TEXT:
+            return Prompt(text=value)
+        return Prompt(tuple(with_system([{"role": USER, "content": value}], system)))
     messages = read_messages(record, field, place)
     _check_turns(messages, f"{place}: field `{field}`")
     return Prompt(tuple(with_system(messages, system)))
@@ -112,7 +126,7 @@ def _prompt_of(record: Mapping[str, Any], place: str, plain: bool, system: str |
 def _check_turns(messages: Sequence[Message], place: str) -> None:
     if all(message["role"] != USER for message in messages):
         raise ValueError(f"{place} must hold a user's message, got none.")
-    if messages[-1]["role"] not in (USER, ASSISTANT):
+    if messages[-1]["role"] not in (USER, ASSISTANT, TOOL):
         expected = "a user's, or an assistant's that is written anew"
         raise refusal(f"{place}: the last message", expected, messages[-1]["role"], "Cut the chat before it.")
 

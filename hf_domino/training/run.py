@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 from pathlib import Path
@@ -14,6 +13,8 @@ from transformers import AutoTokenizer, PreTrainedModel, set_seed
 from hf_domino.compatibility import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.on_policy import NO_STATES
+from hf_domino.data.prompts import prompt_of
+from hf_domino.data.records import RECORD_SUFFIXES, read_records
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.identity import identify
 from hf_domino.notices import notice
@@ -125,11 +126,13 @@ def _next_steps(name: str, target: PreTrainedModel, args: DominoTrainingArgument
 
 def _holds_prompts(file: str | None) -> bool:
     """Whether the commands that measure can read a file of the evaluation; others measure on prompts of their own."""
-    if file is None or not file.endswith(".jsonl"):
+    if file is None or Path(file).suffix not in RECORD_SUFFIXES:
         return False
-    with open(file, encoding="utf-8") as lines:
-        record = json.loads(next(filter(str.strip, lines)))
-    return isinstance(record.get("messages"), list) or isinstance(record.get("text", record.get("prompt")), str)
+    try:
+        prompt_of(next(read_records(Path(file)))[1], file)
+    except ValueError:  # token ids
+        return False
+    return True
 
 
 def _build_drafter(

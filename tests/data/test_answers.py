@@ -108,7 +108,7 @@ def test_batches_take_temperatures_in_turn_and_short_prompts_go_together(answer)
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"text": "hi"}, "line 1: needs `messages`, `conversations`, `prompt`, got `text`"),
+        ({"txt": "hi"}, "line 1: needs `messages`, `conversations`, `prompt` or `text`, got `txt`"),
         ({"prompt": ""}, "line 1: field `prompt` must not be empty"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "must hold a user's message"),
         ({"messages": [{"role": "user"}]}, "must have `role` and `content`"),

@@ -49,8 +49,8 @@ def generate(
     if kwargs.get("assistant_model") is not None:
         remedy = f"The drafter is {name}; leave assistant_model out."
         raise refusal("assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy)
-    kwargs = {key: value for key, value in kwargs.items() if value is not None}
-    lookup = kwargs.pop("prompt_lookup_num_tokens", None)  # which Transformers would take for an assistant of its own
+    if (lookup := kwargs.get("prompt_lookup_num_tokens")) is not None:
+        del kwargs["prompt_lookup_num_tokens"]  # which Transformers would take for an assistant of its own
     # These do not reach a decoding method of one's own
     streamer, tokenizer = kwargs.get("streamer"), kwargs.get("tokenizer")
     prepares = model if tokenizer is None else _take_stop_strings(model, kwargs, tokenizer)
@@ -95,10 +95,11 @@ def _take_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any], tokenizer
         `PreTrainedModel`: What shall prepare the call: the model, or one without stop strings over the same weights.
     """
     config, defaults = kwargs.get("generation_config"), getattr(model, "generation_config", None)
-    places = (kwargs.pop("stop_strings", None), *(getattr(place, "stop_strings", None) for place in (config, defaults)))
-    stop_strings = next((strings for strings in places if strings is not None), None)
-    if stop_strings is None:
+    places = (getattr(place, "stop_strings", None) for place in (config, defaults))
+    default = next((strings for strings in places if strings is not None), None)
+    if (stop_strings := kwargs.get("stop_strings", default)) is None:  # a None that was given overrides a default
         return model
+    kwargs.pop("stop_strings", None)
     if config is not None:
         kwargs["generation_config"] = _without_stop_strings(config)
     if getattr(defaults, "stop_strings", None) is not None:

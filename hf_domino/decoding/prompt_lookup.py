@@ -43,7 +43,7 @@ class PromptLookup:
         committed ([`CommittedSequences`]): The texts.
         pacer ([`Pacer`]): What is known of the time of rounds.
         most (`int`): Most tokens to copy in a round; 0 for none at all.
-        vocab_size (`int`): Ids from here on have no logits, such as a placeholder of an image.
+        vocab_size (`int`): Ids from here on have no logits, nor have those below 0, such as a placeholder of an image.
         is_static (`bool`, *optional*, defaults to `False`): To copy one of a few lengths, as each is a shape of its
             own; `most` is one of them.
     """
@@ -90,8 +90,8 @@ class PromptLookup:
         if self._is_static:
             block.extend(fitting_length(block.length, most), at_any_price=True)
         copies = [text.behind(end, block.length) for text, (_, end) in zip(texts, matches, strict=True)]
-        # What has no logits is never the target's token, nor is the last one it is replaced by likely to be.
-        block.proposals = torch.tensor(copies).clamp_max(self._last_id).to(prefixes.ids.device, non_blocking=True)
+        # What has no logits is never the target's token, nor is the first or last one it is replaced by likely to be.
+        block.proposals = torch.tensor(copies).clamp(0, self._last_id).to(prefixes.ids.device, non_blocking=True)
         return block
 
     def observe(self, block: Block, num_committed: Sequence[int]) -> None:

@@ -68,7 +68,7 @@ def _check_sizes(stored: StoredConfig, fields: dict[str, Any]) -> None:
 
 
 def _layer_ids(aux_ids: Any) -> list[int]:
-    if not isinstance(aux_ids, list) or not all(isinstance(index, int) and index > 0 for index in aux_ids):
+    if not isinstance(aux_ids, list) or not all(type(index) is int and index > 0 for index in aux_ids):
         expected = "a list of integers from 1 on (0 is the embeddings)"
         raise refusal("aux_hidden_state_layer_ids", expected, aux_ids, CANNOT_RUN)
     return [index - 1 for index in aux_ids]

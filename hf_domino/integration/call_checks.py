@@ -38,7 +38,7 @@ def _unset(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return value is None or (isinstance(value, Integral) and int(value) >= 1)
+    return value is None or (isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1)
 
 
 _ONE_SPEEDUP = "Pass either assistant_model or this option, not both."

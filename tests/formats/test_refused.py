@@ -64,6 +64,11 @@ CONFIGS = [
         {"aux_hidden_state_layer_ids": [0, 1]},
         "aux_hidden_state_layer_ids must be a list .* from 1 on",
     ),
+    (
+        SPECULATORS,
+        {"aux_hidden_state_layer_ids": [True, 2]},
+        "aux_hidden_state_layer_ids must be a list .* from 1 on",
+    ),
     (SPECULATORS, {"hidden_size": 64}, "hidden_size must be 32 as in transformer_layer_config.hidden_size, got 64"),
     (SPECULATORS, {"transformer_layer_config": None}, "transformer_layer_config .* must be given"),
     (

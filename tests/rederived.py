@@ -71,7 +71,8 @@ class Rederived:
         hidden = self.norm(block, "norm")
         return self.correct(hidden, ids[-1])
 
-    def correct(self, hidden, anchor):
+    def correct(self, hidden, anchor, chosen=None):
+        """Tokens and corrected logits behind `anchor`, from a block's draft hidden states; others may be `chosen`."""
         config, tokens, logits = self.config, [], []
         state, token = torch.zeros(config.gru_hidden_dim), anchor
         first = 0 if config.shift_label else 1
@@ -84,7 +85,7 @@ class Rederived:
             if k >= first + config.pure_draft_prefix_len:
                 low = self.weights["embed_proj.0.weight"] @ torch.cat((hidden[k], state))
                 row = row + self.weights["embed_proj.2.weight"] @ (low * low.sigmoid())
-            token = row.argmax()
+            token = row.argmax() if chosen is None else chosen[k - first]
             tokens.append(token)
             logits.append(row)
         return torch.stack(tokens), torch.stack(logits)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from builders import VOCAB_SIZE, build_drafter
+from rederived import Rederived
 from transformers import (
     LogitsProcessorList,
     NoRepeatNGramLogitsProcessor,
@@ -13,7 +14,6 @@ from transformers import (
 )
 
 from hf_domino.decoding import rollout as rollout_module
-from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
@@ -76,6 +76,26 @@ def step_by_step(monkeypatch, *arguments):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("shift_label", [True, False])
+@pytest.mark.parametrize("prefix_len", [0, 1, 3])
+@pytest.mark.parametrize("sizes", [(None, 4), (None, VOCAB_SIZE), (12, 4)], ids=["guessed", "one by one", "pooled"])
+def test_proposals_are_those_of_the_formulas(monkeypatch, tiny_qwen3, shift_label, prefix_len, sizes):
+    """State and first corrected position go by the place in the block, of which an unshifted one drops the first."""
+    fields = {"shift_label": shift_label, "pure_draft_prefix_len": prefix_len, "draft_pool_size": sizes[0]}
+    drafter = build_drafter(tiny_qwen3, block_size=7, **fields)
+    torch.nn.init.normal_(drafter.embed_proj[2].weight, std=2.0)
+    monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", sizes[1])
+    hidden, target = 0.3 * torch.randn(2, 7, drafter.config.hidden_size), TargetModel(tiny_qwen3, drafter.config)
+    prefixes, law = Prefixes(torch.randint(4, VOCAB_SIZE, (2, 9)), [9, 6], [0, 1]), TokenLaw(LogitsProcessorList())
+    arguments = drafter, target, hidden[:, drafter.config.label_offset :], prefixes, law
+    rederived, anchors = Rederived(drafter, tiny_qwen3), prefixes.last()[:, 0]
+    pairs = zip(hidden, anchors, strict=True)
+    expected = torch.stack([rederived.correct(states, anchor)[0] for states, anchor in pairs])
+    for table in (None, InputTable(drafter.prefix_gru, target)):
+        assert torch.equal(rollout(*arguments, table=table), expected)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("pool_size", [1, 3, 20])
 def test_it_is_the_one_step_by_step(monkeypatch, block, law, pool_size):
@@ -101,12 +121,12 @@ def test_proposals_are_drawn_from_the_corrected_law(monkeypatch, block, law, is_
     listening = Listening()
     proposals = rollout(*block, law, own if is_own else shared, goes_on=listening)
     noise = torch.cat(own.drawn, dim=1) if is_own else shared[:, :-1]
-    corrections = Corrections(drafter, target, hidden, prefixes.last()[:, 0])
+    rederived, anchors = Rederived(drafter, target.model), prefixes.last()[:, 0]
+    skipped = torch.nn.functional.pad(hidden, (0, 0, drafter.config.label_offset, 0))
+    rows = zip(skipped, anchors, proposals, strict=True)
+    logits = torch.stack([rederived.correct(*row)[1] for row in rows])
     for index in range(hidden.shape[1]):
-        if index:
-            corrections.read(proposals[:, index - 1])
-        logits = corrections.apply(index, target.logits(hidden)[:, index])
-        expected = law.scores(prefixes, logits[:, None], proposals[:, :index])[:, 0]
+        expected = law.scores(prefixes, logits[:, index : index + 1], proposals[:, :index])[:, 0]
         assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
         if is_own:  # nothing was guessed
             scores, candidates = listening.told[index]

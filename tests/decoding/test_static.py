@@ -17,6 +17,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StaticCache
 
 import hf_domino
 from hf_domino.decoding import loop
+from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.static import graphs, workspace
 from hf_domino.decoding.static.graphs import StageGraphs
 from hf_domino.decoding.static.rounds import StaticRunner, fitting_width
@@ -222,6 +223,42 @@ def test_later_calls_take_the_buffers_and_graphs_of_the_first(target, make_draft
         assert [recorded.num_captured for recorded in made] == [4, 4]
 
 
+def poison(space):
+    """Fill the buffers of a workspace with what no sum survives, and its lengths and inputs with others."""
+    context = space.context
+    states = [tensor for layer in space.cache.layers for tensor in (layer.keys, layer.values)]
+    for tensor in (*states, context._keys, context._values):
+        tensor.fill_(torch.nan)
+    for tensor in (space.cache.length, context.start, context.length):
+        tensor.fill_(3)
+    for tensor in space._held.values():
+        tensor.copy_(1 - tensor)
+    context._length = 3
+
+
+def test_a_call_finds_nothing_of_those_before(target, stages, make_drafter, monkeypatch):
+    """Prompts of other padding in one workspace: text and drafts are those of rounds that grow."""
+    drafter, drafted, propose = make_drafter(target), [], DraftSession.propose
+
+    def noting(self, *args, **kwargs):
+        proposals = propose(self, *args, **kwargs)
+        drafted.append(proposals.tolist())
+        return proposals
+
+    monkeypatch.setattr(DraftSession, "propose", noting)
+    for length in (5, 20, 11):
+        ids, mask = left_padded([PROMPT[0, :length], PROMPT[0]])
+        options, found = GREEDY | {"attention_mask": mask[:1], "max_new_tokens": 16}, []
+        for cache in ({}, STATIC):
+            drafted.clear()
+            with oracle(target, ids[:1], 0.7, **options):
+                text = target.generate(ids[:1], assistant_model=drafter, **cache, **options)
+            found.append((text.tolist(), list(drafted)))
+        assert found[0] == found[1]
+        assert found[0][0] == target.generate(ids[:1], **options).tolist()
+        poison(workspace._idle[target][drafter])
+
+
 def test_addresses_stay(target, make_drafter):
     drafter, addresses = make_drafter(target), []
     check_block = StaticRunner.check_block
@@ -421,8 +458,6 @@ def test_widths_are_few():
 
 def test_short_rounds_are_filled_up(target, stages, make_drafter, monkeypatch):
     """A round that proposes fewer tokens, or none, is verified at one of the widths."""
-    from hf_domino.decoding.drafting import DraftSession
-
     drafter, propose, calls = make_drafter(target), DraftSession.propose, iter(range(1000))
 
     def fewer(self, prefixes, *others):

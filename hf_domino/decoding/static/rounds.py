@@ -222,7 +222,8 @@ class StaticDraftSession(DraftSession):
         super().__init__(drafter, target, law, timer)
         self._fixed, self._graphs = workspace.context, workspace.graphs
         self._law_key = law_key(law)
-        self._pending: torch.Tensor | None = None  # [1, C, L * H], hidden states of positions not in the context yet
+        # [1, C, L * H], hidden states of positions that no drafted block has put into the context.
+        self._pending: torch.Tensor | None = None
 
     def _take(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, counts: list[int]) -> None:
         """Store the prompt, whatever its length."""
@@ -244,7 +245,6 @@ class StaticDraftSession(DraftSession):
             no_block = self._pending.new_zeros(1, 0, dtype=torch.long)
             with self.timer.phase("draft"):
                 self._graphs("backbone", self._backbone, no_block, self._pending)
-            self._pending = None
 
     def context(self) -> ContextCache:
         """A copy of all context observed so far."""

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import pipeline
 
 from hf_domino import DominoDraftModel, check_fit
@@ -113,6 +114,19 @@ def test_an_adapter_that_is_broken(adapter):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"adapter_config.json must be a JSON (file|object), got"):
             DominoDraftModel.from_pretrained(adapter)
+
+
+@pytest.mark.parametrize("lost", ["fc.lora_B.weight", "embed_proj.0.lora_A.weight"])
+def test_an_adapter_without_a_tensor(saved_pair, tmp_path, lost):
+    """What is missing would stay as it was made, whether the adapter is put in or merged."""
+    modules = [*LAYERS, lost.split(".lora")[0]]
+    config = LoraConfig(r=2, target_modules=modules, init_lora_weights=False)
+    get_peft_model(DominoDraftModel.from_pretrained(saved_pair[1]), config).save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "adapter_model.safetensors")
+    del stored[f"base_model.model.{lost}"]
+    save_file(stored, tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=rf"must be complete, got 'a file without {lost} \(1 tensors\)'"):
+        DominoDraftModel.from_pretrained(tmp_path)
 
 
 def test_an_adapted_correction_head(saved_pair, tiny_qwen3, tmp_path):

@@ -119,12 +119,17 @@ def test_prefill_in_chunks(family, chunk_size, make_drafter):
 @pytest.mark.parametrize("accuracy", [0.0, 0.7])
 def test_hidden_states_and_attentions(family, accuracy, make_drafter):
     target = build(family)
+    check_step_outputs(target, make_drafter(target), accuracy)
+
+
+def check_step_outputs(target, drafter, accuracy):
+    """Hidden states and attentions are those of plain generation, token by token."""
     target.set_attn_implementation("eager")
     wanted = {"return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": True}
     options = {"do_sample": False, "max_new_tokens": 14}
     plain = target.generate(PROMPT, **options, **wanted)
     with oracle(target, PROMPT, accuracy, **options):
-        assisted = target.generate(PROMPT, assistant_model=make_drafter(target), **options, **wanted)
+        assisted = target.generate(PROMPT, assistant_model=drafter, **options, **wanted)
     for name in ("hidden_states", "attentions"):
         ours, theirs = getattr(assisted, name), getattr(plain, name)
         assert len(ours) == len(theirs) == 14

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from oracle import oracle
+from test_families import check_step_outputs
 from transformers import DynamicCache
 
 from hf_domino.decoding.runner import TargetRunner
@@ -51,6 +52,13 @@ def test_greedy_is_lossless(family, make_drafter):
     options = OPTIONS | {"assistant_model": drafter, "prompt_lookup_num_tokens": 12}
     assert torch.equal(target.generate(again, **options), target.generate(again, **OPTIONS))
     assert drafter.stats.num_copied
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_hidden_states_and_attentions(family, make_drafter):
+    """Layers without attention have none; `generate` returns those of the others."""
+    target = build(family)
+    check_step_outputs(target, make_drafter(target), accuracy=0.7)
 
 
 @pytest.mark.parametrize("family", HYBRIDS)

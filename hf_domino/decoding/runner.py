@@ -17,6 +17,7 @@ from hf_domino.decoding.caches.rewind import (
     PLACEHOLDERS,
     StateSnapshot,
     activate_past_recording,
+    attention_kind,
     crop_attention,
     crop_attention_to,
     end_past_recording,
@@ -125,13 +126,14 @@ class TargetRunner:
 
     @property
     def sliding_windows(self) -> list[int | None]:
-        """Window of each of the target's layers; None where all positions are seen."""
+        """Window of each of the target's layers with attention; None where all positions are seen."""
         layers = [layer for layer in self.cache.layers if not isinstance(layer, PLACEHOLDERS)]
         windows = [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in layers]
         kinds = getattr(self.target.text_config, "layer_types", None) or []
         # The last layers may keep nothing: they use the keys of the last ones of their kind that do.
         window_of = dict(zip(kinds, windows, strict=False))
-        return windows + [window_of.get(kind) for kind in kinds[len(windows) :]]
+        attending = [window for layer, window in zip(layers, windows, strict=True) if attention_kind(layer) is not None]
+        return attending + [window_of.get(kind) for kind in kinds[len(windows) :]]
 
     def mask(self, length: int) -> torch.Tensor | None:
         """The last columns `[B, length]` of the two-dimensional attention mask, where there is one."""

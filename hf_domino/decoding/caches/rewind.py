@@ -41,19 +41,19 @@ def end_past_recording(cache: Any) -> None:
 def crop_attention(cache: Any, num_positions: int) -> None:
     """Drop the last `num_positions` positions of the attention layers, and of the attention part of mixed ones."""
     for layer in cache.layers:
-        if (kind := _attention_kind(layer)) is not None:
+        if (kind := attention_kind(layer)) is not None:
             kind.crop(layer, -num_positions)
 
 
 def crop_attention_to(cache: Any, length: int) -> None:
     """Drop all positions behind the first `length`; layers may differ where a forward was broken off."""
     for layer in cache.layers:
-        kind = _attention_kind(layer)
+        kind = attention_kind(layer)
         if kind is not None and layer.is_initialized:
             kind.crop(layer, -max(kind.get_seq_length(layer) - length, 0))
 
 
-def _attention_kind(layer: Any) -> Any:
+def attention_kind(layer: Any) -> Any:
     """The class that keeps a layer's keys and values; None where it has none."""
     if isinstance(layer, PLACEHOLDERS):
         return None

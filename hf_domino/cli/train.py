@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from hf_domino.cli.exits import TERMINATED
+from hf_domino.cli.exits import BY_SIGNAL
 from hf_domino.cli.train_plan import add_flags, run_plan
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments, TrainingFields
 
@@ -100,7 +100,7 @@ def _default(field: Field) -> Any:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino train`; returns 143 where SIGTERM ended the training early."""
+    """Run `hf-domino train`; returns 130 where Ctrl-C ended the training early, 143 where SIGTERM did."""
     from hf_domino.formats.source import check_is_target, check_source
     from hf_domino.training.loading import check_data
     from hf_domino.training.run import train
@@ -117,7 +117,8 @@ def run(options: argparse.Namespace) -> int:
     if options.plan:
         run_plan(options, names, shape, data, args)
         return 0
-    return 0 if train(names, shape, data, args) else TERMINATED
+    ended_by = train(names, shape, data, args)
+    return 0 if ended_by is None else BY_SIGNAL + ended_by
 
 
 def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:

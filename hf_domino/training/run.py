@@ -34,7 +34,9 @@ CURRICULUM_RESTARTS = (
 )
 
 
-def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments) -> bool:
+def train(
+    names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
+) -> signal.Signals | None:
     """Train, save drafter and tokenizer to `output_dir`, and print the evaluation.
 
     Args:
@@ -44,7 +46,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
         args (`DominoTrainingArguments`): How to train.
 
     Returns:
-        `bool`: False where SIGTERM or Ctrl-C ended the training early.
+        `signal.Signals`, *optional*: SIGTERM or SIGINT (Ctrl-C) where one ended the training early.
 
     Raises:
         ValueError: If a field is out of range, or a file holds what it should not.
@@ -62,7 +64,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     checkpoint, finished = prepare_folder(args, drafter.config, names.overwrite)
     if finished:
         notice(finished)
-        return True
+        return None
     states = cache.writer(target, drafter.config) if cache and data.on_policy else NO_STATES
     rows = load_training_rows(data, args, target, tokenizer, names.overwrite, states)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
@@ -79,7 +81,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.stopped_by_signal:
-        return False
+        return trainer.stopped_by_signal
     trainer.save_model()
     metrics = {} if rows.evaluation is None else trainer.evaluate()
     trainer.save_state()
@@ -89,7 +91,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
         print(*figures, _next_steps(names.target, target, args, data), sep="\n")
     if metrics:
         trainer.save_metrics("eval", metrics)
-    return True
+    return None
 
 
 def _check_together(names: ModelArguments, data: DataArguments, args: DominoTrainingArguments) -> None:

@@ -71,9 +71,9 @@ class CheckpointingTrainer(Trainer):
             self.add_callback(self._stop)
 
     @property
-    def stopped_by_signal(self) -> bool:
-        """Whether the last training ended early because of a signal; its last step is saved as a checkpoint."""
-        return self._stop.has_stopped
+    def stopped_by_signal(self) -> signal.Signals | None:
+        """What ended the last training early, if a signal did; its last step is saved as a checkpoint."""
+        return self._stop.stopped_by
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as [`~transformers.Trainer.train`] does; after a signal, end with the step and save a checkpoint."""
@@ -139,13 +139,14 @@ class _StopOnSignal(TrainerCallback):
 
     def __init__(self, accelerator: Any):
         self.accelerator = accelerator
-        self.has_stopped = self._is_asked = False
+        self.stopped_by: signal.Signals | None = None
+        self._asked = 0  # the number of a signal
         self._before: dict[int, Any] = {}
 
     @contextmanager
     def listening(self, signals: Sequence[signal.Signals]) -> Iterator[None]:
         """Note signals while training runs; only the main thread may."""
-        self.has_stopped = self._is_asked = False
+        self.stopped_by, self._asked = None, 0
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -156,7 +157,7 @@ class _StopOnSignal(TrainerCallback):
             self._listen_no_more()
 
     def _ask(self, number: int, frame: Any) -> None:
-        self._is_asked = True
+        self._asked = number
         if number == signal.SIGINT:
             notice("stopping after this step, which is saved; Ctrl-C again stops at once.")
             self._listen_no_more()
@@ -168,11 +169,12 @@ class _StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Ask all processes, as the signal need not reach them in the same step."""
-        asked = torch.tensor(float(self._is_asked), device=self.accelerator.device)
+        asked = torch.tensor(self._asked, device=self.accelerator.device)
         if self.accelerator.num_processes > 1:
-            asked = self.accelerator.reduce(asked, "sum")
-        if asked.item():
-            self.has_stopped = control.should_save = control.should_training_stop = True
+            asked = self.accelerator.gather(asked).max()
+        if number := int(asked):
+            self.stopped_by = signal.Signals(number)
+            control.should_save = control.should_training_stop = True
             control.should_evaluate = False
             notice(
                 f"stopped by a signal after step {state.global_step} of {state.max_steps}; "

@@ -22,6 +22,7 @@ from hf_domino.data.packing import PackedRows
 from hf_domino.data.rows import load_rows
 from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
+from hf_domino.training.hidden_states.folder import StateFolder
 from hf_domino.training.hidden_states.reading import CachedRows, collate_with_states
 from hf_domino.training.hidden_states.writing import GENERATED_TOL, StateWriter
 from hf_domino.training.runs.resuming import _digest_rows
@@ -154,6 +155,20 @@ def test_runs_that_write_to_one_folder_at_once_leave_each_other_alone(
     StateWriter(target, config, path).write(greedy_rows, 400, False)
     assert not list(path.glob("*.partial-*"))
     assert len(CachedRows(greedy_rows, path, target, config)) == len(greedy_rows)
+
+
+def test_a_writer_that_is_slow_writes_what_it_has(target, make_drafter, greedy_rows, tmp_path, monkeypatch):
+    config, path, written = make_drafter(target).config, tmp_path / "states", []
+    monkeypatch.setattr(folders, "MAX_SECONDS", 0.0)
+    forward = StateWriter._forward
+
+    def note(self, texts):
+        written.append(StateFolder(path).num_tokens)
+        return forward(self, texts)
+
+    monkeypatch.setattr(StateWriter, "_forward", note)
+    StateWriter(target, config, path).write(greedy_rows, 1, False)
+    assert written == [sum(len(row["input_ids"]) for row in greedy_rows[:done]) for done in range(8)]
 
 
 def test_states_that_a_type_cannot_hold_are_refused(target, greedy_rows, cached):

@@ -33,6 +33,7 @@ from hf_domino.identity import TargetIdentity, check_same, identify
 from hf_domino.whole_files import write_whole
 
 INDEX_FILE, LOCK_FILE, SHARD_PATTERN = "index.json", "index.lock", "states-*.safetensors"
+MAX_SECONDS = 60.0  # of collecting rows for a shard: what a process that dies loses
 PARTIAL_LIFE = 3600.0  # seconds without a byte written after which whoever wrote a shard is dead
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 START_AGAIN = "Delete {folder} and the states are written again, or choose another folder (--cache_hidden_states)."
@@ -204,14 +205,14 @@ class ShardWriter:
     Args:
         folder (`Path`): The folder.
         settings (`StateSettings`): Of the folder.
-        max_bytes (`int`): Largest shard; it is collected in memory.
+        max_bytes (`int`): Largest shard; it is collected in memory, for `MAX_SECONDS` at most.
     """
 
     def __init__(self, folder: Path, settings: StateSettings, max_bytes: int):
         self.folder, self.settings = folder, settings
         self._max_tokens = max(1, max_bytes // settings.bytes_per_token)
         self._rows: dict[int, torch.Tensor] = {}
-        self._num_tokens = 0
+        self._num_tokens, self._since = 0, time.monotonic()
 
     def add(self, rows: dict[int, torch.Tensor]) -> None:
         """Take rows that stay together, by their keys, each `[S, C, H]` on the CPU."""
@@ -220,6 +221,8 @@ class ShardWriter:
             self.flush()
         self._rows |= rows
         self._num_tokens += num_tokens
+        if time.monotonic() - self._since >= MAX_SECONDS:
+            self.flush()
 
     def flush(self) -> None:
         """Write what was collected, whole or not at all."""
@@ -233,7 +236,7 @@ class ShardWriter:
         with aside.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(aside, self.folder / name)
-        self._rows, self._num_tokens = {}, 0
+        self._rows, self._num_tokens, self._since = {}, 0, time.monotonic()
 
 
 def begin(folder: Path, wanted: StateSettings) -> StateSettings:

@@ -60,7 +60,8 @@ class StateWriter:
         target_files (`str`, *optional*): Digest of the files that the target was loaded from, see `files_digest`.
         autocast (`Callable`, *optional*): Gives the context of the forwards, as training has it.
         shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
-        max_shard_bytes (`int`, *optional*): Largest file; it is collected in memory, and lost where a process dies.
+        max_shard_bytes (`int`, *optional*): Largest file. Rows are collected for it in memory, for a minute at most,
+            which is what a process that dies loses.
 
     Raises:
         ValueError: If the folder was begun with another target, other layers or another dtype.

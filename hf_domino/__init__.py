@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from hf_domino.drafter.modeling import DominoDraftModel
     from hf_domino.drift.shadow import ShadowReport, shadow
     from hf_domino.explain import Round, explain_round
+    from hf_domino.integration.grammar import AllowedByGrammar
     from hf_domino.stats import DecodingStats, timed_phases
 
 __version__ = "0.1.0"
 __all__ = [
+    "AllowedByGrammar",
     "CheckResult",
     "DecodingStats",
     "DominoConfig",
@@ -55,6 +57,7 @@ _LATER = {
     "shadow": "drift.shadow",
     "Round": "explain",
     "explain_round": "explain",
+    "AllowedByGrammar": "integration.grammar",
     "DecodingStats": "stats",
     "timed_phases": "stats",
 }

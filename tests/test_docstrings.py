@@ -7,6 +7,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,8 @@ def test_examples_of_pages(pages, monkeypatch, capsys, tmp_path):
     scope: dict[str, object] = {}
     for page in pages:
         for block in PYTHON_BLOCK.findall((ROOT / page).read_text()):
+            if "import xgrammar" in block and find_spec("xgrammar") is None:  # no part of an environment made earlier
+                continue
             exec(compile(block, page, "exec"), scope)  # one scope: later blocks go on from earlier ones
     assert capsys.readouterr().out
 

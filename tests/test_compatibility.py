@@ -29,7 +29,8 @@ from transformers.generation import GenerationMode
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.compatibility import check_rows, check_target
-from hf_domino.integration.call_checks import check_generation, check_inputs, check_native_loop, check_rope
+from hf_domino.integration.call_checks import check_generation, check_inputs, check_native_loop
+from hf_domino.integration.rope_checks import check_rope
 
 PROMPT = torch.tensor([[5, 9, 33, 20]])
 
@@ -133,6 +134,15 @@ def test_cache_that_cannot_be_rewound(target, tiny_drafter):
     cache = StaticCache(config=target.config, max_cache_len=32)
     with pytest.raises(ValueError, match=r"past_key_values must be a DynamicCache, got 'StaticCache'"):
         target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, past_key_values=cache)
+
+
+@pytest.mark.parametrize(("num_rows", "cache"), [(1, None), (1, "static"), (2, None)])
+def test_a_mask_wider_than_the_prompt(target, tiny_drafter, num_rows, cache):
+    mask = torch.nn.functional.pad(torch.ones(num_rows, PROMPT.shape[1]), (2, 0))
+    options = {"attention_mask": mask, "cache_implementation": cache, "max_new_tokens": 4}
+    words = r"attention_mask must be at most as wide as what is cached and given \(4 positions\), got 6. Cut"
+    with pytest.raises(ValueError, match=words):
+        target.generate(PROMPT.expand(num_rows, -1), assistant_model=tiny_drafter, **options)
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,11 @@ from hf_domino.integration.call_checks import (
     check_generation,
     check_inputs,
     check_native_loop,
-    check_rope,
     check_static,
     check_step_outputs,
 )
 from hf_domino.integration.candidate_generator import DominoCandidateGenerator
+from hf_domino.integration.rope_checks import check_rope
 
 __all__ = [
     "candidate_generator",

@@ -14,12 +14,11 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from hf_domino.compatibility import check_drafter, check_target, refusal
+from hf_domino.integration.rope_checks import GROWING_ROPE_TYPES, num_given
 
 # Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
 # tensors, which in a cache of fixed shape is not the text's.
 READS_CACHE_LENGTH = ("gpt_neo", "mpt")
-# RoPE whose frequencies change with the length of the input, for a block at another point than for single tokens.
-GROWING_ROPE_TYPES = ("dynamic", "longrope")
 
 # --- generate picks its mode ------------------------------------------------------------------------------------
 
@@ -108,12 +107,13 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     Args:
         target (`PreTrainedModel`): The model that generates.
         input_ids (`torch.Tensor` of shape `(batch, length)`): The prompt.
-        model_kwargs (`Mapping`): What `generate` passes on: `use_cache`, `past_key_values`, `synced_gpus`, ...
+        model_kwargs (`Mapping`): What `generate` passes on: cache, mask, `use_cache`, `synced_gpus`, ...
 
     Raises:
-        ValueError: For an empty prompt, a sharded target, or a cache that cannot be rewound.
+        ValueError: For an empty prompt, a sharded target, a cache that cannot be rewound, or a mask that covers more
+            than there is.
     """
-    if input_ids.shape[1] == 0 and model_kwargs.get("inputs_embeds") is None:
+    if not (num_new := num_given(input_ids, model_kwargs)):
         raise refusal("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
     if model_kwargs.get("use_cache") is False:
         raise refusal("use_cache", True, False, _NEEDS_CACHE)
@@ -130,68 +130,16 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     if (isinstance(cache, StaticCache) and not is_prepared) or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
         raise refusal("past_key_values", "a DynamicCache", type(cache).__name__, remedy)
+    mask, given = model_kwargs.get("attention_mask"), num_new + cache.get_seq_length()
+    if mask is not None and mask.dim() == 2 and mask.shape[1] > given:
+        expected = f"at most as wide as what is cached and given ({given} positions)"
+        raise refusal("attention_mask", expected, mask.shape[1], "Cut it to the tokens it is of.")
 
 
 def _takes_cache(target: PreTrainedModel) -> bool:
     """Whether the target's forward takes keys and values: `generate` prepares a cache also for some that do not."""
     parameters = inspect.signature(type(target).forward).parameters
     return "past_key_values" in parameters or "input_ids" not in parameters
-
-
-def check_rope(
-    target: PreTrainedModel,
-    num_proposals: int,
-    input_ids: torch.Tensor,
-    model_kwargs: Mapping[str, Any],
-    config: Any,
-) -> None:
-    """Refuse to come near the length at which a target changes its rotary frequencies: a block crosses it at once.
-
-    Args:
-        target (`PreTrainedModel`): The model that generates.
-        num_proposals (`int`): Most of a round, which may reach behind the last token that is wanted.
-        input_ids (`torch.Tensor` of shape `(batch, length)`): The prompt.
-        model_kwargs (`Mapping`): What `generate` passes on: cache, mask, positions, `inputs_embeds`.
-        config (`GenerationConfig`): The merged configuration of the call.
-
-    Raises:
-        ValueError: If any row may have positions on both sides; naming how many tokens may be generated.
-    """
-    text = target.config.get_text_config(decoder=True)
-    rope = getattr(text, "rope_parameters", None) or {}
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        kind = parameters.get("rope_type")
-        if kind not in GROWING_ROPE_TYPES:
-            continue
-        limit = parameters.get("original_max_position_embeddings") or text.max_position_embeddings
-        shortest, longest = _prompt_lengths(input_ids, model_kwargs, config)
-        cache = model_kwargs.get("past_key_values")
-        cached = 0 if cache is None else cache.get_seq_length()
-        if kind == "longrope" and shortest > limit and not 0 < cached <= limit:
-            continue
-        room = limit - longest - num_proposals
-        wanted = room + 1 if config.max_length is None else config.max_length - input_ids.shape[1]
-        if wanted <= room:
-            continue
-        remedy = f"The target's {kind} rotary frequencies change at {limit} positions, and a block may reach past the "
-        remedy += f"last token by {num_proposals}; " + (
-            f"pass max_new_tokens={room}." if room > 0 else "drop assistant_model."
-        )
-        raise refusal("max_new_tokens behind this prompt", f"at most {max(room, 0)}", wanted, remedy)
-
-
-def _prompt_lengths(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], config: Any) -> tuple[int, int]:
-    """Positions of the shortest and of the longest prompt of a batch, cached ones included and padding not."""
-    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
-    if positions is not None:
-        ends = positions.reshape(-1, positions.shape[-1]).amax(dim=1) + 1
-    elif mask is not None and mask.dim() == 2:
-        ends = (mask != 0).sum(dim=1)
-    else:
-        embeds = model_kwargs.get("inputs_embeds")
-        length = input_ids.shape[1] if embeds is None else embeds.shape[1]
-        return (max(length, getattr(config, "_mask_length", 0) or 0),) * 2
-    return int(ends.min()), int(ends.max())
 
 
 def check_step_outputs(target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig) -> None:

@@ -6,8 +6,11 @@ import pytest
 import torch
 from builders import left_padded
 from oracle import oracle
-from transformers import DynamicCache, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
+
+from hf_domino.decoding.output import CommittedSequences
+from hf_domino.decoding.stopping import KnownStops
 
 LENGTHS = [5, 20, 9, 1]
 NEW_TOKENS = 32
@@ -200,6 +203,15 @@ def test_positions_of_one_row_serve_all(tiny_qwen3, tiny_drafter):
     with oracle(tiny_qwen3, ids, 0.6, **options):
         assisted = tiny_qwen3.generate(ids, assistant_model=tiny_drafter, **options)
     assert torch.equal(assisted, tiny_qwen3.generate(ids, **options))
+
+
+def test_steps_are_those_of_the_longest_row():
+    """A call that is broken off gives no number again that any of its rows was drawn with."""
+    known, nothing = KnownStops(max_length=20), torch.empty(0)
+    committed = CommittedSequences(torch.zeros(2, 3).long(), StoppingCriteriaList(), GenerationConfig(), None, known)
+    committed.commit([0, 1], torch.ones(2, 4).long(), [4, 1], nothing, nothing)
+    assert committed.unfinished == [0, 1]
+    assert committed.num_steps == 4
 
 
 class Comparing(StoppingCriteria):

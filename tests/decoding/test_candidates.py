@@ -68,7 +68,8 @@ def test_lucky_tokens_are_candidates():
     """A draw can fall on any token that its noise favours enough, and on no other."""
     torch.manual_seed(0)
     logits, prefixes = 3 * torch.randn(1, 50, 400), Prefixes.of(torch.zeros(1, 2).long())
-    noise, law = torch.empty_like(logits).exponential_(), TokenLaw(LogitsProcessorList([TemperatureLogitsWarper(1.5)]))
+    noise = torch.empty_like(logits).exponential_()
+    law = TokenLaw(LogitsProcessorList([TemperatureLogitsWarper(2.5), TemperatureLogitsWarper(0.6)]))
     drawn = choose(logits / 1.5, noise)
     pools = [CandidatePool(logits, SIZE, law, prefixes, *extra).token_ids for extra in ((noise,), ())]
     with_luck, without = ((pool == drawn[..., None]).any(dim=2) for pool in pools)

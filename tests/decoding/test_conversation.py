@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from transformers.generation.streamers import BaseStreamer
 
 from hf_domino.decoding import drafting
+from hf_domino.decoding.caches.conversation import kept_context
 from hf_domino.decoding.runner import TargetRunner
 
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": -1}
@@ -97,6 +98,9 @@ def test_an_unseen_prefix_costs_no_exactness(tiny_qwen3, tiny_drafter, make_draf
         ids = tiny_qwen3.generate(ids, past_key_values=cache, **OPTIONS)
         ids = torch.cat((ids, MORE), dim=1)
     drafter = make_drafter(tiny_qwen3, block_size=4) if how == "another drafter" else tiny_drafter
+    context, has_gap = kept_context(copy.deepcopy(cache), drafter)
+    assert (context is not None) == (how == "plain turn between")
+    assert has_gap
     resumed, fresh = second_turn(tiny_qwen3, drafter, proposals, ids, cache)
     assert resumed[0] == fresh[0]
     assert resumed[1] != fresh[1]

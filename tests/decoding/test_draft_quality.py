@@ -5,6 +5,8 @@ The text is the target's own whatever is drafted: only the proposals show that c
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from builders import build_drafter, left_padded
@@ -44,9 +46,15 @@ def assert_rederived(rounds, drafter, target, paddings=(0,)):
     assert max(len(proposed) for _, _, proposed in rounds) == drafter.config.num_draft_tokens
 
 
-def test_padded_rows_of_a_batch(tiny_qwen3, rounds):
+@pytest.mark.parametrize("period", [1, 2], ids=["", "single steps between"])
+def test_padded_rows_of_a_batch(tiny_qwen3, rounds, monkeypatch, period):
     """Rows drift apart, so that the context of the shorter ones has room behind it."""
-    drafter = build_drafter(tiny_qwen3)
+    drafter, record, calls = build_drafter(tiny_qwen3), drafting.DraftSession.propose, itertools.count(1)
+
+    def now_and_then(self, prefixes, most, *args):
+        return record(self, prefixes, 0 if next(calls) % period else most, *args)
+
+    monkeypatch.setattr(drafting.DraftSession, "propose", now_and_then)
     ids, mask = left_padded([torch.randint(4, 64, (length,)) for length in LENGTHS], PAD)
     with oracle(tiny_qwen3, ids, ACCURACY, attention_mask=mask, **OPTIONS):
         tiny_qwen3.generate(ids, attention_mask=mask, assistant_model=drafter, **OPTIONS)

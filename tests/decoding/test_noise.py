@@ -104,6 +104,8 @@ def test_what_is_passed_makes_room(drawn):
     assert drawn == list(range(38))
     noise.ahead([1], [36], 4)  # a row that leaves takes its noise with it
     assert bytes_kept(noise) == 4 * SLICE
+    noise.ahead([1], [36], 8)
+    assert bytes_kept(noise) == 8 * SLICE  # in the room that it left
     noise.end(37)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 import random
 import statistics
@@ -16,7 +17,7 @@ from hf_domino.decoding import loop
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.pacing import pacer as pacing
 from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, RoundCost
-from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Pacer, pacer_for
+from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Block, Pacer, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target import TargetModel
@@ -230,6 +231,27 @@ def test_drafting_comes_back_when_the_text_gets_easy(pacer):
         simulate(pacer, [0.3] * 8, 0)
     lengths = [simulate(pacer, [0.98] * 8, 8)[0] for _ in range(400)]
     assert lengths[-50:].count(8) >= 49
+
+
+def test_pauses_are_short_again_after_drafting_has_paid(pacer):
+    def longest_pause():
+        lengths = [simulate(pacer, [0.3] * 8, 0)[0] for _ in range(120)]
+        return max(len(list(run)) for length, run in itertools.groupby(lengths) if not length)
+
+    first = longest_pause()
+    for _ in range(400):
+        simulate(pacer, [0.98] * 8, 8)
+    assert longest_pause() <= first
+
+
+def test_rounds_of_two_calls_are_no_neighbours():
+    pacer = Pacer(None, is_timed=True)
+    for _ in range(3):
+        simulate(pacer, [0.98] * 8, 8)
+    cost = pacer.cost(1)
+    pacer.begin_call()
+    pacer.observe(Block(), [1], 1000.0)  # there was room for one token only
+    assert pacer.cost(1) == cost
 
 
 def test_knowledge_is_kept_between_calls_that_choose_alike(tiny_qwen3, tiny_drafter):

@@ -126,7 +126,8 @@ class DecodingStats:
     Args:
         num_draft_tokens (`int`): Most drafted proposals per round (P).
         rows (`list[list[int]]`): Per row of the batch, the acceptance length of each round: accepted proposals and the
-            bonus token, before any cut by an end-of-text token or the budget. Prefill is not a round.
+            bonus token, as far as they are returned. Prefill is not a round: it brings the first token, and rounds the
+            others. Until the call is over, a row's last round may count tokens behind its end.
         proposed (`list[list[int]]`): Per row, how many tokens each round proposed; 0 for a single step of the target.
         num_new_tokens (`int`): Tokens returned, over all rows.
         seconds (`float`): Wall time of the decoding loop, prefill included.
@@ -198,7 +199,8 @@ class DecodingStats:
     def acceptance_rate_at(self) -> list[float]:
         """Share of drafted rounds that accepted proposal k, for k in `[0, num_draft_tokens)`; empty if none did.
 
-        A round that made fewer proposals did not accept it; the sum is the acceptance length less one.
+        A round that made fewer proposals, or ended the text before, did not accept it; the sum is the acceptance length
+        less one.
         """
         lengths = self._drafted_lengths
         return [sum(n > k + 1 for n in lengths) / len(lengths) for k in range(self.num_draft_tokens)] if lengths else []
@@ -263,6 +265,19 @@ class DecodingStats:
         for row in rows:
             self.proposed[row].append(num_proposed)
             self.copied[row].append(is_copied)
+
+    def cut(self, num_new_tokens: Sequence[int]) -> None:
+        """Count as tokens of a round those that are returned; behind the end of all texts it brought none.
+
+        Args:
+            num_new_tokens (`Sequence[int]`): Tokens returned of each row, that of the prefill among them.
+        """
+        self.num_new_tokens = sum(num_new_tokens)
+        for lengths, count in zip(self.rows, num_new_tokens, strict=True):
+            left = count - 1
+            for index, length in enumerate(lengths):
+                lengths[index] = min(length, left)
+                left -= lengths[index]
 
     def __str__(self) -> str:
         rates = " ".join(f"{rate:.2f}" for rate in self.acceptance_rate_at)

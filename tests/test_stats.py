@@ -6,10 +6,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import TextIteratorStreamer
+from builders import PAD
+from oracle import oracle
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+)
 from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
+from hf_domino.benchmark.measure import until_end
 from hf_domino.decoding import loop
 from hf_domino.decoding.pacing.pacer import Pacer
 from hf_domino.stats import PHASES, DecodingStats, PhaseTimer
@@ -66,6 +75,60 @@ def test_phases_on_a_gpu_are_not_synchronised(tiny_qwen3, tiny_drafter, monkeypa
         target.cpu()
     assert sum(drafter.stats.phases.values()) > 0
     assert len(calls) == 1
+
+
+class Threes(StoppingCriteria):
+    """Ends a text behind a token that three divides, from the fifth new one on."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return (input_ids[:, -1] % 3 == 0) & (input_ids.shape[1] >= PROMPT.shape[1] + 5)
+
+
+class Own(LogitsProcessor):
+    """May keep state: it is shown one position after the other."""
+
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+SAMPLED = {"do_sample": True, "top_k": 0}
+BATCH = SAMPLED | {"num_return_sequences": 3, "max_new_tokens": 14}
+CALLS = {
+    "prefill": {"max_new_tokens": 1},
+    "budget": {"max_new_tokens": 2},
+    "criterion": {"stopping_criteria": StoppingCriteriaList([Threes()])},
+    "copied": {"prompt_lookup_num_tokens": 10, "sequence_bias": [[[9], 1000.0]]},
+    "static": {"cache_implementation": "static"},
+    "stateful": {"logits_processor": LogitsProcessorList([Own()])},
+    "streamed": {"streamer": SimpleNamespace(put=lambda value: None, end=lambda: None)},
+    "sampled": SAMPLED,
+    "batch": BATCH,
+    "batch with stop strings": BATCH | {"stop_strings": list("abcdefghijkl")},
+    "native": {},
+}
+
+
+@pytest.mark.parametrize("end_of_text", ["unknown", "never", "reached"])
+@pytest.mark.parametrize("name", CALLS)
+def test_rounds_bring_what_is_returned(target, make_drafter, tiny_tokenizer, request, name, end_of_text):
+    """Beside the token of the prefill, wherever the text ends in its last round."""
+    if name == "native":
+        hf_domino.uninstall()
+        request.addfinalizer(hf_domino.install)
+        hf_domino.attach(target)
+    drafter, options = make_drafter(target), {"max_new_tokens": 17, "pad_token_id": PAD} | CALLS[name]
+    options |= {"tokenizer": tiny_tokenizer} if "stop_strings" in options else {}
+    torch.manual_seed(0)
+    text = target.generate(PROMPT, **options)[0].tolist()
+    end = {"unknown": None, "never": -1, "reached": text[-3:][0]}[end_of_text]
+    with oracle(target, PROMPT, 1.0, **options):
+        torch.manual_seed(0)
+        texts = target.generate(PROMPT, assistant_model=drafter, eos_token_id=end, **options)[:, PROMPT.shape[1] :]
+    counts = [len(until_end([token for token in row if token != PAD], end)) for row in texts.tolist()]
+    stats = drafter.stats
+    assert [1 + sum(row) for row in stats.rows] == counts
+    assert stats.num_new_tokens == sum(counts)
+    assert stats.num_rounds == 0 or stats.tokens_per_forward == (sum(counts) - len(counts)) / stats.num_rounds
 
 
 def test_drafted_rounds_are_told_from_single_steps():

@@ -91,7 +91,7 @@ class _RoundStreamer(BaseStreamer):
 
 
 def streamed_rounds(target: Any, inputs: Any, **arguments: Any) -> list[int]:
-    """Acceptance length of each round of Transformers' own assisted loop; the forward over the prompt is no round.
+    """What each round of Transformers' own assisted loop returned; the forward over the prompt is no round.
 
     Args:
         target (`PreTrainedModel`): The target.

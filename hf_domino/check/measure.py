@@ -40,7 +40,7 @@ class Text:
         mode (`str`): Mode of the prompt.
         ids (`torch.Tensor`): Prompt and text, `[1, S]`.
         prompt_length (`int`): Tokens of the prompt.
-        acceptance_lengths (`list[int]`): Of the rounds that made it.
+        acceptance_lengths (`list[int]`): Of the rounds that made it, its last one as far as the text goes.
         processors (`LogitsProcessorList`): Processors of the target's generation configuration.
     """
 

@@ -52,7 +52,7 @@ class Comparison:
         assisted (`torch.Tensor`): New token ids with the drafter, `[num_new_tokens]`.
         plain_seconds (`float`): Median over the repeats.
         assisted_seconds (`float`): Median over the repeats.
-        acceptance_lengths (`list[int]`): Tokens each round committed.
+        acceptance_lengths (`list[int]`): Tokens each round brought.
         choice ([`Choice`]): How tokens were chosen.
     """
 

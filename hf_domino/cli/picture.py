@@ -11,8 +11,8 @@ from rich.text import Text
 
 COLOURS = ("cyan", "magenta")  # rounds alternate; both are readable on dark and on light backgrounds
 PREFILL_STYLE = "dim"
-COLOUR_LEGEND = "one colour a round, bonus token underlined, the prefill's token dim"
-PLAIN_LEGEND = "| ends a round; the token before it is the bonus token"
+COLOUR_LEGEND = "one colour a round, its last token underlined, the prefill's token dim"
+PLAIN_LEGEND = "| ends a round"
 
 
 @dataclass(frozen=True)
@@ -21,25 +21,24 @@ class Origin:
 
     Args:
         round (`int`, *optional*): Number of the round, from 0; None for the token of the prefill.
-        is_bonus (`bool`): Whether the target added it itself at the end of the round.
+        is_last (`bool`): Whether the round ends with it: the target's own token, unless the text ends there.
     """
 
     round: int | None
-    is_bonus: bool
+    is_last: bool
 
 
 def origins(num_tokens: int, acceptance_lengths: Sequence[int]) -> list[Origin]:
     """Say of every new token which round committed it.
 
     Args:
-        num_tokens (`int`): New tokens, at most one for the prefill plus the sum of `acceptance_lengths`; the last
-            round may have been cut by the end of the text or of the budget.
-        acceptance_lengths (`Sequence[int]`): Tokens each round committed, bonus included.
+        num_tokens (`int`): New tokens so far, at most one for the prefill plus the sum of `acceptance_lengths`.
+        acceptance_lengths (`Sequence[int]`): Tokens each round brought, bonus included.
 
     Example:
     ```python
     >>> from hf_domino.cli.picture import origins
-    >>> [(origin.round, origin.is_bonus) for origin in origins(4, [2, 3])]
+    >>> [(origin.round, origin.is_last) for origin in origins(4, [2, 3])]
     [(None, False), (0, False), (0, True), (1, False)]
 
     ```
@@ -80,7 +79,7 @@ def picture(texts: Sequence[str], token_origins: Sequence[Origin], colour: bool)
     drawn = Text()
     for text, origin in zip(texts, token_origins, strict=True):
         drawn.append(text, style=_style(origin) if colour else "")
-        if origin.is_bonus and not colour:
+        if origin.is_last and not colour:
             drawn.append("|")
     return drawn
 
@@ -88,7 +87,7 @@ def picture(texts: Sequence[str], token_origins: Sequence[Origin], colour: bool)
 def _style(origin: Origin) -> str:
     if origin.round is None:
         return PREFILL_STYLE
-    return COLOURS[origin.round % len(COLOURS)] + (" underline" if origin.is_bonus else "")
+    return COLOURS[origin.round % len(COLOURS)] + (" underline" if origin.is_last else "")
 
 
 def shows_colour(console: Console) -> bool:

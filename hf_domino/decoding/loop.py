@@ -166,7 +166,8 @@ class _Generation:
 
     def finish_stats(self, seconds: float) -> None:
         """Note what the whole call did, in that time."""
-        self.stats.num_new_tokens, self.stats.seconds = self.committed.num_new_tokens, seconds
+        self.stats.cut(self.committed.num_new_tokens)
+        self.stats.seconds = seconds
         self.stats.phases = self.timer.seconds() if self.timer.enabled else None
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None, mask_length: int | None) -> None:
@@ -212,6 +213,7 @@ class _Generation:
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, proposals.shape[1] + 1, staying)
         self.stats.count_round(self.rows, proposals.shape[1], block.pause, block.is_comparison, block.is_copied)
+        # Not cut yet: what a text's last round would have brought is learnt from, too.
         num_committed = [self.stats.rows[row][-1] for row in self.rows]
         self.lookup.observe(block, num_committed)
         if not block.is_copied:

@@ -64,9 +64,10 @@ class CommittedSequences:
         return [row for row, length in enumerate(self._lengths) if length < longest]
 
     @property
-    def num_new_tokens(self) -> int:
-        """Tokens committed so far, over all rows."""
-        return sum(self._lengths) - len(self._lengths) * self._prompt_length
+    def num_new_tokens(self) -> list[int]:
+        """New tokens that `generate` returns of each row, padding not counted; all rows have stopped."""
+        final = self._final_length()
+        return [min(length, final) - self._prompt_length for length in self._lengths]
 
     @property
     def num_steps(self) -> int:

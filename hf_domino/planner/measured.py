@@ -25,7 +25,7 @@ class Measured:
     """What rows of one method say.
 
     Args:
-        survival (`list[float]`): Share of rounds that accepted each proposal.
+        survival (`list[float]`): Share of rounds that accepted each proposal, before the end of their text.
         costs (`Costs`): Means per round, proposal and token.
         speed_up (`float`): Over plain `generate`, prefill aside.
     """

@@ -19,7 +19,7 @@ def test_origins_of_whole_rounds():
     ]
 
 
-def test_a_cut_round_has_no_bonus():
+def test_a_round_that_is_still_written_has_no_end():
     assert origins(5, [2, 3])[-1] == Origin(1, False)
 
 

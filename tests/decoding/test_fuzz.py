@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from oracle import oracle
 from transformers import MistralConfig, MistralForCausalLM
 
+from hf_domino.benchmark.measure import until_end
+
 CASES, CASES_BY_HAND = 8, 2000
 VOCAB, PAD, LONGEST = 64, 2, 96  # LONGEST: positions of the target
 
@@ -88,6 +90,8 @@ def check(call, targets, make_drafter):
         assisted = target.generate(**prompt, assistant_model=drafter, **options, **ends)
     assert torch.equal(assisted, plain)
     assert torch.equal(torch.get_rng_state(), left_at)
+    texts = [until_end(row, ends["eos_token_id"]) for row in assisted[:, longest:].tolist()]
+    assert [1 + sum(rounds) for rounds in drafter.stats.rows] == [len(text) for text in texts]
 
 
 @settings(max_examples=CASES, derandomize=True, **MANNER)

@@ -19,6 +19,7 @@ from hf_domino.decoding.pacing import pacer as pacing
 from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, RoundCost
 from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Block, Pacer, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.prompt_lookup import PromptLookup
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target import TargetModel
 
@@ -315,6 +316,18 @@ def test_output_is_the_targets(tiny_qwen3, make_drafter, projector_type, batch_s
                 proposed += counts
     assert {0, drafter.config.num_draft_tokens} <= set(proposed)
     assert stats.num_single_steps == sum(counts.count(0) for counts in stats.proposed)
+
+
+def test_what_is_learnt_of_a_round_is_not_cut_where_the_text_ends(tiny_qwen3, make_drafter, monkeypatch):
+    drafter, learnt = make_drafter(tiny_qwen3, draft_length="adaptive"), []
+    for place in (Pacer, PromptLookup):
+        monkeypatch.setattr(place, "observe", lambda self, block, counts, *_: learnt.append(counts))
+    prompt, options = torch.randint(4, 64, (1, 11)), {"do_sample": False, "max_new_tokens": 2, "eos_token_id": -1}
+    with oracle(tiny_qwen3, prompt, 1.0, **(options | {"max_new_tokens": 20})):
+        tiny_qwen3.generate(prompt, assistant_model=drafter, **options)
+    assert drafter.stats.rows == [[1]]
+    assert learnt == [[drafter.stats.proposed[0][0] + 1]] * 2
+    assert learnt[0][0] > 2
 
 
 def test_drafts_after_single_steps_know_the_whole_prefix(tiny_qwen3, make_drafter):

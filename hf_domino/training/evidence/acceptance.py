@@ -59,7 +59,7 @@ def walk_acceptance(
 
     Returns:
         `list[list[int]]`: For each sequence, one entry per round: accepted proposals plus the bonus token. Rounds
-        whose proposals reach behind the sequence are left out.
+        whose proposals reach behind the sequence, which generation cuts, are left out.
     """
     return walk_rounds(drafter, target, sequences, prompt_lengths, hidden_states).corrected
 

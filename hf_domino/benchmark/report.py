@@ -163,10 +163,15 @@ def _notes(rows: Sequence[Row]) -> str:
             f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()
         ]
         notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
-    if any(
-        "(" in acceptance_of(summarize(rows, method, mode)) for method in methods_of(rows) for mode in modes_of(rows)
-    ):
+    summaries = [summarize(rows, method, mode) for method in methods_of(rows) for mode in modes_of(rows)]
+    if any("(" in acceptance_of(one) for one in summaries):
         notes += " Acceptance length is of rounds that drafted; in brackets, tokens per forward."
+    if rate := max(one.rate_excess for one in summaries):
+        length = max(one.length_excess for one in summaries)
+        lengths = f", acceptance length beside copies by up to {number(length)}" if length else ""
+        notes += (
+            f" Last rounds were counted whole: acceptance by position is too high by up to {number(rate)}{lengths}."
+        )
     skipped = [f"{label(row['method']).replace('*', '')} ({row['skipped']})" for row in rows if "skipped" in row]
     return notes + (f" Not measured: {'; '.join(skipped)}." if skipped else "")
 

@@ -1,4 +1,8 @@
-"""One method in one mode over all prompts: medians, spread, acceptance, the time in a round."""
+"""One method in one mode over all prompts: medians, spread, acceptance, the time in a round.
+
+A round counts what is returned of it. Older rows count the last round of a text whole; their means are cut here, as far
+as they tell what to cut.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,9 @@ class Summary:
         distinct_4gram (`float`): Mean over prompts of the share of 4-grams that are new.
         num_equal (`int`, *optional*): Prompts whose tokens equal plain generation's; None in rows that do not say.
         num_prompts (`int`): Prompts measured.
+        length_excess (`float`): By how much `acceptance_length` may be too high, of older rows that do not tell whether
+            a text's last round drafted or copied.
+        rate_excess (`float`): By how much an entry of `acceptance_rate_at` may be too high, of older rows.
     """
 
     tokens_per_second: float
@@ -51,6 +58,8 @@ class Summary:
     distinct_4gram: float
     num_equal: int | None
     num_prompts: int
+    length_excess: float
+    rate_excess: float
 
     @property
     def overhead(self) -> float | None:
@@ -74,13 +83,14 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
     speed, plain, lean = (_median_speed(rows_of(rows, name, mode)) for name in (method, BASELINE, FLOOR))
     if speed is None or plain is None:
         raise ValueError(f"no rows with method={method!r} and mode={mode!r}: measure them with `hf-domino bench`.")
+    drafted = sum(map(_num_drafted, chosen)) or 1
     peaks = [row["peak_memory_bytes"] for row in chosen if row.get("peak_memory_bytes") is not None]
     return Summary(
         tokens_per_second=speed,
         quartiles=_quartiles(chosen),
         speed_up=speed / plain,
         speed_up_over_lean=speed / lean if lean else None,
-        acceptance_length=_mean_length([(_num_drafted(row), row["acceptance_length"]) for row in chosen]),
+        acceptance_length=_mean_length([(_num_drafted(row), _acceptance_length(row)) for row in chosen]),
         tokens_per_forward=_mean_length([(row["num_rounds"], _tokens_per_forward(row)) for row in chosen]),
         acceptance_rate_at=_mean_rates(chosen),
         ttft_ms=_median_ms(chosen, "ttft_seconds"),
@@ -90,6 +100,8 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
         distinct_4gram=statistics.fmean(row["distinct_4gram"] for row in chosen),
         num_equal=count_equal(chosen),
         num_prompts=len(chosen),
+        length_excess=sum(map(_doubtful, chosen)) / drafted,
+        rate_excess=sum(min(_surplus(row), len(row["sources"])) for row in chosen) / drafted,
     )
 
 
@@ -134,7 +146,36 @@ def _num_drafted(row: Row) -> int:
 
 
 def _tokens_per_forward(row: Row) -> float | None:
+    counted = _counted(row)
+    return None if counted is None else counted - _surplus(row) / row["num_rounds"]
+
+
+def _acceptance_length(row: Row) -> float | None:
+    counted: float | None = row["acceptance_length"]
+    if counted is None or row.get("num_copied"):
+        return counted
+    return counted - _surplus(row) / _num_drafted(row)
+
+
+def _counted(row: Row) -> float | None:
+    """Tokens per forward as the row has it."""
     return row.get("tokens_per_forward", row["acceptance_length"])
+
+
+def _surplus(row: Row) -> int:
+    """Tokens that a row's rounds count behind the ends of its texts."""
+    counted = _counted(row)
+    if counted is None or "new_tokens" not in row:
+        return 0
+    return max(round(counted * row["num_rounds"]) - row["new_tokens"] + len(row["sources"]), 0)
+
+
+def _doubtful(row: Row) -> int:
+    """Most of these that were of rounds that drafted, where others copied: not more than such rounds ever accepted."""
+    if not row.get("num_copied"):
+        return 0
+    longest = sum(rate > 0 for rate in row["acceptance_rate_at"] or ())
+    return min(_surplus(row), len(row["sources"]) * longest)
 
 
 def _mean_length(weighted: Iterable[tuple[int, float | None]]) -> float | None:

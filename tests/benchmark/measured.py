@@ -37,11 +37,11 @@ def old_row(method, prompt, speed, lengths=(), mode="greedy", equal=True):
 
 def row(method, prompt, speeds, lengths=(), mode="greedy", equal=True, phases=None):
     """A row of today; `speeds` are tokens/s of each repeat, in increasing order."""
-    depth = max(lengths, default=1) - 1
+    depth, count = max(lengths, default=1) - 1, 1 + sum(lengths) if lengths else 8
     return old_row(method, prompt, speeds[len(speeds) // 2], lengths, mode, equal) | {
         "device": "cpu",
-        "new_tokens": 8,
-        "seconds_each": [8 / speed for speed in speeds],
+        "new_tokens": count,
+        "seconds_each": [count / speed for speed in speeds],
         "ttft_seconds": 0.020 + 0.010 * prompt,
         "tpot_seconds": 1 / speeds[0],
         "peak_memory_bytes": None,

@@ -71,6 +71,24 @@ def test_single_steps_are_told_from_drafted_rounds():
     assert "in brackets" not in results_table(measured.rows())
 
 
+@pytest.mark.parametrize("num_copied", [0, 2])
+def test_older_rows_are_cut_where_their_texts_end(num_copied):
+    """They count the last round whole; beside copies they do not tell which kind it was."""
+    rows = [measured.row("plain", 0, [1]), measured.row("domino", 0, [1], [4, 2, 3, 3])]
+    now = summarize(rows, "domino", "greedy")
+    assert (now.tokens_per_forward, now.length_excess, now.rate_excess) == (3.0, 0.0, 0.0)
+    assert "counted whole" not in results_table(rows)
+    told = {"num_drafted": 4 - num_copied, "num_copied": num_copied, "tokens_per_forward": 3.0, "new_tokens": 11}
+    rows[1] |= told
+    then = summarize(rows, "domino", "greedy")
+    assert then.tokens_per_forward == (12 - 2) / 4
+    assert then.acceptance_length == (3.0 if num_copied else 2.5)
+    assert then.length_excess == (2 / 2 if num_copied else 0.0)
+    assert then.rate_excess == 1 / (4 - num_copied)
+    shown = f"up to {then.rate_excess:.2f}{', acceptance length beside copies by up to 1.00' if num_copied else ''}."
+    assert f"Last rounds were counted whole: acceptance by position is too high by {shown}" in results_table(rows)
+
+
 def test_missing_rows_are_named():
     with pytest.raises(ValueError, match="method='dflash'"):
         summarize(ROWS, "dflash", "greedy")

@@ -130,14 +130,20 @@ def test_streams_like_plain_generation(tiny_qwen3, tiny_drafter, prompts):
     assert streams[1].ended
 
 
-def test_return_dict(tiny_qwen3, tiny_drafter, prompts):
-    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "eos_token_id": -1}
+@pytest.mark.parametrize("is_uneven", [False, True])
+def test_return_dict(tiny_qwen3, tiny_drafter, prompts, is_uneven):
+    """Behind a row's end plain generation has logits of padding; here there are none."""
+    eos = eos_that_ends_rows_apart(tiny_qwen3, prompts) if is_uneven else -1
+    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "eos_token_id": eos}
     plain, assisted = both(tiny_qwen3, tiny_drafter, prompts, **options)
     assert torch.equal(assisted.sequences, plain.sequences)
+    ends = (plain.sequences[:, prompts["input_ids"].shape[1] :] == eos).long()
+    is_behind = (ends.cumsum(dim=1) - ends).T.bool()
+    assert is_behind.any() == is_uneven
     for name in ("scores", "logits"):
-        ours, theirs = getattr(assisted, name), getattr(plain, name)
-        assert len(ours) == len(theirs) == NEW_TOKENS
-        torch.testing.assert_close(torch.stack(ours), torch.stack(theirs), atol=1e-4, rtol=1e-4)
+        ours, theirs = torch.stack(getattr(assisted, name)), torch.stack(getattr(plain, name))
+        torch.testing.assert_close(ours[~is_behind], theirs[~is_behind], atol=1e-4, rtol=1e-4)
+        assert ours[is_behind].isnan().all()
 
 
 def test_several_sequences_of_one_prompt(tiny_qwen3, tiny_drafter, prompts):

@@ -201,6 +201,6 @@ class CommittedSequences:
 
 
 def _per_token(rows: list[list[torch.Tensor]], count: int) -> tuple[torch.Tensor, ...]:
-    """`count` tensors `[B, V]`; NaN for a row that stopped before, as what plain generation has there costs forwards."""
+    """`count` tensors `[B, V]`; NaN for a row that stopped before: what plain generation has there costs forwards."""
     behind = torch.full_like(rows[0][0], torch.nan)
     return tuple(torch.stack([row[index] if index < len(row) else behind for row in rows]) for index in range(count))

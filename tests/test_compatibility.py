@@ -66,6 +66,8 @@ def _same_signature(original, replacement):
         ("num_assistant_tokens", 0, ["num_assistant_tokens", "at least 1", "got 0", "leave it unset"]),
         ("num_assistant_tokens", True, ["num_assistant_tokens", "a number of at least 1", "got True"]),
         ("cache_implementation", "offloaded_static", ["cache_implementation", "'static'", "leave it unset"]),
+        ("cache_implementation", "sliding_window", ["got 'sliding_window'", "old name", "pass 'static'", "windows"]),
+        ("cache_implementation", "hybrid_chunked", ["got 'hybrid_chunked'", "old name", "pass 'static'", "windows"]),
         ("cache_implementation", "quantized", ["cache_implementation", "'quantized'", "leave it unset"]),
     ],
 )

@@ -45,6 +45,7 @@ _NO_LAW = "It changes the target's output law, which assisted decoding preserves
 _DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many as the drafter makes."
 _COPIES = "It is the most tokens that a round may copy from the text in place of drafting; leave it unset for none."
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
+_CACHES = "None, 'dynamic' or 'static'"
 GENERATION_RULES = (
     _Rule("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
     _Rule("use_cache", lambda on: on is not False, "True", _NEEDS_CACHE),
@@ -57,8 +58,14 @@ GENERATION_RULES = (
     _Rule("num_assistant_tokens", _is_count, "None or a number of at least 1", _DRAFTS),
     _Rule(
         "cache_implementation",
+        lambda name: name not in ("sliding_window", "hybrid_chunked"),
+        _CACHES,
+        "It is an old name of a static cache: pass 'static', which keeps windows of layers, too, or leave it unset.",
+    ),
+    _Rule(
+        "cache_implementation",
         lambda name: name in (None, "dynamic", "dynamic_full", "static"),
-        "None, 'dynamic' or 'static'",
+        _CACHES,
         "Quantized and offloaded caches cannot be rewound after a rejection; leave it unset.",
     ),
 )

@@ -7,19 +7,19 @@ it is imported (see `integration.patch`), and its auto classes learn of drafters
 import os
 from typing import TYPE_CHECKING
 
+from hf_domino._common.late import late
 from hf_domino.integration.auto_classes import register_auto_classes
 from hf_domino.integration.patch import attach, detach, install, is_installed, uninstall
-from hf_domino.late import late
 
 if TYPE_CHECKING:
-    from hf_domino.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.configuration import DominoConfig
     from hf_domino.decoding.static.workspace import release_workspaces
     from hf_domino.drafter.modeling import DominoDraftModel
-    from hf_domino.drift.shadow import ShadowReport, shadow
-    from hf_domino.explain import Round, explain_round
+    from hf_domino.drafter.stats import DecodingStats, timed_phases
+    from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
+    from hf_domino.evaluation.explain import Round, explain_round
+    from hf_domino.integration.drift.shadow import ShadowReport, shadow
     from hf_domino.integration.grammar import AllowedByGrammar
-    from hf_domino.stats import DecodingStats, timed_phases
 
 __version__ = "0.1.0"
 __all__ = [
@@ -46,20 +46,20 @@ __all__ = [
 
 # Public name -> module it is loaded from.
 _LATER = {
-    "CheckResult": "check",
-    "WidthProbe": "check",
-    "check_fit": "check",
-    "probe_width": "check",
+    "CheckResult": "evaluation.check",
+    "WidthProbe": "evaluation.check",
+    "check_fit": "evaluation.check",
+    "probe_width": "evaluation.check",
     "DominoConfig": "configuration",
     "release_workspaces": "decoding.static.workspace",
     "DominoDraftModel": "drafter.modeling",
-    "ShadowReport": "drift.shadow",
-    "shadow": "drift.shadow",
-    "Round": "explain",
-    "explain_round": "explain",
+    "ShadowReport": "integration.drift.shadow",
+    "shadow": "integration.drift.shadow",
+    "Round": "evaluation.explain",
+    "explain_round": "evaluation.explain",
     "AllowedByGrammar": "integration.grammar",
-    "DecodingStats": "stats",
-    "timed_phases": "stats",
+    "DecodingStats": "drafter.stats",
+    "timed_phases": "drafter.stats",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late(__name__, _LATER)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_domino.benchmark import distinct_ngram_ratio
-from hf_domino.identity import TargetIdentity, identify
+from hf_domino.evaluation.benchmark import distinct_ngram_ratio
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
+from hf_domino.target.identity import TargetIdentity, identify
 from hf_domino.training.evidence.acceptance import mean_acceptance_length, walk_acceptance
 
 FOLDER = Path(__file__).parents[1] / "model_cards" / BUNDLED

@@ -9,7 +9,7 @@ from builders import left_padded
 from oracle import oracle
 
 import hf_domino
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 VOCAB = 96
 PROMPT = torch.arange(7, 27)[None]

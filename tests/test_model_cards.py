@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from huggingface_hub import metadata_load
 
-from hf_domino.benchmark.card import card_for, check_folder
-from hf_domino.benchmark.rows import read_rows
-from hf_domino.benchmark.summary import summarize
 from hf_domino.cards import read_sections
+from hf_domino.evaluation.benchmark.rows import read_rows
+from hf_domino.evaluation.benchmark.summary import summarize
 from hf_domino.pair import BUNDLED, FETCHED, domino_folder
+from hf_domino.publishing.folder_card import card_for, check_folder
 from hf_domino.recipes.cards import write_cards
 
 CARDS = Path(__file__).parents[1] / "model_cards"

@@ -38,7 +38,7 @@ def render_card(
         name (`str`): Name on the Hub, or of the folder, that it is loaded by.
         target (`str`, *optional*): Folder or Hub name of its target; of a folder only the last part is told.
         training (`str`, *optional*): From [`training_section`].
-        results (`str`, *optional*): From `hf_domino.benchmark.card.results_section`.
+        results (`str`, *optional*): From `hf_domino.publishing.folder_card.results_section`.
         metadata (`Mapping`, *optional*): More fields for the head of the card, such as `license` and `datasets`.
         is_chat (`bool`, *optional*, defaults to `False`): The target is asked by its chat template, in the example too.
 

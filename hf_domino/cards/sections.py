@@ -19,7 +19,7 @@ import yaml
 from huggingface_hub import CardData, ModelCard
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 
 CARD = "README.md"
 MARKER = re.compile(r"<!-- hf_domino:(begin|end) ([\w-]+) -->")

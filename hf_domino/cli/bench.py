@@ -78,8 +78,8 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
-    from hf_domino.benchmark.report import details_table, modes_of, results_table
-    from hf_domino.benchmark.run import measure, report_differences, show
+    from hf_domino.evaluation.benchmark.report import details_table, modes_of, results_table
+    from hf_domino.evaluation.benchmark.run import measure, report_differences, show
 
     if options.readme or options.figures:
         show(options)

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench-round`; returns 1 where a graph gives another text than its launches."""
-    from hf_domino.benchmark.round import FEW_ROUNDS, measure
+    from hf_domino.evaluation.benchmark.round import FEW_ROUNDS, measure
     from hf_domino.pair import check_device
 
     options.device = options.device or default_device()

@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino card`; returns 1 if a card that is checked does not fit."""
-    from hf_domino.benchmark.card import card_for, check_folder
     from hf_domino.cards import UnfitCard
     from hf_domino.cards.sections import CARD
     from hf_domino.publishing.answers import check_name
+    from hf_domino.publishing.folder_card import card_for, check_folder
 
     if options.check:
         try:
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _keep_rows(rows: Path, folder: Path) -> None:
     """Put the rows beside the card, where they are looked for when it is checked."""
-    from hf_domino.benchmark.card import ROWS
+    from hf_domino.publishing.folder_card import ROWS
 
     kept = folder / ROWS
     if not kept.exists():

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino check`; returns 1 if the drafter does not fit, 3 if too little was measured."""
-    from hf_domino.check import check_fit
+    from hf_domino.evaluation.check import check_fit
     from hf_domino.pair import PROMPTS
 
     target = target_of(options)

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from hf_domino.benchmark import generate_timed
-from hf_domino.benchmark.prompts import encode
 from hf_domino.cli.picture import COLOUR_LEGEND, PLAIN_LEGEND, origins, picture, shows_colour, token_texts
+from hf_domino.evaluation.benchmark import generate_timed
+from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.pair import Pair
 
 Prompt = dict[str, Any]

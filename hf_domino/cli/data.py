@@ -147,8 +147,8 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
 
     from hf_domino.cli.flags import default_device
     from hf_domino.data.writers import CHUNK, TargetWriter, ends_of, fast_dtype
-    from hf_domino.identity import identify
     from hf_domino.pair import check_device
+    from hf_domino.target.identity import identify
 
     device = options.device or default_device()
     if device == "cuda" and "LOCAL_RANK" in os.environ:
@@ -164,7 +164,7 @@ def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, An
 
     from hf_domino.data.endpoint import EndpointWriter
     from hf_domino.data.writers import ends_of
-    from hf_domino.identity import TargetIdentity
+    from hf_domino.target.identity import TargetIdentity
 
     try:
         ends = ends_of(GenerationConfig.from_pretrained(options.target))

@@ -38,7 +38,7 @@ def environment() -> dict[str, Any]:
     """Versions, hardware and the settings of this package."""
     import torch
 
-    from hf_domino.provenance import provenance
+    from hf_domino._common.provenance import provenance
 
     origin = provenance()
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
 
 if TYPE_CHECKING:
+    from hf_domino.drafter.stats import DecodingStats
     from hf_domino.pair import Pair
-    from hf_domino.stats import DecodingStats
 
 EXAMPLES = """\
   hf-domino generate "def median(values):"

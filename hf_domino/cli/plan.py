@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _measured(options: argparse.Namespace) -> Measured:
-    from hf_domino.benchmark.rows import read_rows
+    from hf_domino.evaluation.benchmark.rows import read_rows
 
     return read_measured(read_rows(options.rows), options.method, options.mode)
 

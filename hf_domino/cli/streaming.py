@@ -12,7 +12,7 @@ from tokenizers.decoders import DecodeStream
 from transformers.generation.streamers import BaseStreamer
 
 from hf_domino.cli.picture import Origin, origins, picture, shows_colour
-from hf_domino.stats import DecodingStats
+from hf_domino.drafter.stats import DecodingStats
 
 
 class RoundPrinter(BaseStreamer):

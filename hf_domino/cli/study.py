@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from hf_domino.cli.flags import positive_int
 
 if TYPE_CHECKING:
-    from hf_domino.study.plan import Study
-    from hf_domino.study.texts import Source
+    from hf_domino.evaluation.study.plan import Study
+    from hf_domino.evaluation.study.texts import Source
 
 EXAMPLES = """\
   hf-domino study --list
@@ -53,12 +53,12 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino study`; returns 1 where a run failed."""
-    from hf_domino.study.plan import STUDY_FILE, load_study
+    from hf_domino.evaluation.study.plan import STUDY_FILE, load_study
 
     study = load_study(options.study or STUDY_FILE)
     if options.list or options.json or options.page:
         return _show(options, study)
-    from hf_domino.study.conduct import Settings, conduct, report_failures
+    from hf_domino.evaluation.study.conduct import Settings, conduct, report_failures
 
     runs, budget = study.runs(options.only, options.seeds), options.budget or "default"
     study.budget(budget)
@@ -72,8 +72,8 @@ def run(options: argparse.Namespace) -> int:
 def _source(options: argparse.Namespace, study: Study) -> Source:
     """Target and prompts that the flags name, checked before anything is written."""
     from hf_domino.cli.flags import target_of
+    from hf_domino.evaluation.study.texts import Source
     from hf_domino.formats.source import check_is_target, check_source
-    from hf_domino.study.texts import Source
 
     files = {"--train-file": options.train_file, "--eval-file": options.eval_file}
     missing = [name for name, file in files.items() if file is None]
@@ -91,9 +91,9 @@ def _source(options: argparse.Namespace, study: Study) -> Source:
 
 def _show(options: argparse.Namespace, study: Study) -> int:
     """List the variants, or print or publish what the rows say."""
-    from hf_domino.study.page import fill_page, listing
-    from hf_domino.study.rows import of_budget, read_rows
-    from hf_domino.study.summary import summarize
+    from hf_domino.evaluation.study.page import fill_page, listing
+    from hf_domino.evaluation.study.rows import of_budget, read_rows
+    from hf_domino.evaluation.study.summary import summarize
 
     if options.list:
         budget = options.budget or "default"

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from hf_domino.late import late
+from hf_domino._common.late import late
 
 if TYPE_CHECKING:
     from hf_domino.data.counts import RowCounts

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.data.rows import RowDataset
 
 NGRAM = 13

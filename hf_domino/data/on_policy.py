@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from hf_domino.data.keeping import NoStates, StateKeeper
 from hf_domino.data.settings import check_settings, read_settings
 from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter
-from hf_domino.identity import identify
+from hf_domino.target.identity import identify
 
 NO_STATES = NoStates()
 

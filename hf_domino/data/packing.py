@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.data.counts import RowCounts
 from hf_domino.data.encoding import Row
 from hf_domino.data.rows import RowDataset, collate_rows

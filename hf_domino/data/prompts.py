@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import Message
 from hf_domino.data.filters import Exclusions, NearCopies
 from hf_domino.data.messages import read_messages

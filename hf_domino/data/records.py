@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 
 Record = dict[str, Any]
 PlacedRecord = tuple[str, Record]  # where it stands, and what it is

@@ -16,12 +16,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from hf_domino._common.notices import notice
 from hf_domino.data.counts import RowCounts
 from hf_domino.data.encoding import PlacedRow, Row, RowEncoder
 from hf_domino.data.records import read_text
 from hf_domino.data.sources import Source, from_files, from_table
 from hf_domino.data.tables import Sieve, cached_table, has_anchor, table_in_memory
-from hf_domino.notices import notice
 
 ROWS_AT_ONCE = 1024
 

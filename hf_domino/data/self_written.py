@@ -9,13 +9,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from hf_domino._common.notices import notice
 from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.prompts import USER, Prompt, Sieve
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Rows, Workplace
 from hf_domino.data.user_turn import UserTurn, with_system
 from hf_domino.data.writers import NO_ROUND_TRIP, SEED_STRIDE, Sampling, Writer
-from hf_domino.notices import notice
 
 STAGE = "prompts"
 DEFAULT_ROWS = 1024

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_domino.compatibility import refusal
-from hf_domino.identity import TargetIdentity, check_same
+from hf_domino._common.refusal import refusal
+from hf_domino.target.identity import TargetIdentity, check_same
 
 START_AGAIN = "Delete the file or pass overwrite=True (--overwrite true) to start it again, or choose another folder."
 # What only says which of the written rows go where: it may change from call to call.

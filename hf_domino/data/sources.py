@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.data.records import RECORD_SUFFIXES, PlacedRecord, checked, read_records
 
 # What a record may hold; other columns are not read, images least of all.

@@ -18,9 +18,9 @@ import transformers
 from tqdm.auto import tqdm
 
 from hf_domino import __version__
+from hf_domino._common.whole_files import whole_file, write_whole
 from hf_domino.data.counts import RowCounts
 from hf_domino.data.encoding import PlacedRow, Row
-from hf_domino.whole_files import whole_file, write_whole
 
 ROWS_FILE, COUNTS_FILE = "rows.arrow", "counts.json"
 ROWS_PER_BATCH = 256

@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from hf_domino.whole_files import write_whole
+from hf_domino._common.whole_files import write_whole
 
 Rows = list[dict[str, Any]]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import Message, render_prompt
 
 SENTINEL = "Sentinel7Question"  # a user's words that no template holds

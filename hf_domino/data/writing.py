@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 
+from hf_domino._common.whole_files import write_whole
 from hf_domino.data.answers import Answerer
 from hf_domino.data.filters import Exclusions
 from hf_domino.data.prompts import Sieve, read_prompts, texts_of
@@ -22,8 +23,7 @@ from hf_domino.data.sources import Source, from_files
 from hf_domino.data.units import Workplace
 from hf_domino.data.user_turn import check_chat_template, find_user_turn
 from hf_domino.data.writers import Writer
-from hf_domino.identity import TargetIdentity
-from hf_domino.whole_files import write_whole
+from hf_domino.target.identity import TargetIdentity
 
 SETTINGS, UNITS = "settings.json", "units"
 VERSIONS = "versions"

@@ -16,8 +16,8 @@ from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.stats import PhaseTimer
-from hf_domino.target import TargetModel
+from hf_domino.drafter.stats import PhaseTimer
+from hf_domino.target.view import TargetModel
 
 MAX_WAITING = 256  # context positions that rounds without proposals may leave to be stored
 

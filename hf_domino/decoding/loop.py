@@ -32,9 +32,9 @@ from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.verification import CoupledRule, Judge, check_drawn, judge
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.identity import recognise
-from hf_domino.stats import DecodingStats, PhaseTimer, hand_out, record_stats
-from hf_domino.target import TargetModel
+from hf_domino.drafter.stats import DecodingStats, PhaseTimer, hand_out, record_stats
+from hf_domino.target.identity import recognise
+from hf_domino.target.view import TargetModel
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 # Told of a proposal: its index, scores `[B, M]`, and ids `[B, M]` or None for all tokens; says whether to go on.
 Listener = Callable[[int, torch.Tensor, torch.Tensor | None], bool]

@@ -23,8 +23,8 @@ from hf_domino.decoding.caches.rewind import (
     end_past_recording,
     recurrent_layers,
 )
-from hf_domino.stats import PhaseTimer
-from hf_domino.target import TargetModel
+from hf_domino.drafter.stats import PhaseTimer
+from hf_domino.target.view import TargetModel
 
 
 class TargetRunner:

@@ -11,10 +11,11 @@ from typing import Any
 from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from hf_domino.compatibility import HEAD_MODULES, refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.formats.source import check_source
 from hf_domino.formats.stored import read_object
-from hf_domino.identity import TargetIdentity
+from hf_domino.target.compatibility import HEAD_MODULES
+from hf_domino.target.identity import TargetIdentity
 
 _FIELD = "base_model_name_or_path in adapter_config.json"
 # What LoRA adapts of a drafter: every matrix. PEFT adapts modules by the ends of their names, and parameters of a GRU.

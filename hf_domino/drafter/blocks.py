@@ -12,7 +12,7 @@ import torch
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.view import BlockView
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 UNUSED = -1  # fills the anchors of rows that hold fewer than the longest
 

@@ -20,8 +20,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from hf_domino._common.refusal import refusal
 from hf_domino.cards.pushing import PushesItsCard
-from hf_domino.compatibility import check_loading_info, refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import base_download, base_of, load_adapter
 from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
@@ -29,6 +29,7 @@ from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
 from hf_domino.drafter.head_rows import HeadRows
 from hf_domino.drafter.restricting import restrict
+from hf_domino.drafter.stats import DecodingStats, last_stats
 from hf_domino.drafter.view import BlockView
 from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
 from hf_domino.drafter.windows import windowed
@@ -37,8 +38,8 @@ from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.format import TARGET_TENSORS
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_no_extras, translate
-from hf_domino.standalone.bundle import write_bundle
-from hf_domino.stats import DecodingStats, last_stats
+from hf_domino.formats.standalone.bundle import write_bundle
+from hf_domino.target.compatibility import check_loading_info
 
 
 class DominoDraftModel(PushesItsCard, PreTrainedModel):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.formats.d2t import D2T, W2, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
 

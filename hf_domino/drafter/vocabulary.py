@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from hf_domino.drafter.head_rows import HeadRows
 from hf_domino.formats.d2t import ids_of
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 
 class DraftVocabulary:

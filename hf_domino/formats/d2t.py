@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 
 D2T, W2 = "d2t", "embed_proj.2.weight"  # tensors that are of the draft vocabulary
 _AGAIN = "Save the drafter again, or download it again."

@@ -12,10 +12,11 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino.compatibility import check_target, refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.d2t import D2T, W2, ids_of
-from hf_domino.target import TargetModel
+from hf_domino.target.compatibility import check_target
+from hf_domino.target.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
 SPREAD = "The layout has no draft vocabulary: there the drafter proposes all {} tokens instead of {}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.formats.dflash_config import DFLASH_CLASS, DFLASH_CONFIG, DOMINO_CLASS, PROJECTOR_TYPES
 from hf_domino.formats.dflash_config import SECTION as DFLASH_SECTION
 from hf_domino.formats.fields import merged, section_of

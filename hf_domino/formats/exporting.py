@@ -17,7 +17,7 @@ from huggingface_hub import save_torch_state_dict
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.utils.hub import resolve_revision
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.fields import CORRECT_IT, DTYPE_FIELDS, required
 from hf_domino.formats.format import Format, StoredConfig

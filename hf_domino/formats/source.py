@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 )
 from transformers import PreTrainedConfig
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.registry import format_of
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.fields import CANNOT_RUN, CORRECT_IT, backbone_fields, required, section_of, stored_backbone
 from hf_domino.formats.format import Format, StoredConfig

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.utils import is_peft_available
 from transformers.utils.hub import cached_file
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.formats.format import TARGET_TENSORS, Format, StoredConfig
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG
 

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 
-from hf_domino.compatibility import check_is_loaded, check_rows, check_target, refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.loop import assisted_decoding
@@ -21,10 +21,8 @@ from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drift.shadow import watched
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import check_source
-from hf_domino.identity import recognise
 from hf_domino.integration.call_checks import (
     check_batch,
     check_generation,
@@ -34,7 +32,10 @@ from hf_domino.integration.call_checks import (
     check_step_outputs,
 )
 from hf_domino.integration.candidate_generator import DominoCandidateGenerator
+from hf_domino.integration.drift.shadow import watched
 from hf_domino.integration.rope_checks import check_rope
+from hf_domino.target.compatibility import check_is_loaded, check_rows, check_target
+from hf_domino.target.identity import recognise
 
 __all__ = [
     "candidate_generator",

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
-from hf_domino.compatibility import check_drafter, check_target, refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.integration.rope_checks import GROWING_ROPE_TYPES, num_given
+from hf_domino.target.compatibility import check_drafter, check_target
 
 # Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
 # tensors, which in a cache of fixed shape is not the text's.

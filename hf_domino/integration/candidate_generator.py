@@ -28,9 +28,9 @@ from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.identity import recognise
-from hf_domino.stats import DecodingStats, record_stats
-from hf_domino.target import TargetModel
+from hf_domino.drafter.stats import DecodingStats, record_stats
+from hf_domino.target.identity import recognise
+from hf_domino.target.view import TargetModel
 
 
 class CoupledChoice(LogitsProcessor):

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS
 from hf_domino.integration.assisted_call import check_call, decode, pipeline_drafter

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 
 if TYPE_CHECKING:
     import xgrammar

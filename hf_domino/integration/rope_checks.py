@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 
 # RoPE whose frequencies change with the length of the input, for a block at another point than for single tokens.
 GROWING_ROPE_TYPES = ("dynamic", "longrope")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_domino.planner.formulas import Costs
 
 if TYPE_CHECKING:
-    from hf_domino.benchmark.rows import Row
+    from hf_domino.evaluation.benchmark.rows import Row
 
 DRAFTING = ("draft", "rollout")  # the phases of a round that are not verification
 BASELINE = "plain"

@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 
 LOG_IN = "Log in with `hf auth login`, or set HF_TOKEN to a token of https://huggingface.co/settings/tokens."
 RESUME = "What the Hub has received it keeps: the same command sends the rest."

@@ -20,7 +20,7 @@ from huggingface_hub.errors import GatedRepoError, RemoteEntryNotFoundError
 from huggingface_hub.hf_api import ModelInfo
 
 from hf_domino import __version__
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.formats.loading import OURS, interpret
 from hf_domino.formats.others import refuse_others
 from hf_domino.formats.registry import format_of

@@ -15,11 +15,11 @@ from pathlib import Path
 from huggingface_hub import ModelCard, get_token
 from transformers.utils import logging
 
-from hf_domino.benchmark import card
+from hf_domino._common.refusal import refusal
 from hf_domino.cards.sections import CARD
-from hf_domino.compatibility import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG
+from hf_domino.publishing import folder_card as card
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 # Beside configuration, weights and card; a pattern with a folder is for files in it.

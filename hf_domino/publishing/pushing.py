@@ -13,9 +13,9 @@ from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundE
 from huggingface_hub.hf_api import ModelInfo
 
 from hf_domino import __version__
+from hf_domino._common.refusal import refusal
 from hf_domino.cards import merge_card
 from hf_domino.cards.sections import read_text
-from hf_domino.compatibility import refusal
 from hf_domino.publishing.answers import LOG_IN, check_name, explained
 from hf_domino.publishing.folder import CARD, PushPlan, plan_push
 

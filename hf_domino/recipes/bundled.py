@@ -25,7 +25,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.on_policy import generate_on_policy, settings_file
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.identity import TargetIdentity, check_same, identify
 from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
 from hf_domino.recipes.cards import write_cards
 from hf_domino.recipes.corpus import REQUIREMENTS, Module, collect_modules
@@ -33,6 +32,7 @@ from hf_domino.recipes.pretrain import TargetRecipe, stage_folder
 from hf_domino.recipes.processes import torchrun
 from hf_domino.recipes.prompts import held_out_prompts, training_prompts, write_prompts
 from hf_domino.recipes.tokenizer import train_tokenizer
+from hf_domino.target.identity import TargetIdentity, check_same, identify
 
 MAX_SHARD_SIZE = "12MB"
 TOKENIZER_MODULES = 2500

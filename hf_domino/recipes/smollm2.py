@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
+from hf_domino._common.whole_files import write_whole
 from hf_domino.data.result import REPORT
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import FETCHED, dflash_folder, domino_folder
+from hf_domino.pair.smollm2 import SHORT_PROMPTS, fetch_target
 from hf_domino.recipes.processes import run_command, torchrun
 from hf_domino.recipes.smollm2_card import write_card
-from hf_domino.recipes.smollm2_target import SHORT_PROMPTS, fetch_target
 from hf_domino.recipes.smollm2_tasks import write_tasks
-from hf_domino.whole_files import write_whole
 
 RECIPE = Path(__file__).with_name("smollm2.yaml")
 LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")

@@ -6,10 +6,10 @@ import re
 import shutil
 from pathlib import Path
 
-from hf_domino.benchmark.card import card_for
 from hf_domino.cards.sections import CARD, read_text
 from hf_domino.cards.training import FIGURE
-from hf_domino.recipes.smollm2_target import HUB_NAME, PACKAGE
+from hf_domino.pair.smollm2 import HUB_NAME, PACKAGE
+from hf_domino.publishing.folder_card import card_for
 
 TITLE = re.compile(r"^# .*$", re.MULTILINE)
 LICENCE = {"license": "apache-2.0"}

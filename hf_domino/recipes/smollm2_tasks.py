@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from hf_domino.whole_files import write_whole
+from hf_domino._common.whole_files import write_whole
 
 PHRASES = Path(__file__).with_name("smollm2_tasks.yaml")
 PLACE = re.compile(r"\{(\w+)\}")

@@ -10,7 +10,7 @@ from transformers import TrainingArguments
 from transformers.integrations import get_available_reporting_integrations
 from transformers.utils.import_utils import is_peft_greater_or_equal
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.drafter.adapters import OLDEST_PEFT
 from hf_domino.training.fields import TrainingFields
 from hf_domino.training.objective.distillation import DIVERGENCES, Distillation

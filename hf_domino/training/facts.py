@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hf_domino._common.provenance import provenance
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.counts import RowCounts
-from hf_domino.provenance import provenance
 from hf_domino.training.arguments import DominoTrainingArguments
 
 NO_COUNTS = RowCounts()

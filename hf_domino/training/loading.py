@@ -8,14 +8,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.notices import notice
+from hf_domino._common.refusal import refusal
 from hf_domino.data.encoding import RowEncoder
 from hf_domino.data.keeping import StateKeeper
 from hf_domino.data.leaks import keep_apart
 from hf_domino.data.on_policy import NO_STATES, generate_on_policy
 from hf_domino.data.rows import RowDataset, load_rows
 from hf_domino.data.sources import FILE_KINDS, Source, from_dataset, from_files
-from hf_domino.notices import notice
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments
 from hf_domino.training.hidden_states.reading import CachedRows

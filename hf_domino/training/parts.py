@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from hf_domino.compatibility import HEAD_MODULES, refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.drafter.adapters import add_lora
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.target.compatibility import HEAD_MODULES
 from hf_domino.training.arguments import DominoTrainingArguments
 
 OF_A_HEAD = ("projector_type", "gru_hidden_dim", "emb_dim", "pure_draft_prefix_len")

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.notices import notice
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.on_policy import NO_STATES
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import RECORD_SUFFIXES, read_records
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.identity import identify
-from hf_domino.notices import notice
+from hf_domino.target.identity import identify
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.frequent_tokens import take_frequent_tokens

@@ -18,16 +18,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from hf_domino._common.notices import notice
+from hf_domino._common.refusal import refusal
 from hf_domino.cards import merge_card, render_card, training_section
 from hf_domino.cards.sections import CARD, read_text
-from hf_domino.compatibility import check_target, refusal
 from hf_domino.data.packing import PackedRows
 from hf_domino.data.rows import encode_dataset
 from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.identity import identify
-from hf_domino.notices import notice
-from hf_domino.target import TargetModel
+from hf_domino.target.compatibility import check_target
+from hf_domino.target.identity import identify
+from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.figures import draw_training
 from hf_domino.training.evidence.gradients import GradientNorms

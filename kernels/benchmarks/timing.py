@@ -207,7 +207,7 @@ def _timed(function: Callable[[], Outputs], options: argparse.Namespace) -> tupl
 
 def _origin(options: argparse.Namespace) -> dict[str, Any]:
     """Sizes, machine, versions, commit, seed and date of all rows."""
-    from hf_domino.provenance import provenance  # imports Triton
+    from hf_domino._common.provenance import provenance  # imports Triton
 
     return {
         "batch_size": options.batch_size,

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from hf_domino.benchmark import distinct_ngram_ratio
-from hf_domino.benchmark.methods import METHODS
-from hf_domino.benchmark.report import caption
-from hf_domino.benchmark.rows import measured, read_rows
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.drift.shadow import Mismatch, ShadowReport
-from hf_domino.stats import PHASES
+from hf_domino.drafter.stats import PHASES
+from hf_domino.evaluation.benchmark import distinct_ngram_ratio
+from hf_domino.evaluation.benchmark.methods import METHODS
+from hf_domino.evaluation.benchmark.report import caption
+from hf_domino.evaluation.benchmark.rows import measured, read_rows
+from hf_domino.integration.drift.shadow import Mismatch, ShadowReport
 
 FLAGS = ["--num-prompts", "2", "--max-new-tokens", "8", "--repeats", "2", "--threads", "1", "--device", "cpu"]
 GREEDY = ["--temperature", "0", "--repeats", "1", "--methods", "domino"]
@@ -135,7 +135,7 @@ def test_a_run_that_was_broken_off_goes_on(tiny_pair_folder, tmp_path, capsys):
 
 
 def test_bench_fails_where_outputs_differ(tiny_pair_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hf_domino.benchmark.measure.torch.equal", lambda first, second: False)
+    monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.torch.equal", lambda first, second: False)
     path = tmp_path / "rows.jsonl"
     assert bench(tiny_pair_folder, path, *GREEDY) == FAILED_CHECK
     assert not json.loads(path.read_text().splitlines()[0])["equals_plain"]
@@ -153,8 +153,8 @@ def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, tiny_pair_folder,
     def shadow(share):
         yield ShadowReport(share, mismatches=[parting])
 
-    monkeypatch.setattr("hf_domino.benchmark.measure.torch.equal", lambda first, second: first is second)
-    monkeypatch.setattr("hf_domino.benchmark.measure.shadow", shadow)
+    monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.torch.equal", lambda first, second: first is second)
+    monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.shadow", shadow)
     path = tmp_path / "rows.jsonl"
     assert bench(tiny_pair_folder, path, *GREEDY) == code
     rows = read_rows(path)
@@ -166,7 +166,7 @@ def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, tiny_pair_folder,
 
 
 def test_differences_in_low_precision_are_explained(tiny_pair_folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("hf_domino.benchmark.measure.torch.equal", lambda first, second: False)
+    monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.torch.equal", lambda first, second: False)
     assert bench(tiny_pair_folder, tmp_path / "rows.jsonl", *GREEDY, "--dtype", "bfloat16") == 0
     errors = capsys.readouterr().err
     assert "for 2 prompt(s)" in errors
@@ -214,7 +214,7 @@ def test_distinct_ngram_ratio(tokens, ratio):
 
 
 def test_chats_are_rendered_by_the_template(tiny_tokenizer):
-    from hf_domino.benchmark.prompts import encode
+    from hf_domino.evaluation.benchmark.prompts import encode
 
     batch = [{"messages": [{"role": "user", "content": "abc"}]}, {"text": "a"}]
     with pytest.raises(ValueError, match="chat template"):

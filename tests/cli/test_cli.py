@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import hf_domino
-from hf_domino import pair
-from hf_domino.benchmark import methods, round
-from hf_domino.check import MAX_NEW_TOKENS, verdict
 from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
 from hf_domino.data import prompts
+from hf_domino.evaluation.benchmark import methods, round
+from hf_domino.evaluation.check import MAX_NEW_TOKENS, verdict
 from hf_domino.formats import engines, exporting
+from hf_domino.pair import finding as pair
 
 
 def stub(run):

@@ -100,7 +100,7 @@ def test_an_empty_prompt_is_refused(flags, capsys):
 
 
 def test_without_a_pair_a_target_is_asked_for(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("hf_domino.pair.BUNDLED", "nowhere")
+    monkeypatch.setattr("hf_domino.pair.finding.BUNDLED", "nowhere")
     for command in (["generate", PROMPT], ["chat"], ["check"]):
         assert cli.main(command) == cli.USER_ERROR
         assert (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_domino.benchmark.rows import read_rows
 from hf_domino.cli import main as cli
+from hf_domino.evaluation.benchmark.rows import read_rows
 from hf_domino.pair import BUNDLED
 from hf_domino.planner import make_plan
 from hf_domino.planner.measured import read_measured

@@ -34,7 +34,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 IDS = [*range(4, 40, 3), *range(41, VOCAB_SIZE, 2)]
 LAWS = {

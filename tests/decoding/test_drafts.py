@@ -9,7 +9,7 @@ from transformers import LogitsProcessorList
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 TOLERANCE = 1e-5  # fp32 sums of a few dozen terms, in another order
 

@@ -18,7 +18,7 @@ from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.verification import CoupledRule
 from hf_domino.drafter.vocabulary import DraftVocabulary
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 NEVER = -30.0
 ANY, EITHER, FIRST = torch.zeros(4), torch.tensor([0.0, 0, NEVER, NEVER]), torch.tensor([0.0, -9, NEVER, NEVER])

@@ -12,7 +12,7 @@ from hf_domino.decoding.correcting.fused import choose_fused, fits_kernels
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 pytest.importorskip("triton")
 GREEDY = TokenLaw(LogitsProcessorList())

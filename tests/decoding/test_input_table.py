@@ -4,7 +4,7 @@ import torch
 from builders import build_drafter
 
 from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 
 class CountingGRU:

@@ -21,7 +21,7 @@ from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Block, Pacer, pacer_f
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 STEP, SLOPE, DRAFT = 1.0, 0.05, 0.6  # seconds of a single step, of one proposal more, of drafting at all
 

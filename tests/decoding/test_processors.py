@@ -19,7 +19,7 @@ from hf_domino.decoding.processors.stock import EFFECTS, PREFIX_FREE
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.verification import judge
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 V, CASES = 12, 24  # CASES: random lists, texts and logits for each kind
 EOS = ([3], [1, 5], [-1], [3, V + 4])

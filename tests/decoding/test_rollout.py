@@ -19,7 +19,7 @@ from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw, choose
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 SCORE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # fp32 sums in another order
 LAWS = {

@@ -16,7 +16,7 @@ from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.drafter.head_rows import HeadRows
 from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
 from hf_domino.formats.d2t import d2t_of, ids_of
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 IDS = [0, 1, 5, 9, 33, 34, 63]
 LOGITS_TOL = {"rtol": 1e-6, "atol": 1e-6}  # the same sums, perhaps in another order

@@ -14,7 +14,7 @@ from hf_domino.decoding.static.fixed_caches import FixedContext
 from hf_domino.drafter import modeling
 from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.drafter.context import ContextCache
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 HIDDEN, BLOCK, WINDOW, LENGTH = 32, 6, 8, 30
 MIXED = ["sliding_attention", "full_attention"]

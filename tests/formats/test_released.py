@@ -28,7 +28,7 @@ from hf_domino.formats import loading
 from hf_domino.formats.registry import format_of
 from hf_domino.integration.assisted_call import pipeline_drafter
 from hf_domino.pair import load_pair
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 # Facts of METHOD: 8B and 4B of Domino, of which the head 55,934,976 and 50,823,168.
 PARAMETERS = {"8b": (DOMINO_8B, 1_104_561_408), "4b": (DOMINO_4B, 588_250_368)}

@@ -8,7 +8,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.integration.candidate_generator import DominoCandidateGenerator
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
 

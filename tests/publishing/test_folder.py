@@ -10,10 +10,10 @@ from builders import build_drafter
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from safetensors.torch import load_file, save_file
 
-from hf_domino.benchmark.card import card_for
 from hf_domino.publishing import push
 from hf_domino.publishing.answers import explained
 from hf_domino.publishing.folder import plan_push
+from hf_domino.publishing.folder_card import card_for
 
 NAME, SECRET = "me/drafter", "hf_" + "a1B2" * 9
 

@@ -14,7 +14,7 @@ from client import digests
 from hub_repos import oid_of
 from hub_server import READER, TOKEN, HubServer
 
-from hf_domino.benchmark.card import card_for
+from hf_domino.publishing.folder_card import card_for
 
 CLIENT = Path(__file__).with_name("client.py")
 TARGET, DRAFTER, EAGLE, GATED = "org/target", "org/target-domino", "other/target-eagle3", "other/target-dflash"

@@ -19,7 +19,8 @@ from hf_domino.cli import flags
 from hf_domino.cli.main import main, parse
 from hf_domino.cli.recipe import STAGES
 from hf_domino.pair import FETCHED, read_prompts
-from hf_domino.recipes import smollm2, smollm2_target
+from hf_domino.pair import smollm2 as smollm2_target
+from hf_domino.recipes import smollm2
 
 gguf = pytest.importorskip("gguf")
 NAME = FETCHED["smollm2"]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from test_losses import ANCHORS, KINDS, TOLERANCE
 
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.distillation import DIVERGENCES, Distillation, check_final, gather_final
 from hf_domino.training.objective.forward import read_target

@@ -8,7 +8,7 @@ import pytest
 import torch
 from naive import naive_positions
 
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.forward import draft_blocks, read_target
 from hf_domino.training.objective.losses import lambda_base_at, score_chunk

@@ -6,7 +6,7 @@ import pytest
 import torch
 from test_losses import KINDS
 
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.own_prefixes import write_own_prefixes
 
 

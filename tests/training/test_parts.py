@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hf_domino import DominoDraftModel
-from hf_domino.compatibility import HEAD_MODULES
+from hf_domino.target.compatibility import HEAD_MODULES
 from hf_domino.training.evidence.acceptance import walk_acceptance
 
 pytest.importorskip("peft")

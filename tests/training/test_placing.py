@@ -10,7 +10,7 @@ import torch
 import transformers
 from accelerate import cpu_offload, disk_offload
 
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.scale.placing import files_digest, load_ends
 
 CPU = torch.device("cpu")

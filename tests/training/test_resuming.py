@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoDraftModel
-from hf_domino.identity import TargetIdentity, identify
+from hf_domino.target.identity import TargetIdentity, identify
 from hf_domino.training.trainer import DominoTrainer
 
 

@@ -12,7 +12,7 @@ import torch
 
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 FORESEEN = 2  # likeliest tokens of every position whose input products are computed together
 

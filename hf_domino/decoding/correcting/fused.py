@@ -20,7 +20,7 @@ from domino_kernels.reference import add_noise
 from hf_domino.decoding.correcting.candidates import with_luck
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 
 
 def fits_kernels(

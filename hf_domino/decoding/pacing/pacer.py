@@ -27,7 +27,7 @@ from transformers import GenerationConfig
 
 from hf_domino.decoding.pacing.estimates import EDGES, NOMINAL_PROPOSAL, Acceptance, RoundCost, Tokens
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.stats import Pause
+from hf_domino.drafter.stats import Pause
 
 # After how many rounds the first single steps are made to compare with, and from then on.
 ROUNDS_PER_STEP = (3, 3, 6, 12, 64)

@@ -29,8 +29,8 @@ from hf_domino.decoding.static.workspace import Workspace, give_back, take_works
 from hf_domino.decoding.verification import Judgement, judge
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.stats import PhaseTimer
-from hf_domino.target import TargetModel
+from hf_domino.drafter.stats import PhaseTimer
+from hf_domino.target.view import TargetModel
 
 
 def law_key(law: TokenLaw) -> Hashable | None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import mean_acceptance_length, walk_rounds
 from hf_domino.training.evidence.evidence import EvaluationMeter

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hf_domino._common.notices import notice
 from hf_domino.configuration import DominoConfig
-from hf_domino.notices import notice
 from hf_domino.training.evidence.meter import TrainingMeter, accepted_runs, complete_blocks
 from hf_domino.training.objective.objective import ScoredBatch
 

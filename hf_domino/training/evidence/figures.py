@@ -7,9 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hf_domino._common.figures import EXTRA, FAINT, STYLE, WIDTH, can_draw, write_figure
+from hf_domino._common.notices import notice
 from hf_domino.cards.training import FIGURE
-from hf_domino.figures import EXTRA, FAINT, STYLE, WIDTH, can_draw, write_figure
-from hf_domino.notices import notice
 
 HEAD, BASE, QUIET = "#14532d", "#3b74b8", "#8c959f"
 NO_MATPLOTLIB = f"matplotlib is not installed, so no figure of the training is drawn: {EXTRA}."

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from hf_domino.compatibility import HEAD_MODULES
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.target.compatibility import HEAD_MODULES
 
 
 class GradientNorms(TrainerCallback):

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.identity import stand_for
+from hf_domino.target.identity import stand_for
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import ModelArguments
 from hf_domino.training.hidden_states.folder import StateSettings

@@ -27,10 +27,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
+from hf_domino._common.whole_files import write_whole
 from hf_domino.configuration import DominoConfig
-from hf_domino.identity import TargetIdentity, check_same, identify
-from hf_domino.whole_files import write_whole
+from hf_domino.target.identity import TargetIdentity, check_same, identify
 
 INDEX_FILE, LOCK_FILE, SHARD_PATTERN = "index.json", "index.lock", "states-*.safetensors"
 MAX_SECONDS = 60.0  # of collecting rows for a shard: what a process that dies loses

@@ -15,11 +15,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.counts import RowCounts
 from hf_domino.data.packing import collate_packed
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.hidden_states.folder import StateFolder, StateSettings, row_key
 from hf_domino.training.objective.forward import TargetStates, read_target
 

@@ -22,10 +22,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.notices import notice
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.notices import notice
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.hidden_states.folder import (
     DTYPES,
     ShardWriter,

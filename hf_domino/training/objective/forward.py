@@ -15,7 +15,7 @@ import torch
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.blocks import block_positions, draft_hidden_states, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.losses import ScoredPositions
 
 

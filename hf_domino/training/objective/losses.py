@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.distillation import Distillation, TaughtLaw
 from hf_domino.training.objective.position_weights import weigh_flat
 

@@ -18,7 +18,7 @@ import torch
 
 from hf_domino.drafter.blocks import block_positions, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
 from hf_domino.training.hidden_states.reading import states_of_batch
 from hf_domino.training.objective.anchors import block_labels

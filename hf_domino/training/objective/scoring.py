@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.losses import PUBLISHED, DraftLosses, LossOptions, ScoredPositions, score_chunk
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.training.evidence.evaluation import EvaluatingTrainer
 
 LAST_STEP = "last_step.safetensors"  # weights of the last step, beside the average

@@ -19,8 +19,8 @@ import torch
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
-from hf_domino.compatibility import refusal
-from hf_domino.notices import notice
+from hf_domino._common.notices import notice
+from hf_domino._common.refusal import refusal
 from hf_domino.training.scale.sharding import broken_weights
 
 UNFINISHED = "_unfinished"  # uploads of a trainer leave out names that start so

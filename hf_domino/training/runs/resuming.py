@@ -16,11 +16,11 @@ from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.notices import notice
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import TARGET_FILE
-from hf_domino.identity import TargetIdentity, check_same
-from hf_domino.notices import notice
+from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.runs.checkpoints import STATE_FILE, UNFINISHED, last_checkpoint
 from hf_domino.training.scale.placing import files_digest

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import torch
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.data.packing import PackedRows, collate_packed, parts
-from hf_domino.target import TargetModel
+from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.forward import read_target
 
 PROBED_ROWS = 2  # more than one, as in training

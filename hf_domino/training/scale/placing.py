@@ -17,8 +17,8 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from hf_domino._common.notices import notice
 from hf_domino.formats.source import CONFIG
-from hf_domino.notices import notice
 
 PIECES, PIECE_LENGTH = 64, 4096  # of a file of weights, in bytes
 

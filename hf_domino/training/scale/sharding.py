@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from hf_domino.compatibility import refusal
+from hf_domino._common.refusal import refusal
 from hf_domino.training.arguments import DominoTrainingArguments
 
 

@@ -1,0 +1,44 @@
+"""Names of a package that are loaded when they are first asked for (PEP 562), so that importing it takes a moment."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def late(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Make the `__getattr__` and the `__dir__` of a package.
+
+    Args:
+        package (`str`): Its `__name__`.
+        names (`Mapping`): Public name -> module below the package. The package's modules are found without.
+
+    Example:
+    ```python
+    >>> from hf_domino._common.late import late
+    >>> load, names = late("hf_domino", {"DominoConfig": "configuration"})
+    >>> load("DominoConfig").__name__, "DominoConfig" in names()
+    ('DominoConfig', True)
+
+    ```
+    """
+
+    def load(name: str) -> Any:
+        if name in names:
+            value = getattr(importlib.import_module(f"{package}.{names[name]}"), name)
+            setattr(sys.modules[package], name, value)
+            return value
+        if not name.startswith("_"):
+            try:
+                return importlib.import_module(f"{package}.{name}")
+            except ModuleNotFoundError as error:
+                if error.name != f"{package}.{name}":  # a module that is there needs one that is not
+                    raise
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def names_of() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *names})
+
+    return load, names_of

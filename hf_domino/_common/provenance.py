@@ -1,0 +1,59 @@
+"""Where a measurement comes from: what every published row carries."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+
+def provenance(device: str = "cpu") -> dict[str, Any]:
+    """Hardware, threads, versions, commit and date of a measurement that is being made.
+
+    Args:
+        device (`str`, *optional*, defaults to `"cpu"`): Where the models are.
+
+    Example:
+    ```python
+    >>> from hf_domino._common.provenance import provenance
+    >>> sorted(provenance())
+    ['commit', 'cores', 'date', 'hardware', 'hf_domino', 'python', 'threads', 'torch', 'transformers']
+
+    ```
+    """
+    from hf_domino import __version__
+
+    return {
+        "hardware": _hardware(device),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "hf_domino": __version__,
+        "commit": _commit(),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+    }
+
+
+def _hardware(device: str) -> str:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next((name for name in names if name != "unknown"), platform.processor() or platform.machine())
+
+
+def _commit() -> str:
+    """Commit of the checkout, with `-dirty` where the package differs from it; `unknown` outside of one."""
+    folder = Path(__file__).parents[1]
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True)
+    status = subprocess.run(["git", "status", "--porcelain", "."], cwd=folder, capture_output=True, text=True)
+    return head.stdout.strip() + ("-dirty" if status.stdout.strip() else "") if head.returncode == 0 else "unknown"

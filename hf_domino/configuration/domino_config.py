@@ -1,0 +1,335 @@
+"""`DominoConfig`: every size and convention of a drafter, flat, typed and validated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+from transformers.utils import logging
+
+from hf_domino.configuration.from_target import (
+    DEFAULT_ROPE_THETA,
+    MAX_CAPTURED_LAYERS,
+    ROPE_TYPES,
+    default_target_layer_ids,
+    fields_from_target,
+)
+
+PROJECTOR_TYPES = ("domino", "dflash")
+logger = logging.get_logger(__name__)
+
+ACCEPTANCE_RULES = ("coupled", "residual")
+DRAFT_LAWS = ("sampled", "greedy")
+DRAFT_LENGTHS = ("adaptive", "full")
+FULL, SLIDING = "full_attention", "sliding_attention"
+LAYER_TYPES = (FULL, SLIDING)
+
+
+@strict
+class DominoConfig(PreTrainedConfig):
+    """Configuration of a Domino drafter (arXiv 2605.29707), or of a plain DFlash one (arXiv 2602.06036).
+
+    The defaults are the shape of the released Qwen3-8B drafter. Use [`~DominoConfig.for_target`] for another target.
+
+    Args:
+        vocab_size (`int`, *optional*, defaults to 151936): Rows of the target's embeddings.
+        hidden_size (`int`, *optional*, defaults to 4096): Hidden size, which is the target's.
+        intermediate_size (`int`, *optional*, defaults to 12288): Width of the MLPs.
+        num_hidden_layers (`int`, *optional*, defaults to 5): Layers of the backbone.
+        num_attention_heads (`int`, *optional*, defaults to 32): Query heads.
+        num_key_value_heads (`int`, *optional*, defaults to 8): Key and value heads.
+        head_dim (`int`, *optional*, defaults to 128): Width of a head.
+        hidden_act (`str`, *optional*, defaults to `"silu"`): Activation of the MLPs.
+        max_position_embeddings (`int`, *optional*, defaults to 40960): Longest sequence, in tokens.
+        initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of fresh weights.
+        rms_norm_eps (`float`, *optional*, defaults to 1e-6): Epsilon of the RMS norms.
+        rope_parameters (`dict`, *optional*): Rotary embedding, as in Transformers; `rope_type` is one of `"default"`,
+            `"linear"`, `"yarn"`, `"llama3"`. Defaults to `rope_theta` 10,000.
+        layer_types (`list[str]`, *optional*): `"full_attention"` or `"sliding_attention"` for each layer; None for full
+            attention throughout.
+        sliding_window (`int`, *optional*): Positions that a query of a sliding layer sees, its own included.
+        sliding_window_non_causal (`bool`, *optional*, defaults to `False`): Whether a sliding layer's queries also see
+            what is behind them in their block, as those of other layers do.
+        attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
+        block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
+        mask_token_id (`int`, *optional*, defaults to 151669): Token whose embedding fills the block after the anchor.
+        num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None where a checkpoint
+            does not say.
+        target_layer_ids (`list[int]`, *optional*): Target layers whose outputs are the context features; unique, in
+            `[0, num_target_layers - 2]`. Defaults to the releases' rule.
+        target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
+        projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, or `"dflash"` for no correction head.
+        emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
+        gru_hidden_dim (`int`, *optional*, defaults to 1024): Width of the prefix state.
+        pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
+        shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
+            (`block_size` proposals) or its own (`block_size - 1` proposals).
+        acceptance_rule (`str`, *optional*, defaults to `"coupled"`): How drafts are accepted where the target samples.
+            `"coupled"`: while they are the tokens that the target draws with the same noise, so that the text is the
+            one plain `generate` writes from the same seed. `"residual"`: by the ratio of the probabilities, which
+            accepts a little more and keeps the target's law, not its text.
+        draft_law (`str`, *optional*, defaults to `"sampled"`): How the residual rule chooses drafts: drawn from the
+            draft's own law, or `"greedy"`, the likeliest. The coupled rule does not look at it.
+        draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among this many likeliest tokens of a
+            position, which is faster and hardly changes them; None for the whole vocabulary.
+        draft_vocab_size (`int`, *optional*): Drafts are chosen among this many of the target's tokens, in
+            `[1, vocab_size]`: base logits, W2 and training are of these alone (arXiv 2502.14856). Which they are is
+            stored with the weights, as `d2t`; a new drafter's are the first. None for the whole vocabulary.
+        draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
+            not worth its time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
+        target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
+            This and the next five are set by training, and compared with a target when they meet; None says nothing.
+        target_revision (`str`, *optional*): Its commit on the Hub.
+        target_config_digest (`str`, *optional*): Digest of its sizes.
+        target_weights_digest (`str`, *optional*): Digest of a few of its weights, equal in every dtype, or why there is
+            none: `"adapted"`, `"quantised"`, `"offloaded"` or `"sharded"`.
+        target_tokenizer_size (`int`, *optional*): Tokens that its tokenizer knows.
+        target_dtype (`str`, *optional*): What it ran in, such as `"bfloat16"`.
+        bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): The target's.
+
+    Raises:
+        ValueError: If a field is out of its range; the message names the field, its range and its value.
+
+    Example:
+    ```python
+    >>> from hf_domino import DominoConfig
+    >>> config = DominoConfig()
+    >>> config.num_draft_tokens, config.target_layer_ids
+    (16, [1, 9, 17, 25, 33])
+
+    ```
+    """
+
+    model_type = "domino"
+
+    vocab_size: int = 151936
+    hidden_size: int = 4096
+    intermediate_size: int = 12288
+    num_hidden_layers: int = 5
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 40960
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    rope_parameters: dict | None = None
+    layer_types: list[str] | None = None
+    sliding_window: int | None = None
+    sliding_window_non_causal: bool = False
+    attention_dropout: float | int = 0.0
+    block_size: int = 16
+    mask_token_id: int = 151669
+    num_target_layers: int | None = 36
+    target_layer_ids: list[int] | None = None
+    target_model_type: str | None = None
+    projector_type: str = "domino"
+    emb_dim: int = 256
+    gru_hidden_dim: int = 1024
+    pure_draft_prefix_len: int = 0
+    shift_label: bool = True
+    acceptance_rule: str = "coupled"
+    draft_law: str = "sampled"
+    draft_pool_size: int | None = 128
+    draft_vocab_size: int | None = None
+    draft_length: str = "adaptive"
+    target_name: str | None = None
+    target_revision: str | None = None
+    target_config_digest: str | None = None
+    target_weights_digest: str | None = None
+    target_tokenizer_size: int | None = None
+    target_dtype: str | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self, **kwargs):
+        if self.target_layer_ids is None and self.num_target_layers is not None:
+            self.target_layer_ids = default_target_layer_ids(self.num_target_layers)
+        if self.rope_parameters is None:
+            self.rope_parameters = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
+        if self.draft_vocab_size == self.vocab_size:
+            self.draft_vocab_size = None
+        super().__post_init__(**kwargs)
+        self.check()
+
+    def check(self) -> None:
+        """Check all fields again, as after one was set.
+
+        Raises:
+            ValueError: If a field is out of its range; the message names the field, its range and its value.
+        """
+        _check_sizes(self)
+        _check_choices(self)
+        _check_windows(self)
+        _check_target_layer_ids(self)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build a configuration from a dictionary, as `from_pretrained` reads it.
+
+        Raises:
+            ValueError: If it is the configuration of another kind of model.
+        """
+        model_type = config_dict.get("model_type", cls.model_type)
+        if model_type != cls.model_type:
+            raise ValueError(
+                f"model_type must be {cls.model_type!r}, got {model_type!r}: this is no drafter of hf_domino. "
+                "Load a target with AutoModelForCausalLM; drafters are made by `hf-domino train`."
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+    @property
+    def label_offset(self) -> int:
+        """Block position of the first proposal: 0 with `shift_label`, else 1."""
+        return 0 if self.shift_label else 1
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens proposed per round (P)."""
+        return self.block_size - self.label_offset
+
+    @property
+    def draft_width(self) -> int:
+        """Tokens that drafts are chosen among (D): `draft_vocab_size`, or all of the target's."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+    @property
+    def has_sliding_layers(self) -> bool:
+        """Whether any layer of the backbone looks through a window."""
+        return SLIDING in (self.layer_types or ())
+
+    def is_sliding(self, layer_index: int) -> bool:
+        """Whether this layer of the backbone looks through a window."""
+        return self.layer_types is not None and self.layer_types[layer_index] == SLIDING
+
+    @classmethod
+    def for_target(cls, target_config: PreTrainedConfig, tokenizer: Any = None, **overrides: Any) -> DominoConfig:
+        """Build a drafter configuration for any causal language model.
+
+        Widths, heads, norms and RoPE follow the target; captured layers follow the releases' rule; the mask token is
+        the tokenizer's own, else a spare row of the target's vocabulary, else the pad or end-of-text token.
+
+        Args:
+            target_config (`PreTrainedConfig`): The target's configuration; of a multimodal one, the text part is used.
+            tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, to find a mask token.
+            overrides: Any field of [`DominoConfig`], such as `num_hidden_layers` (defaults to 5, or fewer for a
+                target of less than 20 layers) or `block_size` (defaults to 16).
+
+        Returns:
+            `DominoConfig`: A validated configuration.
+
+        Raises:
+            ValueError: If the target is an encoder-decoder model or has no width, or an override is out of range.
+
+        Example:
+        ```python
+        >>> from transformers import LlamaConfig
+        >>> from hf_domino import DominoConfig
+        >>> DominoConfig.for_target(LlamaConfig(num_hidden_layers=16), block_size=8).target_layer_ids
+        [1, 4, 7, 10, 13]
+
+        ```
+        """
+        if not isinstance(target_config, PreTrainedConfig):
+            given = type(target_config).__name__
+            raise ValueError(f"target_config must be a configuration, got a {given}: pass target.config.")
+        if getattr(target_config, "is_encoder_decoder", False):
+            raise ValueError(
+                f"target_config.is_encoder_decoder must be False, got True ({target_config.model_type}): "
+                "a Domino drafter reads a decoder-only target."
+            )
+        text = target_config.get_text_config(decoder=True)
+        fields = fields_from_target(text, tokenizer) | overrides
+        if "target_layer_ids" not in overrides:
+            fields["target_layer_ids"] = default_target_layer_ids(fields["num_target_layers"], MAX_CAPTURED_LAYERS)
+        return cls(**fields)
+
+
+def _check_range(config: DominoConfig, field: str, low: int, high: int | None = None, hint: str = "") -> None:
+    value = getattr(config, field)
+    if isinstance(value, bool):
+        raise ValueError(f"{field} must be a whole number, got {value}.")
+    if value < low or (high is not None and value > high):
+        allowed = f"in [{low}, {high}]" if high is not None else f"at least {low}"
+        raise ValueError(f"{field} must be {allowed}{f' ({hint})' if hint else ''}, got {value}.")
+
+
+def _check_positive(field: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ValueError(f"{field} must be a number above 0, got {value!r}.")
+
+
+def _check_sizes(config: DominoConfig) -> None:
+    sizes = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+    )
+    for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
+        _check_range(config, field, 1)
+    _check_range(config, "block_size", 2)
+    for field in ("draft_pool_size", "target_tokenizer_size"):
+        if getattr(config, field) is not None:
+            _check_range(config, field, 1)
+    if config.draft_vocab_size is not None:
+        _check_range(config, "draft_vocab_size", 1, config.vocab_size, f"vocab_size={config.vocab_size}")
+    _check_range(config, "mask_token_id", 0, config.vocab_size - 1, f"vocab_size={config.vocab_size}")
+    _check_range(
+        config, "pure_draft_prefix_len", 0, config.num_draft_tokens - 1, f"num_draft_tokens={config.num_draft_tokens}"
+    )
+    _check_positive("rms_norm_eps", config.rms_norm_eps)
+    _check_positive("rope_parameters['rope_theta']", (config.rope_parameters or {}).get("rope_theta"))
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim must be even for rotary embeddings, got {config.head_dim}.")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError(
+            f"num_attention_heads must be a multiple of num_key_value_heads={config.num_key_value_heads}, "
+            f"got {config.num_attention_heads}."
+        )
+
+
+def _check_choices(config: DominoConfig) -> None:
+    if config.projector_type not in PROJECTOR_TYPES:
+        raise ValueError(f"projector_type must be one of {PROJECTOR_TYPES}, got {config.projector_type!r}.")
+    if config.acceptance_rule not in ACCEPTANCE_RULES:
+        raise ValueError(f"acceptance_rule must be one of {ACCEPTANCE_RULES}, got {config.acceptance_rule!r}.")
+    if config.draft_law not in DRAFT_LAWS:
+        raise ValueError(f"draft_law must be one of {DRAFT_LAWS}, got {config.draft_law!r}.")
+    if config.draft_law != "sampled" and config.acceptance_rule != "residual":
+        logger.warning_once(
+            "draft_law=%r is for acceptance_rule='residual' and ignored under %r.",
+            config.draft_law,
+            config.acceptance_rule,
+        )
+    if config.draft_length not in DRAFT_LENGTHS:
+        raise ValueError(f"draft_length must be one of {DRAFT_LENGTHS}, got {config.draft_length!r}.")
+    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
+    if rope_type not in ROPE_TYPES:
+        raise ValueError(f"rope_parameters['rope_type'] must be one of {ROPE_TYPES}, got {rope_type!r}.")
+
+
+def _check_windows(config: DominoConfig) -> None:
+    types, window = config.layer_types, config.sliding_window
+    if types is not None and (len(types) != config.num_hidden_layers or not set(types) <= set(LAYER_TYPES)):
+        raise ValueError(
+            f"layer_types must be one of {LAYER_TYPES} for each layer (num_hidden_layers={config.num_hidden_layers}), "
+            f"got {types}."
+        )
+    if config.has_sliding_layers and (window is None or window < config.block_size):
+        raise ValueError(
+            f"sliding_window must be at least {config.block_size} (block_size) where layer_types has {SLIDING!r}, "
+            f"got {window}."
+        )
+    if window is not None and not config.has_sliding_layers:
+        raise ValueError(f"sliding_window must be None where no layer_types are {SLIDING!r}, got {window}.")
+
+
+def _check_target_layer_ids(config: DominoConfig) -> None:
+    ids, num_layers = config.target_layer_ids, config.num_target_layers
+    last = None if num_layers is None else num_layers - 2
+    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or (last is not None and max(ids) > last):
+        raise ValueError(
+            f"target_layer_ids must be unique and in [0, {'...' if last is None else last}] "
+            f"(num_target_layers={num_layers}; the last layer's hidden state is returned after the final norm and "
+            f"cannot be used), got {ids}."
+        )

@@ -1,0 +1,140 @@
+"""What a drafter's configuration takes from its target's, whatever that one leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+# RoPE variants whose frequencies do not change with the length of the input.
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+DEFAULT_ROPE_THETA = 10_000.0
+MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
+LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len")  # where targets say how many positions they have
+
+
+def _read(text: PreTrainedConfig, field: str) -> Any:
+    """A field of a target's configuration: its first layer's where layers differ in it, None where there is none."""
+    try:
+        return getattr(text, field, None)
+    except RuntimeError:  # Transformers' own for fields that differ by layer
+        return getattr(text.per_layer_config[0], field, None)
+
+
+def _size(text: PreTrainedConfig, field: str) -> int:
+    if not isinstance(size := _read(text, field), int):
+        raise ValueError(
+            f"target_config.{field} must be an integer, got {size!r} ({text.model_type}): a Domino drafter reads a "
+            "decoder of one width. Pass the configuration of such a part."
+        )
+    return size
+
+
+def _positive(text: PreTrainedConfig, *fields: str) -> Any:
+    """The first of these fields that holds a positive number, or None."""
+    values = (_read(text, field) for field in fields)
+    return next((value for value in values if isinstance(value, (int, float)) and value > 0), None)
+
+
+def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[str, Any]:
+    """The fields of a drafter's configuration that follow the target.
+
+    Args:
+        text (`PreTrainedConfig`): The configuration of the target's decoder.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's, to find a mask token.
+
+    Raises:
+        ValueError: If the target has no width, vocabulary or number of layers.
+    """
+    hidden_size, num_layers = _size(text, "hidden_size"), _size(text, "num_hidden_layers")
+    intermediate_size = _read(text, "intermediate_size")
+    return (
+        _head_fields(text)
+        | _token_ids(text, tokenizer)
+        | {
+            "vocab_size": _size(text, "vocab_size"),
+            "hidden_size": hidden_size,
+            "intermediate_size": intermediate_size if isinstance(intermediate_size, int) else 3 * hidden_size,
+            "num_hidden_layers": max(1, min(5, num_layers // 4)),
+            "max_position_embeddings": _positive(text, *LENGTH_LIMITS) or 40960,
+            "rms_norm_eps": _positive(text, "rms_norm_eps") or 1e-6,
+            "rope_parameters": _rope_parameters(text),
+            "num_target_layers": num_layers,
+            "target_model_type": text.model_type,
+            "emb_dim": max(16, min(256, hidden_size // 4)),
+            "gru_hidden_dim": max(32, min(1024, hidden_size // 2)),
+        }
+    )
+
+
+def _head_fields(text: PreTrainedConfig) -> dict[str, int]:
+    """Heads of the target, or plain 64-wide ones where it has no ordinary attention heads."""
+    hidden_size, num_heads = _size(text, "hidden_size"), _read(text, "num_attention_heads") or 1
+    head_dim = _read(text, "head_dim") or hidden_size // num_heads
+    num_key_value_heads = _read(text, "num_key_value_heads") or num_heads
+    ordinary = isinstance(num_heads, int) and isinstance(num_key_value_heads, int) and isinstance(head_dim, int)
+    if not ordinary or head_dim % 2 or num_heads % num_key_value_heads:
+        num_heads = num_key_value_heads = max(1, hidden_size // 64)
+        head_dim = 64
+    return {"num_attention_heads": num_heads, "num_key_value_heads": num_key_value_heads, "head_dim": head_dim}
+
+
+def _rope_parameters(text: PreTrainedConfig) -> dict[str, Any]:
+    """The target's RoPE where its frequencies are fixed; only its base where they are not, or differ by layer."""
+    rope = _read(text, "rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    if not isinstance(rope, dict) or rope.get("rope_type", "default") not in ROPE_TYPES:
+        rope = {"rope_theta": rope.get("rope_theta") if isinstance(rope, dict) else None}
+    kept = {key: value for key, value in rope.items() if key != "partial_rotary_factor" and value is not None}
+    return {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA} | kept
+
+
+def _token_ids(text: PreTrainedConfig, tokenizer: Any) -> dict[str, Any]:
+    bos, eos, pad = (_read(text, f"{name}_token_id") for name in ("bos", "eos", "pad"))
+    first_eos = eos[0] if isinstance(eos, (list, tuple)) else eos
+    mask = getattr(tokenizer, "mask_token_id", None)
+    if mask is None and tokenizer is not None and len(tokenizer) < text.vocab_size:
+        mask = len(tokenizer)
+    # Some configurations' defaults name tokens that their own vocabulary does not have.
+    candidates = (mask, pad, first_eos, text.vocab_size - 1)
+    return {
+        "mask_token_id": next(token for token in candidates if token is not None and 0 <= token < text.vocab_size),
+        "bos_token_id": bos,
+        "eos_token_id": list(eos) if isinstance(eos, tuple) else eos,
+        "pad_token_id": pad,
+    }
+
+
+def default_target_layer_ids(num_target_layers: int, num_captured: int = MAX_CAPTURED_LAYERS) -> list[int]:
+    """Spread captured layers over the target, as the DFlash releases do (arXiv 2602.06036).
+
+    The last layer is never picked: Transformers returns its hidden state after the final norm. Where the releases'
+    rule would repeat a layer or leave the range (small targets), fewer layers are returned.
+
+    Args:
+        num_target_layers (`int`): Number of decoder layers of the target.
+        num_captured (`int`, *optional*, defaults to 5): Layers wanted.
+
+    Returns:
+        `list[int]`: Increasing layer ids in `[0, num_target_layers - 2]`.
+
+    Raises:
+        ValueError: If the target has fewer than two layers.
+
+    Example:
+    ```python
+    >>> from hf_domino.configuration.from_target import default_target_layer_ids
+    >>> default_target_layer_ids(36)
+    [1, 9, 17, 25, 33]
+
+    ```
+    """
+    if num_target_layers < 2:
+        raise ValueError(
+            f"num_target_layers must be at least 2, got {num_target_layers}: a drafter reads inner layers."
+        )
+    for count in range(max(num_captured, 1), 1, -1):
+        ids = [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
+        if ids == sorted(set(ids)) and ids[0] >= 0 and ids[-1] <= num_target_layers - 2:
+            return ids
+    return [min(num_target_layers // 2, num_target_layers - 2)]

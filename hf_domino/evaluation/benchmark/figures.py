@@ -1,0 +1,170 @@
+"""Figures of a benchmark, drawn from its rows alone: speed-up, acceptance by position, the time in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_domino._common.figures import EXTRA, FAINT, INK, STYLE, WIDTH, can_draw, write_figure
+from hf_domino.evaluation.benchmark.methods import BASELINE, METHODS
+from hf_domino.evaluation.benchmark.report import label, methods_of, modes_of
+from hf_domino.evaluation.benchmark.rows import Row
+from hf_domino.evaluation.benchmark.summary import FORWARDS, Summary, summarize
+
+# One a method, in the order of `METHODS`; what comes after them takes the last.
+COLOURS = (
+    *("#afb8c1", "#6e7781", "#bf3989", "#8250df", "#cf6f1e"),
+    *("#c9a227", "#7fb0e6", "#3b74b8", "#7cc48c", "#14532d", "#0d9488"),
+)
+Summaries = dict[tuple[str, str], Summary]  # of mode and method
+PHASE_COLOURS = {
+    "target_forward": "#3b74b8",
+    "draft": "#a9802f",
+    "rollout": "#2f8a45",
+    "verify": "#c0483c",
+    "rest": "#8c959f",
+}
+
+
+def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """Draw every figure that the rows have the data for.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of one run.
+
+    Returns:
+        `dict[str, matplotlib.figure.Figure]`: `speed-up`, `acceptance` and `round`, as far as they were drawn.
+
+    Raises:
+        ValueError: If matplotlib is not installed.
+    """
+    if not can_draw():
+        raise ValueError(f"--figures needs matplotlib, which is not installed: {EXTRA}.")
+    import matplotlib
+
+    summaries = {
+        (mode, method): summarize(rows, method, mode) for mode in modes_of(rows) for method in methods_of(rows)
+    }
+    drawings: dict[str, Callable[[Sequence[Row], Summaries], Any]] = {
+        "speed-up": _draw_speed_up,
+        "acceptance": _draw_acceptance,
+        "round": _draw_round,
+    }
+    with matplotlib.rc_context(STYLE):
+        figures = {name: draw(rows, summaries) for name, draw in drawings.items()}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write every figure that the rows have the data for as an SVG file.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of one run.
+        folder (`Path`): Where to write the files; made if it is not there.
+
+    Returns:
+        `list[Path]`: `speed-up.svg`, `acceptance.svg` and `round.svg`, as far as they were drawn.
+
+    Raises:
+        ValueError: If matplotlib is not installed.
+    """
+    figures = make_figures(rows)
+    paths = [folder / f"{name}.svg" for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        write_figure(figure, path)
+    return paths
+
+
+def _name(method: str) -> str:
+    return label(method).replace("*", "").replace("`", "")
+
+
+def colour_of(method: str) -> str:
+    """The colour of a method in every figure."""
+    place = list(METHODS).index(method) if method in METHODS else len(METHODS)
+    return COLOURS[min(place, len(COLOURS) - 1)]
+
+
+def _panels(rows: Sequence[Row], height: float) -> tuple[Any, list[tuple[str, Any]]]:
+    """A figure with a panel for each mode: the figure, and mode and axes of each."""
+    from matplotlib.figure import Figure
+
+    modes = modes_of(rows)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.subplots(1, len(modes), squeeze=False, sharey=True)[0]
+    for panel, name in zip(axes, modes.values(), strict=True):
+        panel.set_title(name, loc="left", fontsize=12)
+    return figure, list(zip(modes, axes, strict=True))
+
+
+def _draw_speed_up(rows: Sequence[Row], summaries: Summaries) -> Any:
+    """Bars of the speed-up over plain generation, with quartiles and a line at 1."""
+    methods = methods_of(rows)
+    figure, panels = _panels(rows, 1.4 + 0.42 * len(methods))
+    for mode, axes in panels:
+        plain = summaries[mode, BASELINE].tokens_per_second
+        for place, method in enumerate(methods):
+            summary = summaries[mode, method]
+            ends = [end / plain for end in summary.quartiles or (summary.tokens_per_second,) * 2]
+            axes.barh(place, summary.speed_up, height=0.62, color=colour_of(method))
+            axes.plot(ends, [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
+            _write_beside(axes, max(*ends, summary.speed_up), place, f"{summary.speed_up:.2f} x")
+        axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+        _list_bars(axes, [_name(method) for method in methods], room=0.25)
+        axes.set_xlabel("speed-up over plain generate; line: quartiles")
+    return figure
+
+
+def _draw_acceptance(rows: Sequence[Row], summaries: Summaries) -> Any:
+    """Lines of the share of rounds that accepted each position; None where no method has rounds."""
+    if not any(summary.acceptance_rate_at for summary in summaries.values()):
+        return None
+    figure, panels = _panels(rows, 4.6)
+    for mode, axes in panels:
+        for method in methods_of(rows):
+            if rates := summaries[mode, method].acceptance_rate_at:
+                places = range(1, len(rates) + 1)
+                axes.plot(places, rates, color=colour_of(method), marker="o", markersize=3.5, label=_name(method))
+        axes.set_xlabel("position in the draft")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylim(0, 1)
+        axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    panels[0][1].set_ylabel("share of rounds that accept it")
+    figure.legend(*panels[0][1].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _draw_round(rows: Sequence[Row], summaries: Summaries) -> Any:
+    """Bars of the time in a round, phase by phase; None where no method has phases."""
+    bars = {key: summary for key, summary in summaries.items() if summary.ms_per_round}
+    if not bars:
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 1.7 + 0.5 * len(bars)), layout="constrained")
+    axes, names = figure.subplots(), modes_of(rows)
+    for place, summary in enumerate(bars.values()):
+        end = 0.0
+        for phase, colour in PHASE_COLOURS.items():
+            text = phase.replace("_", " ") if place == 0 else None
+            axes.barh(place, summary.ms_per_round[phase], left=end, height=0.6, color=colour, label=text)
+            end += summary.ms_per_round[phase]
+        _write_beside(axes, end, place, f"{end:.1f} ms, {100 * (summary.overhead or 0):.1f} % outside")
+    _list_bars(axes, [f"{_name(method)}, {names[mode]}" for mode, method in bars], room=0.35)
+    outside = " and ".join(phase for phase in PHASE_COLOURS if phase not in FORWARDS)
+    axes.set_xlabel(f"milliseconds a round; outside: {outside}")
+    figure.legend(loc="outside upper center", ncols=len(PHASE_COLOURS))
+    return figure
+
+
+def _write_beside(axes: Any, end: float, place: int, text: str) -> None:
+    axes.annotate(text, (end, place), xytext=(6, 0), textcoords="offset points", va="center")
+
+
+def _list_bars(axes: Any, names: Sequence[str], room: float) -> None:
+    """Name horizontal bars, the first on top, with room for what is written beside them."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.margins(x=room)
+    axes.set_xlim(left=0)

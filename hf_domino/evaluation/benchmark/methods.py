@@ -1,0 +1,160 @@
+"""What is compared: every way to generate, as the arguments it adds to a call of `generate`.
+
+To compare another one, such as a drafter in a second configuration, add a line to `METHODS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import transformers
+from torch import nn
+from transformers.cache_utils import DynamicLayer
+
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.evaluation.benchmark.lean import lean_decoding
+from hf_domino.evaluation.benchmark.native_dflash import NativeDFlash, has_native_dflash
+from hf_domino.pair import Pair
+
+Arguments = dict[str, Any]
+
+
+class Unavailable(Exception):
+    """A method cannot be measured here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to generate.
+
+    Args:
+        label (`str`): Name in tables, Markdown.
+        arguments (`Callable`): From the models and the flags of `hf-domino bench`, what to add to `generate`. Raises
+            [`Unavailable`] where it cannot be measured.
+        option (`str`, *optional*): Flag without which it is not measured.
+        keeps_seed (`bool`): Whether it promises plain generation's sampled text from the same seed, too.
+    """
+
+    label: str
+    arguments: Callable[[Pair, argparse.Namespace], Arguments]
+    option: str | None = None
+    keeps_seed: bool = False
+
+
+def _prompt_lookup(pair: Pair, options: argparse.Namespace) -> Arguments:
+    _check_single(options)
+    return {"prompt_lookup_num_tokens": options.lookup_tokens}
+
+
+def _assistant(pair: Pair, options: argparse.Namespace) -> Arguments:
+    _check_single(options)
+    sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (pair.target, pair.assistant)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"--assistant must have the target's vocabulary of {sizes[0]} tokens, got {sizes[1]}: take a smaller model "
+            "of the same family."
+        )
+    return {"assistant_model": pair.assistant}
+
+
+def _early_exit(pair: Pair, options: argparse.Namespace) -> Arguments:
+    _check_single(options)
+    last = pair.target.config.get_text_config(decoder=True).num_hidden_layers - 1
+    if not 1 <= options.early_exit <= last:
+        raise ValueError(f"--early-exit must be in [1, {last}] for this target, got {options.early_exit}.")
+    try:
+        DynamicLayer().crop(-1)
+    except TypeError:
+        # It would stop half way and leave the target with fewer layers.
+        raise Unavailable(f"transformers {transformers.__version__} cannot exit early; a newer one can") from None
+    return {"assistant_early_exit": options.early_exit}
+
+
+def _native_dflash(pair: Pair, options: argparse.Namespace) -> Arguments:
+    if not has_native_dflash():
+        raise Unavailable(f"transformers {transformers.__version__} has no DFlash loop")
+    _check_single(options)
+    return {"assistant_model": NativeDFlash(_twin(pair)), "speculation_type": "dflash"}
+
+
+def _check_single(options: argparse.Namespace) -> None:
+    if options.batch_size > 1:
+        raise Unavailable("Transformers decodes it one sequence at a time")
+
+
+def _twin(pair: Pair) -> DominoDraftModel:
+    if pair.twin is None:
+        raise Unavailable("there is no DFlash twin")
+    return pair.twin
+
+
+def _with_lookup(pair: Pair, options: argparse.Namespace) -> Arguments:
+    return _drafted(pair.drafter, "adaptive") | {"prompt_lookup_num_tokens": options.lookup_tokens}
+
+
+def _drafted(drafter: DominoDraftModel, draft_length: str) -> Arguments:
+    return {"assistant_model": drafter.view(draft_length=draft_length)}
+
+
+METHODS: dict[str, Method] = {
+    "plain": Method("plain `generate`", lambda pair, options: {}, keeps_seed=True),
+    "lean": Method("plain, lean loop", lambda pair, options: {"custom_generate": lean_decoding}, keeps_seed=True),
+    "prompt_lookup": Method("prompt lookup", _prompt_lookup),
+    "assistant": Method("small assistant", _assistant, option="assistant"),
+    "early_exit": Method("early exit", _early_exit, option="early_exit"),
+    "native_dflash": Method("DFlash twin, Transformers' loop", _native_dflash),
+    "dflash": Method("DFlash twin, whole blocks", lambda pair, options: _drafted(_twin(pair), "full"), keeps_seed=True),
+    "dflash_adaptive": Method("DFlash twin", lambda pair, options: _drafted(_twin(pair), "adaptive"), keeps_seed=True),
+    "domino": Method("Domino, whole blocks", lambda pair, options: _drafted(pair.drafter, "full"), keeps_seed=True),
+    "domino_adaptive": Method("**Domino**", lambda pair, options: _drafted(pair.drafter, "adaptive"), keeps_seed=True),
+    "domino_lookup": Method("**Domino with prompt lookup**", _with_lookup, keeps_seed=True),
+}
+BASELINE, FLOOR = "plain", "lean"
+
+
+def choose_methods(pair: Pair, options: argparse.Namespace) -> tuple[dict[str, Arguments], dict[str, str]]:
+    """What to measure, and what cannot be.
+
+    Args:
+        pair (`Pair`): The models.
+        options (`argparse.Namespace`): Flags of `hf-domino bench`.
+
+    Returns:
+        `tuple[dict, dict]`: Method to arguments of `generate`, plain generation first; and method to why not.
+
+    Raises:
+        ValueError: If `--methods` names one that is unknown or that needs another flag.
+    """
+    chosen: dict[str, Arguments] = {}
+    skipped: dict[str, str] = {}
+    for name in _wanted(options):
+        try:
+            chosen[name] = METHODS[name].arguments(pair, options)
+        except Unavailable as reason:
+            skipped[name] = str(reason)
+    return chosen, skipped
+
+
+def _wanted(options: argparse.Namespace) -> Iterable[str]:
+    without_flag = {name: method.option for name, method in METHODS.items() if _lacks(options, method.option)}
+    if options.methods is None:
+        return [name for name in METHODS if name not in without_flag]
+    for name in options.methods:
+        if name not in METHODS:
+            raise ValueError(f"--methods must name some of {', '.join(METHODS)}, got {name!r}.")
+        if name in without_flag:
+            flag = str(without_flag[name]).replace("_", "-")
+            raise ValueError(f"--methods {name} needs --{flag}: give it, or leave {name} out.")
+    return [name for name in METHODS if name in {BASELINE, *options.methods}]
+
+
+def _lacks(options: argparse.Namespace, option: str | None) -> bool:
+    return option is not None and getattr(options, option) is None
+
+
+def models_of(pair: Pair, arguments: Arguments) -> list[nn.Module]:
+    """The models that a method runs."""
+    return [pair.target, *(value for value in arguments.values() if isinstance(value, nn.Module))]

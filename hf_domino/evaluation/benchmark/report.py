@@ -1,0 +1,207 @@
+"""From measured rows to the tables that are published: no figure is typed by hand."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hf_domino.drafter.stats import PHASES
+from hf_domino.evaluation.benchmark.methods import BASELINE, FLOOR, METHODS
+from hf_domino.evaluation.benchmark.rows import Row, measured
+from hf_domino.evaluation.benchmark.summary import Summary, are_ties, count_equal, rows_of, summarize
+
+# A table of a file that has several is named by its pair.
+MARKERS = re.compile(r"(<!-- results:begin(?: (\S+))? -->\n).*?(<!-- results:end -->)", re.DOTALL)
+MEBIBYTE = 2**20
+
+
+def label(method: str) -> str:
+    """A method's name in tables."""
+    return METHODS[method].label if method in METHODS else method
+
+
+def modes_of(rows: Sequence[Row]) -> dict[str, str]:
+    """The modes that were measured, each with its name in tables."""
+    sampled = next((row["temperature"] for row in rows if row.get("mode") == "sample"), None)
+    return {"greedy": "greedy"} | ({} if sampled is None else {"sample": f"T = {sampled}"})
+
+
+def methods_of(rows: Sequence[Row]) -> list[str]:
+    """The methods that were measured, in the order of `METHODS`; others follow."""
+    found = list(dict.fromkeys(row["method"] for row in measured(rows)))
+    return sorted(found, key=lambda method: list(METHODS).index(method) if method in METHODS else len(METHODS))
+
+
+def results_table(rows: Sequence[Row]) -> str:
+    """Render the published table as Markdown, with a caption that says where and how it was measured."""
+    modes, has_lean = modes_of(rows), bool(rows_of(rows, FLOOR, "greedy"))
+    speed_ups = ("over plain", "over lean") if has_lean else ("speed-up",)
+    heads = [f"{name}, {what}" for name in modes.values() for what in ("tokens/s", *speed_ups, "acceptance length")]
+    body = [
+        [label(method), *(cell for mode in modes for cell in _cells(summarize(rows, method, mode), has_lean))]
+        for method in methods_of(rows)
+    ]
+    return markdown_table(heads, body) + "\n" + caption(rows) + "\n"
+
+
+def _cells(summary: Summary, has_lean: bool) -> list[str]:
+    speed = f"{summary.tokens_per_second:.0f}"
+    if summary.quartiles is not None:
+        speed += f" ({summary.quartiles[0]:.0f}-{summary.quartiles[1]:.0f})"
+    over_lean = [number(summary.speed_up_over_lean, " x")] if has_lean else []
+    return [speed, number(summary.speed_up, " x"), *over_lean, acceptance_of(summary)]
+
+
+def acceptance_of(summary: Summary) -> str:
+    """Acceptance length, and where single steps were among the rounds the tokens per forward behind it."""
+    length, per_forward = number(summary.acceptance_length), number(summary.tokens_per_forward)
+    return length if length == per_forward else f"{length} ({per_forward})"
+
+
+def details_table(rows: Sequence[Row], mode: str) -> str:
+    """Render latency, memory and the time in a round of one mode as Markdown; columns that no row fills are left out.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of one run.
+        mode (`str`): `"greedy"` or `"sample"`.
+    """
+    lines = {label(method): _details(summarize(rows, method, mode)) for method in methods_of(rows)}
+    heads = [head for head in next(iter(lines.values())) if any(cells[head] for cells in lines.values())]
+    return markdown_table(heads, [[name, *(cells[head] for head in heads)] for name, cells in lines.items()])
+
+
+def _details(summary: Summary) -> dict[str, str]:
+    phases, share = summary.ms_per_round, summary.overhead
+    peak = None if summary.peak_memory_bytes is None else summary.peak_memory_bytes / MEBIBYTE
+    return {
+        "TTFT, ms": number(summary.ttft_ms),
+        "TPOT, ms": number(summary.tpot_ms),
+        "peak memory, MiB": number(peak),
+        "distinct 4-grams": number(summary.distinct_4gram),
+        "round, ms": number(sum(phases.values()) if phases else None),
+        **{f"{name.replace('_', ' ')}, ms": number(phases.get(name)) for name in PHASES},
+        "outside forwards and rollout": "" if share is None else f"{100 * share:.1f} %",
+        "accepted at": " ".join(f"{rate:.2f}" for rate in summary.acceptance_rate_at),
+    }
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """A figure in a table; empty where there is none."""
+    return "" if value is None else f"{value:.2f}{unit}"
+
+
+def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table whose first column names its lines."""
+    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)]) + "\n"
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """Say in one paragraph what the rows were measured on, whether outputs were equal, and what is missing."""
+    first = measured(rows)[0]
+    plain = rows_of(rows, BASELINE, "greedy")
+    sources = [source for row in plain for source in row["sources"]]
+    prompts = _count(len(sources), "held-out prompt" if all(module for module, *_ in sources) else "prompt")
+    counts = [row.get("new_tokens", first["max_new_tokens"] * len(row["sources"])) for row in plain]
+    written = sum(counts) / max(len(sources), 1)
+    most = f"{first['max_new_tokens']} new tokens"
+    tokens = most if written == first["max_new_tokens"] else f"up to {most} (plain, greedy: {written:.0f} on average)"
+    hardware, repeats = _hardware(first), _count(first["repeats"], "repeat")
+    spread = ", quartiles over both" if "seconds_each" in first else ""
+    over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
+    return (
+        f"{first['pair']}, {prompts} x {tokens}, batch "
+        f"{first['batch_size']}, {first['dtype']}, {hardware}; all methods "
+        f"interleaved in one process, median of {repeats} a prompt, then over prompts{spread}; speed-up over "
+        f"{over}. {_equality(rows)}{_notes(rows)} "
+        f"torch {first['torch']}, transformers {first['transformers']}, commit {first['commit'][:7]}, "
+        f"seed {first['seed']}, {first['date']}."
+    )
+
+
+def _equality(rows: Sequence[Row]) -> str:
+    """How many outputs are plain generation's: greedy ones of all methods, sampled ones by what methods promise."""
+    others = [row for row in measured(rows) if row["method"] != BASELINE]
+    greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
+    text = f"Greedy outputs equal to plain `generate`: {count_equal(greedy)} of {len(greedy)}."
+    if count_equal(sampled) is None:
+        return text + _partings(others)
+    kept, lost = ([row for row in sampled if METHODS[row["method"]].keeps_seed is keeps] for keeps in (True, False))
+    text += f" Sampled ones, with the same seed: {count_equal(kept)} of {len(kept)}"
+    text += f"; by Transformers' own assistants {count_equal(lost)} of {len(lost)}." if lost else "."
+    return text + _partings(others)
+
+
+def _partings(rows: Sequence[Row]) -> str:
+    """How near to a tie the texts are that part from plain generation's, where rows say it."""
+    parted = [row for row in rows if row.get("partings")]
+    if not parted:
+        return ""
+    margins = [at["margin"] for row in parted for at in row["partings"] if at["margin"] is not None]
+    spread = (
+        f": margins of its logits up to {max(margins):.2g}, median {statistics.median(margins):.2g}" if margins else ""
+    )
+    return (
+        f" Of ours that differ, {sum(map(are_ties, parted))} of {len(parted)} part from it at a tie within what "
+        f"{parted[0]['dtype']} rounds{spread}."
+    )
+
+
+def _hardware(row: Row) -> str:
+    if row.get("device", "cpu") != "cpu":
+        return row["hardware"]
+    return f"{_count(row['threads'], 'thread')} of {row['hardware']}"
+
+
+def _notes(rows: Sequence[Row]) -> str:
+    """Does the text loop, where rows of this kind say so, and what was not measured."""
+    notes = ""
+    if "seconds_each" in measured(rows)[0]:
+        ratios = [
+            f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()
+        ]
+        notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
+    summaries = [summarize(rows, method, mode) for method in methods_of(rows) for mode in modes_of(rows)]
+    if any("(" in acceptance_of(one) for one in summaries):
+        notes += " Acceptance length is of rounds that drafted; in brackets, tokens per forward."
+    if rate := max(one.rate_excess for one in summaries):
+        length = max(one.length_excess for one in summaries)
+        lengths = f", acceptance length beside copies by up to {number(length)}" if length else ""
+        notes += (
+            f" Last rounds were counted whole: acceptance by position is too high by up to {number(rate)}{lengths}."
+        )
+    skipped = [f"{label(row['method']).replace('*', '')} ({row['skipped']})" for row in rows if "skipped" in row]
+    return notes + (f" Not measured: {'; '.join(skipped)}." if skipped else "")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def fill_readme(readme: Path, rows: Sequence[Row]) -> None:
+    """Write the table between the markers `<!-- results:begin -->` and `<!-- results:end -->`.
+
+    Of several tables, each is named by its pair: `<!-- results:begin NAME -->`.
+
+    Args:
+        readme (`Path`): A Markdown file with both markers.
+        rows (`Sequence[Row]`): Rows of one run.
+
+    Raises:
+        ValueError: If the markers are missing.
+    """
+    text, pair = readme.read_text(encoding="utf-8"), measured(rows)[0]["pair"]
+    names = {found[2] for found in MARKERS.finditer(text)}
+    name = pair if pair in names else None
+    if name not in names:
+        raise ValueError(
+            f"{readme} has no lines <!-- results:begin --> (or <!-- results:begin {pair} -->) and <!-- results:end --> "
+            "to write between."
+        )
+
+    def fill(found: re.Match[str]) -> str:
+        return found[1] + results_table(rows) + found[3] if found[2] == name else found[0]
+
+    readme.write_text(MARKERS.sub(fill, text), encoding="utf-8")

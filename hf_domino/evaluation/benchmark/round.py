@@ -1,0 +1,169 @@
+"""Milliseconds of a whole round, with random weights of a chosen size.
+
+Random weights accept next to nothing, and a round costs the same whatever it accepts. The same greedy text is generated
+with stages as CUDA graphs, with the large ones compiled before that, with the same stages launched kernel by kernel,
+and with caches that grow; and by the target alone, whose step is a round of one token. Beside them stands the floor:
+the bytes of all weights a round reads over the bandwidth that a copy reaches on this device.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import CompileConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+
+from hf_domino._common.provenance import provenance
+from hf_domino.configuration import DominoConfig
+from hf_domino.decoding.static.graphs import without_graphs
+from hf_domino.decoding.static.workspace import release_workspaces
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.pair import DTYPES
+
+Row = dict[str, Any]
+SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of target and drafter
+    "qwen3-8b": (
+        {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
+        | {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e6},
+        {"num_hidden_layers": 5, "block_size": 16, "mask_token_id": 151669, "emb_dim": 256, "gru_hidden_dim": 1024},
+    ),
+    "tiny": (
+        {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+        | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+        {"num_hidden_layers": 2, "block_size": 16, "mask_token_id": 3, "emb_dim": 16, "gru_hidden_dim": 32},
+    ),
+}
+GRAPHED, COMPILED = ON_GPU = ("static, graphs", "static, compiled")
+METHODS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager], dict[str, Any]]] = {
+    GRAPHED: (contextlib.nullcontext, {"cache_implementation": "static"}),
+    COMPILED: (contextlib.nullcontext, {"cache_implementation": "static", "compile_config": CompileConfig()}),
+    "static, launched": (without_graphs, {"cache_implementation": "static"}),
+    "dynamic": (contextlib.nullcontext, {}),
+    "target alone": (contextlib.nullcontext, {}),
+}
+FEW_ROUNDS = 4  # of the text that is subtracted
+MOST_LAUNCHED = 3  # repeats on a GPU of what launches every kernel: those rounds wait for the host, and take long
+COPY_BYTES = 2**30
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Measure all methods in turn; one row each, with its floor and where it comes from.
+
+    Args:
+        options (`argparse.Namespace`): Flags of `hf-domino bench-round`.
+    """
+    torch.manual_seed(options.seed)
+    target, drafter = random_models(options.shapes, DTYPES[options.dtype], options.device)
+    prompt = torch.randint(4, target.config.vocab_size, (1, options.context), device=options.device)
+    methods = [method for method in METHODS if method not in ON_GPU or prompt.device.type == "cuda"]
+    times: dict[str, list[float]] = {method: [] for method in methods}
+    texts, first = {}, {}
+    for method in methods:  # the first texts allocate, compile and capture, and do not count
+        start = time.perf_counter()
+        texts[method], _ = _time_rounds(target, drafter, prompt, method, options.rounds)
+        first[method] = time.perf_counter() - start
+    for repeat in range(options.repeats):
+        for method in methods:
+            if prompt.device.type == "cuda" and method not in ON_GPU and repeat >= MOST_LAUNCHED:
+                continue
+            texts[method], time_per_round = _time_rounds(target, drafter, prompt, method, options.rounds)
+            times[method].append(time_per_round)
+    release_workspaces()
+    fields = ("shapes", "context", "rounds", "dtype", "seed")
+    origin = {name: getattr(options, name) for name in fields} | provenance(options.device)
+    bandwidth = copy_bandwidth(torch.device(options.device))
+    rows = []
+    for method, elapsed in times.items():
+        drafted = 0 if method == "target alone" else weight_bytes(drafter) + _head_bytes(target)
+        num_bytes = weight_bytes(target) + drafted
+        row: Row = {
+            "method": method,
+            "ms": statistics.median(elapsed),
+            "ms_least": min(elapsed),
+            "ms_most": max(elapsed),
+            "repeats": len(elapsed),
+            "first_s": first[method],
+        }
+        row |= {"floor_ms": 1e3 * num_bytes / bandwidth, "bytes": num_bytes, "bandwidth": bandwidth}
+        rows.append(row | {"is_equal": torch.equal(texts[method], texts["static, launched"])} | origin)
+    return rows
+
+
+def random_models(shapes: str, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, DominoDraftModel]:
+    """A target and a drafter with random weights.
+
+    Args:
+        shapes (`str`): One of `SHAPES`.
+        dtype (`torch.dtype`): Of both.
+        device (`str`): Of both.
+    """
+    target_sizes, drafter_sizes = SHAPES[shapes]
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, "tie_word_embeddings": False}
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            target = Qwen3ForCausalLM(Qwen3Config(**target_sizes, **tokens)).eval()
+            config = DominoConfig.for_target(target.config, **drafter_sizes, draft_length="full")
+            return target, DominoDraftModel(config).eval()
+    finally:
+        torch.set_default_dtype(default)
+
+
+def weight_bytes(model: PreTrainedModel) -> int:
+    """Bytes of all weights but the embeddings, of which a round reads a few rows."""
+    table = model.get_input_embeddings() if isinstance(model, Qwen3ForCausalLM) else None
+    skipped = set() if table is None else {id(table.weight)}
+    return sum(weight.numel() * weight.element_size() for weight in model.parameters() if id(weight) not in skipped)
+
+
+def _head_bytes(target: PreTrainedModel) -> int:
+    """Bytes of the lm_head, which a draft reads too."""
+    weight = target.get_output_embeddings().weight
+    return weight.numel() * weight.element_size()
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second, read and written, that copying a large buffer reaches; the best of a few."""
+    source = torch.zeros(COPY_BYTES if device.type == "cuda" else COPY_BYTES // 16, dtype=torch.uint8, device=device)
+    copy = torch.empty_like(source)
+    return 2 * source.numel() / min(_timed(device, lambda: copy.copy_(source))[1] for _ in range(8))
+
+
+def _timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
+    """What `work` returns, and the seconds until the device has done it."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        return work(), time.perf_counter() - start
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    marks[0].record()
+    result = work()
+    marks[1].record()
+    marks[1].synchronize()
+    return result, marks[0].elapsed_time(marks[1]) / 1e3
+
+
+def _time_rounds(
+    target: PreTrainedModel, drafter: DominoDraftModel, prompt: torch.Tensor, method: str, num_rounds: int
+) -> tuple[torch.Tensor, float]:
+    """A text of one method and the milliseconds of a round: a longer text less a shorter one, prompt and all."""
+    context, options = METHODS[method]
+    assistant: dict[str, Any] = {} if method == "target alone" else {"assistant_model": drafter}
+    texts: list[torch.Tensor] = []
+    seconds: list[float] = []
+    rounds: list[int] = []
+    for count in (num_rounds, FEW_ROUNDS):  # the longer first, whose buffers and graphs the shorter takes
+        inputs = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "max_new_tokens": count + 1}
+        call = partial(target.generate, prompt, **inputs, **assistant, **options)
+        with context():
+            text, elapsed = _timed(prompt.device, call)
+        texts.append(text)
+        seconds.append(elapsed)
+        rounds.append(drafter.stats.num_rounds if assistant else count)
+    return texts[0], 1e3 * (seconds[0] - seconds[1]) / (rounds[0] - rounds[1])

@@ -1,0 +1,130 @@
+"""A run of `hf-domino bench`: measure, show what was measured, and say which outputs differ."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from tqdm.auto import tqdm
+
+from hf_domino.evaluation.benchmark.figures import draw_figures
+from hf_domino.evaluation.benchmark.measure import Bench
+from hf_domino.evaluation.benchmark.methods import METHODS, choose_methods
+from hf_domino.evaluation.benchmark.prompts import read_batches
+from hf_domino.evaluation.benchmark.report import fill_readme, label
+from hf_domino.evaluation.benchmark.rows import Row, RowsFile, measured, provenance_of_run, read_rows
+from hf_domino.evaluation.benchmark.summary import are_ties
+from hf_domino.pair import DTYPES, PROMPTS, Pair, check_device, find_pair, load_pair
+
+EXACT_DTYPE = "float32"  # in which greedy output must equal plain generation's
+
+
+def show(options: argparse.Namespace) -> None:
+    """Put the rows that were measured into a README, or draw them.
+
+    Args:
+        options (`argparse.Namespace`): Flags of `hf-domino bench`.
+    """
+    rows = read_rows(options.rows)
+    if options.readme:
+        fill_readme(options.readme, rows)
+    if options.figures:
+        print(*draw_figures(rows, options.figures), sep="\n")
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Measure what the flags ask for and write `--rows`, a batch at a time.
+
+    Args:
+        options (`argparse.Namespace`): Flags of `hf-domino bench`.
+
+    Returns:
+        `list[Row]`: All rows of the file.
+
+    Raises:
+        ValueError: If the flags do not fit one another, the models or the rows that are there.
+    """
+    _check(options)
+    pair = _load(options)
+    methods, skipped = choose_methods(pair, options)
+    batches = read_batches(_prompts_of(options, pair), options.num_prompts, options.batch_size)
+    bench, file = Bench(pair, methods, options), RowsFile(options.rows, provenance_of_run(options, pair, methods))
+    todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
+    kept = file.finished(todo, options.temperature) if options.resume else []
+    file.start(skipped, kept)
+    for done in {(row["mode"], row["prompt"]) for row in kept}:
+        del todo[done]
+    if todo:
+        bench.warm_up(batches[0])
+    for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
+        file.append(bench.measure(mode, index, batch))
+    return read_rows(options.rows)
+
+
+def _load(options: argparse.Namespace) -> Pair:
+    if options.target and options.pair:
+        raise ValueError("--target and --pair both name a target: give one of them.")
+    target = options.target or find_pair(options.pair).resolve()
+    dtype = DTYPES[options.dtype]
+    revisions = {"target_revision": options.target_revision, "drafter_revision": options.drafter_revision}
+    return load_pair(target, options.drafter, options.twin, options.assistant, dtype, options.device, **revisions)
+
+
+def _prompts_of(options: argparse.Namespace, pair: Pair) -> Path:
+    """File of prompts: the one that was named, else the target's, else the bundled pair's."""
+    own = pair.folder / PROMPTS
+    if options.prompts or own.is_file():
+        return options.prompts or own
+    try:
+        return find_pair() / PROMPTS
+    except FileNotFoundError as error:
+        raise ValueError(f"--prompts must be given: there is no {own}, and no bundled pair.") from error
+
+
+def _check(options: argparse.Namespace) -> None:
+    check_device(options.device)
+    if options.temperature < 0:
+        raise ValueError(f"--temperature must be at least 0, got {options.temperature}.")
+    if options.rows.exists() and not (options.overwrite or options.resume):
+        raise ValueError(
+            f"--rows {options.rows} is there already: go on with it (--resume), replace it (--overwrite), or write "
+            "elsewhere."
+        )
+
+
+def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
+    """Say on stderr which outputs differ from plain generation's and should not.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of one run.
+        options (`argparse.Namespace`): Flags of `hf-domino bench`.
+
+    Returns:
+        `int`: The exit code: 1 if any differ in fp32 but at a tie.
+    """
+    different: dict[tuple[str, str], list[Row]] = {}
+    for row in measured(rows):
+        is_promised = row["mode"] == "greedy" or METHODS[row["method"]].keeps_seed
+        if row["equals_plain"] is False and is_promised:
+            different.setdefault((row["mode"], row["method"]), []).append(row)
+    what = "prompt" if options.batch_size == 1 else "batch"
+    for (mode, method), found in different.items():
+        kind = "greedy" if mode == "greedy" else "sampled"
+        gone = sum(row.get("partings") == [] for row in found)
+        print(
+            f"DIFFERENT: {kind} output of {label(method)} is not plain generate's for {len(found)} {what}(s), first "
+            f"{what} {min(row['prompt'] for row in found)}; {sum(map(are_ties, found))} of them part at a tie"
+            f"{f', {gone} not when watched' if gone else ''}.",
+            file=sys.stderr,
+        )
+    if not different or options.dtype == EXACT_DTYPE:
+        return 0 if all(map(are_ties, chain(*different.values()))) else 1
+    print(
+        f"In {options.dtype} a block and single tokens round differently, and an argmax flips where two logits are "
+        f"nearly equal. Whether it is that: --dtype {EXACT_DTYPE}, or `hf_domino.shadow`.",
+        file=sys.stderr,
+    )
+    return 0

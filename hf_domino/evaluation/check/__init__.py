@@ -1,0 +1,126 @@
+"""The self-test: does a drafter fit its target, although all shapes match, and if not, why not.
+
+`width` asks first whether the target can be drafted for at all; `prompts` prepares what is asked, `measure` runs real
+rounds and variants of them, `verdict` says what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_domino._common.refusal import refusal
+from hf_domino.drafter.adapters import without_wrapper
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.evaluation.check.estimate import Estimate
+from hf_domino.evaluation.check.measure import Measurement, Text, measure_variants, write_text
+from hf_domino.evaluation.check.prompts import prepare_prompts
+from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
+from hf_domino.evaluation.check.width import WidthProbe, probe_width
+from hf_domino.target.compatibility import check_drafter, check_target
+from hf_domino.target.identity import TargetIdentity, identity_of, recognise
+
+__all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "WidthProbe", "check_fit", "probe_width"]
+
+MAX_NEW_TOKENS = 64  # per prompt
+PROMPTS_AT_A_TIME = 4  # before it is asked whether they were enough
+
+
+def check_fit(
+    drafter: DominoDraftModel,
+    target: PreTrainedModel,
+    tokenizer: Any = None,
+    prompts: Sequence[Any] | None = None,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+) -> CheckResult:
+    """Measure whether a drafter fits its target, and say why if it does not.
+
+    Generates a little text greedily and looks at what is accepted, as configured and with other layers, the other
+    `shift_label`, without correction head and without context. Neither model is changed.
+
+    Prompts are taken a few at a time, until the verdict is outside its sampling error or none are left.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
+        target (`PreTrainedModel`): The target; not changed.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the one saved with the target.
+        prompts (`Sequence`, *optional*): Texts, lists of messages, or token ids; defaults to a dozen short ones, in
+            each chat mode that the chat template knows. From four on they can be enough.
+        max_new_tokens (`int`, *optional*, defaults to 64): Tokens to generate per prompt.
+
+    Returns:
+        [`CheckResult`]: `fits`, `causes` and the measurements; print it for a table.
+
+    Raises:
+        ValueError: If sizes, layers or model type differ, if the target's forward depends on how many positions it is
+            given (see [`probe_width`]), or if there is nothing to measure.
+
+    Example:
+    ```python
+    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+    >>> from hf_domino import DominoConfig, DominoDraftModel, check_fit
+    >>> target = Qwen3ForCausalLM(Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16, eos_token_id=None,
+    ... ))
+    >>> drafter = DominoDraftModel(DominoConfig.for_target(target.config, block_size=8))
+    >>> result = check_fit(drafter, target, prompts=[[1, 2, 3], [4, 5]])
+    >>> result.fits, result.causes[0].name
+    (False, 'untrained')
+
+    ```
+    """
+    _check_models(drafter, target)
+    recognise(drafter.config, target, tokenizer)
+    recorded = TargetIdentity.recorded_in(drafter.config)
+    is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
+    prepared = prepare_prompts(target, tokenizer, prompts)
+    texts: list[Text] = []
+    variants: list[Measurement] = []
+    for start in range(0, len(prepared), PROMPTS_AT_A_TIME):
+        some = prepared[start : start + PROMPTS_AT_A_TIME]
+        texts += (new := [write_text(drafter, target, prompt, max_new_tokens) for prompt in some])
+        variants = _joined(variants, measure_variants(drafter, target, new))
+        result = judge(_by_mode(texts), variants, _is_fresh(drafter), is_its_target)
+        if result.verdict != TOO_FEW:
+            break
+    return result
+
+
+def _check_models(drafter: DominoDraftModel, target: PreTrainedModel) -> None:
+    """Refuse what cannot be measured, before anything is written."""
+    drafter = without_wrapper(drafter)
+    if not hasattr(drafter.config, "projector_type"):
+        remedy = "The order is check_fit(drafter, target, tokenizer)."
+        raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
+    check_drafter(drafter)
+    check_target(drafter.config, target)
+    probe_width(target)
+
+
+def _by_mode(texts: Sequence[Text]) -> list[Measurement]:
+    """The real rounds of each mode."""
+    modes: dict[str, list[list[int]]] = {}
+    for text in texts:
+        modes.setdefault(text.mode, []).append(text.acceptance_lengths)
+    return [Measurement(*mode) for mode in modes.items()]
+
+
+def _joined(before: Sequence[Measurement], new: Sequence[Measurement]) -> list[Measurement]:
+    """Measurements of the same settings on more texts."""
+    pairs = zip(before, new, strict=True) if before else ((Measurement(more.name, []), more) for more in new)
+    return [Measurement(more.name, old.texts + more.texts) for old, more in pairs]
+
+
+def _is_fresh(drafter: DominoDraftModel) -> bool:
+    """Whether the norms are still as initialised, which training changes within a few steps.
+
+    In half precision a little training rounds to 1 again, so a correction head that says something is looked at too.
+    """
+    if drafter.has_correction_head and bool(cast(nn.Linear, drafter.embed_proj[2]).weight.any()):
+        return False
+    norms = [weight for name, weight in drafter.named_parameters() if "norm" in name]
+    return all(bool((weight == 1).all()) for weight in norms)

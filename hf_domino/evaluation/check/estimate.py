@@ -1,0 +1,90 @@
+"""Means with their sampling error. Rounds of one text resemble each other, so texts are what is counted.
+
+The error is half the width of a confidence interval of `CONFIDENCE`, by Student's t over the texts' sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+CONFIDENCE = 0.95
+# Student's t, two-sided at `CONFIDENCE`, for 1, 2, ... degrees of freedom; the last one stands for all beyond.
+T_QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+MIN_ROUNDS = 8  # fewer say nothing either way: eight that agree are no chance
+
+
+class Estimate(float):
+    """A mean over all rounds, NaN without one, that knows what it may be off by.
+
+    Args:
+        mean (`float`): The number itself.
+        error (`float`): Half the width of its confidence interval; infinite for less than two texts or eight rounds.
+    """
+
+    error: float
+
+    def __new__(cls, mean: float, error: float = math.inf) -> Estimate:
+        """Make a number with an error."""
+        estimate = super().__new__(cls, mean)
+        estimate.error = error
+        return estimate
+
+    @property
+    def low(self) -> float:
+        """Lower end of the confidence interval."""
+        return self - self.error
+
+    @property
+    def high(self) -> float:
+        """Upper end of the confidence interval."""
+        return self + self.error
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Mean and error for JSON, which knows no NaN and no infinity: None."""
+        values = {"mean": float(self), "error": self.error}
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+    def __str__(self) -> str:
+        return f"{self:.2f} ± {self.error:.2f}" if math.isfinite(self.error) else f"{self:.2f} ± ?"
+
+
+def estimate_mean(texts: Sequence[Sequence[float]]) -> Estimate:
+    """Estimate the mean of a quantity that was read in every round of several texts.
+
+    Args:
+        texts (`Sequence[Sequence[float]]`): Per text, one value per round.
+
+    Example:
+    ```python
+    >>> from hf_domino.evaluation.check.estimate import estimate_mean
+    >>> print(estimate_mean([[1, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1]]))
+    0.75 ± 0.54
+    >>> print(estimate_mean([[1, 0, 1, 1, 1, 1, 0, 1, 0, 1, 1, 1]]))
+    0.75 ± ?
+
+    ```
+    """
+    texts = [text for text in texts if text]
+    num_rounds = sum(len(text) for text in texts)
+    if not num_rounds:
+        return Estimate(math.nan)
+    mean = sum(sum(text) for text in texts) / num_rounds
+    if len(texts) < 2 or num_rounds < MIN_ROUNDS:
+        return Estimate(mean)
+    between = sum((sum(text) - mean * len(text)) ** 2 for text in texts) * len(texts) / (len(texts) - 1)
+    # Texts that agree by chance do not make rounds more certain than independent ones.
+    within = sum((value - mean) ** 2 for text in texts for value in text)
+    quantile = T_QUANTILES[min(len(texts) - 1, len(T_QUANTILES)) - 1]
+    return Estimate(mean, quantile * math.sqrt(max(between, within)) / num_rounds)
+
+
+def estimate_difference(texts: Sequence[Sequence[float]], before: Sequence[Sequence[float]]) -> Estimate:
+    """Estimate how much larger a quantity is than `before`, read in the same rounds of the same texts.
+
+    Args:
+        texts (`Sequence[Sequence[float]]`): Per text, one value per round.
+        before (`Sequence[Sequence[float]]`): What to compare with, of the same lengths.
+    """
+    pairs = zip(texts, before, strict=True)
+    return estimate_mean([[value - other for value, other in zip(*pair, strict=True)] for pair in pairs])

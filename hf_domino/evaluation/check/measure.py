@@ -1,0 +1,189 @@
+"""Measure how much of a drafter's proposals its target accepts, as configured and in variants.
+
+The text is generated greedily in real rounds. A variant then drafts a block at every position of that same text, with
+the code of a round, so that variants are compared on equal terms and the target does not run again.
+
+Shapes: S tokens of prompt and text, N anchors, K block size, P proposals, H hidden size, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LogitsProcessorList, PreTrainedModel
+
+from hf_domino.configuration.domino_config import DominoConfig, default_target_layer_ids
+from hf_domino.decoding.loop import assisted_decoding
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.drafter.blocks import draft_hidden_states
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
+from hf_domino.evaluation.check.prompts import Prompt
+from hf_domino.target.view import TargetModel
+
+# Names of the variants; the first two are followed by the value.
+LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
+AS_CONFIGURED, WITHOUT_HEAD, WITHOUT_CONTEXT = "as configured", "without the correction head", "without context"
+ANCHORS_PER_FORWARD = 16  # bounds the memory of the context's keys and of the logits
+
+
+@dataclass(frozen=True)
+class Text:
+    """What the target wrote after one prompt, generated with the drafter.
+
+    Args:
+        mode (`str`): Mode of the prompt.
+        ids (`torch.Tensor`): Prompt and text, `[1, S]`.
+        prompt_length (`int`): Tokens of the prompt.
+        acceptance_lengths (`list[int]`): Of the rounds that made it, its last one as far as the text goes.
+        processors (`LogitsProcessorList`): Processors of the target's generation configuration.
+    """
+
+    mode: str
+    ids: torch.Tensor
+    prompt_length: int
+    acceptance_lengths: list[int]
+    processors: LogitsProcessorList
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Acceptance in one setting.
+
+    Args:
+        name (`str`): The setting.
+        texts (`list[list[int]]`): Per text, the acceptance length of each round: accepted proposals and the bonus.
+    """
+
+    name: str
+    texts: list[list[int]]
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds measured."""
+        return sum(len(rounds) for rounds in self.texts)
+
+    @property
+    def acceptance_length(self) -> Estimate:
+        """Mean tokens per round, bonus included; NaN without a round."""
+        return estimate_mean(self.texts)
+
+    @property
+    def first_rate(self) -> Estimate:
+        """Share of rounds whose first proposal was accepted; NaN without a round."""
+        return estimate_mean([[float(length > 1) for length in rounds] for rounds in self.texts])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurement for JSON."""
+        estimates = {"acceptance_length": self.acceptance_length, "first_accepted": self.first_rate}
+        counts = {"name": self.name, "num_texts": len(self.texts), "num_rounds": self.num_rounds}
+        return counts | {name: estimate.to_dict() for name, estimate in estimates.items()}
+
+
+def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
+    """Generate greedily in real rounds.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter; its `stats` stay as they are.
+        target (`PreTrainedModel`): The target; its generation configuration gives the processors.
+        prompt (`Prompt`): Where to start.
+        max_new_tokens (`int`): Tokens to generate at most.
+    """
+    seen: list[LogitsProcessorList] = []
+    view = drafter.view(draft_length="full")  # statistics are kept per object
+
+    def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+        seen.append(logits_processor)
+        return assisted_decoding(
+            model, input_ids, logits_processor, stopping_criteria, generation_config, drafter=view, **model_kwargs
+        )
+
+    # `custom_generate` works whether or not the patch is installed, and past a target that is attached.
+    ids = target.generate(
+        prompt.input_ids.to(target.device),
+        attention_mask=torch.ones_like(prompt.input_ids, device=target.device),
+        custom_generate=decode,
+        do_sample=False,
+        num_beams=1,
+        num_return_sequences=1,
+        max_new_tokens=max_new_tokens,
+        return_dict_in_generate=False,
+    )
+    return Text(prompt.mode, ids, prompt.input_ids.shape[1], list(view.stats.rows[0]), seen[0])
+
+
+def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[tuple[str, DominoDraftModel]]:
+    """Yield the drafter as configured and its variants: a name, and a view of the drafter."""
+    config = drafter.config
+    yield AS_CONFIGURED, drafter.view()
+    for layer_ids in _other_layer_ids(config, num_target_layers):
+        yield f"{LAYERS}{layer_ids}", drafter.view(target_layer_ids=layer_ids)
+    if config.pure_draft_prefix_len < config.block_size - int(config.shift_label):
+        yield f"{SHIFT_LABEL}{not config.shift_label}", drafter.view(shift_label=not config.shift_label)
+    if drafter.has_correction_head:
+        yield WITHOUT_HEAD, drafter.view(projector_type="dflash")
+    yield WITHOUT_CONTEXT, drafter.view()
+
+
+def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[int]]:
+    """Layers a drafter may have been trained with instead: one off, in order, and by the releases' rule."""
+    ids = list(config.target_layer_ids or ())
+    candidates = [[layer + 1 for layer in ids], [layer - 1 for layer in ids], sorted(ids)]
+    candidates.append(default_target_layer_ids(num_target_layers, len(ids)))
+    found: list[list[int]] = []
+    for other in candidates:
+        # The last layer's output is normed: no drafter reads it. `fc` fixes how many there are.
+        is_valid = len(other) == len(ids) and min(other) >= 0 and max(other) <= num_target_layers - 2
+        if is_valid and other != ids and other not in found:
+            found.append(other)
+    return found
+
+
+@torch.no_grad()
+def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, texts: Sequence[Text]) -> list[Measurement]:
+    """Draft a block at every position of the texts, once per variant.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter.
+        target (`PreTrainedModel`): The target.
+        texts (`Sequence[Text]`): What it wrote; one that is shorter than a block gives no rounds.
+    """
+    variants = list(variants_of(drafter, target.config.get_text_config(decoder=True).num_hidden_layers))
+    lengths: dict[str, list[list[int]]] = {name: [] for name, _ in variants}
+    for text in texts:
+        all_layers = TargetModel(target, drafter.config).capture_kwargs(capture_all=True)
+        outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=1, **all_layers)
+        for name, view in variants:
+            target_view = TargetModel(target, view.config)
+            captured = None if name == WITHOUT_CONTEXT else target_view.captured(outputs)
+            lengths[name].append(_draft_everywhere(view, target_view, text, captured))
+    return [Measurement(name, rounds) for name, rounds in lengths.items()]
+
+
+def _draft_everywhere(
+    drafter: DominoDraftModel, target: TargetModel, text: Text, captured: tuple[torch.Tensor, ...] | None
+) -> list[int]:
+    """Acceptance length of a round at every position of the text that has a whole block behind it."""
+    depth = drafter.config.block_size - 1  # what every variant proposes
+    law = TokenLaw(text.processors).without_state()
+    anchors = torch.arange(
+        text.prompt_length, max(text.ids.shape[1] - depth, text.prompt_length), device=text.ids.device
+    )
+    features = None
+    if captured is not None:
+        features = drafter.fuse_context([states.to(drafter.device) for states in captured])
+    lengths = []
+    for piece in anchors.split(ANCHORS_PER_FORWARD) if len(anchors) else ():
+        context = None if features is None else features[:, : int(piece.max())]
+        draft_hidden = draft_hidden_states(drafter, target, text.ids, context, piece[None])[0]
+        first = drafter.config.label_offset
+        prefixes = Prefixes(text.ids.expand(len(piece), -1), (piece + 1).tolist(), [0] * len(piece))
+        proposals = rollout(drafter, target, draft_hidden[:, first : first + depth], prefixes, law)
+        truth = text.ids[0, piece[:, None] + 1 + torch.arange(depth, device=piece.device)]  # [N, P]
+        lengths += ((proposals == truth).long().cumprod(dim=1).sum(dim=1) + 1).tolist()
+    return lengths

@@ -1,0 +1,200 @@
+"""What the measurements of a self-test mean: does the drafter fit, and if not, what is the likely cause.
+
+Only what lies outside the sampling error is a verdict or a cause; what lies inside is a doubt that more prompts settle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hf_domino.evaluation.check.estimate import MIN_ROUNDS, Estimate, estimate_difference
+from hf_domino.evaluation.check.measure import (
+    AS_CONFIGURED,
+    LAYERS,
+    SHIFT_LABEL,
+    WITHOUT_CONTEXT,
+    WITHOUT_HEAD,
+    Measurement,
+)
+
+# A drafter that fits gets more than half of its first proposals accepted, also a small one that was trained briefly on
+# text unlike the prompt; one that reads the wrong features gets about as many as a bigram would, below a fifth.
+MIN_FIRST_RATE = 0.3
+# A variant explains something if rounds get longer by this share; between equally good settings it is below 0.03.
+MIN_GAIN = 0.1
+
+FITS, DOES_NOT_FIT, TOO_FEW = "fits", "does not fit", "too few to say"
+WRONG_LAYERS, WRONG_SHIFT_LABEL, HARMFUL_HEAD = "wrong layers", "wrong shift_label", "correction head harms"
+WRONG_TARGET, WRONG_MODE, UNTRAINED = "wrong target", "wrong chat mode", "untrained"
+REMEDIES = {
+    WRONG_LAYERS: "Set config.target_layer_ids to the layers it was trained with.",
+    WRONG_SHIFT_LABEL: "Set config.shift_label to the value it was trained with.",
+    HARMFUL_HEAD: "Check that prefix_gru and embed_proj belong to this backbone, or train with a slower curriculum.",
+    WRONG_TARGET: "Load the target it was trained for, at the same revision.",
+    WRONG_MODE: "Generate in the mode it was trained in, or train it in the other one too.",
+    UNTRAINED: "Train it, or go on training.",
+}
+_CAUSE_OF = {LAYERS: WRONG_LAYERS, SHIFT_LABEL: WRONG_SHIFT_LABEL, WITHOUT_HEAD: HARMFUL_HEAD}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One likely cause.
+
+    Args:
+        name (`str`): One of `"wrong layers"`, `"wrong shift_label"`, `"correction head harms"`, `"wrong target"`,
+            `"wrong chat mode"`, `"untrained"`.
+        evidence (`str`): What was measured.
+    """
+
+    name: str
+    evidence: str
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return REMEDIES[self.name]
+
+    def to_dict(self) -> dict[str, str]:
+        """The cause for JSON."""
+        return {"name": self.name, "evidence": self.evidence, "remedy": self.remedy}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What a self-test found. Printing it shows the verdict, the causes and the table of measurements.
+
+    Args:
+        modes (`list[Measurement]`): Real rounds, per mode of prompt: text, chat, chat with and without thinking.
+        variants (`list[Measurement]`): A round at every position of the same text, as configured first.
+        causes (`list[Cause]`): Likely causes, the likeliest first; empty where the drafter fits.
+        doubts (`list[str]`): What would be against the drafter, but may be chance.
+    """
+
+    modes: list[Measurement]
+    variants: list[Measurement]
+    causes: list[Cause]
+    doubts: list[str]
+
+    @property
+    def verdict(self) -> str:
+        """`"fits"`, `"does not fit"` or `"too few to say"`."""
+        return DOES_NOT_FIT if self.causes else TOO_FEW if self.doubts else FITS
+
+    @property
+    def fits(self) -> bool:
+        """Whether acceptance is surely high enough in every mode, and no variant seems to do clearly better."""
+        return self.verdict == FITS
+
+    @property
+    def measured(self) -> Measurement:
+        """The real rounds of all modes together."""
+        return Measurement("real rounds", [rounds for mode in self.modes for rounds in mode.texts])
+
+    @property
+    def acceptance_length(self) -> Estimate:
+        """Mean tokens per real round, bonus included."""
+        return self.measured.acceptance_length
+
+    @property
+    def first_rate(self) -> Estimate:
+        """Share of real rounds whose first proposal was accepted."""
+        return self.measured.first_rate
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result for JSON: verdict, causes, doubts and measurements, each with its 95 % error."""
+        return {
+            "verdict": self.verdict,
+            "causes": [cause.to_dict() for cause in self.causes],
+            "doubts": self.doubts,
+            "modes": [mode.to_dict() for mode in self.modes],
+            "variants": [variant.to_dict() for variant in self.variants],
+        }
+
+    def __str__(self) -> str:
+        rounds = f"{self.measured.num_rounds} rounds of {len(self.measured.texts)} texts"
+        if self.causes:
+            lines = ["The drafter does not fit:"]
+            lines += [f"- {cause.name}: {cause.evidence} {cause.remedy}" for cause in self.causes]
+        elif self.doubts:
+            lines = [f"Too few to say whether the drafter fits, {rounds}:", *(f"- {doubt}" for doubt in self.doubts)]
+            lines.append("Give more prompts, like those that the drafter is for, or ones with longer answers.")
+        else:
+            lines = [f"The drafter fits: first proposals accepted: {self.first_rate}, needed {MIN_FIRST_RATE}"]
+        return "\n".join([*lines, "", *_table(self.modes, self.variants)])
+
+
+def _table(modes: Sequence[Measurement], variants: Sequence[Measurement]) -> Iterator[str]:
+    width = 4 + max(len(measured.name) for measured in (*modes, *variants))
+    yield f"{'':<{width}}  rounds  acceptance length  first accepted"
+    for title, rows in (("real rounds", modes), ("a round at every position", variants)):
+        yield title
+        for row in rows:
+            yield f"  {row.name:<{width}}{row.num_rounds:>6}{row.acceptance_length!s:>19}{row.first_rate!s:>16}"
+    yield f"± is the sampling error. A variant must be better by more than that, and by {MIN_GAIN:.0%}, to matter."
+
+
+def judge(
+    modes: Sequence[Measurement],
+    variants: Sequence[Measurement],
+    is_fresh: bool = False,
+    is_its_target: bool = False,
+) -> CheckResult:
+    """Decide whether a drafter fits and order the likely causes if it does not.
+
+    Args:
+        modes (`Sequence[Measurement]`): Real rounds, per mode.
+        variants (`Sequence[Measurement]`): As configured first, then the variants, on the same positions.
+        is_fresh (`bool`, *optional*, defaults to `False`): Whether the weights look as initialised. Such a drafter does
+            not fit even where it is accepted: it may copy a target that repeats itself.
+        is_its_target (`bool`, *optional*, defaults to `False`): Whether the drafter's record says that this is the
+            target it was trained for.
+    """
+    rates = {mode.name: mode.first_rate for mode in modes}
+    low = [name for name, rate in rates.items() if rate.high < MIN_FIRST_RATE]
+    unclear = [name for name, rate in rates.items() if name not in low and not rate.low >= MIN_FIRST_RATE]
+    doubts = [f"first proposals accepted: {rates[name]} in {name!r}, needed {MIN_FIRST_RATE}." for name in unclear]
+    causes = [Cause(UNTRAINED, "all norm weights are 1, as in a fresh model.")] if is_fresh else []
+    better = [] if not variants else _better_variants(variants[0], variants[1:])
+    causes += [cause for cause, is_certain in better if is_certain]
+    doubts += [cause.evidence for cause, is_certain in better if not is_certain]
+    if len(low) == len(rates):
+        known = {cause.name for cause in causes}
+        causes += [cause for cause in _from_low_acceptance(variants, is_its_target) if cause.name not in known]
+    elif low and not unclear:
+        by_mode = ", ".join(f"{rate} in {name!r}" for name, rate in rates.items())
+        causes.append(Cause(WRONG_MODE, f"first proposals accepted: {by_mode}."))
+    return CheckResult(list(modes), list(variants), causes, doubts)
+
+
+def _better_variants(before: Measurement, variants: Sequence[Measurement]) -> list[tuple[Cause, bool]]:
+    """A cause for each kind of variant that does clearly better, the best first, and whether it is no chance."""
+    gains = {variant.name: estimate_difference(variant.texts, before.texts) for variant in variants}
+    found: dict[str, tuple[Cause, bool]] = {}
+    for variant in sorted(variants, key=lambda variant: -gains[variant.name]):
+        kind = next((cause for prefix, cause in _CAUSE_OF.items() if variant.name.startswith(prefix)), WRONG_TARGET)
+        gain, old, new = gains[variant.name], before.acceptance_length, variant.acceptance_length
+        if variant.num_rounds >= MIN_ROUNDS and gain >= MIN_GAIN * old and kind not in found:
+            evidence = f"{variant.name} acceptance length is {new:.2f}, not {old:.2f}: a gain of {gain}."
+            found[kind] = Cause(kind, evidence), gain.low > 0
+    return list(found.values())
+
+
+def _from_low_acceptance(variants: Sequence[Measurement], is_its_target: bool) -> Iterator[Cause]:
+    """Causes that no variant puts right, by whether the context is of any use and the target is known."""
+    named = {variant.name: variant for variant in variants if variant.num_rounds >= MIN_ROUNDS}
+    if not {AS_CONFIGURED, WITHOUT_CONTEXT} <= set(named):
+        yield Cause(UNTRAINED, "acceptance is low, and the texts are shorter than a block: no variant was measured.")
+        return
+    configured, without = named[AS_CONFIGURED], named[WITHOUT_CONTEXT]
+    gain = estimate_difference(configured.texts, without.texts)
+    figures = (
+        f"acceptance length is {configured.acceptance_length:.2f} with context and "
+        f"{without.acceptance_length:.2f} without: a gain of {gain}."
+    )
+    if gain.high < MIN_GAIN * without.acceptance_length and not is_its_target:
+        yield Cause(WRONG_TARGET, f"the context features do not help: {figures}")
+        yield Cause(WRONG_LAYERS, "those that were tried instead do not do better, but not all were.")
+    yield Cause(UNTRAINED, f"acceptance is low: {figures}")

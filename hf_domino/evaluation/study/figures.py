@@ -1,0 +1,161 @@
+"""Figures of a study, drawn from the rows of one budget alone, in the style of the benchmark's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_domino.evaluation.benchmark.figures import FAINT, INK, STYLE, WIDTH
+from hf_domino.evaluation.study.plan import BASE, Study
+from hf_domino.evaluation.study.rows import Row
+from hf_domino.evaluation.study.summary import Summary, conditional_rates, summarize
+
+BETTER, WORSE, SAME, REFERENCE = "#2f8a45", "#c0483c", "#6e7781", "#3b74b8"
+LINES = ("#3b74b8", "#cf6f1e", "#bf3989", "#2f8a45", "#8250df", "#a9802f", "#14532d", "#6e7781")
+SHAPES = {
+    "gru_hidden_dim": "width of the prefix state",
+    "emb_dim": "rank of the head",
+    "num_hidden_layers": "backbone layers",
+    "target_layer_ids": "captured layers",
+}
+
+
+def make_figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
+    """Draw every figure that the rows have the data for.
+
+    Args:
+        study (`Study`): Variants in their order.
+        rows (`Sequence[Row]`): Rows of one budget.
+
+    Returns:
+        `dict[str, matplotlib.figure.Figure]`: `variants`, `positions` and, where shapes were varied, `size`.
+
+    Raises:
+        ValueError: If matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ValueError(
+            "Figures need matplotlib, which is not installed: pip install 'hf-domino[figures]'."
+        ) from error
+    summaries = summarize(study, rows)
+    with matplotlib.rc_context(STYLE):
+        figures = {
+            "variants": _draw_variants(summaries, rows),
+            "positions": _draw_positions(summaries),
+            "size": _draw_size(study, summaries),
+        }
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def draw_figures(study: Study, rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Write every figure that the rows have the data for as an SVG file.
+
+    Args:
+        study (`Study`): Variants in their order.
+        rows (`Sequence[Row]`): Rows of one budget.
+        folder (`Path`): Where to write; made if it is not there.
+
+    Returns:
+        `list[Path]`: The files.
+
+    Raises:
+        ValueError: If matplotlib is not installed.
+    """
+    figures = make_figures(study, rows)
+    import matplotlib
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.svg" for name in figures]
+    with matplotlib.rc_context(STYLE):
+        for path, figure in zip(paths, figures.values(), strict=True):
+            figure.savefig(path, metadata={"Date": None})
+    return paths
+
+
+def colour_of(summary: Summary) -> str:
+    """Better or worse by more than chance, or neither; the base has a colour of its own."""
+    if summary.variant == BASE:
+        return REFERENCE
+    if summary.difference is None or not summary.difference.is_clear:
+        return SAME
+    return BETTER if summary.difference.mean > 0 else WORSE
+
+
+def _figure(height: float, columns: int = 1) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    return figure, figure.subplots(1, columns, squeeze=False)[0]
+
+
+def _draw_variants(summaries: Sequence[Summary], rows: Sequence[Row]) -> Any:
+    """A line a variant: runs as dots, their mean as a bar, and in grey what it is compared with, as wide as chance."""
+    figure, (axes,) = _figure(1.2 + 0.34 * len(summaries))
+    means = {summary.variant: summary.acceptance_length for summary in summaries}
+    for place, summary in enumerate(summaries):
+        colour, difference = colour_of(summary), summary.difference
+        if difference is not None and difference.error is not None:
+            middle = means[difference.against]
+            axes.barh(place, 2 * difference.error, left=middle - difference.error, height=0.7, color=FAINT, alpha=0.6)
+            axes.plot([middle, middle], [place - 0.35, place + 0.35], color=SAME, linewidth=0.8)
+        lengths = [row["acceptance_length"] for row in rows if row["variant"] == summary.variant]
+        axes.plot(lengths, [place] * len(lengths), "o", color=colour, markersize=4.5, alpha=0.65, markeredgewidth=0)
+        axes.plot([means[summary.variant]] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=2.4)
+    axes.set_yticks(range(len(summaries)), [summary.variant for summary in summaries])
+    axes.set_ylim(len(summaries) - 0.4, -0.6)
+    axes.grid(axis="x", color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("acceptance length; grey: what it is compared with, and what chance explains")
+    return figure
+
+
+def _draw_positions(summaries: Sequence[Summary]) -> Any:
+    """Acceptance by position of the variants with several seeds, of all rounds and of those that came so far."""
+    core = [summary for summary in summaries if len(summary.seeds) > 1] or list(summaries)
+    figure, panels = _figure(4.4, columns=2)
+    for summary, colour in zip(core, LINES, strict=False):
+        for axes, rates in zip(
+            panels, (summary.acceptance_rate_at, conditional_rates(summary.acceptance_rate_at)), strict=True
+        ):
+            places = range(1, len(rates) + 1)
+            axes.plot(places, rates, color=colour, marker="o", markersize=3.5, label=summary.variant)
+    for axes, text in zip(panels, ("share of all rounds", "share of rounds that came so far"), strict=True):
+        axes.set_title(text, loc="left", fontsize=12)
+        axes.set_xlabel("position in the draft")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_ylim(0, 1)
+        axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    panels[0].set_ylabel("accepted")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _draw_size(study: Study, summaries: Sequence[Summary]) -> Any:
+    """Acceptance against parameters where one number of the shape was changed; None where none was."""
+    by_name = {summary.variant: summary for summary in summaries}
+    groups: dict[str, list[Summary]] = {}
+    for name, summary in by_name.items():
+        if len(changed := list(study.variants[name].described())) == 1 and changed[0] in SHAPES:
+            groups.setdefault(changed[0], []).append(summary)
+    if not groups or BASE not in by_name:
+        return None
+    figure, (axes,) = _figure(4.6)
+    for (field, group), colour in zip(groups.items(), LINES[1:], strict=False):
+        ordered = sorted([*group, by_name[BASE]], key=lambda summary: summary.figures["parameters"])
+        sizes = [summary.figures["parameters"] / 1e6 for summary in ordered]
+        lengths = [summary.acceptance_length for summary in ordered]
+        axes.plot(sizes, lengths, color=colour, marker="o", markersize=4, label=SHAPES[field])
+        for summary, size in zip(ordered, sizes, strict=True):
+            if summary.variant != BASE:
+                text = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 9, "color": colour}
+                axes.annotate(summary.variant, (size, summary.acceptance_length), **text)
+    base = by_name[BASE]
+    axes.plot(base.figures["parameters"] / 1e6, base.acceptance_length, "o", color=INK, markersize=7, label="the base")
+    axes.grid(color=FAINT, linewidth=0.6)
+    axes.set_xlabel("millions of parameters")
+    axes.set_ylabel("acceptance length")
+    figure.legend(loc="outside lower center", ncols=5)
+    return figure

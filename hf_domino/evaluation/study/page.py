@@ -1,0 +1,153 @@
+"""From the rows of a study to its page: no figure is typed by hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_domino.evaluation.benchmark.report import markdown_table, number
+from hf_domino.evaluation.study.figures import draw_figures
+from hf_domino.evaluation.study.plan import Run, Study
+from hf_domino.evaluation.study.rows import Row
+from hf_domino.evaluation.study.summary import Difference, Summary, summarize
+
+MARKERS = re.compile(r"(<!-- study:begin -->\n).*?(<!-- study:end -->)", re.DOTALL)
+HEADS = ("acceptance length", "over", "above at", "base loss", "corrected loss", "parameters", "training, CPU s")
+MINUS = "\N{MINUS SIGN}"
+
+
+def fill_page(page: Path, study: Study, rows: Sequence[Row]) -> list[Path]:
+    """Write what the rows say between the markers `<!-- study:begin -->` and `<!-- study:end -->`, and the figures.
+
+    Args:
+        page (`Path`): A Markdown file with both markers. Figures go to a folder of its name beside it.
+        study (`Study`): Questions, and what each variant is compared with.
+        rows (`Sequence[Row]`): Rows of one budget.
+
+    Returns:
+        `list[Path]`: What was written.
+
+    Raises:
+        ValueError: If the file or the markers are missing.
+    """
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    if not MARKERS.search(text):
+        raise ValueError(f"{page} has no lines <!-- study:begin --> and <!-- study:end --> to write between.")
+    figures = draw_figures(study, rows, page.with_suffix(""))
+    found = results(study, rows) + "".join(f"\n![{path.stem}]({page.stem}/{path.name})\n" for path in figures)
+    page.write_text(MARKERS.sub(lambda match: match[1] + found + match[2], text), encoding="utf-8")
+    return [page, *figures]
+
+
+def results(study: Study, rows: Sequence[Row]) -> str:
+    """Twins, what is more than chance, the table, and its caption, as Markdown.
+
+    Args:
+        study (`Study`): Questions, and what each variant is compared with.
+        rows (`Sequence[Row]`): Rows of one budget.
+    """
+    summaries = summarize(study, rows)
+    said = [*_twins(study, summaries), *_verdicts(summaries)]
+    body = [[f"`{summary.variant}`: {summary.question}", *_cells(summary)] for summary in summaries]
+    return "".join(f"- {line}\n" for line in said) + f"\n{markdown_table(HEADS, body)}\n{caption(rows)}\n"
+
+
+def _twins(study: Study, summaries: Sequence[Summary]) -> list[str]:
+    """How often each Domino variant is above its DFlash twin, and by how much."""
+    lines = []
+    for summary in summaries:
+        difference = summary.difference
+        if difference and study.variants[summary.variant].changes.get("projector_type") == "dflash":
+            below = difference.seeds - difference.above
+            times = f"{1 / difference.ratio:.2f} x the acceptance length"
+            seeds = f"above it at {below} of {difference.seeds} seeds"
+            lines.append(f"`{difference.against}` has {times} of its twin `{summary.variant}`, {seeds}.")
+    return lines
+
+
+def _verdicts(summaries: Sequence[Summary]) -> list[str]:
+    """The variants by whether they differ from what they are compared with by more than chance."""
+    found = [(summary.variant, summary.difference) for summary in summaries if summary.difference]
+    kinds = {
+        "More than chance, and better": [pair for pair in found if pair[1].is_clear and pair[1].mean > 0],
+        "More than chance, and worse": [pair for pair in found if pair[1].is_clear and pair[1].mean < 0],
+        "Within chance": [pair for pair in found if pair[1].error is not None and not pair[1].is_clear],
+    }
+    lines = []
+    for kind, pairs in kinds.items():
+        if pairs:
+            ordered = sorted(pairs, key=lambda pair: -abs(pair[1].mean))
+            lines.append(f"{kind}: {', '.join(f'`{name}` ({signed(pair.mean)})' for name, pair in ordered)}.")
+    return lines
+
+
+def signed(value: float) -> str:
+    """A difference, with a minus sign that is as wide as a plus."""
+    return f"{value:+.2f}".replace("-", MINUS)
+
+
+def _cells(summary: Summary) -> list[str]:
+    figures = summary.figures
+    length = number(summary.acceptance_length)
+    if len(summary.seeds) > 1:
+        length += f" ({summary.low:.2f} to {summary.high:.2f})"
+    return [
+        length,
+        *_compared(summary.difference),
+        number(figures["base_loss"]),
+        number(figures["corrected_loss"]),
+        f"{figures['parameters'] / 1e6:.2f} M",
+        f"{figures['cpu_seconds']:.0f}",
+    ]
+
+
+def _compared(difference: Difference | None) -> tuple[str, str]:
+    if difference is None:
+        return "", ""
+    error = "" if difference.error is None else f" ± {difference.error:.2f}"
+    over = f"`{difference.against}`: {signed(difference.mean)}{error}"
+    return over, f"{difference.above} of {difference.seeds}"
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """Say what the rows were measured on, and how.
+
+    Args:
+        rows (`Sequence[Row]`): Rows of one budget.
+    """
+    first, base = rows[0], rows[0]["base"]
+    rounds = [row["num_rounds"] for row in rows]
+    each = f"{first['steps']} steps x {base['per_device_train_batch_size']} rows x {base['num_anchors']} anchors"
+    return (
+        f"Budget `{first['budget']}`: {len(rows)} runs of {each}, for {first['target']}. Acceptance length is of "
+        f"greedy rounds, {min(rounds)} to {max(rounds)} of them over {first['num_texts']} held-out texts; in brackets "
+        "the lowest and the highest seed; ± is what chance explains of a difference in 95 of 100 cases, from the "
+        "scatter over seeds. Losses are cross-entropies with held-out text, whatever was trained; along a block they "
+        "count as by the variant's `loss_decay`. "
+        f"{_all(rows, 'hardware')}, {_all(rows, 'threads')} thread a run, torch {_all(rows, 'torch')}, transformers "
+        f"{_all(rows, 'transformers')}, commit {', '.join(dict.fromkeys(row['commit'][:7] for row in rows))}, "
+        f"{_all(rows, 'date')}."
+    )
+
+
+def _all(rows: Sequence[Row], field: str) -> str:
+    return ", ".join(dict.fromkeys(str(row[field]) for row in rows))
+
+
+def listing(study: Study, budget: str, rows: Sequence[Row]) -> str:
+    """The variants with what they change, and which seeds have a row.
+
+    Args:
+        study (`Study`): The study.
+        budget (`str`): Name of a budget.
+        rows (`Sequence[Row]`): Its rows.
+    """
+    size, done = study.budget(budget), {Run(row["variant"], row["seed"]) for row in rows}
+    count = sum(run in done for run in study.runs())
+    lines = [f"budget {budget}: {size.steps} steps, {study.num_rows(size)} texts; {count} of {len(study.runs())} runs"]
+    for name, variant in study.variants.items():
+        seeds = "".join("x" if Run(name, seed) in done else "." for seed in range(variant.seeds))
+        changes = ", ".join(f"{field}={value}" for field, value in variant.described().items()) or "the base"
+        lines.append(f"{name:16} {seeds:4} {variant.question}  [{changes}]")
+    return "\n".join(lines)

@@ -1,0 +1,152 @@
+"""What a study compares: base, budgets and variants of its YAML file, and the runs they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hf_domino._common.refusal import refusal
+
+STUDY_FILE = Path(__file__).with_name("study.yaml")
+BASE = "domino"
+TEXTS = ("mixed", "greedy", "sampled", "plain")
+SECTIONS = ("base", "budgets", "variants")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much every run gets.
+
+    Args:
+        steps (`int`): Optimizer steps.
+        texts (`int`): Held-out texts that acceptance is walked over.
+    """
+
+    steps: int
+    texts: int
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The base with some fields changed.
+
+    Args:
+        question (`str`): What it answers.
+        seeds (`int`, *optional*, defaults to 1): How many runs, with seeds 0, 1, ...
+        against (`str`, *optional*, defaults to `"domino"`): The variant it is compared with.
+        text (`str`, *optional*, defaults to `"mixed"`): What it is trained on.
+        backbone_of (`str`, *optional*): A variant whose backbone is taken over and frozen.
+        changes (`dict`): Fields of a training that differ from the base.
+    """
+
+    question: str
+    seeds: int = 1
+    against: str = BASE
+    text: str = TEXTS[0]
+    backbone_of: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def described(self) -> dict[str, Any]:
+        """Everything it changes, for its rows."""
+        ours = {"text": self.text} if self.text != TEXTS[0] else {}
+        return self.changes | ours | ({"backbone_of": self.backbone_of} if self.backbone_of else {})
+
+
+@dataclass(frozen=True)
+class Run:
+    """One variant, one seed."""
+
+    variant: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder and its line in the log."""
+        return f"{self.variant}-{self.seed}"
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's file, checked.
+
+    Args:
+        base (`dict`): Fields that all trainings share.
+        budgets (`dict[str, Budget]`): By name.
+        variants (`dict[str, Variant]`): By name, in the order they are trained.
+    """
+
+    base: dict[str, Any]
+    budgets: dict[str, Budget]
+    variants: dict[str, Variant]
+
+    def runs(self, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Run]:
+        """The runs that are asked for, in order.
+
+        Args:
+            only (`Sequence[str]`, *optional*): Names of variants; all by default.
+            seeds (`Sequence[int]`, *optional*): In place of those of each variant.
+
+        Raises:
+            ValueError: If there is no such variant.
+        """
+        for name in only:
+            if name not in self.variants:
+                raise refusal("--only", f"among {', '.join(self.variants)}", name, "See hf-domino study --list.")
+        chosen = [(name, variant) for name, variant in self.variants.items() if not only or name in only]
+        return [Run(name, seed) for name, variant in chosen for seed in seeds or range(variant.seeds)]
+
+    def budget(self, name: str) -> Budget:
+        """A budget by its name.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        if name not in self.budgets:
+            raise refusal("--budget", f"among {', '.join(self.budgets)}", name, "Budgets stand in the study's file.")
+        return self.budgets[name]
+
+    def num_rows(self, budget: Budget) -> int:
+        """Texts that a run of this budget trains on, each once."""
+        return budget.steps * self.base["per_device_train_batch_size"]
+
+
+def load_study(path: Path = STUDY_FILE) -> Study:
+    """Read a study's file.
+
+    Args:
+        path (`Path`, *optional*): YAML with `base`, `budgets` and `variants`; defaults to the one of this package.
+
+    Raises:
+        ValueError: If it holds something else, or a variant names one that is not there before it.
+    """
+    if not path.is_file():
+        raise ValueError(f"--study must be a YAML file, got {str(path)!r}: there is none of that name.")
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or set(found) != set(SECTIONS):
+        raise ValueError(f"{path} must hold {', '.join(SECTIONS)}, each a mapping: see {STUDY_FILE.name}.")
+    budgets = {name: Budget(**values) for name, values in found["budgets"].items()}
+    variants: dict[str, Variant] = {}
+    for name, values in found["variants"].items():
+        variants[name] = _variant(values)
+        _check(name, variants, path)
+    return Study(found["base"], budgets, variants)
+
+
+def _variant(values: dict[str, Any]) -> Variant:
+    own = {entry.name for entry in fields(Variant)}
+    changes = {name: value for name, value in values.items() if name not in own}
+    return Variant(**{name: value for name, value in values.items() if name in own}, changes=changes)
+
+
+def _check(name: str, variants: dict[str, Variant], path: Path) -> None:
+    variant = variants[name]
+    if variant.text not in TEXTS:
+        raise refusal(f"{path}: text of {name}", f"among {', '.join(TEXTS)}", variant.text, "Choose one of them.")
+    for role in ("against", "backbone_of"):
+        other = getattr(variant, role)
+        if other is not None and other not in variants:
+            raise refusal(f"{path}: {role} of {name}", "a variant that stands before it", other, "Move that one up.")

@@ -1,0 +1,186 @@
+"""What all variants train on: one set of prompts, and what the target writes after them, greedily and at T 0.7.
+
+A folder of texts holds `plain.jsonl` (prompts with the text they were cut from), `greedy.jsonl` and `sampled.jsonl`
+(the same prompts, continued by the target), `mixed.jsonl` (every other row of each) and `evaluation.jsonl` (greedy
+continuations of held-out prompts). Row i of the first four has the same prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from hf_domino._common.refusal import refusal
+from hf_domino._common.whole_files import write_whole
+from hf_domino.data.on_policy import generate_on_policy
+from hf_domino.data.rows import load_rows
+from hf_domino.evaluation.study.plan import TEXTS
+from hf_domino.evaluation.study.schedule import Command, python
+from hf_domino.recipes.bundled import OnPolicyRecipe, prepare_corpus
+from hf_domino.recipes.pretrain import TargetRecipe
+from hf_domino.recipes.prompts import training_prompts
+
+EVALUATION = "evaluation"
+TEMPERATURES = {"greedy": 0.0, "sampled": 0.7, EVALUATION: 0.0}
+HELD_OUT = "held_out"  # prompts of the evaluation, with the text they were cut from
+RECIPE = OnPolicyRecipe()
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where prompts come from.
+
+    Args:
+        target (`str`): Folder or name of the target.
+        train_file, eval_file (`Path`, *optional*): Rows as for `hf-domino train`; None for the corpus of the recipe.
+        packages (`Path`, *optional*): Packages of that corpus; None installs them.
+        prompt_length (`int`): Tokens of a row that is supervised from its start to use as a prompt.
+        max_new_tokens (`int`): Longest text of the target.
+        max_length (`int`): Longest row.
+    """
+
+    target: str
+    train_file: Path | None
+    eval_file: Path | None
+    packages: Path | None
+    prompt_length: int
+    max_new_tokens: int
+    max_length: int
+
+
+def cut_prompts(source: Source, work: Path, folder: Path, num_rows: int, num_texts: int) -> None:
+    """Write `plain.jsonl` and `held_out.jsonl`, unless they are there.
+
+    Args:
+        source (`Source`): Where from.
+        work (`Path`): Where the corpus is, or is put.
+        folder (`Path`): Where to write.
+        num_rows (`int`): Rows to train on.
+        num_texts (`int`): Rows to evaluate on.
+
+    Raises:
+        ValueError: If a file holds fewer rows.
+    """
+    wanted = {TEXTS[-1]: (source.train_file, num_rows), HELD_OUT: (source.eval_file, num_texts)}
+    if all((folder / f"{name}.jsonl").exists() for name in wanted):
+        return
+    if source.train_file is None and not (work / "held_out.npy").exists():
+        # The ids of another tokenizer, though trained on the same corpus, are no text to the target.
+        tokenizer = AutoTokenizer.from_pretrained(source.target)
+        prepare_corpus(work, source.packages, TargetRecipe(), tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    streams = {TEXTS[-1]: work / "train.npy", HELD_OUT: work / "held_out.npy"}
+    for name, (file, count) in wanted.items():
+        rows = _from_corpus(streams[name], count, source) if file is None else _from_file(file, count, source)
+        write_rows(folder / f"{name}.jsonl", sorted(rows, key=lambda row: row["prompt_length"]))
+
+
+def _from_corpus(stream: Path, count: int, source: Source) -> list[Row]:
+    new = source.max_new_tokens
+    end = AutoConfig.from_pretrained(source.target).get_text_config(decoder=True).eos_token_id
+    lengths = [length + new for length in RECIPE.prompt_lengths]
+    pieces = training_prompts(np.load(stream, mmap_mode="r"), count, lengths, end, RECIPE.seed)
+    return [{"input_ids": ids, "prompt_length": len(ids) - new} for ids in pieces]
+
+
+def _from_file(file: Path, count: int, source: Source) -> list[Row]:
+    rows = load_rows(file, AutoTokenizer.from_pretrained(source.target), source.max_length)
+    if len(rows) < count:
+        raise refusal(str(file), f"a file of at least {count} rows for this --budget", len(rows), "Add rows.")
+    starts = [len(prompt) for prompt in rows.prompts(source.prompt_length)]
+    pairs = zip((rows[index] for index in range(count)), starts, strict=False)
+    return [{"input_ids": list(row["input_ids"]), "prompt_length": start} for row, start in pairs]
+
+
+def writing(source: Source, folder: Path) -> list[Command]:
+    """Commands that let the target continue the prompts of a folder; they go on where they were broken off.
+
+    Args:
+        source (`Source`): Target, and how long its texts are.
+        folder (`Path`): With `plain.jsonl` and `held_out.jsonl`.
+    """
+    arguments = ["hf_domino.evaluation.study.texts", "--target", source.target, "--folder", str(folder)]
+    arguments += ["--max-new-tokens", str(source.max_new_tokens)]
+    return [
+        Command(f"text, {kind}", python(*arguments, "--kind", kind), folder / f"{kind}.log")
+        for kind in TEMPERATURES
+        if not (folder / f"{kind}.done").exists()
+    ]
+
+
+def write_text(target: str, folder: Path, kind: str, max_new_tokens: int) -> None:
+    """Let the target continue one set of prompts.
+
+    Args:
+        target (`str`): Folder or name of the target.
+        folder (`Path`): With `plain.jsonl` and `held_out.jsonl`.
+        kind (`str`): `greedy`, `sampled` or `evaluation`.
+        max_new_tokens (`int`): Longest continuation.
+    """
+    is_evaluation = kind == EVALUATION
+    # What is measured on must be exact; what is trained on takes half the time in bf16.
+    dtype = torch.float32 if is_evaluation else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
+    rows = read_rows(folder / f"{HELD_OUT if is_evaluation else TEXTS[-1]}.jsonl")
+    generate_on_policy(
+        model,
+        [row["input_ids"][: row["prompt_length"]] for row in rows],
+        folder / f"{kind}.jsonl",
+        max_new_tokens=max_new_tokens,
+        temperatures=(TEMPERATURES[kind],),
+        batch_size=RECIPE.batch_size,
+        seed=RECIPE.seed,
+    )
+    (folder / f"{kind}.done").touch()
+
+
+def mix(folder: Path) -> None:
+    """Write `mixed.jsonl`: every other row of the greedy text, and of the sampled one the rows between."""
+    greedy, sampled = (read_rows(folder / f"{kind}.jsonl") for kind in ("greedy", "sampled"))
+    write_rows(
+        folder / "mixed.jsonl", [pair[index % 2] for index, pair in enumerate(zip(greedy, sampled, strict=True))]
+    )
+
+
+def digest_of(folder: Path) -> str:
+    """A short digest of all texts of a folder: equal where all runs had the same data."""
+    files = [folder / f"{kind}.jsonl" for kind in (*TEXTS, EVALUATION)]
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:16]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of one of these files."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write one of these files, whole or not at all."""
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def main() -> None:
+    """Run [`write_text`] in a process of its own."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--kind", choices=list(TEMPERATURES), required=True)
+    parser.add_argument("--max-new-tokens", type=int, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    write_text(options.target, options.folder, options.kind, options.max_new_tokens)
+
+
+if __name__ == "__main__":
+    main()

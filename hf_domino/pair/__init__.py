@@ -1,0 +1,31 @@
+"""A target with its drafters: found by name or folder, fetched where it is not ours to publish, loaded."""
+
+from hf_domino.pair.finding import (
+    BUNDLED,
+    CARDS,
+    DTYPES,
+    FETCHED,
+    PROMPTS,
+    Pair,
+    check_device,
+    dflash_folder,
+    domino_folder,
+    find_pair,
+    load_pair,
+    read_prompts,
+)
+
+__all__ = [
+    "BUNDLED",
+    "CARDS",
+    "DTYPES",
+    "FETCHED",
+    "PROMPTS",
+    "Pair",
+    "check_device",
+    "dflash_folder",
+    "domino_folder",
+    "find_pair",
+    "load_pair",
+    "read_prompts",
+]

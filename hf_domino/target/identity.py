@@ -1,0 +1,348 @@
+"""Which target a drafter, a text or a checkpoint belongs to, and whether another model is that target.
+
+The same target may be stored in another dtype, quantised, adapted or elsewhere. So its weights are told by their signs,
+which no rounding changes, whatever dtypes they went through; fine-tuning changes some of them. Paths, dtypes and
+versions are no part of a digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import warnings
+import weakref
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from hf_domino._common.refusal import refusal
+
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
+
+# What makes the shape of a decoder, under the names that all families share.
+CONFIG_FIELDS = (
+    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "kv_lora_rank", "q_lora_rank", "moe_intermediate_size"),
+    *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"),
+)
+# Why weights have no digest, in its place.
+ADAPTED, QUANTISED, OFFLOADED, SHARDED = UNREADABLE = ("adapted", "quantised", "offloaded", "sharded")
+# 256 pieces of 1024 signs: a fine-tuning that moves weights by 1e-4 of their spread flips eight of them.
+MAX_PIECES, PIECE_LENGTH = 256, 1024
+_HUB_SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]+)")
+
+
+@dataclass(frozen=True)
+class TargetIdentity:
+    """What a target is known by; None where something is not known.
+
+    Args:
+        name (`str`, *optional*): Name on the Hub, or the name of its folder.
+        revision (`str`, *optional*): Commit on the Hub.
+        config_digest (`str`, *optional*): Of the sizes in its configuration.
+        weights_digest (`str`, *optional*): Of a few of its weights, or why they have none: `"adapted"`, `"quantised"`,
+            `"offloaded"` or `"sharded"`.
+        tokenizer_size (`int`, *optional*): Tokens that its tokenizer knows.
+        dtype (`str`, *optional*): What it ran in; said, never compared.
+    """
+
+    name: str | None = None
+    revision: str | None = None
+    config_digest: str | None = None
+    weights_digest: str | None = None
+    tokenizer_size: int | None = None
+    dtype: str | None = None
+
+    @classmethod
+    def recorded_in(cls, config: DominoConfig) -> TargetIdentity | None:
+        """The target that a drafter's configuration names, or None in one that names none."""
+        return cls.from_dict({name: getattr(config, f"target_{name}", None) for name in _FIELDS})
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any] | None) -> TargetIdentity | None:
+        """The identity that [`to_dict`] wrote; None where there is nothing in it."""
+        known = {name: value for name, value in (values or {}).items() if name in _FIELDS and value is not None}
+        return cls(**known) if known else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, for JSON."""
+        return asdict(self)
+
+    def record_in(self, config: DominoConfig) -> None:
+        """Write this target into the configuration of a drafter."""
+        for name, value in asdict(self).items():
+            setattr(config, f"target_{name}", value)
+
+    def has_weights_of(self, other: TargetIdentity) -> bool | None:
+        """Whether both have the same weights; None where one of them cannot be read."""
+        digests = (self.weights_digest, other.weights_digest)
+        return None if set(digests) & {None, *UNREADABLE} else digests[0] == digests[1]
+
+    def has_name_of(self, other: TargetIdentity) -> bool:
+        """Whether both are called the same, whoever published them; a name that is not known is no other one."""
+        names = (self.name, other.name)
+        return None in names or len({str(name).rpartition("/")[2].casefold() for name in names}) == 1
+
+
+_FIELDS = tuple(part.name for part in fields(TargetIdentity))
+
+
+# --- identify -----------------------------------------------------------------------------------------------------
+
+
+def identify(target: PreTrainedModel, tokenizer: Any = None) -> TargetIdentity:
+    """Say which target a model is, from its configuration and a few of its weights.
+
+    Args:
+        target (`PreTrainedModel`): The target, in any dtype and on any device.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer.
+
+    Example:
+    ```python
+    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+    >>> from hf_domino.target.identity import identify
+    >>> target = Qwen3ForCausalLM(Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16,
+    ... ))
+    >>> identify(target).weights_digest == identify(target.bfloat16()).weights_digest
+    True
+
+    ```
+    """
+    name, revision = _name_of(target)
+    return TargetIdentity(
+        name=name,
+        revision=revision,
+        config_digest=_config_digest(target.config),
+        weights_digest=_stands_for.get(target) or _weights_digest(target),
+        tokenizer_size=_size_of(tokenizer),
+        dtype=str(target.dtype).removeprefix("torch."),
+    )
+
+
+_stands_for: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()
+
+
+def stand_for(part: PreTrainedModel, identity: TargetIdentity) -> None:
+    """Let a model whose weights are not all in memory be identified by those of the whole target.
+
+    Args:
+        part (`PreTrainedModel`): Loaded from the target's files.
+        identity (`TargetIdentity`): The target, as it was when its weights were read.
+    """
+    if identity.weights_digest is not None:
+        _stands_for[part] = identity.weights_digest
+
+
+def _name_of(target: PreTrainedModel) -> tuple[str | None, str | None]:
+    """Name and commit on the Hub, as far as they are known; of a folder its own name alone."""
+    given = str(target.name_or_path or "")
+    if snapshot := _HUB_SNAPSHOT.search(given):
+        return snapshot[1].replace("--", "/"), snapshot[2]
+    is_folder = Path(given).is_absolute() or Path(given).is_dir() or given.count("/") != 1
+    return (Path(given).absolute().name if given and is_folder else given) or None, commit_of(target)
+
+
+def commit_of(model: PreTrainedModel, revision: str | None = None) -> str | None:
+    """The commit on the Hub that a model was loaded from; None for a folder's.
+
+    Args:
+        model (`PreTrainedModel`): As `from_pretrained` returned it.
+        revision (`str`, *optional*): What it was asked for.
+    """
+    name, known = str(model.name_or_path or ""), getattr(model.config, "_commit_hash", None)
+    if known is not None or not name or Path(name).exists():
+        return known
+    try:
+        config = try_to_load_from_cache(name, "config.json", revision=revision)  # transformers 5.23 keeps no commit
+    except HFValidationError:  # of a folder that is gone
+        return None
+    return Path(config).parent.name if isinstance(config, str) else None
+
+
+def _size_of(tokenizer: Any) -> int | None:
+    """Tokens of a tokenizer, or of the one inside a processor."""
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    return len(tokenizer) if hasattr(tokenizer, "__len__") else None
+
+
+def _config_digest(config: PreTrainedConfig) -> str:
+    text = config.get_text_config(decoder=True)
+    values, names = text.to_dict(), getattr(text, "attribute_map", None) or {}
+    named = {field: values.get(names.get(field, field)) for field in CONFIG_FIELDS}
+    known = {field: value for field, value in named.items() if value is not None}
+    return _digest(json.dumps(known, sort_keys=True, default=str).encode())
+
+
+@torch.no_grad()
+def _weights_digest(target: PreTrainedModel) -> str:
+    """Digest of the signs of some values of some matrices, or one of `UNREADABLE`."""
+    matrices = [weight.data for weight in target.parameters() if weight.dim() > 1 or not weight.numel()]
+    if reason := _why_unreadable(target, matrices):
+        return reason
+    step = -(-len(matrices) // MAX_PIECES)
+    signs = [torch.signbit(_piece(matrix)).flatten().cpu() for matrix in matrices[:: max(1, step)]]
+    return _digest(torch.cat(signs).numpy().tobytes() if signs else b"")
+
+
+def _why_unreadable(target: PreTrainedModel, matrices: list[torch.Tensor]) -> str | None:
+    if is_adapted(target):
+        return ADAPTED
+    narrow = any(not matrix.is_floating_point() or matrix.element_size() < 2 for matrix in matrices)
+    if narrow or getattr(target.config, "quantization_config", None) is not None:
+        return QUANTISED
+    if any(matrix.is_meta for matrix in matrices):
+        return OFFLOADED
+    if any(not matrix.numel() or hasattr(matrix, "device_mesh") for matrix in matrices):
+        return SHARDED
+    return QUANTISED if any(type(matrix) is not torch.Tensor for matrix in matrices) else None
+
+
+def is_adapted(target: PreTrainedModel) -> bool:
+    """Whether a PEFT adapter sits in the model."""
+    return bool(getattr(target, "peft_config", None))
+
+
+def _piece(matrix: torch.Tensor) -> torch.Tensor:
+    """Rows from the middle of a matrix, or of a stack of them, a view."""
+    rows = matrix.flatten(end_dim=-2)
+    count = -(-PIECE_LENGTH // rows.shape[1])
+    start = max(0, (len(rows) - count) // 2)
+    return rows[start : start + count, :PIECE_LENGTH]
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+# --- compare ------------------------------------------------------------------------------------------------------
+
+
+def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str, remedy: str) -> None:
+    """Refuse to mix what two targets made.
+
+    Weights decide; where they cannot be read, name and revision do. What is not known is not compared.
+
+    Args:
+        recorded (`TargetIdentity`, *optional*): The target that `what` was made with; None where nobody wrote it down.
+        found (`TargetIdentity`): The target at hand.
+        what (`str`): A file or folder.
+        remedy (`str`): The way out.
+
+    Raises:
+        ValueError: If they are not the same; naming the first field that differs.
+    """
+    if recorded is None:
+        return
+    compared = ["config_digest", "weights_digest", "tokenizer_size"]
+    if recorded.has_weights_of(found) is None:
+        compared += ["revision"] if recorded.has_name_of(found) else ["name"]
+    for field in compared:
+        expected, value = getattr(recorded, field), getattr(found, field)
+        if None not in (expected, value) and expected != value:
+            of_name = f"{expected!r} (that of {recorded.name or 'the target'}, with which {what} was made)"
+            raise refusal(f"the target's {field}", of_name, value, remedy)
+
+
+def differences(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, str]:
+    """Say in what a target differs from the recorded one: per field, the words that statistics show."""
+    compared = ["dtype", "config_digest", "tokenizer_size"]
+    if not recorded.has_name_of(found):
+        compared.append("name")
+    if not recorded.has_weights_of(found):
+        compared += ["weights_digest", "revision"]
+    result = {}
+    for field in compared:
+        before, now = getattr(recorded, field), getattr(found, field)
+        if None not in (before, now) and before != now:
+            words = f"{field.replace('_', ' ')} {now} (recorded: {before})"
+            result[field] = now if now in UNREADABLE else words
+    return result
+
+
+def contradictions(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, str]:
+    """Those differences that no copy of a target has: sizes, tokenizer, and a name together with other weights."""
+    is_copy = recorded.has_weights_of(found)
+    if is_copy is None:  # two names on the Hub are two models, unless one was made from the other
+        is_renamed = any("/" not in str(identity.name) for identity in (recorded, found))
+        is_copy = is_renamed or bool({recorded.weights_digest, found.weights_digest} & {ADAPTED, QUANTISED})
+    named = {"config_digest", "tokenizer_size"} | (set() if is_copy else {"name"})
+    return {field: words for field, words in differences(recorded, found).items() if field in named}
+
+
+# --- at a call ----------------------------------------------------------------------------------------------------
+
+
+class _Acquaintance:
+    """What is known of one target: who it is, while its dtype and adapters stay, and what was said of it."""
+
+    def __init__(self) -> None:
+        self.state: tuple[torch.dtype, bool] | None = None
+        self.identity = TargetIdentity()
+        self.notes: dict[tuple[TargetIdentity, TargetIdentity], str | None] = {}
+        self.warned: set[tuple[TargetIdentity, str]] = set()
+
+
+_known: weakref.WeakKeyDictionary[PreTrainedModel, _Acquaintance] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def identity_of(target: PreTrainedModel) -> TargetIdentity:
+    """As [`identify`] says, read once: again only after the target's dtype or its adapters changed."""
+    with _lock:
+        return _acquainted(target).identity
+
+
+def _acquainted(target: PreTrainedModel) -> _Acquaintance:
+    known, state = _known.setdefault(target, _Acquaintance()), (target.dtype, is_adapted(target))
+    if state != known.state:
+        known.state, known.identity = state, identify(target)
+    return known
+
+
+def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = None) -> str | None:
+    """Compare a target with the one that a drafter was trained for, and warn once where it is another.
+
+    Weights are read at the first call with a target, and again after its dtype or its adapters changed.
+
+    Args:
+        config (`DominoConfig`): The drafter's configuration.
+        target (`PreTrainedModel`): The target of the call.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer, where the call has it.
+
+    Returns:
+        `str`, *optional*: In what it differs, None if in nothing or if there is no record.
+    """
+    recorded = TargetIdentity.recorded_in(config)
+    if recorded is None:
+        return None
+    with _lock:
+        known = _acquainted(target)
+        found = known.identity
+        if tokenizer is not None:
+            found = replace(found, tokenizer_size=_size_of(tokenizer))
+        if (recorded, found) not in known.notes:
+            known.notes[recorded, found] = ", ".join(differences(recorded, found).values()) or None
+            _warn_once(known, recorded, found)
+        return known.notes[recorded, found]
+
+
+def _warn_once(known: _Acquaintance, recorded: TargetIdentity, found: TargetIdentity) -> None:
+    new = [words for words in contradictions(recorded, found).values() if (recorded, words) not in known.warned]
+    known.warned.update((recorded, words) for words in new)
+    if new:
+        warnings.warn(
+            f"This drafter was trained for {recorded.name or 'another target'}, and the target at hand has "
+            f"{', '.join(new)}. The output is the target's own all the same, but fewer drafts may be accepted: "
+            "hf_domino.check_fit(drafter, target, tokenizer) measures it.",
+            stacklevel=2,
+        )

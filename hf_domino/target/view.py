@@ -1,0 +1,136 @@
+"""A thin view of a target model: token embeddings, logits of a hidden state, captured hidden states.
+
+Modules are called, never read: with offloading or quantisation their weights may be elsewhere or of another kind. The
+one exception is `readable_head`, which says where lm_head may be read.
+
+Shapes: B batch, T tokens, H hidden size, V vocabulary, L captured layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput, output_capturing
+
+from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.from_target import LENGTH_LIMITS
+
+# A list of wanted hidden states counts as the full tuple does, embedding output first, from Transformers 5.23 on, and
+# from the first layer's output before.
+_FIRST_LAYER_ENTRY = 1 if hasattr(output_capturing, "selected_hidden_states") else 0
+
+
+class TargetModel:
+    """What drafting and training need of a causal language model; holds no state and is never saved.
+
+    Args:
+        model (`PreTrainedModel`): The target.
+        config (`DominoConfig`): The drafter's configuration, for `target_layer_ids`.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: DominoConfig):
+        self.model = model
+        self.text_config = model.config.get_text_config(decoder=True)
+        self.layer_ids = list(config.target_layer_ids or ())
+        self._embeddings = model.get_input_embeddings()
+        self._lm_head = model.get_output_embeddings()
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Token embeddings `[..., H]` of `[...]` ids, scaled where the target's module scales them."""
+        return self._embeddings(token_ids).to(token_ids.device)
+
+    def logits(
+        self, hidden_states: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`.
+
+        Args:
+            hidden_states (`torch.Tensor`): `[..., H]`.
+            head (`Callable`, *optional*): Called in place of lm_head: some rows of it.
+        """
+        logits = (head or self._lm_head)(hidden_states.to(self.model.dtype)).to(hidden_states.device).float()
+        return _scale_logits(logits, self.text_config)
+
+    @property
+    def readable_head(self) -> nn.Linear | None:
+        """lm_head where calling it is a product with its weight, and that is in memory.
+
+        None where it is quantised, offloaded, adapted, divided among devices, or hooked: then it must be called.
+        """
+        head = self._lm_head
+        if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
+            return None
+        weight, shape = head.weight, (head.out_features, head.in_features)
+        is_whole = weight.shape == shape and weight.is_floating_point() and not weight.is_meta
+        is_plain = not ("forward" in vars(head) or hasattr(head, "_hf_hook") or has_hooks(head))
+        return head if is_whole and is_plain else None
+
+    def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:
+        """Keyword arguments for the target's forward that make it return the wanted hidden states and no others.
+
+        Those of `target_layer_ids`, and with `final` the last one, which Transformers returns as lm_head reads it.
+        """
+        layer_ids = [*self.layer_ids, self.text_config.num_hidden_layers - 1] if final else self.layer_ids
+        wanted = True if capture_all else [layer_id + _FIRST_LAYER_ENTRY for layer_id in layer_ids]
+        return {"output_hidden_states": wanted, "return_dict": True}
+
+    def captured(self, outputs: ModelOutput) -> tuple[torch.Tensor, ...]:
+        """The L hidden states `[B, T, H]` of `target_layer_ids` in a forward's outputs.
+
+        Raises:
+            ValueError: If the target returned none, or ones of another shape than `[B, T, H]`.
+        """
+        hidden_states = outputs.hidden_states
+        if hidden_states is None:
+            raise ValueError(
+                f"{type(self.model).__name__} returned no hidden states although output_hidden_states was requested: "
+                "it cannot be a target."
+            )
+        # 1 where the embedding output comes first, else 0.
+        offset = len(hidden_states) - self.text_config.num_hidden_layers
+        captured = tuple(hidden_states[layer_id + offset] for layer_id in self.layer_ids)
+        if captured[0].dim() != 3:
+            raise ValueError(
+                f"hidden states of {type(self.model).__name__} must have shape [batch, tokens, hidden], got "
+                f"{list(captured[0].shape)}: targets with several parallel streams are not supported."
+            )
+        return captured
+
+    @property
+    def input_device(self) -> torch.device:
+        """Where token ids go; of an offloaded target, which has none, its hooks take them on from the CPU."""
+        device = self.model.device
+        return torch.device("cpu") if device.type == "meta" else device
+
+    @property
+    def position_limit(self) -> int | None:
+        """Most positions the target can have, or None where positions are rotary or relative."""
+        if getattr(self.text_config, "rope_parameters", None) is not None:
+            return None
+        limits = (getattr(self.text_config, field, None) for field in LENGTH_LIMITS)
+        return next((limit for limit in limits if limit is not None), None)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something is called before or after its forward.
+
+    Args:
+        module (`nn.Module`): Any.
+    """
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _scale_logits(logits: torch.Tensor, text_config: Any) -> torch.Tensor:
+    """Apply what some targets do to logits outside their lm_head: scaling (Cohere, Granite, Falcon-H1), soft caps."""
+    for field in ("logit_scale", "lm_head_multiplier"):
+        if (scale := getattr(text_config, field, None)) is not None:
+            logits = logits * scale
+    if (divisor := getattr(text_config, "logits_scaling", None)) is not None:
+        logits = logits / divisor
+    if (cap := getattr(text_config, "final_logit_softcapping", None)) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits

@@ -1,0 +1,209 @@
+"""`DominoConfig`: ranges, conventions, and what `for_target` makes of many kinds of target."""
+
+import json
+
+import pytest
+from transformers import (
+    ArceeConfig,
+    BltConfig,
+    CodeGenConfig,
+    CpmAntConfig,
+    DeepseekV3Config,
+    FalconConfig,
+    Gemma3Config,
+    Gemma3TextConfig,
+    Gemma4Config,
+    GPT2Config,
+    LlamaConfig,
+    MptConfig,
+    Qwen3Config,
+    RwkvConfig,
+    Starcoder2Config,
+    T5Config,
+)
+
+from hf_domino import DominoConfig, DominoDraftModel, configuration
+from hf_domino.configuration.from_target import default_target_layer_ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"block_size": 1}, r"block_size must be at least 2, got 1"),
+        ({"num_hidden_layers": True}, r"num_hidden_layers must be a whole number, got True"),
+        ({"draft_pool_size": True}, r"draft_pool_size must be a whole number, got True"),
+        ({"pure_draft_prefix_len": 16}, r"pure_draft_prefix_len must be in \[0, 15\] \(num_draft_tokens=16\), got 16"),
+        ({"pure_draft_prefix_len": -1}, r"pure_draft_prefix_len must be in \[0, 15\]"),
+        ({"target_layer_ids": [1, 35]}, r"target_layer_ids must be unique and in \[0, 34\]"),
+        ({"target_layer_ids": [1, 1]}, r"target_layer_ids must be unique"),
+        ({"target_layer_ids": []}, r"target_layer_ids must be unique"),
+        ({"mask_token_id": 151936}, r"mask_token_id must be in \[0, 151935\]"),
+        ({"acceptance_rule": "typical"}, r"acceptance_rule must be one of \('coupled', 'residual'\), got 'typical'"),
+        ({"draft_law": "beam"}, r"draft_law must be one of \('sampled', 'greedy'\), got 'beam'"),
+        ({"projector_type": "dspark"}, r"projector_type must be one of \('domino', 'dflash'\), got 'dspark'"),
+        ({"num_key_value_heads": 5}, r"num_attention_heads must be a multiple of num_key_value_heads=5, got 32"),
+        ({"head_dim": 7}, r"head_dim must be even"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, r"rope_type.* got 'dynamic'"),
+        (
+            {"layer_types": ["sliding_attention"] * 4},
+            r"layer_types must be one of .* for each layer \(num_hidden_layers=5",
+        ),
+        (
+            {"layer_types": ["chunked_attention"] * 5},
+            r"layer_types must be one of \('full_attention', 'sliding_attention",
+        ),
+        ({"layer_types": ["sliding_attention"] * 5}, r"sliding_window must be at least 16 \(block_size\) .* got None"),
+        (
+            {"layer_types": ["sliding_attention"] * 5, "sliding_window": 15},
+            r"sliding_window must be at least 16 .* got 15",
+        ),
+        (
+            {"sliding_window": 2048},
+            r"sliding_window must be None where no layer_types are 'sliding_attention', got 2048",
+        ),
+    ],
+)
+def test_bad_fields_are_named(fields, message):
+    with pytest.raises(ValueError, match=message):
+        DominoConfig(**fields)
+
+
+def test_conventions():
+    assert DominoConfig(shift_label=True).num_draft_tokens == 16
+    assert DominoConfig(shift_label=True).label_offset == 0
+    assert DominoConfig(shift_label=False).num_draft_tokens == 15
+    assert DominoConfig(shift_label=False).label_offset == 1
+
+
+@pytest.mark.parametrize("num_layers", range(2, 100))
+def test_captured_layers_are_unique_and_inside(num_layers):
+    ids = default_target_layer_ids(num_layers)
+    assert ids == sorted(set(ids))
+    assert ids[0] >= 0
+    assert ids[-1] <= num_layers - 2
+    assert len(ids) == 5 or num_layers < 9
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        Qwen3Config(),
+        LlamaConfig(num_hidden_layers=16),
+        GPT2Config(),
+        Gemma3TextConfig(),
+        Gemma3Config(),
+        DeepseekV3Config(),
+        FalconConfig(),
+        Gemma4Config(),  # heads differ by layer
+        CodeGenConfig(),  # without token ids, as the next two
+        RwkvConfig(),
+        CpmAntConfig(),
+        ArceeConfig(),  # with token ids that its vocabulary does not have, as the next one
+        Starcoder2Config(),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_for_any_target(target):
+    text = target.get_text_config(decoder=True)
+    config = DominoConfig.for_target(target, block_size=8)
+    assert (config.hidden_size, config.vocab_size) == (text.hidden_size, text.vocab_size)
+    assert config.num_target_layers == text.num_hidden_layers
+    assert config.target_model_type == text.model_type
+    assert config.block_size == 8
+    assert DominoConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_what_differs_by_layer_is_the_first_layers():
+    target = Gemma4Config().get_text_config()
+    assert DominoConfig.for_target(target).head_dim == target.per_layer_config[0].head_dim == 256
+    assert DominoConfig.for_target(target, head_dim=64).head_dim == 64
+
+
+def test_the_longest_text_follows_the_target():
+    assert DominoConfig.for_target(MptConfig(max_seq_len=64)).max_position_embeddings == 64
+
+
+def test_targets_without_a_width_are_refused():
+    with pytest.raises(ValueError, match=r"target_config.hidden_size must be an integer, got None \(blt\)"):
+        DominoConfig.for_target(BltConfig())
+
+
+def test_the_mask_token(tiny_tokenizer):
+    target = Qwen3Config(vocab_size=100)
+    assert DominoConfig.for_target(target, tiny_tokenizer).mask_token_id == tiny_tokenizer.mask_token_id
+    tiny_tokenizer = type("Tokenizer", (), {"mask_token_id": None, "__len__": lambda self: 90})()
+    assert DominoConfig.for_target(target, tiny_tokenizer).mask_token_id == 90
+    assert DominoConfig.for_target(Qwen3Config(vocab_size=100, eos_token_id=[7, 8])).mask_token_id == 7
+
+
+def test_encoder_decoder_targets_are_refused():
+    with pytest.raises(ValueError, match=r"is_encoder_decoder must be False, got True \(t5\)"):
+        DominoConfig.for_target(T5Config())
+
+
+def test_the_acceptance_rule_is_kept(tmp_path):
+    assert DominoConfig().acceptance_rule == "coupled"
+    DominoConfig(acceptance_rule="residual", draft_law="greedy").save_pretrained(tmp_path)
+    config = DominoConfig.from_pretrained(tmp_path)
+    assert (config.acceptance_rule, config.draft_law) == ("residual", "greedy")
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    """What is warned of, each once."""
+    found = []
+    monkeypatch.setattr(configuration.logger, "warning", lambda *arguments: found.append(arguments[0] % arguments[1:]))
+    type(configuration.logger).warning_once.cache_clear()
+    yield found
+    type(configuration.logger).warning_once.cache_clear()
+
+
+@pytest.mark.parametrize(("draft_law", "num_warnings"), [("sampled", 0), ("greedy", 1)])
+def test_configurations_from_before_the_acceptance_rule(tmp_path, warnings, draft_law, num_warnings):
+    DominoConfig(draft_law="sampled").save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    del fields["acceptance_rule"]
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"draft_law": draft_law}))
+    for _ in range(2):
+        config = DominoConfig.from_pretrained(tmp_path)
+        assert (config.acceptance_rule, config.draft_law) == ("coupled", draft_law)
+        config.check()
+    ignored = "draft_law='greedy' is for acceptance_rule='residual' and ignored under 'coupled'."
+    assert warnings == [ignored] * num_warnings
+
+
+def test_a_greedy_draft_law_under_the_residual_rule_needs_no_warning(warnings):
+    DominoConfig(acceptance_rule="residual", draft_law="greedy")
+    assert warnings == []
+
+
+def test_windows_are_kept_and_are_none_in_older_configurations(tmp_path):
+    windows = {"layer_types": ["sliding_attention"] * 4 + ["full_attention"], "sliding_window": 2048}
+    DominoConfig(**windows, sliding_window_non_causal=True).save_pretrained(tmp_path)
+    config = DominoConfig.from_pretrained(tmp_path)
+    assert [config.is_sliding(index) for index in range(5)] == [True] * 4 + [False]
+    assert (config.sliding_window, config.sliding_window_non_causal) == (2048, True)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    for name in (*windows, "sliding_window_non_causal"):
+        del fields[name]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    older = DominoConfig.from_pretrained(tmp_path)
+    assert older.to_dict() == DominoConfig().to_dict() | {"transformers_version": older.transformers_version}
+    assert not older.has_sliding_layers
+
+
+def test_a_target_is_no_drafter(saved_pair):
+    with pytest.raises(ValueError, match=r"model_type must be 'domino', got 'qwen3': this is no drafter"):
+        DominoConfig.from_pretrained(saved_pair[0])
+
+
+def test_fields_are_checked_wherever_they_are_set(saved_pair):
+    folder = saved_pair[1]
+    with pytest.raises(ValueError, match=r"draft_length must be one of \('adaptive', 'full'\), got 'short'"):
+        DominoDraftModel.from_pretrained(folder, draft_length="short")
+    drafter = DominoDraftModel.from_pretrained(folder, draft_length="full")
+    assert drafter.config.draft_length == "full"
+    with pytest.raises(ValueError, match=r"draft_pool_size must be at least 1, got -3"):
+        drafter.view(draft_pool_size=-3)
+    with pytest.raises(ValueError, match=r"draft_lenght must be a field of DominoConfig"):
+        drafter.view(draft_lenght="full")

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import measured
+import pytest
+
+from hf_domino.cli import main as cli
+from hf_domino.evaluation.benchmark.figures import COLOURS, draw_figures
+from hf_domino.evaluation.benchmark.methods import METHODS
+
+pytest.importorskip("matplotlib")
+
+
+def words(path):
+    """All text of an SVG file."""
+    return " ".join(ElementTree.parse(path).getroot().itertext())
+
+
+def test_figures_are_drawn_from_rows(tmp_path):
+    paths = draw_figures(measured.rows(), tmp_path / "new" / "folder")
+    assert [path.name for path in paths] == ["speed-up.svg", "acceptance.svg", "round.svg"]
+    speed_up, acceptance, round_ = map(words, paths)
+    for text in ("plain generate", "Domino", "2.00 x", "1.25 x", "greedy", "T = 0.7"):
+        assert text in speed_up
+    assert "prompt lookup" in acceptance
+    assert "plain" not in acceptance
+    assert "10.0 ms, 10.0 % outside" in round_
+    assert "target forward" in round_
+
+
+def test_figures_follow_the_rows_and_nothing_else(tmp_path):
+    faster = [row | {"tokens_per_second": 300} if row["method"] == "domino" else row for row in measured.rows()]
+    first, again, other = (tmp_path / name for name in ("first", "again", "other"))
+    for folder, rows in ((first, measured.rows()), (again, measured.rows()), (other, faster)):
+        draw_figures(rows, folder)
+    assert (first / "speed-up.svg").read_bytes() == (again / "speed-up.svg").read_bytes()
+    assert "3.00 x" in words(other / "speed-up.svg")
+
+
+def test_figures_of_rows_without_rounds(tmp_path):
+    rows = [measured.old_row("plain", 0, 100), measured.old_row("domino", 0, 150)]
+    assert [path.name for path in draw_figures(rows, tmp_path)] == ["speed-up.svg"]
+
+
+def test_without_matplotlib_the_way_out_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ValueError, match=r"pip install 'hf-domino\[figures\]'"):
+        draw_figures(measured.rows(), tmp_path)
+
+
+def test_figures_flag_measures_nothing(tmp_path, capsys):
+    rows = tmp_path / "none.jsonl"
+    assert cli.main(["bench", "--rows", str(rows), "--figures", str(tmp_path)]) == cli.USER_ERROR
+    assert "must be a JSONL file" in capsys.readouterr().err
+
+
+def test_every_method_has_a_colour_of_its_own():
+    assert len(set(COLOURS)) == len(METHODS)

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import measured
+import pytest
+from measured import ORIGIN, old_row
+
+from hf_domino.evaluation.benchmark.report import MARKERS, caption, details_table, fill_readme, results_table
+from hf_domino.evaluation.benchmark.rows import read_rows
+from hf_domino.evaluation.benchmark.summary import summarize
+from hf_domino.pair import BUNDLED
+
+ROOT = Path(__file__).parents[3]
+PUBLISHED = ROOT / "model_cards" / f"{BUNDLED}-domino" / "results.jsonl"
+
+MEASURED = [(190, [2]), (200, [4, 6, 8]), (900, [3])]  # tokens/s and rounds of each prompt
+ROWS = [old_row("plain", prompt, speed) for prompt, speed in enumerate([90, 100, 140])]
+ROWS += [old_row("domino", prompt, speed, lengths) for prompt, (speed, lengths) in enumerate(MEASURED)]
+
+ALL = measured.rows()
+
+
+def test_summary_takes_medians_over_prompts_and_means_over_rounds():
+    summary = summarize(ROWS, "domino", "greedy")
+    assert (summary.tokens_per_second, summary.speed_up) == (200, 2.0)
+    assert summary.acceptance_length == pytest.approx((2 + 4 + 6 + 8 + 3) / 5)
+    assert (summary.num_equal, summary.num_prompts) == (3, 3)
+
+
+def test_what_old_rows_do_not_say_is_none():
+    summary = summarize(ROWS, "domino", "greedy")
+    unknown = (summary.quartiles, summary.speed_up_over_lean, summary.ttft_ms, summary.tpot_ms, summary.overhead)
+    assert unknown == (None,) * 5
+    assert (summary.acceptance_rate_at, summary.ms_per_round) == ([], {})
+
+
+def test_summary_of_todays_rows():
+    summary = summarize(measured.rows(), "domino", "sample")
+    assert (summary.speed_up, summary.speed_up_over_lean) == (2.0, 1.6)
+    assert summary.quartiles == pytest.approx((185, 245))  # of 180 180 200 200 260 260
+    assert summary.acceptance_rate_at == pytest.approx([1, 2 / 3, 1 / 3])
+    assert summary.ttft_ms == pytest.approx(25)
+    assert summary.tpot_ms == pytest.approx(1000 / 180)
+    assert summary.overhead == pytest.approx(0.1)
+    assert summary.peak_memory_bytes is None
+
+
+def test_rates_are_means_over_rounds_of_all_prompts():
+    uneven = [
+        measured.row("plain", 0, [1]),
+        measured.row("domino", 0, [1], [3]),
+        measured.row("domino", 1, [1], [2, 1]),
+    ]
+    assert summarize(uneven, "domino", "greedy").acceptance_rate_at == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_single_steps_are_told_from_drafted_rounds():
+    told = {"num_drafted": 2, "acceptance_length": 3.0, "tokens_per_forward": 2.0, "acceptance_rate_at": [1.0, 1.0]}
+    rows = [
+        measured.row("plain", 0, [1]),
+        measured.row("domino", 0, [1], [3, 3, 1, 1]) | told,
+        measured.row("domino", 1, [1], [6]),  # as published before they were told apart
+    ]
+    summary = summarize(rows, "domino", "greedy")
+    assert summary.acceptance_length == pytest.approx((2 * 3 + 6) / 3)
+    assert summary.tokens_per_forward == pytest.approx((4 * 2 + 6) / 5)
+    assert summary.acceptance_rate_at == pytest.approx([1, 1, 1 / 3, 1 / 3, 1 / 3])
+    assert "| 4.00 (2.80) |" in results_table(rows)
+    assert "in brackets, tokens per forward" in results_table(rows)
+    assert "in brackets" not in results_table(measured.rows())
+
+
+@pytest.mark.parametrize("num_copied", [0, 2])
+def test_older_rows_are_cut_where_their_texts_end(num_copied):
+    """They count the last round whole; beside copies they do not tell which kind it was."""
+    rows = [measured.row("plain", 0, [1]), measured.row("domino", 0, [1], [4, 2, 3, 3])]
+    now = summarize(rows, "domino", "greedy")
+    assert (now.tokens_per_forward, now.length_excess, now.rate_excess) == (3.0, 0.0, 0.0)
+    assert "counted whole" not in results_table(rows)
+    told = {"num_drafted": 4 - num_copied, "num_copied": num_copied, "tokens_per_forward": 3.0, "new_tokens": 11}
+    rows[1] |= told
+    then = summarize(rows, "domino", "greedy")
+    assert then.tokens_per_forward == (12 - 2) / 4
+    assert then.acceptance_length == (3.0 if num_copied else 2.5)
+    assert then.length_excess == (2 / 2 if num_copied else 0.0)
+    assert then.rate_excess == 1 / (4 - num_copied)
+    shown = f"up to {then.rate_excess:.2f}{', acceptance length beside copies by up to 1.00' if num_copied else ''}."
+    assert f"Last rounds were counted whole: acceptance by position is too high by {shown}" in results_table(rows)
+
+
+def test_missing_rows_are_named():
+    with pytest.raises(ValueError, match="method='dflash'"):
+        summarize(ROWS, "dflash", "greedy")
+
+
+def test_table_shows_differences_honestly():
+    rows = [*ROWS[:-1], old_row("domino", 2, 900, [3], equal=False)]
+    assert "plain `generate`: 2 of 3" in results_table(rows)
+
+
+def test_table_of_old_rows_has_both_modes():
+    sampled = [old_row("plain", 0, 100, mode="sample"), old_row("domino", 0, 150, [3], mode="sample")]
+    lines = results_table(ROWS + sampled).splitlines()
+    assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|") == 8
+    assert "T = 0.7, speed-up" in lines[0]
+    assert "1.50 x" in lines[3]
+
+
+def test_table_of_todays_rows_has_spread_and_both_speed_ups():
+    lines = results_table(measured.rows()).splitlines()
+    assert len({line.count("|") for line in lines[:6]}) == 1
+    assert "greedy, over plain | greedy, over lean" in lines[0]
+    assert lines[5].startswith("| Domino, whole blocks | 200 (185-245) | 2.00 x | 1.60 x | 3.00 |")
+    assert "Not measured: DFlash twin, Transformers' loop (there is no DFlash twin)." in lines[7]
+    assert "Distinct 4-grams of plain text: 0.80 greedy, 0.80 T = 0.7." in lines[7]
+
+
+def test_table_shows_methods_it_does_not_know():
+    rows = [*ROWS, *(old_row("newer", prompt, 300, [5]) for prompt in range(3))]
+    assert results_table(rows).splitlines()[4].startswith("| newer | 300 | 3.00 x | 5.00 |")
+
+
+def test_details_leave_out_what_no_row_says():
+    table = details_table(measured.rows(), "greedy")
+    assert "peak memory" not in table
+    assert "| 10.00 | 2.00 | 1.00 | 6.00 | 0.75 | 0.25 | 10.0 % |" in table
+    on_gpu = [row | {"peak_memory_bytes": 3 * 2**20} for row in measured.rows() if "skipped" not in row]
+    assert "peak memory, MiB" in details_table(on_gpu, "greedy")
+
+
+def test_threads_are_of_a_cpu_only():
+    on_gpu = [row | {"device": "cuda", "hardware": "a GPU"} for row in measured.rows()]
+    assert "2 threads of a CPU" in results_table(measured.rows())
+    assert "float32, a GPU;" in results_table(on_gpu)
+
+
+def test_fill_readme(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- results:begin -->\nold\n<!-- results:end -->\nafter\n")
+    fill_readme(readme, ROWS)
+    fill_readme(readme, ROWS)  # a second time changes nothing
+    text = readme.read_text()
+    assert text == f"before\n<!-- results:begin -->\n{results_table(ROWS)}<!-- results:end -->\nafter\n"
+
+
+def test_of_several_tables_the_one_of_the_pair_is_filled(tmp_path):
+    readme, ours = tmp_path / "README.md", ROWS[0]["pair"]
+    tables = "<!-- results:begin {} -->\n{}<!-- results:end -->\n"
+    readme.write_text(tables.format("another", "kept\n") + tables.format(ours, "old\n"))
+    fill_readme(readme, ROWS)
+    assert readme.read_text() == tables.format("another", "kept\n") + tables.format(ours, results_table(ROWS))
+
+
+@pytest.mark.parametrize("text", ["nothing\n", "<!-- results:begin another -->\n<!-- results:end -->\n"])
+def test_readme_without_markers_is_refused(text, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(text)
+    with pytest.raises(ValueError, match="results:begin"):
+        fill_readme(readme, ROWS)
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")
+def test_published_tables_are_what_the_rows_give():
+    tables = list(MARKERS.finditer((ROOT / "README.md").read_text()))
+    assert BUNDLED in {found[2] for found in tables}
+    for found in tables:
+        rows = read_rows(ROOT / "model_cards" / f"{found[2]}-domino" / PUBLISHED.name)
+        assert found[0] == f"{found[1]}{results_table(rows)}{found[3]}"
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")
+def test_published_rows_say_where_they_come_from():
+    for published in read_rows(PUBLISHED):
+        assert set(ORIGIN) <= set(published)
+        assert all(published[field] is not None for field in ORIGIN)
+
+
+def test_the_caption_counts_equal_outputs_by_what_is_promised():
+    assert "Sampled" not in caption(measured.rows())
+
+    def doctored(change):
+        return caption([one | {"equals_plain": change(one)} if one.get("mode") == "sample" else one for one in ALL])
+
+    said = "with the same seed: {} of 4; by Transformers' own assistants {} of 2."
+    assert said.format(4, 2) in doctored(lambda one: True)
+    assert said.format(2, 1) in doctored(lambda one: one["prompt"] == 0)

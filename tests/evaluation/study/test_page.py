@@ -1,0 +1,107 @@
+"""What is computed from rows: summaries, tables, figures, and that the published page holds no other figure."""
+
+from __future__ import annotations
+
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+import study_rows
+
+from hf_domino.cli import main as cli
+from hf_domino.evaluation.study.figures import BETTER, SAME, WORSE, colour_of, draw_figures
+from hf_domino.evaluation.study.page import MARKERS, fill_page, results
+from hf_domino.evaluation.study.plan import load_study
+from hf_domino.evaluation.study.rows import of_budget, read_rows
+from hf_domino.evaluation.study.summary import pooled_scatter, summarize
+from hf_domino.pair import domino_folder, find_pair
+
+PAGE = Path(__file__).parents[3] / "docs" / "study.md"
+
+
+@pytest.fixture
+def study(tmp_path):
+    return study_rows.study(tmp_path)
+
+
+def test_differences_are_measured_by_the_scatter_over_seeds(study):
+    found = {summary.variant: summary for summary in summarize(study, study_rows.rows())}
+    assert list(found) == list(study.variants)
+    assert found["domino"].difference is None
+    twin = found["dflash"].difference
+    assert (twin.above, twin.seeds, twin.is_clear) == (0, 3, True)
+    assert twin.mean == pytest.approx(-0.6)
+    # Variances .01, .01 and .0025 with two degrees of freedom each; Student's t of six is 2.45.
+    deviation = math.sqrt((0.01 + 0.01 + 0.0025) / 3)
+    assert twin.error == pytest.approx(2.45 * deviation * math.sqrt(2 / 3))
+    assert found["layers_1"].difference.error == pytest.approx(2.45 * deviation * math.sqrt(4 / 3))
+    head = found["head_only"].difference  # compared with the twin whose backbone it has
+    assert (head.against, head.above, head.is_clear) == ("dflash", 2, False)
+    assert (found["domino"].low, found["domino"].high) == (3.0, 3.2)
+
+
+def test_one_seed_alone_says_nothing_of_chance(study):
+    alone = [study_rows.row("domino", 0, 3.0), study_rows.row("dflash", 0, 2.0)]
+    assert math.isnan(pooled_scatter([alone[:1]])[0])
+    assert summarize(study, alone)[1].difference.error is None
+    assert "chance" not in results(study, alone).split("|")[0]
+
+
+def test_the_page_says_what_the_rows_say(study):
+    text = results(study, study_rows.rows())
+    assert "`domino` has 1.24 x the acceptance length of its twin `dflash`, above it at 3 of 3 seeds." in text
+    assert "More than chance, and worse: `layers_1` (−0.90), `dflash` (−0.60)." in text  # noqa: RUF001
+    assert "Within chance: `greedy_text` (−0.05), `head_only` (+0.05)." in text  # noqa: RUF001
+    assert "| `domino`: The base | 3.10 (3.00 to 3.20) |  |  | 2.50 | 2.00 | 2.50 M | 59 |" in text
+    assert "Budget `small`: 11 runs of 2 steps x 8 rows x 24 anchors, for tiny." in text
+
+
+def test_a_page_is_filled_between_its_markers(study, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- study:begin -->\nold\n<!-- study:end -->\nafter\n")
+    written = fill_page(page, study, study_rows.rows())
+    assert [path.name for path in written] == ["page.md", "variants.svg", "positions.svg", "size.svg"]
+    text = page.read_text()
+    assert text.startswith("before\n<!-- study:begin -->\n- `domino`")
+    assert "![variants](page/variants.svg)\n" in text
+    assert text.endswith("<!-- study:end -->\nafter\n")
+    page.write_text("no markers")
+    with pytest.raises(ValueError, match="has no lines <!-- study:begin -->"):
+        fill_page(page, study, study_rows.rows())
+
+
+def test_figures_follow_the_rows(study, tmp_path):
+    pytest.importorskip("matplotlib")
+    words = {
+        path.stem: " ".join(ElementTree.parse(path).getroot().itertext())
+        for path in draw_figures(study, study_rows.rows(), tmp_path)
+    }
+    assert "greedy_text" in words["variants"]
+    assert "layers_1" not in words["positions"]  # several seeds only
+    assert "layers_1" in words["size"]
+    assert "size" not in {path.stem for path in draw_figures(study, study_rows.rows()[:9], tmp_path)}
+    colours = {summary.variant: colour_of(summary) for summary in summarize(study, study_rows.rows())}
+    assert (colours["layers_1"], colours["greedy_text"]) == (WORSE, SAME)
+    better = [*study_rows.rows()[:9], study_rows.row("layers_1", 0, 4.0)]
+    assert colour_of(summarize(study, better)[-1]) == BETTER
+
+
+def test_the_command_shows_without_training(study, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in study_rows.rows()))
+    flags = ["study", "--study", str(tmp_path / "study.yaml"), "--rows", str(path)]
+    assert cli.main([*flags, "--list", "--budget", "small"]) == 0
+    said = capsys.readouterr().out
+    assert "budget small: 2 steps, 16 texts; 11 of 11 runs" in said
+    assert "layers_1         x    One layer  [num_hidden_layers=1]" in said
+    assert cli.main([*flags, "--json"]) == 0
+    assert [entry["variant"] for entry in json.loads(capsys.readouterr().out)] == list(study.variants)
+
+
+def test_the_published_page_holds_what_its_rows_say():
+    rows = of_budget(read_rows(domino_folder(find_pair()) / "study.jsonl"))
+    published = MARKERS.search(PAGE.read_text())[0]
+    assert results(load_study(), rows) in published
+    assert all((PAGE.with_suffix("") / f"{name}.svg").exists() for name in ("variants", "positions"))

@@ -1,0 +1,376 @@
+"""The self-test: good drafters fit, and each way of not fitting is named."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from builders import build_drafter
+from torch.nn import functional as F
+
+import hf_domino
+from hf_domino import DominoDraftModel
+from hf_domino.cli import main as cli
+from hf_domino.cli.exits import FAILED_CHECK
+from hf_domino.drafter.blocks import draft_hidden_states
+from hf_domino.evaluation import check
+from hf_domino.evaluation.check import check_fit, measure, prompts, verdict
+from hf_domino.evaluation.check.estimate import estimate_mean
+from hf_domino.evaluation.check.measure import AS_CONFIGURED, Measurement
+from hf_domino.pair import domino_folder, load_pair, read_prompts
+from hf_domino.target.identity import TargetIdentity
+from hf_domino.target.view import TargetModel
+
+CARDS = Path(__file__).parents[2] / "model_cards"
+PAIRS = [folder for folder in sorted(CARDS.glob("*")) if domino_folder(folder).exists()]
+NUM_PROMPTS, NEW_TOKENS = 8, 40  # the first four are mostly enough
+TRAINING_STEPS, LEARNING_RATE = 200, 3e-3  # enough to learn six texts by heart
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}a:{% if enable_thinking %} think{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """The bundled pair, whatever its name."""
+    if not PAIRS:
+        pytest.skip("the bundled pair is not in this checkout")
+    return load_pair(PAIRS[0])
+
+
+@pytest.fixture(scope="module")
+def held_out(pair):
+    """A few of its prompts."""
+    return [row["text"] for row in read_prompts(pair.folder / "prompts.jsonl")[:NUM_PROMPTS]]
+
+
+def checked(pair, drafter, held_out):
+    return check_fit(drafter, pair.target, pair.tokenizer, held_out, NEW_TOKENS)
+
+
+# --- the bundled pair -------------------------------------------------------------------------------------------
+
+
+def test_bundled_drafter_fits(pair, held_out):
+    result = checked(pair, pair.drafter, held_out)
+    assert result.fits
+    assert result.causes == []
+    assert result.first_rate > verdict.MIN_FIRST_RATE
+    shown = str(result)
+    assert "The drafter fits" in shown
+    assert all(variant.name in shown for variant in result.variants)
+
+
+def test_bundled_drafter_fits_on_the_default_prompts(pair):
+    assert check_fit(pair.drafter, pair.target, pair.tokenizer, max_new_tokens=NEW_TOKENS).fits
+
+
+def test_twin_fits(pair, held_out):
+    result = checked(pair, pair.twin, held_out)
+    assert result.fits
+    assert measure.WITHOUT_HEAD not in [variant.name for variant in result.variants]
+
+
+def test_layers_in_the_wrong_order(pair, held_out):
+    wrong = pair.drafter.view(target_layer_ids=pair.drafter.config.target_layer_ids[::-1])
+    result = checked(pair, wrong, held_out)
+    assert not result.fits
+    assert result.causes[0].name == verdict.WRONG_LAYERS
+    assert str(pair.drafter.config.target_layer_ids) in result.causes[0].evidence
+    assert "does not fit" in str(result)
+
+
+def test_wrong_shift_label(pair, held_out):
+    result = checked(pair, pair.drafter.view(shift_label=not pair.drafter.config.shift_label), held_out)
+    assert not result.fits
+    assert result.causes[0].name == verdict.WRONG_SHIFT_LABEL
+
+
+@pytest.mark.slow
+def test_head_of_another_drafter(pair, held_out):
+    wrong = copy.deepcopy(pair.drafter)
+    weight = wrong.embed_proj[2].weight
+    torch.nn.init.normal_(weight, std=weight.std().item())
+    result = checked(pair, wrong, held_out)
+    assert result.causes[0].name == verdict.HARMFUL_HEAD
+
+
+@pytest.mark.slow
+def test_features_of_another_target(pair, held_out):
+    wrong = copy.deepcopy(pair.drafter)
+    torch.nn.init.normal_(wrong.fc.weight, std=wrong.fc.weight.std().item())
+    TargetIdentity().record_in(wrong.config)  # as of a drafter that says nothing of its target
+    result = checked(pair, wrong, held_out)
+    assert result.causes[0].name == verdict.WRONG_TARGET
+    known = verdict.judge(result.modes, result.variants, is_its_target=True)
+    assert verdict.WRONG_TARGET not in [cause.name for cause in known.causes]
+
+
+def test_untrained(pair, held_out):
+    result = checked(pair, DominoDraftModel(pair.drafter.config).eval(), held_out[:1])
+    assert [cause.name for cause in result.causes][:1] == [verdict.UNTRAINED]
+    assert result.acceptance_length < 1.5
+
+
+def test_variants_draft_what_real_rounds_draft(pair, held_out):
+    """The walk from round to round over one text, with the processors of the target's generation configuration."""
+    target = copy.copy(pair.target)
+    target.generation_config = copy.deepcopy(target.generation_config)
+    target.generation_config.repetition_penalty = 1.2
+    prompt = prompts.prepare_prompts(target, pair.tokenizer, held_out[:1])[0]
+    text = measure.write_text(pair.drafter, target, prompt, max_new_tokens=64)
+    everywhere = measure.measure_variants(pair.drafter, target, [text])[0].texts[0]
+    most = pair.drafter.config.block_size  # variants leave out the last proposal, which only some of them have
+    position, walked, rounds = 0, [], []
+    for length in text.acceptance_lengths:
+        if position < len(everywhere):
+            walked.append(everywhere[position])
+            rounds.append(min(length, most))
+        position += length
+    assert walked == rounds
+    assert len(walked) > 5
+
+
+def test_nothing_is_changed(pair, held_out):
+    before = pair.drafter.config.to_dict(), pair.target.config.to_dict(), pair.target.generation_config.to_dict()
+    weights = [weight.clone() for weight in pair.drafter.parameters()]
+    fresh = copy.deepcopy(pair.drafter)
+    state = torch.get_rng_state()
+    checked(pair, fresh, held_out[:1])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (fresh.config.to_dict(), pair.target.config.to_dict(), pair.target.generation_config.to_dict()) == before
+    assert all(torch.equal(*weights) for weights in zip(weights, fresh.parameters(), strict=True))
+    with pytest.raises(RuntimeError, match=r"call model\.generate"):
+        fresh.stats  # noqa: B018
+
+
+def test_without_the_patch(pair, held_out):
+    hf_domino.uninstall()
+    try:
+        assert checked(pair, pair.drafter, held_out[:1]).acceptance_length > 2
+    finally:
+        hf_domino.install()
+
+
+# --- one layer off ----------------------------------------------------------------------------------------------
+
+LAYER = 1
+
+
+@pytest.fixture(scope="module")
+def learned_by_heart(tiny_qwen3):
+    """A drafter of one captured layer that knows a few greedy texts of the tiny target, and their prompts."""
+    drafter = build_drafter(tiny_qwen3, target_layer_ids=[LAYER], projector_type="dflash")
+    view = TargetModel(tiny_qwen3, drafter.config)
+    asked = torch.randint(4, 64, (6, 8)).tolist()
+    texts = [
+        measure.write_text(drafter, tiny_qwen3, prompts.Prompt("text", torch.tensor([ids])), max_new_tokens=64)
+        for ids in asked
+    ]
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=LEARNING_RATE)
+    for step in range(TRAINING_STEPS):
+        text = texts[step % len(texts)]
+        with torch.no_grad():
+            captured = view.captured(tiny_qwen3(text.ids, **view.capture_kwargs()))
+        anchors = torch.arange(text.prompt_length, text.ids.shape[1] - drafter.config.block_size)
+        features = drafter.fuse_context(captured)
+        (hidden,) = draft_hidden_states(drafter, view, text.ids, features, anchors[None])
+        labels = text.ids[0, anchors[:, None] + 1 + torch.arange(drafter.config.block_size)]
+        optimizer.zero_grad()
+        F.cross_entropy(view.logits(hidden).flatten(0, 1), labels.flatten()).backward()
+        optimizer.step()
+    return drafter, asked
+
+
+@pytest.mark.slow
+def test_right_layer(learned_by_heart, tiny_qwen3):
+    drafter, asked = learned_by_heart
+    assert check_fit(drafter, tiny_qwen3, prompts=asked).fits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", [LAYER - 1, LAYER + 1])
+def test_one_layer_off(learned_by_heart, tiny_qwen3, wrong):
+    drafter, asked = learned_by_heart
+    result = check_fit(drafter.view(target_layer_ids=[wrong]), tiny_qwen3, prompts=asked)
+    assert not result.fits
+    assert result.causes[0].name == verdict.WRONG_LAYERS
+    assert f"target_layer_ids=[{LAYER}]" in result.causes[0].evidence
+
+
+def test_wrong_sizes_are_the_compatibility_checks(tiny_drafter, tiny_qwen3):
+    with pytest.raises(ValueError, match="the drafter's vocab_size must be"):
+        check_fit(tiny_drafter.view(vocab_size=65), tiny_qwen3, prompts=[[5, 6]])
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------
+
+
+def test_both_thinking_modes(tiny_qwen3, tiny_tokenizer):
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    thinking, plain = prompts.prepare_prompts(tiny_qwen3, tokenizer, ["hi"])
+    assert (thinking.mode, plain.mode) == (prompts.THINKING, prompts.NOT_THINKING)
+    assert tokenizer.decode(thinking.input_ids[0]) == "user: hi a: think"
+    assert tokenizer.decode(plain.input_ids[0]) == "user: hi a:"
+
+
+def test_template_without_thinking(tiny_qwen3, tiny_tokenizer):
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = TEMPLATE.replace("enable_thinking", "thinking is defined and false")
+    ready = prompts.prepare_prompts(tiny_qwen3, tokenizer, ["hi", [{"role": "user", "content": "ho"}]])
+    assert [prompt.mode for prompt in ready] == [prompts.CHAT] * 2
+
+
+def test_prompts_of_token_ids_need_no_tokenizer(tiny_qwen3):
+    ready = prompts.prepare_prompts(tiny_qwen3, None, [[5, 6, 7], torch.tensor([8, 9])])
+    assert [prompt.input_ids.tolist() for prompt in ready] == [[[5, 6, 7]], [[8, 9]]]
+
+
+def test_tokenizer_saved_with_the_target(saved_pair):
+    from transformers import AutoModelForCausalLM
+
+    target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
+    assert len(prompts.prepare_prompts(target)) == len(prompts.TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (None, "tokenizer must be given for a target that was not loaded"),
+        ("one text", "prompts must be a list"),
+        ([], "at least one prompt"),
+        ([[]], "at least one token"),
+    ],
+)
+def test_unusable_prompts(tiny_qwen3, tiny_drafter, given, message):
+    with pytest.raises(ValueError, match=message):
+        check_fit(tiny_drafter, tiny_qwen3, prompts=given)
+
+
+def test_messages_without_a_template(tiny_qwen3, tiny_drafter, tiny_tokenizer):
+    with pytest.raises(ValueError, match="chat template"):
+        check_fit(tiny_drafter, tiny_qwen3, tiny_tokenizer, [[{"role": "user", "content": "hi"}]])
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------
+
+GOOD, BAD = [4, 1, 5, 3] * 8, ([1] * 7 + [2]) * 4
+
+
+def rounds(name, lengths, num_texts=4):
+    """A measurement with the same rounds in every text."""
+    return Measurement(name, [list(lengths)] * num_texts)
+
+
+def variants(**lengths):
+    names = {"configured": AS_CONFIGURED, "context": measure.WITHOUT_CONTEXT, "head": measure.WITHOUT_HEAD}
+    return [rounds(names.get(name, name), values) for name, values in lengths.items()]
+
+
+def test_wrong_chat_mode():
+    modes = [rounds(prompts.THINKING, BAD), rounds(prompts.NOT_THINKING, GOOD)]
+    result = verdict.judge(modes, variants(configured=GOOD, context=BAD))
+    assert [cause.name for cause in result.causes] == [verdict.WRONG_MODE]
+    assert re.search(r"0.12 ± 0.\d\d in 'chat, thinking'", result.causes[0].evidence)
+
+
+def test_causes_come_in_order():
+    better = {
+        f"{measure.LAYERS}[2]": [3] * 32,
+        f"{measure.SHIFT_LABEL}True": [4] * 32,
+        f"{measure.LAYERS}[0]": [2] * 32,
+    }
+    result = verdict.judge([rounds(prompts.TEXT, BAD)], variants(configured=BAD, context=BAD, **better))
+    names = [cause.name for cause in result.causes]
+    assert names[:2] == [verdict.WRONG_SHIFT_LABEL, verdict.WRONG_LAYERS]
+    assert "[2]" in result.causes[1].evidence
+
+
+def test_undertrained_drafter_that_reads_its_context():
+    result = verdict.judge([rounds("text", BAD)], variants(configured=BAD, context=[1] * 32, head=BAD))
+    assert [cause.name for cause in result.causes] == [verdict.UNTRAINED]
+
+
+def test_fresh_drafter_does_not_fit_even_where_it_is_accepted():
+    result = verdict.judge([rounds("text", GOOD)], variants(configured=GOOD, context=GOOD), is_fresh=True)
+    assert [cause.name for cause in result.causes] == [verdict.UNTRAINED]
+
+
+@pytest.mark.parametrize(("lengths", "num_texts"), [([2, 2, 2], 1), ([1] * 40, 1), ([4, 1, 1] * 4, 3)])
+def test_too_few_rounds_or_texts(lengths, num_texts):
+    result = verdict.judge([rounds("text", lengths, num_texts)], variants(configured=GOOD, context=BAD))
+    assert (result.verdict, result.fits) == (verdict.TOO_FEW, False)
+    assert "Too few to say" in str(result)
+
+
+def test_a_variant_that_is_better_by_chance_is_no_cause():
+    """One text of three in which the drafter does better with another layer makes a tenth, but no certainty."""
+    configured, other = [GOOD, GOOD, BAD], [GOOD, GOOD, GOOD]
+    better = [Measurement(AS_CONFIGURED, configured), Measurement(f"{measure.LAYERS}[1]", other)]
+    result = verdict.judge([rounds("text", GOOD)], better)
+    assert (result.verdict, result.causes) == (verdict.TOO_FEW, [])
+    assert "a gain of 0.71 ± 3.05" in str(result)
+    certain = [Measurement(variant.name, variant.texts * 5) for variant in better]
+    assert verdict.judge([rounds("text", GOOD)], certain).causes[0].name == verdict.WRONG_LAYERS
+
+
+def test_errors_cover_the_truth_where_texts_differ():
+    """Rounds of one text are alike: an error that took them for independent would be a fourth of this one."""
+    generator = random.Random(0)
+    covered = 0
+    for _ in range(300):
+        texts = [[generator.gauss(text, 0.5) for _ in range(40)] for text in (generator.gauss(2, 1) for _ in range(6))]
+        found = estimate_mean(texts)
+        covered += found.low <= 2 <= found.high
+    assert 0.92 < covered / 300 < 0.98
+
+
+def test_more_prompts_are_asked_until_the_verdict_is_certain(tiny_qwen3, tiny_drafter, monkeypatch):
+    asked = [[5 + index, 6] for index in range(11)]
+    for doubts, expected in (([], 4), (["?"], 11)):
+        found = functools.partial(verdict.CheckResult, causes=[], doubts=doubts)
+        monkeypatch.setattr(check, "judge", lambda modes, variants, *_, found=found: found(modes, variants))
+        result = check_fit(tiny_drafter, tiny_qwen3, prompts=asked, max_new_tokens=8)
+        assert {len(row.texts) for row in (*result.modes, *result.variants)} == {expected}
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_command_fits(pair, capsys):
+    arguments = ["check", "--target", str(pair.folder), "--num-prompts", str(NUM_PROMPTS)]
+    arguments += ["--max-new-tokens", str(NEW_TOKENS)]
+    assert cli.main(arguments) == 0
+    assert "The drafter fits" in capsys.readouterr().out
+
+
+def test_command_does_not_fit(tiny_pair_folder, tmp_path, capsys):
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("import torch", "def f(x):", "class A:")))
+    arguments = ["--target", str(tiny_pair_folder), "--drafter", str(domino_folder(tiny_pair_folder))]
+    assert cli.main(["check", *arguments, "--prompts", str(rows)]) == FAILED_CHECK
+    assert "does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "message"), [("{", "must be a JSON object"), ('{"a": 1}', "needs `messages`"), ("", "at least one")]
+)
+def test_command_with_bad_prompts(tiny_pair_folder, tmp_path, capsys, row, message):
+    rows = tmp_path / "prompts.jsonl"
+    rows.write_text(row + "\n")
+    assert cli.main(["check", "--target", str(tiny_pair_folder), "--prompts", str(rows)]) == cli.USER_ERROR
+    assert message in capsys.readouterr().err
+
+
+def test_command_without_a_drafter(saved_pair, capsys):
+    assert cli.main(["check", "--target", str(saved_pair[0])]) == cli.USER_ERROR
+    assert "--drafter must be given" in capsys.readouterr().err

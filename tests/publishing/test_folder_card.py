@@ -1,0 +1,185 @@
+"""The card of a folder comes from its rows; one that does not is found."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import measured
+import pytest
+from huggingface_hub import ModelCard
+from transformers import TrainerState
+
+from hf_domino import DominoConfig
+from hf_domino.cards import UnfitCard, read_sections
+from hf_domino.cli import main as cli
+from hf_domino.evaluation.benchmark.prompts import kind
+from hf_domino.evaluation.benchmark.report import results_table
+from hf_domino.formats.exporting import stored_config
+from hf_domino.publishing.folder_card import FIGURES, card_for, check_folder, results_section
+
+ENTRY = {"step": 4, "base_loss": 1.25, "corrected_loss": 0.5, "hours": 0.125}
+
+
+def write_rows(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A drafter's folder with rows and a trainer's record."""
+    DominoConfig(target_name="org/target").save_pretrained(tmp_path)
+    write_rows(tmp_path / "results.jsonl", measured.rows())
+    TrainerState(global_step=4, log_history=[ENTRY]).save_to_json(tmp_path / "trainer_state.json")
+    return tmp_path
+
+
+@pytest.fixture
+def card(folder):
+    """Its card, written by the command."""
+    assert cli.main(["card", str(folder), "--license", "mit", "--dataset", "me/data"]) == 0
+    return folder / "README.md"
+
+
+def test_results_by_position_and_by_kind():
+    section = results_section([row | {"kind": f"kind {row.get('prompt')}"} for row in measured.rows() if "mode" in row])
+    assert "| Domino, whole blocks, greedy | 1.00 | 0.67 | 0.33 |" in section
+    assert "| kind 1: Domino, whole blocks | 2.00 x | 3.00 | 2.00 x | 3.00 |" in section
+    assert "By kind" not in results_section(measured.rows())
+    assert [kind(prompt) for prompt in ({"dataset": "math"}, {"kind": "code", "dataset": "x"}, {"text": ""})] == [
+        "math", "code", None,
+    ]  # fmt: skip
+
+
+def test_commits_of_models_from_the_hub_are_told():
+    rows = [row | {"target_commit": "abc", "drafter_commit": None} for row in measured.rows()]
+    assert "Loaded from the Hub: target at commit `abc`." in results_section(rows)
+
+
+def test_rows_that_measure_nothing_are_refused():
+    with pytest.raises(ValueError, match="got 1 without any"):
+        results_section(measured.rows()[:1])
+
+
+def test_the_card_of_a_folder(folder, card):
+    text = card.read_text()
+    data = ModelCard(text).data
+    assert (data.base_model, data.license, data.datasets) == ("org/target", "mit", ["me/data"])
+    sections = read_sections(text)
+    assert results_table(measured.rows()).strip() in sections["results"]
+    assert "| 4 | 0.125 | 1.25 | 0.5 |" in sections["training"]
+    assert "![" not in text
+    check_folder(folder)
+    assert card_for(folder) == text
+    for title in FIGURES:
+        (folder / "figures").mkdir(exist_ok=True)
+        (folder / "figures" / f"{title}.svg").touch()
+    assert "![Speed-up](figures/speed-up.svg)" in card_for(folder)
+    assert '"me/other"' in card_for(folder, name="me/other")
+
+
+def test_wrong_numbers_are_found_wherever_they_are(folder, card, capsys):
+    text, table = card.read_text(), measured.rows()
+    check_folder(folder)
+    numbers = [found for found in re.finditer(r"\d+(\.\d+)?", text) if text.find("begin results") < found.start()]
+    inside = [found for found in numbers if found.end() < text.find("end results")]
+    assert len(inside) > 60
+    for found in inside[:: len(inside) // 12]:
+        card.write_text(text[: found.start()] + f"9{found[0]}" + text[found.end() :])
+        with pytest.raises(UnfitCard, match=r"section 'results' of .*README.md, in .* must be .* Write it again"):
+            check_folder(folder)
+    card.write_text(text)
+    write_rows(folder / "results.jsonl", [row | {"seed": 1} for row in table])
+    assert cli.main(["card", str(folder), "--check"]) == 1
+    assert "must be '1,', got '0,'. Write it again: hf-domino card" in capsys.readouterr().err
+    assert cli.main(["card", str(folder)]) == 0
+    assert cli.main(["card", str(folder), "--check"]) == 0
+
+
+def test_rows_of_further_runs_are_shown_and_checked(folder, card):
+    others = folder / "results-other.jsonl"
+    write_rows(others, measured.rows(["greedy"]))
+    with pytest.raises(UnfitCard, match=r"section 'results' of .*README.md"):
+        check_folder(folder)
+    card.write_text(card_for(folder))
+    check_folder(folder)
+    assert (
+        f"Measured otherwise, in `results-other.jsonl`:\n\n{results_table(measured.rows(['greedy']))}"
+        in card.read_text()
+    )
+    others.unlink()
+    with pytest.raises(UnfitCard, match=r"section 'results' of .*README.md"):
+        check_folder(folder)
+
+
+def test_a_training_that_went_on_is_found(folder, card):
+    entry = ENTRY | {"step": 8, "base_loss": 1.0}
+    TrainerState(global_step=8, log_history=[ENTRY, entry]).save_to_json(folder / "trainer_state.json")
+    with pytest.raises(UnfitCard, match=r"section 'training' .* '\| steps \| 8 \|'"):
+        check_folder(folder)
+    card.write_text(card_for(folder))
+    check_folder(folder)
+    (folder / "trainer_state.json").unlink()
+    assert "| steps | 8 |" in card_for(folder)  # the card keeps what it told
+
+
+def test_results_without_rows_are_refused(folder, card):
+    (folder / "results.jsonl").unlink()
+    with pytest.raises(UnfitCard, match=r"must have its rows beside it, in results.jsonl, got none"):
+        check_folder(folder)
+    card.unlink()
+    with pytest.raises(UnfitCard, match="must be the drafter's card, got none"):
+        check_folder(folder)
+
+
+def test_rows_from_elsewhere_are_kept_beside_the_card(folder, tmp_path_factory, capsys):
+    other = tmp_path_factory.mktemp("other")
+    rows = other / "rows.jsonl"
+    write_rows(rows, measured.rows(["greedy"]))
+    assert cli.main(["card", str(folder), "--rows", str(rows), "--output", str(other / "CARD.md")]) == 0
+    assert "T = 0.7" not in (other / "CARD.md").read_text()
+    assert not (folder / "README.md").exists()
+    assert cli.main(["card", str(folder), "--rows", str(rows)]) == 2
+    assert "--rows must be those of" in capsys.readouterr().err
+    (folder / "results.jsonl").unlink()
+    assert cli.main(["card", str(folder), "--rows", str(rows)]) == 0
+    check_folder(folder)
+
+
+def test_what_is_no_drafter_or_names_no_target_is_refused(tmp_path, capsys):
+    assert cli.main(["card", str(tmp_path)]) == 2
+    assert "it has no config.json" in capsys.readouterr().err
+    DominoConfig().save_pretrained(tmp_path)
+    assert cli.main(["card", str(tmp_path)]) == 2
+    assert "--target must be given" in capsys.readouterr().err
+    assert cli.main(["card", str(tmp_path), "--target", "org/name"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("README.md", b"# M\xfcller", r"README.md must be a text in UTF-8"),
+        ("trainer_state.json", b"{", r"trainer_state.json must be what the trainer wrote"),
+        ("trainer_state.json", b"[]", r"trainer_state.json must be what the trainer wrote"),
+        ("results.jsonl", b'{"a": 1}', r"results.jsonl, line 1: expected a JSON object with a method"),
+        ("results.jsonl", b'{"method": "\xe9"}', r"results.jsonl, line 1: expected a JSON object with a method"),
+        ("config.json", b"{", r"config.json must be a JSON file"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(folder, name, content, message):
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        card_for(folder)
+
+
+def test_a_card_with_a_byte_order_mark_keeps_its_metadata(folder):
+    (folder / "README.md").write_bytes(b"\xef\xbb\xbf---\nlicense: apache-2.0\n---\n# Mine\n")
+    card = ModelCard(card_for(folder))
+    assert card.data.license == "apache-2.0"
+    assert card.text.startswith("# Mine")
+
+
+def test_the_card_of_an_export(folder):
+    config = stored_config(DominoConfig(pure_draft_prefix_len=1))
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "takes its export" in card_for(folder, target="org/target")

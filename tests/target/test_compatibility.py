@@ -1,0 +1,402 @@
+"""Bad input: each case is refused with one error that names field, value, expected and remedy, before any forward."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from builders import TINY
+from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    BambaConfig,
+    BambaForCausalLM,
+    DynamicCache,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.generation import GenerationMode
+
+import hf_domino
+from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.integration.call_checks import check_generation, check_inputs, check_native_loop
+from hf_domino.integration.rope_checks import check_rope
+from hf_domino.target.compatibility import check_rows, check_target
+
+PROMPT = torch.tensor([[5, 9, 33, 20]])
+
+
+@pytest.fixture
+def target(tiny_qwen3, monkeypatch):
+    """The tiny target, which fails the test if it is ever run."""
+
+    def forward(*args, **kwargs):
+        raise AssertionError("a forward ran before the input was refused")
+
+    monkeypatch.setattr(type(tiny_qwen3), "forward", _same_signature(type(tiny_qwen3).forward, forward))
+    return tiny_qwen3
+
+
+def _same_signature(original, replacement):
+    replacement.__wrapped__ = original  # generate inspects which arguments forward takes
+    return replacement
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("num_beams", 2, ["num_beams", "must be 1", "got 2", "drop assistant_model"]),
+        ("use_cache", False, ["use_cache", "True", "got False", "use_cache=True"]),
+        ("dola_layers", "low", ["dola_layers", "must be None", "got 'low'", "leave it unset"]),
+        ("guidance_scale", 1.5, ["guidance_scale", "1.5", "leave it unset"]),
+        ("assistant_ensemble_weight", 0.5, ["assistant_ensemble_weight", "0.5", "leave it unset"]),
+        ("prompt_lookup_num_tokens", 0, ["prompt_lookup_num_tokens", "at least 1", "got 0", "leave it unset"]),
+        ("prompt_lookup_num_tokens", "10", ["prompt_lookup_num_tokens", "a number of at least 1", "got '10'"]),
+        ("prompt_lookup_num_tokens", True, ["prompt_lookup_num_tokens", "a number of at least 1", "got True"]),
+        ("assistant_early_exit", 2, ["assistant_early_exit", "got 2", "not both"]),
+        ("num_assistant_tokens", 0, ["num_assistant_tokens", "at least 1", "got 0", "leave it unset"]),
+        ("num_assistant_tokens", True, ["num_assistant_tokens", "a number of at least 1", "got True"]),
+        ("cache_implementation", "offloaded_static", ["cache_implementation", "'static'", "leave it unset"]),
+        ("cache_implementation", "sliding_window", ["got 'sliding_window'", "old name", "pass 'static'", "windows"]),
+        ("cache_implementation", "hybrid_chunked", ["got 'hybrid_chunked'", "old name", "pass 'static'", "windows"]),
+        ("cache_implementation", "quantized", ["cache_implementation", "'quantized'", "leave it unset"]),
+    ],
+)
+@pytest.mark.parametrize("entry", ["install", "attach"])
+def test_generation_options(target, tiny_drafter, field, value, words, entry):
+    if entry == "attach":
+        hf_domino.uninstall()
+        hf_domino.attach(target)
+    options = {field: value}
+    try:
+        with pytest.raises(ValueError) as error:
+            target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, **options)
+    finally:
+        hf_domino.detach(target)
+        hf_domino.install()
+    assert all(word in str(error.value) for word in words)
+
+
+def test_modes_that_cannot_be_drafted(target, tiny_drafter):
+    with pytest.raises(ValueError, match=r"generation mode must be 'assisted_generation', got 'contrastive_search'"):
+        check_generation(target, tiny_drafter, GenerationConfig(penalty_alpha=0.6), GenerationMode.CONTRASTIVE_SEARCH)
+
+
+def test_hidden_states_without_return_dict_are_harmless(tiny_qwen3, tiny_drafter):
+    options = {"max_new_tokens": 8, "do_sample": False}
+    plain = tiny_qwen3.generate(PROMPT, **options)
+    assisted = tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, output_hidden_states=True, **options)
+    assert torch.equal(assisted, plain)
+
+
+@pytest.mark.parametrize("field", ["output_hidden_states", "output_attentions"])
+def test_step_outputs(target, tiny_drafter, field):
+    options = {field: True, "return_dict_in_generate": True, "max_new_tokens": 4}
+    with pytest.raises(ValueError, match=rf"{field} .* must be False, for a batch, got True.*one at a time"):
+        target.generate(PROMPT.repeat(2, 1), assistant_model=tiny_drafter, **options)
+    if field == "output_attentions":
+        with pytest.raises(ValueError, match=r"attn_implementation .* must be 'eager', got 'sdpa'"):
+            target.generate(PROMPT, assistant_model=tiny_drafter, **options)
+    hf_domino.uninstall()
+    hf_domino.attach(target)
+    try:
+        with pytest.raises(ValueError, match=rf"{field} in an attached target must be False.*hf_domino.install"):
+            target.generate(PROMPT, assistant_model=tiny_drafter, **options)
+    finally:
+        hf_domino.detach(target)
+        hf_domino.install()
+
+
+def test_batch_in_the_native_loop(target, tiny_drafter):
+    hf_domino.uninstall()
+    hf_domino.attach(target)
+    try:
+        with pytest.raises(ValueError, match=r"batch size in an attached target must be 1, got 2. Call hf_domino.inst"):
+            target.generate(PROMPT.repeat(2, 1), assistant_model=tiny_drafter, max_new_tokens=4)
+    finally:
+        hf_domino.detach(target)
+        hf_domino.install()
+
+
+def test_sharded_target(tiny_qwen3):
+    with pytest.raises(ValueError, match=r"synced_gpus must be False, got True. Sharded targets .* gather the target"):
+        check_inputs(tiny_qwen3, PROMPT, {"synced_gpus": True})
+
+
+def test_cache_that_cannot_be_rewound(target, tiny_drafter):
+    cache = StaticCache(config=target.config, max_cache_len=32)
+    with pytest.raises(ValueError, match=r"past_key_values must be a DynamicCache, got 'StaticCache'"):
+        target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, past_key_values=cache)
+
+
+@pytest.mark.parametrize(("num_rows", "cache"), [(1, None), (1, "static"), (2, None)])
+def test_a_mask_wider_than_the_prompt(target, tiny_drafter, num_rows, cache):
+    mask = torch.nn.functional.pad(torch.ones(num_rows, PROMPT.shape[1]), (2, 0))
+    options = {"attention_mask": mask, "cache_implementation": cache, "max_new_tokens": 4}
+    words = r"attention_mask must be at most as wide as what is cached and given \(4 positions\), got 6. Cut"
+    with pytest.raises(ValueError, match=words):
+        target.generate(PROMPT.expand(num_rows, -1), assistant_model=tiny_drafter, **options)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"hidden_size": 16}, ["hidden_size", "32", "got 16", "for_target"]),
+        ({"vocab_size": 96}, ["vocab_size", "64", "got 96", "for_target"]),
+        ({"num_target_layers": 7}, ["num_target_layers", "4", "got 7", "for_target"]),
+        ({"target_model_type": "llama"}, ["target_model_type", "'qwen3'", "'llama'", "target_model_type = None"]),
+    ],
+)
+def test_drafter_for_another_target(target, make_drafter, overrides, words):
+    drafter = make_drafter(target, **overrides)
+    for call in (
+        lambda: target.generate(PROMPT, assistant_model=drafter, max_new_tokens=4),
+        lambda: check_target(drafter.config, target),
+    ):
+        with pytest.raises(ValueError) as error:
+            call()
+        assert all(word in str(error.value) for word in words)
+
+
+def test_layer_ids_out_of_range(target, tiny_drafter):
+    tiny_drafter.config.target_layer_ids = [1, 3]
+    with pytest.raises(ValueError, match=r"target_layer_ids must be in \[0, 2\] .*got \[1, 3\]"):
+        target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
+
+
+def test_drafter_without_its_weights(target, tiny_drafter):
+    with pytest.raises(ValueError, match=r"device must be one that holds its weights, got 'meta.*from_pretrained"):
+        target.generate(PROMPT, assistant_model=tiny_drafter.to("meta"), max_new_tokens=4)
+
+
+def rope_call(rope_type, lengths, new_tokens, cached=0, **kwargs):
+    """Check a call on a target whose frequencies change at 32 positions, with 6 proposals a round."""
+    target = LlamaForCausalLM(LlamaConfig(**TINY))
+    target.config.rope_parameters = {"rope_type": rope_type, "original_max_position_embeddings": 32}
+    longest = max(lengths)
+    mask = torch.stack([(torch.arange(longest) >= longest - length).long() for length in lengths])
+    ids = kwargs.pop("input_ids", torch.ones_like(mask))
+    cache = SimpleNamespace(get_seq_length=lambda: cached)
+    config = GenerationConfig(max_length=ids.shape[1] + new_tokens)
+    check_rope(target, 6, ids, {"attention_mask": mask, "past_key_values": cache} | kwargs, config)
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "lengths", "new_tokens", "kwargs"),
+    [
+        ("dynamic", [16], 10, {}),
+        ("longrope", [16], 10, {}),
+        ("longrope", [33], 40, {}),
+        ("longrope", [40, 33], 40, {}),
+        ("longrope", [40], 40, {"cached": 36}),
+        ("yarn", [20], 100, {}),
+    ],
+)
+def test_calls_on_one_side_of_a_change_of_rotary_frequencies(rope_type, lengths, new_tokens, kwargs):
+    rope_call(rope_type, lengths, new_tokens, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "lengths", "new_tokens", "kwargs", "words"),
+    [
+        ("dynamic", [16], 11, {}, "at most 10, got 11. .* change at 32 positions, .* pass max_new_tokens=10"),
+        ("dynamic", [40], 4, {}, "at most 0, got 4. .* drop assistant_model"),
+        ("longrope", [16], 11, {}, "at most 10, got 11. .* pass max_new_tokens=10"),
+        ("longrope", [32], 40, {}, "drop assistant_model"),
+        ("longrope", [40, 8], 40, {}, "drop assistant_model"),
+        ("longrope", [40], 40, {"cached": 20}, "drop assistant_model"),
+        ("longrope", [16], 20, {"input_ids": torch.ones(1, 0)}, "pass max_new_tokens=10"),
+        ("longrope", [16], 20, {"input_ids": torch.ones(1, 3), "cached": 13}, "pass max_new_tokens=10"),
+        ("dynamic", [4], 20, {"position_ids": torch.arange(12, 16)[None]}, "pass max_new_tokens=10"),
+    ],
+)
+def test_calls_across_a_change_of_rotary_frequencies(rope_type, lengths, new_tokens, kwargs, words):
+    with pytest.raises(ValueError, match=words):
+        rope_call(rope_type, lengths, new_tokens, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "jamba"}, r"model_type must be one whose forward .* got 'jamba'. .* drop assistant_model"),
+        ({"model_type": "zamba2"}, "model_type .* got 'zamba2'. .* clamps the time step there and not in single steps"),
+        (
+            {"time_step_limit": [0.1, float("inf")]},
+            r"time_step_limit must be \(0.0, inf\), got \(0.1, inf\). .* clamps",
+        ),
+        ({"time_step_limit": (0.0, 0.1)}, r"time_step_limit must be \(0.0, inf\), got \(0.0, 0.1\)"),
+        ({"hc_mult": 4}, r"hc_mult must be .*one stream.*, got 4"),
+        ({"cross_attention_layers": [3]}, r"cross_attention_layers must be empty, got \[3\]"),
+        ({"num_layers": 2}, r"num_layers must be num_hidden_layers=4, got 2"),
+        ({"is_decoder": False}, r"is_decoder must be True, got False. .* with is_decoder=True"),
+        ({"use_bidirectional_attention": "all"}, r"use_bidirectional_attention must be False, got 'all'"),
+    ],
+)
+def test_targets_that_cannot_be_drafted_for(tiny_qwen3, make_drafter, fields, words):
+    config = make_drafter(tiny_qwen3).config
+    target = copy.copy(tiny_qwen3)
+    target.config = copy.deepcopy(target.config)
+    for name, value in fields.items():
+        setattr(target.config, name, value)
+    with pytest.raises(ValueError, match=words):
+        check_target(config, target)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"time_step_limit": [0.0, float("inf")]}, {"is_decoder": False, "model_type": "gpt_neox"}]
+)
+def test_fields_that_do_no_harm(tiny_qwen3, make_drafter, fields):
+    config = make_drafter(tiny_qwen3, target_model_type=None).config
+    target = copy.copy(tiny_qwen3)
+    target.config = copy.deepcopy(target.config)
+    for name, value in fields.items():
+        setattr(target.config, name, value)
+    check_target(config, target)
+
+
+def test_batches_of_targets_that_count_columns(tiny_qwen3):
+    call = {"position_ids": PROMPT, "generation_config": GenerationConfig(max_length=12)}
+    target = copy.copy(tiny_qwen3)
+    target.config = copy.deepcopy(target.config)
+    check_rows(target, 6, 2, call)
+    with pytest.raises(
+        ValueError, match=r"model_type must be one that takes position_ids .* got 'qwen3'.*one at a time"
+    ):
+        check_rows(target, 6, 2, call | {"position_ids": None})
+    check_rows(target, 6, 1, call | {"position_ids": None})
+    target.config.attn_temperature_tuning, target.config.floor_scale = True, 19
+    check_rows(target, 6, 2, call)
+    target.config.floor_scale = 18
+    with pytest.raises(ValueError, match=r"max_length of a batch must be at most 11 \(floor_scale=18\), got 12"):
+        check_rows(target, 6, 2, call)
+
+
+def test_embeddings_of_another_width(tiny_qwen3, tiny_drafter, monkeypatch):
+    monkeypatch.setattr(tiny_qwen3, "get_input_embeddings", lambda: torch.nn.Embedding(64, 16))
+    with pytest.raises(ValueError, match=r"token embeddings must be hidden_size=32, got 16"):
+        check_target(tiny_drafter.config, tiny_qwen3)
+
+
+def test_target_without_a_cache_of_ours(tiny_qwen3):
+    with pytest.raises(
+        ValueError, match=r"the target's cache must be a DynamicCache, got None. .* drop assistant_model"
+    ):
+        check_inputs(tiny_qwen3, PROMPT, {})
+
+
+def test_target_that_takes_no_cache(make_drafter, monkeypatch):
+    sizes = {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 4, "n_head": 4}
+    target = OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes, pad_token_id=0))
+    monkeypatch.setattr(target.transformer, "forward", lambda *_, **__: pytest.fail("a forward ran"))
+    with pytest.raises(ValueError, match=r"cache must be a DynamicCache, got None. OpenAIGPTLMHeadModel .* elsewhere"):
+        target.generate(PROMPT, assistant_model=make_drafter(target), max_new_tokens=4)
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_targets_with_learned_prompts(target, tiny_drafter, kind):
+    prompted = get_peft_model(copy.deepcopy(target), kind(task_type="CAUSAL_LM", num_virtual_tokens=4))
+    with pytest.raises(ValueError, match=r"PEFT adapter must be one that adds no virtual tokens, .* got 'P.*_TUNING'"):
+        prompted.generate(input_ids=PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
+
+
+def test_encoder_decoder_target(tiny_drafter):
+    config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=4, num_heads=4, decoder_start_token_id=2)
+    with pytest.raises(ValueError, match=r"is_encoder_decoder must be False, got True.*decoder-only"):
+        T5ForConditionalGeneration(config).generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
+
+
+def test_recurrent_target_in_the_native_loop():
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 4, "mamba_d_head": 16}
+    target = BambaForCausalLM(BambaConfig(**sizes, **heads, mamba_d_state=8, attn_layer_indices=[1, 3]))
+    with pytest.raises(ValueError, match=r"_is_stateful in an attached target must be False.*hf_domino.install"):
+        check_native_loop(target, 1, GenerationConfig(), {}, [])
+
+
+def test_fitting_targets_pass(tiny_qwen3, tiny_llama, make_drafter):
+    check_target(make_drafter(tiny_qwen3).config, tiny_qwen3)
+    check_target(make_drafter(tiny_llama).config, tiny_llama)
+    check_target(make_drafter(tiny_qwen3, target_model_type=None).config, tiny_llama)
+
+
+def test_plain_assistants_are_not_checked(tiny_llama):
+    config = LlamaConfig(**(tiny_llama.config.to_dict() | {"num_hidden_layers": 1}))
+    options = {"max_new_tokens": 8, "do_sample": False}
+    plain = tiny_llama.generate(PROMPT, **options)
+    assert torch.equal(tiny_llama.generate(PROMPT, assistant_model=LlamaForCausalLM(config), **options), plain)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tiny_drafter, tmp_path):
+    """A saved drafter and a function that edits its tensors in place."""
+    tiny_drafter.save_pretrained(tmp_path)
+
+    def edit(change):
+        tensors = load_file(tmp_path / "model.safetensors")
+        change(tensors)
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    return tmp_path, edit
+
+
+@pytest.mark.parametrize("auto_class", [DominoDraftModel, AutoModel])
+def test_dflash_read_as_domino(saved, auto_class):
+    folder, edit = saved
+    edit(lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(("prefix_gru", "embed_proj"))])
+    with pytest.raises(ValueError, match=r"projector_type must be 'dflash'.*got 'domino'. Set projector_type='dflash'"):
+        auto_class.from_pretrained(folder)
+
+
+def test_domino_read_as_dflash(saved, tiny_drafter):
+    config = copy.deepcopy(tiny_drafter.config)
+    config.projector_type = "dflash"
+    with pytest.raises(ValueError, match=r"projector_type must be 'domino'.*got 'dflash'. Set projector_type='domino'"):
+        DominoDraftModel.from_pretrained(saved[0], config=config)
+
+
+@pytest.mark.parametrize("name", ["embed_proj.2.weight", "prefix_gru.weight_hh_l0", "fc.weight"])
+def test_missing_weights(saved, name):
+    folder, edit = saved
+    edit(lambda tensors: tensors.pop(name))
+    with pytest.raises(ValueError, match=rf"tensors must be complete.*without {name}'. Save the drafter again"):
+        DominoDraftModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["embed_proj.0.weight", "prefix_gru.weight_ih_l0"])
+def test_misshapen_weights(saved, name):
+    folder, edit = saved
+    edit(lambda tensors: tensors.__setitem__(name, tensors[name][:, 1:].contiguous()))
+    with pytest.raises(ValueError, match=rf"{name} must be of shape \(.*got \(.*\). Load it with the configuration"):
+        DominoDraftModel.from_pretrained(folder)
+
+
+def test_loading_info_is_still_available(saved):
+    drafter, info = DominoDraftModel.from_pretrained(saved[0], output_loading_info=True)
+    assert isinstance(drafter, DominoDraftModel)
+    assert not info["missing_keys"]
+
+
+def test_filled_cache_of_our_own_is_fine(tiny_qwen3, tiny_drafter):
+    options = {"max_new_tokens": 8, "do_sample": False}
+    plain = tiny_qwen3.generate(PROMPT, **options)
+    assisted = tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, past_key_values=DynamicCache(), **options)
+    assert torch.equal(assisted, plain)
+
+
+def test_a_drafter_is_no_target(tiny_qwen3, tiny_drafter):
+    with pytest.raises(ValueError, match=r"the target must be a causal language model, got 'a drafter .*swapped"):
+        check_target(tiny_qwen3.config, tiny_drafter)
+    with pytest.raises(ValueError, match=r"must be a configuration, got a Qwen3ForCausalLM: pass target\.config"):
+        DominoConfig.for_target(tiny_qwen3)

@@ -1,0 +1,191 @@
+"""Which target is at hand: equal for copies in any dtype and place, another for other weights, said once."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+
+import pytest
+import torch
+import transformers
+from accelerate import cpu_offload
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+import hf_domino
+from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.target.identity import TargetIdentity, check_same, identify, recognise
+
+PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
+OPTIONS = {"do_sample": False, "max_new_tokens": 8}
+
+
+def other_weights(target):
+    """A target of the same shape that was trained a little further: every weight moves by 1e-3 of their spread."""
+    other = copy.deepcopy(target)
+    for weight in other.parameters():
+        weight.data += 1e-2 * weight.std() * torch.randn_like(weight) if weight.dim() > 1 else 0
+    return other
+
+
+@pytest.fixture
+def recorded(tiny_qwen3, tiny_tokenizer, tiny_drafter):
+    """A drafter whose configuration names the tiny target."""
+    target = copy.deepcopy(tiny_qwen3)
+    target.config._name_or_path = target.name_or_path = "house/tiny"
+    identify(target, tiny_tokenizer).record_in(tiny_drafter.config)
+    return tiny_drafter
+
+
+def said(target, drafter, tokenizer=None) -> list[str]:
+    """Warnings of a call of `generate`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        target.generate(PROMPT, assistant_model=drafter, tokenizer=tokenizer, **OPTIONS)
+    return [str(warning.message) for warning in caught if "trained for" in str(warning.message)]
+
+
+def named(target, name: str):
+    """A copy of a target that was loaded under another name."""
+    target = copy.deepcopy(target)
+    target.name_or_path = target.config._name_or_path = name
+    return target
+
+
+@pytest.mark.parametrize("way", [["bfloat16"], ["float16", "bfloat16"], ["float64"], ["float16"], ["float8_e4m3fn"]])
+def test_no_rounding_changes_the_digest(way, tiny_qwen3):
+    copied = copy.deepcopy(tiny_qwen3)
+    for dtype in way:
+        for weight in copied.parameters():
+            weight.data = weight.data.to(getattr(torch, dtype))
+    if way[-1].startswith("float8"):
+        copied.to(torch.float32)
+    assert identify(copied).weights_digest == identify(tiny_qwen3).weights_digest
+
+
+def test_other_weights_have_another_digest(tiny_qwen3):
+    first, second = identify(tiny_qwen3), identify(other_weights(tiny_qwen3))
+    assert first.weights_digest != second.weights_digest
+    assert first.config_digest == second.config_digest
+
+
+def test_the_record_is_saved_with_the_drafter(recorded, tmp_path):
+    recorded.save_pretrained(tmp_path)
+    loaded = TargetIdentity.recorded_in(DominoDraftModel.from_pretrained(tmp_path).config)
+    assert (loaded.name, loaded.tokenizer_size, loaded.dtype) == ("house/tiny", 64, "float32")
+    assert loaded == TargetIdentity.recorded_in(recorded.config)
+    with pytest.raises(ValueError, match="target_tokenizer_size must be at least 1, got 0"):
+        DominoConfig(target_tokenizer_size=0)
+
+
+def test_names_of_folders_hold_no_path(tiny_qwen3, tmp_path):
+    tiny_qwen3.save_pretrained(tmp_path / "somewhere" / "my-target")
+    assert identify(AutoModelForCausalLM.from_pretrained(tmp_path / "somewhere" / "my-target")).name == "my-target"
+    snapshot = identify(named(tiny_qwen3, "/cache/models--house--tiny/snapshots/abc123"))
+    assert (snapshot.name, snapshot.revision) == ("house/tiny", "abc123")
+    assert identify(named(tiny_qwen3, "house/tiny")).name == "house/tiny"
+    assert identify(tiny_qwen3).name is None
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_the_recorded_target_and_old_checkpoints_say_nothing(attached, tiny_qwen3, make_drafter, recorded):
+    target = named(tiny_qwen3, "elsewhere/Tiny")
+    if attached:
+        hf_domino.uninstall()
+        hf_domino.attach(target)
+    try:
+        for drafter in (recorded, make_drafter(target)):
+            assert said(target, drafter) == []
+            assert drafter.stats.target is None
+            assert "target" not in str(drafter.stats)
+    finally:
+        hf_domino.install()
+
+
+def test_a_copy_is_named_in_the_statistics(tiny_qwen3, recorded):
+    target = named(tiny_qwen3, "/backup/copy").to(torch.bfloat16)
+    assert said(target, recorded) == []
+    assert recorded.stats.target == "dtype bfloat16 (recorded: float32), name copy (recorded: house/tiny)"
+    assert recorded.stats.target in str(recorded.stats)
+
+
+def test_an_adapter_is_seen_when_it_comes_and_goes(tiny_qwen3, recorded):
+    target = named(tiny_qwen3, "house/tiny")
+    assert said(target, recorded) == []
+    assert recorded.stats.target is None
+    adapted = get_peft_model(target, LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)).eval()
+    assert said(adapted, recorded) == []
+    assert recorded.stats.target == "adapted"
+    assert said(adapted.merge_and_unload(), recorded) == []
+    assert "weights digest" in recorded.stats.target
+
+
+def test_weights_that_cannot_be_read(tiny_qwen3, recorded, tmp_path):
+    offloaded = named(tiny_qwen3, "house/tiny")
+    cpu_offload(offloaded, torch.device("cpu"))
+    assert said(offloaded, recorded) == []
+    assert recorded.stats.target == "offloaded"
+    quantization = pytest.importorskip("torchao.quantization")
+    tiny_qwen3.save_pretrained(tmp_path)
+    config = transformers.TorchAoConfig(quantization.Int8WeightOnlyConfig())
+    quantised = AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=config).eval()
+    assert said(quantised, recorded) == []
+    assert "quantised" in recorded.stats.target
+    assert identify(quantised).config_digest == identify(tiny_qwen3).config_digest
+
+
+def test_another_target_is_warned_about_once(tiny_qwen3, recorded, tiny_tokenizer):
+    other = named(other_weights(tiny_qwen3), "house/other")
+    (warning,) = said(other, recorded)
+    assert "trained for house/tiny, and the target at hand has name house/other (recorded: house/tiny)" in warning
+    assert "weights digest" in recorded.stats.target
+    assert said(other, recorded) + said(other, recorded.view(draft_pool_size=4)) == []
+    recorded.config.target_tokenizer_size = 63
+    (warning,) = said(other, recorded, tiny_tokenizer)
+    assert "tokenizer size 64 (recorded: 63)" in warning
+    tuned = named(other_weights(tiny_qwen3), "house/tiny")
+    recorded.config.target_tokenizer_size = None
+    assert said(tuned, recorded) == []
+    assert "weights digest" in recorded.stats.target
+
+
+def test_another_shape_is_warned_about_by_generate_and_by_check(tiny_qwen3, recorded, tiny_tokenizer):
+    config = copy.deepcopy(tiny_qwen3.config)
+    config.intermediate_size = 96
+    wider = type(tiny_qwen3)(config).eval()
+    with pytest.warns(UserWarning, match=r"config digest \w+ \(recorded: \w+\).*check_fit"):
+        hf_domino.check_fit(recorded, wider, tiny_tokenizer, prompts=[[4, 5, 6], [7, 8], [9, 10]])
+    assert said(wider, recorded) == []
+    assert len(said(type(tiny_qwen3)(config).eval(), recorded)) == 1
+
+
+def test_threads_warn_once_together(tiny_qwen3, recorded):
+    other = named(other_weights(tiny_qwen3), "house/other")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        threads = [threading.Thread(target=recognise, args=(recorded.config, other)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(caught) == 1
+
+
+def test_later_calls_read_no_weights(tiny_qwen3, recorded, monkeypatch):
+    target = named(tiny_qwen3, "house/tiny")
+    recognise(recorded.config, target)
+    monkeypatch.setattr("hf_domino.target.identity.identify", lambda target: pytest.fail("weights were read again"))
+    recognise(recorded.config, target)
+
+
+def test_what_two_targets_made_is_not_mixed(tiny_qwen3):
+    first, moved = identify(named(tiny_qwen3, "house/tiny")), identify(named(tiny_qwen3, "/backup/copy").bfloat16())
+    check_same(first, moved, "text.jsonl", "Delete it.")
+    check_same(None, moved, "text.jsonl", "Delete it.")
+    other = identify(named(other_weights(tiny_qwen3), "house/tiny"))
+    with pytest.raises(ValueError, match=r"weights_digest must be '\w+' \(that of house/tiny.*text.jsonl.*Delete it"):
+        check_same(first, other, "text.jsonl", "Delete it.")
+    adapted = [TargetIdentity(name, weights_digest="adapted") for name in ("house/tiny", "house/other")]
+    with pytest.raises(ValueError, match=r"the target's name must be 'house/tiny' .*, got 'house/other'"):
+        check_same(*adapted, "text.jsonl", "Delete it.")

@@ -72,8 +72,9 @@ def run(options: argparse.Namespace) -> int:
 def _source(options: argparse.Namespace, study: Study) -> Source:
     """Target and prompts that the flags name, checked before anything is written."""
     from hf_domino.cli.flags import target_of
-    from hf_domino.evaluation.study.texts import Source
+    from hf_domino.evaluation.study.texts import HELD_OUT, PLAIN, Source, rows_of_files
     from hf_domino.formats.source import check_is_target, check_source
+    from hf_domino.recipes.study_prompts import rows_of_corpus
 
     files = {"--train-file": options.train_file, "--eval-file": options.eval_file}
     missing = [name for name, file in files.items() if file is None]
@@ -85,8 +86,11 @@ def _source(options: argparse.Namespace, study: Study) -> Source:
     target = target_of(options)
     check_source(target, "--target")
     check_is_target(target, "--target")
-    lengths = options.prompt_length, options.max_new_tokens, study.base["max_length"]
-    return Source(target, options.train_file, options.eval_file, options.packages, *lengths)
+    new = options.max_new_tokens
+    if missing:
+        return Source(target, rows_of_corpus(options.work, options.packages, target, new), new)
+    named = {PLAIN: options.train_file, HELD_OUT: options.eval_file}
+    return Source(target, rows_of_files(named, target, options.prompt_length, study.base["max_length"]), new)
 
 
 def _show(options: argparse.Namespace, study: Study) -> int:

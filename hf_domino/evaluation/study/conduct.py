@@ -87,7 +87,7 @@ def prepare_texts(study: Study, settings: Settings) -> Path:
     budget = study.budget(settings.budget)
     num_rows = study.num_rows(budget)
     folder = settings.work / f"texts-{num_rows}-{budget.texts}"
-    cut_prompts(settings.source, settings.work, folder, num_rows, budget.texts)
+    cut_prompts(settings.source, folder, num_rows, budget.texts)
     if commands := writing(settings.source, folder):
         print(f"the target writes {num_rows} texts twice and {budget.texts} to evaluate on", flush=True)
         for name, end in run_all(commands, settings.processes, settings.threads).items():

@@ -11,14 +11,13 @@ import argparse
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
@@ -26,82 +25,76 @@ from hf_domino.data.on_policy import generate_on_policy
 from hf_domino.data.rows import load_rows
 from hf_domino.evaluation.study.plan import TEXTS
 from hf_domino.evaluation.study.schedule import Command, python
-from hf_domino.recipes.bundled import OnPolicyRecipe, prepare_corpus
-from hf_domino.recipes.pretrain import TargetRecipe
-from hf_domino.recipes.prompts import training_prompts
 
 EVALUATION = "evaluation"
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.7, EVALUATION: 0.0}
 HELD_OUT = "held_out"  # prompts of the evaluation, with the text they were cut from
-RECIPE = OnPolicyRecipe()
+PLAIN = TEXTS[-1]  # prompts of the training, with the text they were cut from
+BATCH_SIZE, SEED = 64, 0
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where prompts come from.
+    """Where prompts come from, and who continues them.
 
     Args:
         target (`str`): Folder or name of the target.
-        train_file, eval_file (`Path`, *optional*): Rows as for `hf-domino train`; None for the corpus of the recipe.
-        packages (`Path`, *optional*): Packages of that corpus; None installs them.
-        prompt_length (`int`): Tokens of a row that is supervised from its start to use as a prompt.
+        rows (`Callable[[str, int], list[Row]]`): Rows of `plain` or `held_out`, so many: `input_ids`, and how many of
+            them are the prompt, as `prompt_length`.
         max_new_tokens (`int`): Longest text of the target.
-        max_length (`int`): Longest row.
     """
 
     target: str
-    train_file: Path | None
-    eval_file: Path | None
-    packages: Path | None
-    prompt_length: int
+    rows: Callable[[str, int], list[Row]]
     max_new_tokens: int
-    max_length: int
 
 
-def cut_prompts(source: Source, work: Path, folder: Path, num_rows: int, num_texts: int) -> None:
+def rows_of_files(
+    files: Mapping[str, Path], target: str, prompt_length: int, max_length: int
+) -> Callable[[str, int], list[Row]]:
+    """The `rows` of a [`Source`] that cuts its prompts from files.
+
+    Args:
+        files (`Mapping`): Rows as for `hf-domino train`, by `plain` and `held_out`.
+        target (`str`): Folder or name of the target.
+        prompt_length (`int`): Tokens of a row that is supervised from its start to use as a prompt.
+        max_length (`int`): Longest row.
+
+    Raises:
+        ValueError: When called, if a file holds fewer rows.
+    """
+
+    def rows(name: str, count: int) -> list[Row]:
+        found = load_rows(files[name], AutoTokenizer.from_pretrained(target), max_length)
+        if len(found) < count:
+            raise refusal(
+                str(files[name]), f"a file of at least {count} rows for this --budget", len(found), "Add rows."
+            )
+        starts = [len(prompt) for prompt in found.prompts(prompt_length)]
+        pairs = zip((found[index] for index in range(count)), starts, strict=False)
+        return [{"input_ids": list(row["input_ids"]), "prompt_length": start} for row, start in pairs]
+
+    return rows
+
+
+def cut_prompts(source: Source, folder: Path, num_rows: int, num_texts: int) -> None:
     """Write `plain.jsonl` and `held_out.jsonl`, unless they are there.
 
     Args:
         source (`Source`): Where from.
-        work (`Path`): Where the corpus is, or is put.
         folder (`Path`): Where to write.
         num_rows (`int`): Rows to train on.
         num_texts (`int`): Rows to evaluate on.
-
-    Raises:
-        ValueError: If a file holds fewer rows.
     """
-    wanted = {TEXTS[-1]: (source.train_file, num_rows), HELD_OUT: (source.eval_file, num_texts)}
+    wanted = {PLAIN: num_rows, HELD_OUT: num_texts}
     if all((folder / f"{name}.jsonl").exists() for name in wanted):
         return
-    if source.train_file is None and not (work / "held_out.npy").exists():
-        # The ids of another tokenizer, though trained on the same corpus, are no text to the target.
-        tokenizer = AutoTokenizer.from_pretrained(source.target)
-        prepare_corpus(work, source.packages, TargetRecipe(), tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
-    streams = {TEXTS[-1]: work / "train.npy", HELD_OUT: work / "held_out.npy"}
-    for name, (file, count) in wanted.items():
-        rows = _from_corpus(streams[name], count, source) if file is None else _from_file(file, count, source)
-        write_rows(folder / f"{name}.jsonl", sorted(rows, key=lambda row: row["prompt_length"]))
-
-
-def _from_corpus(stream: Path, count: int, source: Source) -> list[Row]:
-    new = source.max_new_tokens
-    end = AutoConfig.from_pretrained(source.target).get_text_config(decoder=True).eos_token_id
-    lengths = [length + new for length in RECIPE.prompt_lengths]
-    pieces = training_prompts(np.load(stream, mmap_mode="r"), count, lengths, end, RECIPE.seed)
-    return [{"input_ids": ids, "prompt_length": len(ids) - new} for ids in pieces]
-
-
-def _from_file(file: Path, count: int, source: Source) -> list[Row]:
-    rows = load_rows(file, AutoTokenizer.from_pretrained(source.target), source.max_length)
-    if len(rows) < count:
-        raise refusal(str(file), f"a file of at least {count} rows for this --budget", len(rows), "Add rows.")
-    starts = [len(prompt) for prompt in rows.prompts(source.prompt_length)]
-    pairs = zip((rows[index] for index in range(count)), starts, strict=False)
-    return [{"input_ids": list(row["input_ids"]), "prompt_length": start} for row, start in pairs]
+    for name, count in wanted.items():
+        rows = sorted(source.rows(name, count), key=lambda row: row["prompt_length"])
+        write_rows(folder / f"{name}.jsonl", rows)
 
 
 def writing(source: Source, folder: Path) -> list[Command]:
@@ -133,15 +126,15 @@ def write_text(target: str, folder: Path, kind: str, max_new_tokens: int) -> Non
     # What is measured on must be exact; what is trained on takes half the time in bf16.
     dtype = torch.float32 if is_evaluation else torch.bfloat16
     model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
-    rows = read_rows(folder / f"{HELD_OUT if is_evaluation else TEXTS[-1]}.jsonl")
+    rows = read_rows(folder / f"{HELD_OUT if is_evaluation else PLAIN}.jsonl")
     generate_on_policy(
         model,
         [row["input_ids"][: row["prompt_length"]] for row in rows],
         folder / f"{kind}.jsonl",
         max_new_tokens=max_new_tokens,
         temperatures=(TEMPERATURES[kind],),
-        batch_size=RECIPE.batch_size,
-        seed=RECIPE.seed,
+        batch_size=BATCH_SIZE,
+        seed=SEED,
     )
     (folder / f"{kind}.done").touch()
 

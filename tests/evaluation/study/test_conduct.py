@@ -16,6 +16,7 @@ from hf_domino.cli import main as cli
 from hf_domino.data import load_rows
 from hf_domino.evaluation.study import conduct, run, texts
 from hf_domino.evaluation.study.rows import read_rows
+from hf_domino.recipes import study_prompts
 from hf_domino.training.hidden_states.folder import StateSettings
 
 STUDY = """
@@ -157,7 +158,7 @@ def test_the_corpus_is_tokenized_by_the_target(saved_pair, tmp_path, monkeypatch
         for name in ("train", "held_out"):
             np.save(work / f"{name}.npy", np.arange(20000, dtype=np.uint16) % 60 + 4)
 
-    monkeypatch.setattr(texts, "prepare_corpus", prepare)
-    source = texts.Source(str(saved_pair[0]), None, None, None, prompt_length=8, max_new_tokens=24, max_length=256)
-    texts.cut_prompts(source, tmp_path, tmp_path / "texts", num_rows=2, num_texts=1)
+    monkeypatch.setattr(study_prompts, "prepare_corpus", prepare)
+    rows = study_prompts.rows_of_corpus(tmp_path, None, str(saved_pair[0]), max_new_tokens=24)
+    texts.cut_prompts(texts.Source(str(saved_pair[0]), rows, 24), tmp_path / "texts", num_rows=2, num_texts=1)
     assert given == [AutoTokenizer.from_pretrained(saved_pair[0]).get_vocab()]

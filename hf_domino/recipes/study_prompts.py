@@ -1,0 +1,42 @@
+"""Prompts of a study of the bundled pair: cut from the corpus of its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoConfig, AutoTokenizer
+
+from hf_domino.recipes.bundled import OnPolicyRecipe, prepare_corpus
+from hf_domino.recipes.pretrain import TargetRecipe
+from hf_domino.recipes.prompts import training_prompts
+
+RECIPE = OnPolicyRecipe()
+STREAMS = {"plain": "train.npy", "held_out": "held_out.npy"}
+
+
+def rows_of_corpus(
+    work: Path, packages: Path | None, target: str, max_new_tokens: int
+) -> Callable[[str, int], list[dict[str, Any]]]:
+    """The `rows` of a study's source, cut from the corpus, which is made when they are first asked for.
+
+    Args:
+        work (`Path`): Where the corpus is, or is put.
+        packages (`Path`, *optional*): Packages of the corpus; None installs them.
+        target (`str`): Folder or name of the target.
+        max_new_tokens (`int`): Tokens of a row behind its prompt.
+    """
+
+    def rows(name: str, count: int) -> list[dict[str, Any]]:
+        if not (work / STREAMS["held_out"]).exists():
+            # The ids of another tokenizer, though trained on the same corpus, are no text to the target.
+            prepare_corpus(work, packages, TargetRecipe(), AutoTokenizer.from_pretrained(target))
+        end = AutoConfig.from_pretrained(target).get_text_config(decoder=True).eos_token_id
+        lengths = [length + max_new_tokens for length in RECIPE.prompt_lengths]
+        stream = np.load(work / STREAMS[name], mmap_mode="r")
+        pieces = training_prompts(stream, count, lengths, end, RECIPE.seed)
+        return [{"input_ids": ids, "prompt_length": len(ids) - max_new_tokens} for ids in pieces]
+
+    return rows

@@ -23,25 +23,8 @@ KERNELS = sorted((ROOT / "kernels").rglob("*.py"))
 MAX_FILE, MEDIAN_FILE = 350, 140
 MAX_FUNCTION, MEDIAN_FUNCTION = 60, 12
 
-# A room may import from rooms on its own floor or below. `target` stands apart: it knows configurations alone.
-FLOORS = (
-    {
-        "target_config",
-        "configuration",
-        "figures",
-        "late",
-        "notices",
-        "provenance",
-        "standalone",
-        "stats",
-        "whole_files",
-    },
-    {"target", "compatibility", "formats", "identity", "cards"},
-    {"data", "drafter"},
-    {"decoding", "training"},
-    {"integration", "drift", "check", "explain", "pair", "benchmark", "planner", "recipes", "publishing", "study"},
-    {"cli"},
-)
+PLAN = re.search(r"```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
+FLOORS = [set(line.replace(",", " ").split()) for line in PLAN.splitlines()]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 LAZY_ONLY = {"triton", "datasets", "matplotlib", "rich"}  # `import hf_domino` must not pay for these
 
@@ -141,14 +124,18 @@ def test_public_names_are_documented(path):
     assert [node.name for node in public if ast.get_docstring(node) is None] == []
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if module_name(path)], ids=module_name)
-def test_import_direction(path):
-    room = module_name(path).split(".")[0]
-    assert room in FLOOR_OF, f"give `{room}` a floor in tests/test_architecture.py"
-    below = {r for r, floor in FLOOR_OF.items() if floor <= FLOOR_OF[room]}
-    allowed = {"configuration", "target_config"} if room == "target" else below
-    found = internal_imports(path) - {""}  # of the package itself, only its version
-    assert {name for name in found if name.split(".")[0] not in allowed} == set()
+def test_every_room_stands_in_the_floor_plan():
+    names = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert names - {"__init__"} == FLOOR_OF.keys(), "give each room a floor in CONTRIBUTING.md"
+
+
+@pytest.mark.parametrize("room", FLOOR_OF)
+def test_a_room_imports_from_the_floors_below_it(room):
+    # So there is no circle between rooms either.
+    open_to_it = {room, *(other for other, floor in FLOOR_OF.items() if floor < FLOOR_OF[room])}
+    paths = [path for path in MODULES if module_name(path).split(".")[0] == room]
+    found = {(module_name(path), name) for path in paths for name in internal_imports(path) - {""}}
+    assert {pair for pair in found if pair[1].split(".")[0] not in open_to_it} == set()
 
 
 def test_no_import_cycles():

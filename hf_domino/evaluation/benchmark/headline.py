@@ -1,0 +1,73 @@
+"""What the README's first screen says of speed: one sentence and a small table, computed from measured rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_domino.evaluation.benchmark.report import markdown_table, modes_of, number
+from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
+from hf_domino.evaluation.benchmark.summary import count_equal, rows_of, summarize
+
+# The methods a user would choose, and what they are called on the first screen.
+SHOWN = {"domino_adaptive": "drafter", "domino_lookup": "drafter and prompt lookup"}
+MARKERS = re.compile(r"(<!-- headline:begin (\S+(?: \S+)*) -->\n).*?(<!-- headline:end -->)", re.DOTALL)
+
+
+def headline(runs: Sequence[Sequence[Row]]) -> str:
+    """Say in a sentence and a table how much faster a drafter makes `generate`, and whether its text is the same.
+
+    Args:
+        runs (`Sequence[Sequence[Row]]`): The rows of some runs of `hf-domino bench`, one target each.
+
+    Returns:
+        `str`: Markdown.
+    """
+    lines = [line for rows in runs for line in _lines(rows)]
+    heads = ["precision", "greedy", "sampled", "texts equal to plain `generate`'s"]
+    return f"{_sentence(runs)}\n\n{markdown_table(heads, lines)}"
+
+
+def _sentence(runs: Sequence[Sequence[Row]]) -> str:
+    """The fastest of each target, with what it was measured on."""
+    best = []
+    for rows in runs:
+        first = measured(rows)[0]
+        ratio = max(summarize(rows, method, "greedy").speed_up for method in _shown(rows))
+        best.append(f"**{ratio:.1f} times as fast** for {first['pair']} ({first['dtype']})")
+    places = dict.fromkeys(_place(measured(rows)[0]) for rows in runs)
+    return f"Measured: {' and '.join(best)}, greedy, one prompt at a time, on {' and '.join(places)}."
+
+
+def _place(row: Row) -> str:
+    return row["hardware"] if row["device"] != "cpu" else f"{row['threads']} CPU threads"
+
+
+def _shown(rows: Sequence[Row]) -> list[str]:
+    return [method for method in SHOWN if rows_of(rows, method, "greedy")]
+
+
+def _lines(rows: Sequence[Row]) -> list[list[str]]:
+    first, found = measured(rows)[0], []
+    for method in _shown(rows):
+        ours = [row for mode in modes_of(rows) for row in rows_of(rows, method, mode)]
+        speed_ups = [number(summarize(rows, method, mode).speed_up, " x") for mode in ("greedy", "sample")]
+        found.append(
+            [f"{first['pair']}, {SHOWN[method]}", first["dtype"], *speed_ups, f"{count_equal(ours)} of {len(ours)}"]
+        )
+    return found
+
+
+def fill_headline(page: Path) -> None:
+    """Write the headline between `<!-- headline:begin ROWS [ROWS ...] -->` and `<!-- headline:end -->`.
+
+    Args:
+        page (`Path`): A Markdown file; the markers name files of rows, as seen from its folder.
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        runs = [read_rows(page.parent / name) for name in found[2].split()]
+        return found[1] + headline(runs) + found[3]
+
+    page.write_text(MARKERS.sub(fill, page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,16 @@ from hf_domino.evaluation.study.summary import Summary, conditional_rates, summa
 
 BETTER, WORSE, SAME, REFERENCE = "#2f8a45", "#c0483c", "#6e7781", "#3b74b8"
 LINES = ("#3b74b8", "#cf6f1e", "#bf3989", "#2f8a45", "#8250df", "#a9802f", "#14532d", "#6e7781")
+Mark = tuple[str, tuple[float, float], str]  # name, place in data coordinates, colour
 SHAPES = {
     "gru_hidden_dim": "width of the prefix state",
     "emb_dim": "rank of the head",
     "num_hidden_layers": "backbone layers",
     "target_layer_ids": "captured layers",
 }
+FEWEST_ROUNDS = 100  # a share of so many is known to 0.1, two standard errors; of fewer it says little
+LABEL_DISTANCES, LABEL_ANGLES = range(6, 150, 6), 24  # points from a mark to its name, tried from near to far
+OBSTACLE, BESIDE = 3, 6  # half a mark's width in points; beyond that distance a line leads from a name to its mark
 
 
 def make_figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
@@ -44,7 +49,7 @@ def make_figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
     with matplotlib.rc_context(STYLE):
         figures = {
             "variants": _draw_variants(summaries, rows),
-            "positions": _draw_positions(summaries),
+            "positions": _draw_positions(summaries, rows),
             "size": _draw_size(study, summaries),
         }
     return {name: figure for name, figure in figures.items() if figure is not None}
@@ -112,17 +117,16 @@ def _draw_variants(summaries: Sequence[Summary], rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _draw_positions(summaries: Sequence[Summary]) -> Any:
+def _draw_positions(summaries: Sequence[Summary], rows: Sequence[Row]) -> Any:
     """Acceptance by position of the variants with several seeds, of all rounds and of those that came so far."""
     core = [summary for summary in summaries if len(summary.seeds) > 1] or list(summaries)
     figure, panels = _figure(4.4, columns=2)
     for summary, colour in zip(core, LINES, strict=False):
-        for axes, rates in zip(
-            panels, (summary.acceptance_rate_at, conditional_rates(summary.acceptance_rate_at)), strict=True
-        ):
+        for axes, rates in zip(panels, (summary.acceptance_rate_at, rates_so_far(summary, rows)), strict=True):
             places = range(1, len(rates) + 1)
             axes.plot(places, rates, color=colour, marker="o", markersize=3.5, label=summary.variant)
-    for axes, text in zip(panels, ("share of all rounds", "share of rounds that came so far"), strict=True):
+    so_far = f"share of rounds that came so far ({FEWEST_ROUNDS} or more)"
+    for axes, text in zip(panels, ("share of all rounds", so_far), strict=True):
         axes.set_title(text, loc="left", fontsize=12)
         axes.set_xlabel("position in the draft")
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -131,6 +135,19 @@ def _draw_positions(summaries: Sequence[Summary]) -> Any:
     panels[0].set_ylabel("accepted")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
+
+
+def rates_so_far(summary: Summary, rows: Sequence[Row]) -> list[float]:
+    """Shares among the rounds that came to a position, up to the last that `FEWEST_ROUNDS` came to.
+
+    Args:
+        summary (`Summary`): A variant.
+        rows (`Sequence[Row]`): Rows of one budget.
+    """
+    num_rounds = sum(row["num_rounds"] for row in rows if row["variant"] == summary.variant)
+    came = [num_rounds * rate for rate in (1.0, *summary.acceptance_rate_at)]
+    rates = conditional_rates(summary.acceptance_rate_at)
+    return [rate for rate, count in zip(rates, came, strict=False) if count >= FEWEST_ROUNDS]
 
 
 def _draw_size(study: Study, summaries: Sequence[Summary]) -> Any:
@@ -143,19 +160,74 @@ def _draw_size(study: Study, summaries: Sequence[Summary]) -> Any:
     if not groups or BASE not in by_name:
         return None
     figure, (axes,) = _figure(4.6)
+    marks: list[Mark] = []
     for (field, group), colour in zip(groups.items(), LINES[1:], strict=False):
         ordered = sorted([*group, by_name[BASE]], key=lambda summary: summary.figures["parameters"])
         sizes = [summary.figures["parameters"] / 1e6 for summary in ordered]
         lengths = [summary.acceptance_length for summary in ordered]
         axes.plot(sizes, lengths, color=colour, marker="o", markersize=4, label=SHAPES[field])
-        for summary, size in zip(ordered, sizes, strict=True):
-            if summary.variant != BASE:
-                text = {"xytext": (5, 4), "textcoords": "offset points", "fontsize": 9, "color": colour}
-                axes.annotate(summary.variant, (size, summary.acceptance_length), **text)
+        marks += [
+            (summary.variant, (size, summary.acceptance_length), colour)
+            for summary, size in zip(ordered, sizes, strict=True)
+            if summary.variant != BASE
+        ]
     base = by_name[BASE]
     axes.plot(base.figures["parameters"] / 1e6, base.acceptance_length, "o", color=INK, markersize=7, label="the base")
     axes.grid(color=FAINT, linewidth=0.6)
     axes.set_xlabel("millions of parameters")
     axes.set_ylabel("acceptance length")
     figure.legend(loc="outside lower center", ncols=5)
+    name_marks(axes, marks, fontsize=9)
     return figure
+
+
+def name_marks(axes: Any, marks: Sequence[Mark], fontsize: float = 8) -> None:
+    """Write names where they lie over no line, no mark and no other name: beside their marks, or led to them.
+
+    Args:
+        axes (`matplotlib.axes.Axes`): With everything drawn and limits set.
+        marks (`Sequence[Mark]`): Name, place in data coordinates, and colour of each.
+        fontsize (`float`, *optional*, defaults to 8): In points.
+    """
+    axes.figure.draw_without_rendering()  # places are known once the figure is laid out
+    scale = axes.figure.dpi / 72
+    taken = _obstacles(axes, OBSTACLE * scale)
+    for name, place, colour in marks:
+        measured = axes.text(0, 0, name, fontsize=fontsize)
+        box = measured.get_window_extent()
+        measured.remove()
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "shrinkA": 0, "shrinkB": OBSTACLE, "alpha": 0.7}
+        for distance, offset in _offsets(box.width / scale, box.height / scale):
+            leader = line if distance > BESIDE else None
+            middle = axes.transData.transform(place) + [scale * shift for shift in offset]
+            here = type(box).from_bounds(*(middle - [box.width / 2, box.height / 2]), box.width, box.height)
+            is_inside = axes.bbox.contains(*here.min) and axes.bbox.contains(*here.max)
+            if is_inside and not any(here.overlaps(other) for other in taken):
+                break
+        taken.append(here)
+        text = {"xytext": offset, "textcoords": "offset points", "ha": "center", "va": "center", "color": colour}
+        axes.annotate(name, place, fontsize=fontsize, arrowprops=leader, **text)
+
+
+def _offsets(width: float, height: float) -> Iterator[tuple[float, tuple[float, float]]]:
+    """Distances of a name of this size, from near to far, and where its middle is then, all around, in points."""
+    for distance in LABEL_DISTANCES:
+        for step in range(LABEL_ANGLES):
+            angle = 2 * math.pi * step / LABEL_ANGLES
+            across, up = math.cos(angle), math.sin(angle)
+            yield distance, (across * (distance + width / 2), up * (distance + height / 2))
+
+
+def _obstacles(axes: Any, half: float) -> list[Any]:
+    """Boxes along every line of these axes, marks included, in pixels."""
+    from matplotlib.transforms import Bbox
+
+    boxes = []
+    for line in axes.get_lines():
+        ends = axes.transData.transform(line.get_xydata())
+        for start, end in zip(ends, [*ends[1:], ends[-1]], strict=True):
+            count = 1 + int(max(abs(end - start)) / half)
+            for step in range(count):
+                x, y = start + (end - start) * step / count
+                boxes.append(Bbox.from_extents(x - half, y - half, x + half, y + half))
+    return boxes

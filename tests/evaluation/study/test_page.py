@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import xml.etree.ElementTree as ElementTree
@@ -11,7 +12,16 @@ import pytest
 import study_rows
 
 from hf_domino.cli import main as cli
-from hf_domino.evaluation.study.figures import BETTER, SAME, WORSE, colour_of, draw_figures
+from hf_domino.evaluation.study.figures import (
+    BETTER,
+    FEWEST_ROUNDS,
+    SAME,
+    WORSE,
+    colour_of,
+    draw_figures,
+    make_figures,
+    name_marks,
+)
 from hf_domino.evaluation.study.page import MARKERS, fill_page, results
 from hf_domino.evaluation.study.plan import load_study
 from hf_domino.evaluation.study.rows import of_budget, read_rows
@@ -86,6 +96,34 @@ def test_figures_follow_the_rows(study, tmp_path):
     assert (colours["layers_1"], colours["greedy_text"]) == (WORSE, SAME)
     better = [*study_rows.rows()[:9], study_rows.row("layers_1", 0, 4.0)]
     assert colour_of(summarize(study, better)[-1]) == BETTER
+
+
+def test_shares_of_a_handful_of_rounds_are_not_drawn(study):
+    pytest.importorskip("matplotlib")
+    few = [row | {"num_rounds": 40} for row in study_rows.rows()]
+    panels = make_figures(study, few)["positions"].axes
+    of_twin = [
+        next(line for line in axes.get_lines() if line.get_label() == "dflash").get_xdata().tolist() for axes in panels
+    ]
+    assert of_twin == [[1, 2, 3], [1]]  # 120, 90 and 54 rounds
+    assert f"{FEWEST_ROUNDS} or more" in panels[1].get_title(loc="left")
+
+
+def test_names_lie_apart():
+    figures = pytest.importorskip("matplotlib.figure")
+    from matplotlib.text import Text
+
+    figure = figures.Figure(figsize=(5, 3), layout="constrained")
+    axes = figure.subplots()
+    places = [(1.0, 1.0), (1.001, 1.0), (1.0, 1.001), (2.0, 2.0), (1.999, 2.0)]
+    for place in places:
+        axes.plot(*place, "o")
+    name_marks(axes, [(f"variant_{index}", place, "black") for index, place in enumerate(places)])
+    figure.draw_without_rendering()
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # less the lines that lead there
+    assert len(boxes) == len(places)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+    assert all(axes.bbox.contains(*corner) for box in boxes for corner in (box.min, box.max))
 
 
 def test_the_command_shows_without_training(study, tmp_path, capsys):

@@ -2,7 +2,8 @@
 
 speculators stores `d2t` and `t2d`, and rows of lm_head that engines do not take from the target (its `DraftVocabMixin`,
 and `load_weights` of vLLM's `qwen3_dflash.py`). The layout of SpecForge has no such thing for Domino and DFlash: there
-W2 is of all tokens, and zero where nothing was learned.
+W2 is of all tokens. Rows of tokens that are not drafted are the mean of those that are: what training gave to all of
+them alike changes no law, and a token without it would win against all that have it.
 
 Shapes: V tokens of the target, D of the draft vocabulary, H hidden size, R low rank.
 """
@@ -20,7 +21,7 @@ from hf_domino.target.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
 SPREAD = "The layout has no draft vocabulary: there the drafter proposes all {} tokens instead of {}"
-UNLEARNED = ", and W2 is zero for the others"
+UNLEARNED = ", and W2 has the mean of their rows for the others"
 NO_HEAD = (
     "Engines want the draft vocabulary's rows of the target's lm_head beside d2t: export with target=target "
     "(--target), or they cannot load the folder."
@@ -28,7 +29,7 @@ NO_HEAD = (
 
 
 def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
-    """Tensors of all tokens: W2 `[V, R]` with zeros in the rows of tokens that are not drafted.
+    """Tensors of all tokens: W2 `[V, R]` with the mean of its rows for tokens that are not drafted.
 
     Args:
         tensors (`dict`): A drafter's, with `d2t` `[D]` and perhaps W2 `[D, R]`.
@@ -43,7 +44,8 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     if W2 in found:
         note += UNLEARNED
         rows = found[W2]
-        found[W2] = rows.new_zeros(config.vocab_size, rows.shape[1]).index_copy(0, ids, rows)
+        mean = rows.float().mean(dim=0).to(rows.dtype)
+        found[W2] = mean.repeat(config.vocab_size, 1).index_copy(0, ids, rows)
     return found, f"{note}."
 
 

@@ -22,7 +22,6 @@ import hf_domino
 from hf_domino.decoding import verification
 from hf_domino.decoding.noise import generators
 from hf_domino.decoding.noise.steps import StepNoise
-from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.static.workspace import release_workspaces
 
 SEED, NEW_TOKENS = 11, 32  # a round of every length
@@ -271,13 +270,14 @@ class Interruption(Exception):
 
 
 class BreakingStream(BaseStreamer):
-    """Breaks off at the tenth token; the prompt comes first."""
+    """Breaks off at one of the tokens; the prompt comes first."""
 
-    num_put = 0
+    def __init__(self, last):
+        self.left = last
 
     def put(self, value):
-        self.num_put += 1
-        if self.num_put > 10:
+        self.left -= 1
+        if self.left < 0:
             raise Interruption
 
     def end(self):
@@ -285,50 +285,36 @@ class BreakingStream(BaseStreamer):
 
 
 class BreakingCriterion(StoppingCriteria):
-    """Breaks off where a text is this long, which happens while a block is committed."""
+    """Breaks off where a text has so many new tokens, which happens while a block is committed."""
+
+    def __init__(self, last):
+        self.length = LENGTHS[0] + last
 
     def __call__(self, input_ids, scores, **kwargs):
-        if input_ids.shape[1] == 19:
+        if input_ids.shape[1] == self.length:
             raise Interruption
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-@pytest.fixture
-def committed(monkeypatch):
-    """Lengths of all texts, as far as they are committed."""
-    lengths, commit = [], CommittedSequences.commit
-
-    def noting(self, *args, **kwargs):
-        try:
-            return commit(self, *args, **kwargs)
-        finally:
-            lengths[:] = self._lengths
-
-    monkeypatch.setattr(CommittedSequences, "commit", noting)
-    return lengths
-
-
-@pytest.mark.parametrize("how", ["streamer", "criterion"])
-def test_a_call_that_breaks_off_has_drawn_what_is_committed(target, drafters, committed, how):
-    breaking = {"streamer": BreakingStream(), "criterion": [BreakingCriterion()]}[how]
+@pytest.mark.parametrize(("how", "batch_size"), [("streamer", 1), ("streamer", 3), ("criterion", 1)])
+def test_a_call_that_breaks_off_has_drawn_what_plain_generation_would(target, drafters, how, batch_size):
     options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1}
-    truth, _ = sample(target, prompt_of(1), options)
-    options["streamer" if how == "streamer" else "stopping_criteria"] = breaking
-    with faults(truth.tolist(), VOCAB_SIZE), pytest.raises(Interruption):
-        sample(target, prompt_of(1), options, drafters["pool 16"])
-    left = torch.get_rng_state()
-    num_steps = max(committed) - prompt_of(1)["input_ids"].shape[1]
-    assert 0 < num_steps < NEW_TOKENS
-    torch.manual_seed(SEED)
-    for _ in range(num_steps):
-        torch.empty(1, VOCAB_SIZE).exponential_()
-    assert torch.equal(left, torch.get_rng_state())
+    truth, _ = sample(target, prompt_of(batch_size), options)
+    for last in (1, *range(6, 14)):
+        left = []
+        for drafter in (None, drafters["pool 16"]):
+            breaking = {"streamer": BreakingStream(last)} if how == "streamer" else {}
+            breaking |= {"stopping_criteria": [BreakingCriterion(last)]} if how == "criterion" else {}
+            with faults(truth.tolist(), VOCAB_SIZE), pytest.raises(Interruption):
+                sample(target, prompt_of(batch_size), options | breaking, drafter)
+            left.append(torch.get_rng_state())
+        assert torch.equal(*left)
     assert not generators._borrowers
 
 
 def test_an_attached_call_that_breaks_off(attached, drafters):
     """The generator is given back as soon as the exception is let go."""
-    options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1, "streamer": BreakingStream()}
+    options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1, "streamer": BreakingStream(10)}
     with pytest.raises(Interruption) as kept:
         sample(attached, prompt_of(1), options, drafters["pool 16"])
     options.pop("streamer")

@@ -48,6 +48,7 @@ class CommittedSequences:
         self._pad = getattr(generation_config, "_pad_token_tensor", None)
         self._scores: list[list[torch.Tensor]] = [[] for _ in input_ids]
         self._logits: list[list[torch.Tensor]] = [[] for _ in input_ids]
+        self._shown: int | None = None  # length of the text that a criterion or the streamer looks at
         self._known = known
         self._criteria = StoppingCriteriaList(c for c in stopping_criteria if type(c) not in KNOWN_CRITERIA)
         # As plain generation asks: without it, rows that stopped are not padded.
@@ -71,8 +72,12 @@ class CommittedSequences:
 
     @property
     def num_steps(self) -> int:
-        """Steps that plain generation would have made by now: it makes them for all rows, until none is unfinished."""
-        return (max(self._lengths) if self.unfinished else self._final_length()) - self._prompt_length
+        """Steps that plain generation would have made by now: it makes them for all rows, until none is unfinished.
+
+        Where a criterion or the streamer raised, that is by the text it was shown.
+        """
+        length = max(self._lengths) if self.unfinished else self._final_length()
+        return (length if self._shown is None else self._shown) - self._prompt_length
 
     def prefixes(self, rows: Sequence[int]) -> Prefixes:
         """Tokens so far of these rows."""
@@ -146,7 +151,9 @@ class CommittedSequences:
         if self._criteria:
             so_far = self._scores[row][: length - self._prompt_length]
             given = tuple(scores[None] for scores in so_far) if self._wants("output_scores") else None
+            self._shown = length
             stop = bool(torch.as_tensor(self._criteria(self._ids[row : row + 1, :length], given)).all()) or stop
+            self._shown = None
         return stop
 
     def _stream(self) -> None:
@@ -158,7 +165,9 @@ class CommittedSequences:
         final = min(growing) if growing else self._final_length()
         ids = self._padded(final)
         for position in range(self._streamed, final):
+            self._shown = position + 1
             self._streamer.put(ids[:, position].cpu())
+        self._shown = None
         self._streamed = max(final, self._streamed)
 
     def _final_length(self) -> int:

@@ -22,7 +22,8 @@ from transformers import (
     T5Config,
 )
 
-from hf_domino import DominoConfig, DominoDraftModel, configuration
+from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.configuration import domino_config
 from hf_domino.configuration.from_target import default_target_layer_ids
 
 
@@ -152,10 +153,10 @@ def test_the_acceptance_rule_is_kept(tmp_path):
 def warnings(monkeypatch):
     """What is warned of, each once."""
     found = []
-    monkeypatch.setattr(configuration.logger, "warning", lambda *arguments: found.append(arguments[0] % arguments[1:]))
-    type(configuration.logger).warning_once.cache_clear()
+    monkeypatch.setattr(domino_config.logger, "warning", lambda *arguments: found.append(arguments[0] % arguments[1:]))
+    type(domino_config.logger).warning_once.cache_clear()
     yield found
-    type(configuration.logger).warning_once.cache_clear()
+    type(domino_config.logger).warning_once.cache_clear()
 
 
 @pytest.mark.parametrize(("draft_law", "num_warnings"), [("sampled", 0), ("greedy", 1)])

@@ -16,7 +16,7 @@ def distinct_ngram_ratio(tokens: Sequence[int], n: int = NGRAM) -> float:
 
     Example:
     ```python
-    >>> from hf_domino.evaluation.benchmark import distinct_ngram_ratio
+    >>> from hf_domino.data.ngrams import distinct_ngram_ratio
     >>> distinct_ngram_ratio([1, 2, 3, 4, 1, 2, 3, 4])
     0.8
 

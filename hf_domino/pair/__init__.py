@@ -5,7 +5,6 @@ from hf_domino.pair.finding import (
     CARDS,
     DTYPES,
     FETCHED,
-    PROMPTS,
     Pair,
     check_device,
     dflash_folder,
@@ -14,6 +13,7 @@ from hf_domino.pair.finding import (
     load_pair,
     read_prompts,
 )
+from hf_domino.pair.smollm2 import PROMPTS
 
 __all__ = [
     "BUNDLED",

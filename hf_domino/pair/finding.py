@@ -23,7 +23,6 @@ from hf_domino.target.compatibility import check_target
 BUNDLED = "pycoder-13m"
 CARDS = "model_cards"  # folder of a checkout
 FETCHED = {"smollm2": "smollm2-135m-instruct"}  # pairs whose target is fetched, by the name that asks for it
-PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -19,9 +19,9 @@ ABOUT = f"""
 Trained and measured with {HUB_NAME} (Apache-2.0) as the package `{PACKAGE}` has it, in four bits, de-quantised to bf16:
 `hf-domino recipe smollm2` makes it again. With the original weights acceptance is expected to be close, and was not
 measured; where the Hub can be reached, `hf-domino bench --target {HUB_NAME} --drafter FOLDER` does it. The drafter
-began with the weights of the target's last layers (`start_from_target`). The prompts it was measured on are the
-recipe's, in `hf_domino/recipes`, those of `results-long.jsonl` about 1,500 tokens long; the text it was trained on, in
-`text`, was written apart from them.
+began with the weights of the target's last layers (`start_from_target`). The prompts it was measured on are
+`hf_domino/pair/smollm2_prompts.jsonl` and, of about 1,500 tokens each, for `results-long.jsonl`,
+`hf_domino/recipes/smollm2_long_prompts.jsonl`. The text it was trained on, in `text`, was written apart from them.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from hf_domino.pair import smollm2 as smollm2_target
 from hf_domino.recipes import smollm2
 
 gguf = pytest.importorskip("gguf")
+ROOT = Path(__file__).parents[2]
 NAME = FETCHED["smollm2"]
 HIDDEN, HEADS, VOCAB = 32, 4, 300
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
@@ -209,6 +211,8 @@ def test_cards_tell_the_training_and_which_weights(tmp_path):
         assert read_sections(text)["training"] == recorded
         assert read_card(text).data.to_dict()["base_model"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
         assert "de-quantised to bf16" in text
+        named = re.findall(r"`(hf_domino/\S+)`", text)
+        assert {ROOT / name for name in named} == {smollm2.SHORT_PROMPTS, smollm2.LONG_PROMPTS}
         assert f"# {NAME}-{kind}\n" in text  # not the run's name
     made.write_cards()
     assert (made.drafter("domino") / CARD).read_text().count("About the target") == 1

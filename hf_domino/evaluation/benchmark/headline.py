@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_domino.evaluation.benchmark.report import markdown_table, modes_of, number
+from hf_domino.evaluation.benchmark.report import markdown_table, modes_of, number, place_of
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import count_equal, rows_of, summarize
 
@@ -37,12 +37,8 @@ def _sentence(runs: Sequence[Sequence[Row]]) -> str:
         first = measured(rows)[0]
         ratio = max(summarize(rows, method, "greedy").speed_up for method in OURS if rows_of(rows, method, "greedy"))
         best.append(f"**{ratio:.1f} times as fast** for {first['pair']} in {first['dtype']}")
-    places = dict.fromkeys(_place(measured(rows)[0]) for rows in runs)
+    places = dict.fromkeys(place_of(measured(rows)[0], "a CPU") for rows in runs)
     return f"At best, `generate` is {' and '.join(best)} (greedy, one prompt at a time, {' and '.join(places)})."
-
-
-def _place(row: Row) -> str:
-    return row["hardware"] if row["device"] != "cpu" else f"{row['threads']} CPU threads"
 
 
 def _shown(rows: Sequence[Row]) -> dict[str, str]:

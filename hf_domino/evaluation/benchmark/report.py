@@ -108,12 +108,12 @@ def caption(rows: Sequence[Row]) -> str:
     written = sum(counts) / max(len(sources), 1)
     most = f"{first['max_new_tokens']} new tokens"
     tokens = most if written == first["max_new_tokens"] else f"up to {most} (plain, greedy: {written:.0f} on average)"
-    hardware, repeats = _hardware(first), _count(first["repeats"], "repeat")
+    place, repeats = place_of(first), _count(first["repeats"], "repeat")
     spread = ", quartiles over both" if "seconds_each" in first else ""
     over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
     return (
         f"{first['pair']}, {prompts} x {tokens}, batch "
-        f"{first['batch_size']}, {first['dtype']}, {hardware}; all methods "
+        f"{first['batch_size']}, {first['dtype']}, {place}; all methods "
         f"interleaved in one process, median of {repeats} a prompt, then over prompts{spread}; speed-up over "
         f"{over}. {_equality(rows)}{_notes(rows)} "
         f"torch {first['torch']}, transformers {first['transformers']}, commit {first['commit'][:7]}, "
@@ -149,10 +149,16 @@ def _partings(rows: Sequence[Row]) -> str:
     )
 
 
-def _hardware(row: Row) -> str:
+def place_of(row: Row, cpu: str = "") -> str:
+    """Where a row was measured: its device or, on a CPU, threads of it.
+
+    Args:
+        row (`Row`): A measured row.
+        cpu (`str`, *optional*): What to call a CPU; its own name by default.
+    """
     if row.get("device", "cpu") != "cpu":
         return row["hardware"]
-    return f"{_count(row['threads'], 'thread')} of {row['hardware']}"
+    return f"{_count(row['threads'], 'thread')} of {cpu or row['hardware']}"
 
 
 def _notes(rows: Sequence[Row]) -> str:

@@ -38,12 +38,7 @@ def can_draw() -> bool:
 
 
 def write_figure(figure: Any, path: Path) -> None:
-    """Write a figure as an SVG file that says nothing of when it was drawn; its folder is made.
-
-    Args:
-        figure (`matplotlib.figure.Figure`): Drawn under `STYLE`.
-        path (`Path`): Where to write it.
-    """
+    """Write a figure as an SVG file that says nothing of when it was drawn; its folder is made."""
     import matplotlib
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -159,12 +159,6 @@ def _replace_sections(text: str, new: str) -> str:
 def check_card(text: str, sections: Mapping[str, str], where: str = "the card", remedy: str = REMEDY) -> None:
     """Refuse a card that does not say what was computed.
 
-    Args:
-        text (`str`): The card.
-        sections (`Mapping`): What each section must be, by name.
-        where (`str`, *optional*): What the card is called in errors.
-        remedy (`str`, *optional*): The way out.
-
     Raises:
         UnfitCard: Naming the first section and the first word or number in it that differs.
     """

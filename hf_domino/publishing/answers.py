@@ -34,10 +34,6 @@ REMEDIES = {
 def check_name(name: str, field: str) -> None:
     """Refuse what is no full name of a repository.
 
-    Args:
-        name (`str`): What was given.
-        field (`str`): What it was given as.
-
     Raises:
         ValueError: If it is not OWNER/NAME in the characters that the Hub allows.
     """
@@ -52,11 +48,7 @@ def check_name(name: str, field: str) -> None:
 
 @contextmanager
 def explained(name: str, doing: str) -> Iterator[None]:
-    """Raise what the Hub or the connection says as a `ValueError`.
-
-    Args:
-        name (`str`): The repository that is asked for.
-        doing (`str`): What is being done to it, such as `"pushing to"`.
+    """Raise what the Hub or the connection says as a `ValueError`, with what was being done, such as `"pushing to"`.
 
     Raises:
         ValueError: In place of every error of huggingface_hub and of the connection.

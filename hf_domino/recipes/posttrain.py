@@ -171,13 +171,7 @@ def unlikelihood(logits: torch.Tensor, tokens: torch.Tensor, marked: torch.Tenso
 
 
 class PosttrainTrainer(Trainer):
-    """Likelihood of the best and of real rows, and unlikelihood of the onset of loops.
-
-    Args:
-        real_rows (`int`): Real rows of a micro-batch.
-        schedule (`PosttrainRound`): Looping rows and the weight of the unlikelihood.
-        kwargs: As for [`~transformers.Trainer`].
-    """
+    """Likelihood of the best and of real rows, and unlikelihood of the onset of loops."""
 
     def __init__(self, real_rows: int, schedule: PosttrainRound, **kwargs):
         super().__init__(**kwargs)
@@ -209,12 +203,6 @@ def write_rows(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Let the target continue prompts of equal length.
 
-    Args:
-        target (`PreTrainedModel`): The target.
-        prompts (`list[list[int]]`): Token ids.
-        recipe (`PosttrainRecipe`): For lengths and the batch size.
-        temperature (`float`): Of the sampling; 0 is greedy.
-
     Returns:
         `tuple`: Rows `[rows, T]` and the mean log-probability of each continuation's tokens under the target.
     """
@@ -234,12 +222,7 @@ def write_rows(
 
 
 def posttrain(work: Path, recipe: PosttrainRecipe) -> None:
-    """Train `work/target` further and save it to `work/target-posttrained`; finished rounds are not run again.
-
-    Args:
-        work (`Path`): Work folder with `target/`, `tokenizer/` and `train.npy`.
-        recipe (`PosttrainRecipe`): Sizes and schedule.
-    """
+    """Train `work/target` further and save it to `work/target-posttrained`; finished rounds are not run again."""
     stream = np.load(work / "train.npy", mmap_mode="r")
     tokenizer = AutoTokenizer.from_pretrained(work / "tokenizer")
     source = work / "target"

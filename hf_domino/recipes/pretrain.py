@@ -118,11 +118,7 @@ def build_target(recipe: TargetRecipe, tokenizer) -> Qwen3ForCausalLM:
 
 
 def grow(model: Qwen3ForCausalLM, num_hidden_layers: int) -> Qwen3ForCausalLM:
-    """A deeper copy that computes the same: evenly spread copies of layers whose outputs are zeroed.
-
-    Args:
-        model (`Qwen3ForCausalLM`): The shallow model.
-        num_hidden_layers (`int`): Layers wanted, from the model's own number to twice that.
+    """A copy up to twice as deep that computes the same: evenly spread copies of layers whose outputs are zeroed.
 
     Raises:
         ValueError: If the number is outside that range.
@@ -150,14 +146,7 @@ def stage_folder(work: Path, recipe: TargetRecipe, stage: int) -> Path:
 
 
 def pretrain(work: Path, recipe: TargetRecipe, stage: int) -> None:
-    """Train one stage on `work/train.npy` and save the model and tokenizer; resumes from a checkpoint.
-
-    Args:
-        work (`Path`): Folder with `tokenizer/`, `train.npy` and `held_out.npy` (token streams, uint16), and the model
-            of the stage before.
-        recipe (`TargetRecipe`): Sizes and schedule.
-        stage (`int`): Which of `recipe.stages`.
-    """
+    """Train one stage on the tokens in `work` and save model and tokenizer; resumes from a checkpoint."""
     set_seed(recipe.seed)
     torch._dynamo.config.automatic_dynamic_shapes = False  # two fixed shapes: compile each once
     torch._dynamo.config.optimize_ddp = False

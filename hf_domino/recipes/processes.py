@@ -19,24 +19,12 @@ HUGE_PAGES = {
 
 
 def torchrun(processes: int, module: str, *arguments: str) -> None:
-    """Run a module in several processes by torchrun, each on one thread and with huge pages.
-
-    Args:
-        processes (`int`): How many.
-        module (`str`): What `python -m` would run.
-        arguments (`str`): Its command line.
-    """
+    """Run a module in several processes by torchrun, each on one thread and with huge pages."""
     launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m")
     memory = {name: value for name, value in HUGE_PAGES.items() if name not in os.environ}
     run_command(*launch, module, *arguments, environment={"OMP_NUM_THREADS": "1"} | memory)
 
 
 def run_command(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
-    """Run a module in a process of its own.
-
-    Args:
-        module (`str`): What `python -m` would run.
-        arguments (`str`): Its command line.
-        environment (`Mapping`, *optional*): Variables set for it.
-    """
+    """Run what `python -m` would, in a process of its own with some more variables."""
     subprocess.run([sys.executable, "-m", module, *arguments], check=True, env=os.environ | dict(environment or {}))

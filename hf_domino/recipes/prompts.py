@@ -19,11 +19,6 @@ PROMPT_CHARACTERS = 350  # about a hundred tokens
 def held_out_prompts(modules: Sequence[Module], num_prompts: int, seed: int) -> list[dict[str, Any]]:
     """Cut prompts from the held-out modules of the standard library, whole lines each, spread over the modules.
 
-    Args:
-        modules (`Sequence[Module]`): All modules.
-        num_prompts (`int`): Prompts wanted.
-        seed (`int`): Which lines they start at.
-
     Returns:
         `list[dict]`: `module`, `offset` (characters into the cleaned text), `sha256` and `text`.
 
@@ -64,15 +59,7 @@ def write_prompts(prompts: Sequence[dict[str, Any]], path: Path) -> None:
 def training_prompts(
     stream: np.ndarray, num_prompts: int, lengths: Sequence[int], end_of_text: int, seed: int
 ) -> list[list[int]]:
-    """Cut prompts at random places of the training stream, none across two documents.
-
-    Args:
-        stream (`np.ndarray`): Token ids of all training documents, one after the other.
-        num_prompts (`int`): Prompts wanted.
-        lengths (`Sequence[int]`): Lengths in tokens, taken in turn.
-        end_of_text (`int`): Id between documents.
-        seed (`int`): Which places.
-    """
+    """Cut prompts of these lengths, in turn, at random places of a stream of tokens, none across two documents."""
     generator = np.random.default_rng(seed)
     prompts: list[list[int]] = []
     while len(prompts) < num_prompts:

@@ -175,15 +175,7 @@ def _text_file(folder: Path, name: str) -> Path:
 
 
 def make_smollm2(options: argparse.Namespace, commands: str) -> int:
-    """Run all stages up to the one that is asked for.
-
-    Args:
-        options (`argparse.Namespace`): Flags of `hf-domino recipe smollm2`.
-        commands (`str`): The module whose commands are run in processes of their own.
-
-    Returns:
-        `int`: 0.
-    """
+    """Run all stages up to the one that is asked for, with the commands of the module `commands`."""
     names = ("work", "processes", "source", "rows", "batch_size", "device", "text")
     fields = {name: getattr(options, name) for name in names}
     for name, make in SmolLM2Recipe(commands=commands, **fields).stages.items():

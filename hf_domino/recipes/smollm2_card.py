@@ -26,15 +26,7 @@ began with the weights of the target's last layers (`start_from_target`). The pr
 
 
 def write_card(folder: Path, run: Path) -> Path:
-    """Write a drafter's card from its configuration, its training and its rows.
-
-    Args:
-        folder (`Path`): The drafter's folder, with `results.jsonl` if it was measured.
-        run (`Path`): Folder of its training.
-
-    Returns:
-        `Path`: The card.
-    """
+    """Write a drafter's card from its configuration, its training and its rows, if it was measured."""
     path = folder / CARD
     for name in (CARD, FIGURE):
         if (run / name).is_file():

@@ -30,17 +30,7 @@ FUNCTION_CHARACTERS = 700
 
 
 def write_tasks(chats: Path, output: Path, count: int, seed: int = 0) -> Path:
-    """Write a file of prompts, `messages` each.
-
-    Args:
-        chats (`Path`): JSON lines of chats whose answers are the passages, such as `train.jsonl` of `hf-domino data`.
-        output (`Path`): The file; one that is there is kept.
-        count (`int`): Prompts.
-        seed (`int`, *optional*, defaults to 0): Of the choice.
-
-    Returns:
-        `Path`: The file.
-    """
+    """Write a file of prompts, `messages` each, unless it is there; passages are answers of `chats`."""
     if not output.exists():
         lists = yaml.safe_load(PHRASES.read_text(encoding="utf-8"))
         tasks = Tasks(lists, read_passages(chats), read_functions(), random.Random(seed))
@@ -50,14 +40,7 @@ def write_tasks(chats: Path, output: Path, count: int, seed: int = 0) -> Path:
 
 
 class Tasks:
-    """Puts tasks together.
-
-    Args:
-        lists (`dict[str, list[str]]`): Phrases by name; a name in braces stands for one of them.
-        passages (`Sequence[str]`): Texts to work on.
-        functions (`Sequence[str]`): Code to work on.
-        generator (`random.Random`): What chooses.
-    """
+    """Puts tasks together from phrases by name, in which a name in braces stands for one of them, passages and code."""
 
     def __init__(
         self,
@@ -92,11 +75,7 @@ class Tasks:
 
 
 def read_passages(chats: Path) -> list[str]:
-    """The beginnings of answers, whole sentences each.
-
-    Args:
-        chats (`Path`): JSON lines with `messages`.
-    """
+    """The beginnings of answers, whole sentences each."""
     answers = [json.loads(line)["messages"][-1]["content"] for line in chats.read_text(encoding="utf-8").splitlines()]
     passages = map(_beginning, answers)
     return [passage for passage in passages if len(passage) in PASSAGE_CHARACTERS]

@@ -20,14 +20,7 @@ STREAMS = {"plain": "train.npy", "held_out": "held_out.npy"}
 def rows_of_corpus(
     work: Path, packages: Path | None, target: str, max_new_tokens: int
 ) -> Callable[[str, int], list[dict[str, Any]]]:
-    """The `rows` of a study's source, cut from the corpus, which is made when they are first asked for.
-
-    Args:
-        work (`Path`): Where the corpus is, or is put.
-        packages (`Path`, *optional*): Packages of the corpus; None installs them.
-        target (`str`): Folder or name of the target.
-        max_new_tokens (`int`): Tokens of a row behind its prompt.
-    """
+    """The `rows` of a study's source, cut from the corpus, which is made when they are first asked for."""
 
     def rows(name: str, count: int) -> list[dict[str, Any]]:
         if not (work / STREAMS["held_out"]).exists():

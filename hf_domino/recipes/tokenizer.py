@@ -15,13 +15,7 @@ SPLIT = r"\n+ *| ?_*[A-Za-z]+| ?\d| ?[^\s\w]+|_+| +|\s+|[^\s]"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, model_max_length: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer with an end-of-text and a mask token.
-
-    Args:
-        texts (`Iterable[str]`): Training documents.
-        vocab_size (`int`): Size of the vocabulary, special tokens included.
-        model_max_length (`int`): Context length of the model it is for, in tokens.
-    """
+    """Train a byte-level BPE tokenizer with an end-of-text and a mask token."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -30,9 +30,6 @@ PHASE_COLOURS = {
 def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
     """Draw every figure that the rows have the data for.
 
-    Args:
-        rows (`Sequence[Row]`): Rows of one run.
-
     Returns:
         `dict[str, matplotlib.figure.Figure]`: `speed-up`, `acceptance` and `round`, as far as they were drawn.
 
@@ -57,18 +54,7 @@ def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write every figure that the rows have the data for as an SVG file.
-
-    Args:
-        rows (`Sequence[Row]`): Rows of one run.
-        folder (`Path`): Where to write the files; made if it is not there.
-
-    Returns:
-        `list[Path]`: `speed-up.svg`, `acceptance.svg` and `round.svg`, as far as they were drawn.
-
-    Raises:
-        ValueError: If matplotlib is not installed.
-    """
+    """Write what [`make_figures`] draws as SVG files, such as `speed-up.svg`, into a folder that is made if need be."""
     figures = make_figures(rows)
     paths = [folder / f"{name}.svg" for name in figures]
     for path, figure in zip(paths, figures.values(), strict=True):

@@ -40,13 +40,7 @@ class _Repeats:
 
 
 class Bench:
-    """Measures batch after batch with the same methods.
-
-    Args:
-        pair (`Pair`): The models.
-        methods (`Mapping`): Method to arguments of `generate`, with plain generation among them.
-        options (`argparse.Namespace`): Flags of `hf-domino bench`.
-    """
+    """Measures batch after batch with the same methods, plain generation among them."""
 
     def __init__(self, pair: Pair, methods: Mapping[str, Arguments], options: argparse.Namespace):
         self.pair, self.methods, self.options = pair, methods, options
@@ -61,16 +55,7 @@ class Bench:
                     generate_timed(self.pair.target, inputs, **arguments, **self._law(mode), max_new_tokens=count)
 
     def measure(self, mode: str, index: int, batch: Sequence[dict[str, Any]]) -> list[Row]:
-        """Measure all methods on one batch.
-
-        Args:
-            mode (`str`): `"greedy"` or `"sample"`.
-            index (`int`): Number of the batch.
-            batch (`Sequence[dict]`): Its prompts.
-
-        Returns:
-            `list[Row]`: One row per method.
-        """
+        """Measure all methods on one batch, in one mode (`"greedy"` or `"sample"`); one row per method."""
         inputs, law = self._inputs(batch), self._law(mode)
         runs = {method: _Repeats() for method in self.methods}
         for _ in range(self.options.repeats):

@@ -118,10 +118,6 @@ BASELINE, FLOOR = "plain", "lean"
 def choose_methods(pair: Pair, options: argparse.Namespace) -> tuple[dict[str, Arguments], dict[str, str]]:
     """What to measure, and what cannot be.
 
-    Args:
-        pair (`Pair`): The models.
-        options (`argparse.Namespace`): Flags of `hf-domino bench`.
-
     Returns:
         `tuple[dict, dict]`: Method to arguments of `generate`, plain generation first; and method to why not.
 

@@ -12,12 +12,7 @@ from hf_domino.pair import read_prompts
 
 
 def read_batches(path: Path, num_prompts: int, batch_size: int) -> list[list[dict[str, Any]]]:
-    """Read the first prompts of a file, in batches.
-
-    Args:
-        path (`Path`): The file, as [`~pair.read_prompts`] reads it.
-        num_prompts (`int`): Use at most this many.
-        batch_size (`int`): Prompts per batch; the last one may have fewer.
+    """Read the first prompts of a file, in batches of which the last may be smaller.
 
     Raises:
         ValueError: If there is no prompt, or a record holds none.

@@ -53,11 +53,7 @@ COPY_BYTES = 2**30
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
-    """Measure all methods in turn; one row each, with its floor and where it comes from.
-
-    Args:
-        options (`argparse.Namespace`): Flags of `hf-domino bench-round`.
-    """
+    """Measure all methods in turn; one row each, with its floor and where it comes from."""
     torch.manual_seed(options.seed)
     target, drafter = random_models(options.shapes, DTYPES[options.dtype], options.device)
     prompt = torch.randint(4, target.config.vocab_size, (1, options.context), device=options.device)
@@ -96,13 +92,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
 
 
 def random_models(shapes: str, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, DominoDraftModel]:
-    """A target and a drafter with random weights.
-
-    Args:
-        shapes (`str`): One of `SHAPES`.
-        dtype (`torch.dtype`): Of both.
-        device (`str`): Of both.
-    """
+    """A target and a drafter with random weights, by the name of their shapes in `SHAPES`."""
     target_sizes, drafter_sizes = SHAPES[shapes]
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, "tie_word_embeddings": False}
     default = torch.get_default_dtype()

@@ -27,13 +27,7 @@ DATED = ("date",)  # may differ between rows of one run that was taken up again
 
 
 def provenance_of_run(options: argparse.Namespace, pair: Pair, methods: Iterable[str]) -> dict[str, Any]:
-    """Fields that every row of a run carries.
-
-    Args:
-        options (`argparse.Namespace`): Flags of `hf-domino bench`.
-        pair ([`Pair`]): What is measured; the commits of what came from the Hub are among the fields.
-        methods (`Iterable[str]`): What is measured, in turn.
-    """
+    """Fields that every row of a run carries, the commits of what came from the Hub among them."""
     return {
         "methods": list(methods),
         "batch_size": options.batch_size,
@@ -52,11 +46,7 @@ def provenance_of_run(options: argparse.Namespace, pair: Pair, methods: Iterable
 
 
 def read_rows(path: Path, mend: bool = False) -> list[Row]:
-    """Read measured rows from a JSONL file.
-
-    Args:
-        path (`Path`): The file.
-        mend (`bool`, *optional*, defaults to `False`): Leave out a last line that was broken off while it was written.
+    """Read measured rows from a JSONL file; `mend` leaves out a last line that was broken off while it was written.
 
     Raises:
         ValueError: If there is none, or a line is not a row.
@@ -88,23 +78,13 @@ def measured(rows: Iterable[Row]) -> list[Row]:
 
 
 class RowsFile:
-    """Rows of one run on disk.
-
-    Args:
-        path (`Path`): Where they are.
-        origin (`Mapping`): Fields of every row: where and how the run measures, `methods` among them.
-    """
+    """Rows of one run on disk; `origin` is what every row says of where and how it was measured, and by what."""
 
     def __init__(self, path: Path, origin: Mapping[str, Any]):
         self.path, self.origin = path, dict(origin)
 
     def start(self, skipped: Mapping[str, str], kept: Sequence[Row] = ()) -> None:
-        """Write a new file, in place of the one there is.
-
-        Args:
-            skipped (`Mapping`): Method to why it is not measured.
-            kept (`Sequence[Row]`): Rows to go on from.
-        """
+        """Write a new file, in place of the one there is: why methods are skipped, and rows to go on from."""
         rows = [{"method": method, "skipped": reason} | self.origin for method, reason in skipped.items()]
         write_whole(self.path, _lines([*rows, *kept]))
 
@@ -115,10 +95,6 @@ class RowsFile:
 
     def finished(self, batches: Mapping[Batch, Prompts], temperature: float) -> list[Row]:
         """The rows of the batches that an earlier run has finished; none if there was no such run.
-
-        Args:
-            batches (`Mapping`): The prompts of every batch of this run, by mode and number.
-            temperature (`float`): Of the sampled half.
 
         Raises:
             ValueError: If the earlier run measured something else, or elsewhere, or otherwise.

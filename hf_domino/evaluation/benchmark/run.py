@@ -23,11 +23,7 @@ EXACT_DTYPE = "float32"  # in which greedy output must equal plain generation's
 
 
 def show(options: argparse.Namespace) -> None:
-    """Put the rows that were measured into a README, or draw them.
-
-    Args:
-        options (`argparse.Namespace`): Flags of `hf-domino bench`.
-    """
+    """Put the rows that were measured into a README, or draw them."""
     rows = read_rows(options.rows)
     if options.readme:
         fill_readme(options.readme, rows)
@@ -36,13 +32,7 @@ def show(options: argparse.Namespace) -> None:
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
-    """Measure what the flags ask for and write `--rows`, a batch at a time.
-
-    Args:
-        options (`argparse.Namespace`): Flags of `hf-domino bench`.
-
-    Returns:
-        `list[Row]`: All rows of the file.
+    """Measure what the flags ask for and write `--rows`, a batch at a time; returns all rows of the file.
 
     Raises:
         ValueError: If the flags do not fit one another, the models or the rows that are there.
@@ -96,15 +86,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
-    """Say on stderr which outputs differ from plain generation's and should not.
-
-    Args:
-        rows (`Sequence[Row]`): Rows of one run.
-        options (`argparse.Namespace`): Flags of `hf-domino bench`.
-
-    Returns:
-        `int`: The exit code: 1 if any differ in fp32 but at a tie.
-    """
+    """Say on stderr which outputs differ from plain generation's; returns 1 if any do in fp32 but at a tie, else 0."""
     different: dict[tuple[str, str], list[Row]] = {}
     for row in measured(rows):
         is_promised = row["mode"] == "greedy" or METHODS[row["method"]].keeps_seed

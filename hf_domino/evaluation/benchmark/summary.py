@@ -71,11 +71,6 @@ class Summary:
 def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
     """Summarize one method in one mode.
 
-    Args:
-        rows (`Sequence[Row]`): Rows of one run.
-        method (`str`): A method.
-        mode (`str`): `"greedy"` or `"sample"`.
-
     Raises:
         ValueError: If there are no such rows.
     """

@@ -20,11 +20,6 @@ from transformers.generation.streamers import BaseStreamer
 def generate_timed(target: Any, inputs: Any, **arguments: Any) -> tuple[torch.Tensor, float]:
     """Generate once and take the time.
 
-    Args:
-        target (`PreTrainedModel`): The target.
-        inputs (`BatchEncoding`): Tokenized prompts, padded on the left.
-        arguments: Passed on to `generate`.
-
     Returns:
         `tuple[torch.Tensor, float]`: New token ids `[B, N]`, and seconds from call to return.
     """
@@ -56,13 +51,7 @@ class _FirstTokenStreamer(BaseStreamer):
 
 
 def first_token_seconds(target: Any, inputs: Any, **arguments: Any) -> float:
-    """Seconds from call to the first streamed token, where the generation is broken off.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-        inputs (`BatchEncoding`): Tokenized prompts, padded on the left.
-        arguments: Passed on to `generate`.
-    """
+    """Seconds from call to the first streamed token, where the generation is broken off."""
     streamer = _FirstTokenStreamer()
     if "custom_generate" in arguments:  # `generate` keeps the streamer from a loop that it is given
         arguments["token_streamer"] = streamer
@@ -91,25 +80,16 @@ class _RoundStreamer(BaseStreamer):
 
 
 def streamed_rounds(target: Any, inputs: Any, **arguments: Any) -> list[int]:
-    """What each round of Transformers' own assisted loop returned; the forward over the prompt is no round.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-        inputs (`BatchEncoding`): One tokenized prompt.
-        arguments: Passed on to `generate`.
-    """
+    """What each round of Transformers' own assisted loop returned; the forward over the prompt is no round."""
     streamer = _RoundStreamer()
     target.generate(**inputs, streamer=streamer, **arguments)
     return streamer.counts[2:]  # the prompt, the forward over it, the rounds
 
 
 class PeakMemory:
-    """Most memory of a CUDA device that a method alone would need: its models, and what a generation adds.
+    """Most memory of a CUDA device that a method alone would need: its weights, each once, and what a generation adds.
 
     On a CPU there is no such figure: an allocator that keeps what it once had says nothing of a single call.
-
-    Args:
-        models (`Iterable[nn.Module]`): The models the method runs; shared weights count once.
     """
 
     def __init__(self, models: Iterable[nn.Module]):

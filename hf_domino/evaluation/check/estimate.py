@@ -80,11 +80,6 @@ def estimate_mean(texts: Sequence[Sequence[float]]) -> Estimate:
 
 
 def estimate_difference(texts: Sequence[Sequence[float]], before: Sequence[Sequence[float]]) -> Estimate:
-    """Estimate how much larger a quantity is than `before`, read in the same rounds of the same texts.
-
-    Args:
-        texts (`Sequence[Sequence[float]]`): Per text, one value per round.
-        before (`Sequence[Sequence[float]]`): What to compare with, of the same lengths.
-    """
+    """Estimate how much larger a quantity is than `before`, read in the same rounds of the same texts."""
     pairs = zip(texts, before, strict=True)
     return estimate_mean([[value - other for value, other in zip(*pair, strict=True)] for pair in pairs])

@@ -86,14 +86,7 @@ class Measurement:
 
 
 def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
-    """Generate greedily in real rounds.
-
-    Args:
-        drafter (`DominoDraftModel`): The drafter; its `stats` stay as they are.
-        target (`PreTrainedModel`): The target; its generation configuration gives the processors.
-        prompt (`Prompt`): Where to start.
-        max_new_tokens (`int`): Tokens to generate at most.
-    """
+    """Generate greedily in real rounds; the drafter's `stats` stay as they are."""
     seen: list[LogitsProcessorList] = []
     view = drafter.view(draft_length="full")  # statistics are kept per object
 
@@ -146,13 +139,7 @@ def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[
 
 @torch.no_grad()
 def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, texts: Sequence[Text]) -> list[Measurement]:
-    """Draft a block at every position of the texts, once per variant.
-
-    Args:
-        drafter (`DominoDraftModel`): The drafter.
-        target (`PreTrainedModel`): The target.
-        texts (`Sequence[Text]`): What it wrote; one that is shorter than a block gives no rounds.
-    """
+    """Draft a block at every position of the texts, once per variant; a text shorter than a block gives no rounds."""
     variants = list(variants_of(drafter, target.config.get_text_config(decoder=True).num_hidden_layers))
     lengths: dict[str, list[list[int]]] = {name: [] for name, _ in variants}
     for text in texts:

@@ -63,13 +63,7 @@ class Prompt:
 def prepare_prompts(
     target: PreTrainedModel, tokenizer: Any = None, prompts: Sequence[Any] | None = None
 ) -> list[Prompt]:
-    """Turn what the caller gave into prompts of token ids.
-
-    Args:
-        target (`PreTrainedModel`): The target, to find its tokenizer.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the one saved with the target.
-        prompts (`Sequence`, *optional*): Texts, lists of messages, or token ids. A text is the user's message where the
-            tokenizer has a chat template. Defaults to a few short ones.
+    """Turn what [`check_fit`] was given into prompts of token ids; a text is a user's message where chats are known.
 
     Raises:
         ValueError: If there is no prompt, an empty one, or no tokenizer where one is needed.

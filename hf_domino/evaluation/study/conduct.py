@@ -51,11 +51,6 @@ class Settings:
 def conduct(study: Study, runs: list[Run], settings: Settings) -> dict[str, str]:
     """Train what has no row yet and add the rows.
 
-    Args:
-        study (`Study`): What is compared.
-        runs (`list[Run]`): What is asked for.
-        settings (`Settings`): Where and how.
-
     Returns:
         `dict[str, str]`: Name to the end of its log, of each run that failed.
 
@@ -76,10 +71,7 @@ def conduct(study: Study, runs: list[Run], settings: Settings) -> dict[str, str]
 
 
 def prepare_texts(study: Study, settings: Settings) -> Path:
-    """Let the target write what is trained and evaluated on, unless it is there.
-
-    Returns:
-        `Path`: The folder of texts.
+    """Let the target write what is trained and evaluated on, unless it is there; returns the folder of texts.
 
     Raises:
         ValueError: If the target could not write.

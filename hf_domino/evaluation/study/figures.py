@@ -29,10 +29,6 @@ OBSTACLE, BESIDE = 3, 6  # half a mark's width in points; beyond that distance a
 def make_figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
     """Draw every figure that the rows have the data for.
 
-    Args:
-        study (`Study`): Variants in their order.
-        rows (`Sequence[Row]`): Rows of one budget.
-
     Returns:
         `dict[str, matplotlib.figure.Figure]`: `variants`, `positions` and, where shapes were varied, `size`.
 
@@ -56,19 +52,7 @@ def make_figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def draw_figures(study: Study, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write every figure that the rows have the data for as an SVG file.
-
-    Args:
-        study (`Study`): Variants in their order.
-        rows (`Sequence[Row]`): Rows of one budget.
-        folder (`Path`): Where to write; made if it is not there.
-
-    Returns:
-        `list[Path]`: The files.
-
-    Raises:
-        ValueError: If matplotlib is not installed.
-    """
+    """Write what [`make_figures`] draws as SVG files into a folder that is made if need be."""
     figures = make_figures(study, rows)
     import matplotlib
 
@@ -138,12 +122,7 @@ def _draw_positions(summaries: Sequence[Summary], rows: Sequence[Row]) -> Any:
 
 
 def rates_so_far(summary: Summary, rows: Sequence[Row]) -> list[float]:
-    """Shares among the rounds that came to a position, up to the last that `FEWEST_ROUNDS` came to.
-
-    Args:
-        summary (`Summary`): A variant.
-        rows (`Sequence[Row]`): Rows of one budget.
-    """
+    """Shares among the rounds that came to a position, up to the last that `FEWEST_ROUNDS` came to."""
     num_rounds = sum(row["num_rounds"] for row in rows if row["variant"] == summary.variant)
     came = [num_rounds * rate for rate in (1.0, *summary.acceptance_rate_at)]
     rates = conditional_rates(summary.acceptance_rate_at)
@@ -182,13 +161,7 @@ def _draw_size(study: Study, summaries: Sequence[Summary]) -> Any:
 
 
 def name_marks(axes: Any, marks: Sequence[Mark], fontsize: float = 8) -> None:
-    """Write names where they lie over no line, no mark and no other name: beside their marks, or led to them.
-
-    Args:
-        axes (`matplotlib.axes.Axes`): With everything drawn and limits set.
-        marks (`Sequence[Mark]`): Name, place in data coordinates, and colour of each.
-        fontsize (`float`, *optional*, defaults to 8): In points.
-    """
+    """Write names where they lie over no line, no mark and no other name: beside their marks, or led to them."""
     axes.figure.draw_without_rendering()  # places are known once the figure is laid out
     scale = axes.figure.dpi / 72
     taken = _obstacles(axes, OBSTACLE * scale)

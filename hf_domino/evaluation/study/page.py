@@ -18,15 +18,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def fill_page(page: Path, study: Study, rows: Sequence[Row]) -> list[Path]:
-    """Write what the rows say between the markers `<!-- study:begin -->` and `<!-- study:end -->`, and the figures.
-
-    Args:
-        page (`Path`): A Markdown file with both markers. Figures go to a folder of its name beside it.
-        study (`Study`): Questions, and what each variant is compared with.
-        rows (`Sequence[Row]`): Rows of one budget.
-
-    Returns:
-        `list[Path]`: What was written.
+    """Write what the rows say between a page's markers `study:begin` and `study:end`, and figures beside the page.
 
     Raises:
         ValueError: If the file or the markers are missing.
@@ -41,12 +33,7 @@ def fill_page(page: Path, study: Study, rows: Sequence[Row]) -> list[Path]:
 
 
 def results(study: Study, rows: Sequence[Row]) -> str:
-    """Twins, what is more than chance, the table, and its caption, as Markdown.
-
-    Args:
-        study (`Study`): Questions, and what each variant is compared with.
-        rows (`Sequence[Row]`): Rows of one budget.
-    """
+    """Twins, what is more than chance, the table, and its caption, as Markdown."""
     summaries = summarize(study, rows)
     said = [*_twins(study, summaries), *_verdicts(summaries)]
     body = [[f"`{summary.variant}`: {summary.question}", *_cells(summary)] for summary in summaries]
@@ -111,11 +98,7 @@ def _compared(difference: Difference | None) -> tuple[str, str]:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """Say what the rows were measured on, and how.
-
-    Args:
-        rows (`Sequence[Row]`): Rows of one budget.
-    """
+    """Say what the rows were measured on, and how."""
     first, base = rows[0], rows[0]["base"]
     rounds = [row["num_rounds"] for row in rows]
     each = f"{first['steps']} steps x {base['per_device_train_batch_size']} rows x {base['num_anchors']} anchors"
@@ -136,13 +119,7 @@ def _all(rows: Sequence[Row], field: str) -> str:
 
 
 def listing(study: Study, budget: str, rows: Sequence[Row]) -> str:
-    """The variants with what they change, and which seeds have a row.
-
-    Args:
-        study (`Study`): The study.
-        budget (`str`): Name of a budget.
-        rows (`Sequence[Row]`): Its rows.
-    """
+    """The variants with what they change, and which seeds have a row."""
     size, done = study.budget(budget), {Run(row["variant"], row["seed"]) for row in rows}
     count = sum(run in done for run in study.runs())
     lines = [f"budget {budget}: {size.steps} steps, {study.num_rows(size)} texts; {count} of {len(study.runs())} runs"]

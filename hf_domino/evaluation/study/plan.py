@@ -19,12 +19,7 @@ SECTIONS = ("base", "budgets", "variants")
 
 @dataclass(frozen=True)
 class Budget:
-    """How much every run gets.
-
-    Args:
-        steps (`int`): Optimizer steps.
-        texts (`int`): Held-out texts that acceptance is walked over.
-    """
+    """How much every run gets: optimizer steps, and held-out texts that acceptance is walked over."""
 
     steps: int
     texts: int
@@ -71,24 +66,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """A study's file, checked.
-
-    Args:
-        base (`dict`): Fields that all trainings share.
-        budgets (`dict[str, Budget]`): By name.
-        variants (`dict[str, Variant]`): By name, in the order they are trained.
-    """
+    """A study's file, checked: fields that all trainings share, budgets, and variants in the order they are trained."""
 
     base: dict[str, Any]
     budgets: dict[str, Budget]
     variants: dict[str, Variant]
 
     def runs(self, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Run]:
-        """The runs that are asked for, in order.
-
-        Args:
-            only (`Sequence[str]`, *optional*): Names of variants; all by default.
-            seeds (`Sequence[int]`, *optional*): In place of those of each variant.
+        """The runs that are asked for, in order: by default all variants, each with its own seeds.
 
         Raises:
             ValueError: If there is no such variant.
@@ -115,10 +100,7 @@ class Study:
 
 
 def load_study(path: Path = STUDY_FILE) -> Study:
-    """Read a study's file.
-
-    Args:
-        path (`Path`, *optional*): YAML with `base`, `budgets` and `variants`; defaults to the one of this package.
+    """Read a study's YAML file with `base`, `budgets` and `variants`.
 
     Raises:
         ValueError: If it holds something else, or a variant names one that is not there before it.

@@ -21,9 +21,6 @@ OTHER_FILE = "Write to another --rows, or delete the rows of this budget."
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of a study.
 
-    Args:
-        path (`Path`): The file.
-
     Raises:
         ValueError: If there is none, or a line is not a row of a study.
     """
@@ -47,11 +44,7 @@ def _row(line: str) -> Row | None:
 
 
 def of_budget(rows: Sequence[Row], name: str | None = None) -> list[Row]:
-    """The rows of one budget: rows of different budgets are never compared.
-
-    Args:
-        rows (`Sequence[Row]`): Rows of any budgets.
-        name (`str`, *optional*): The budget; defaults to the one with the most rows.
+    """The rows of one budget, by default the one with the most: rows of different budgets are never compared.
 
     Raises:
         ValueError: If it has no rows.

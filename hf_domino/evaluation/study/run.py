@@ -72,14 +72,7 @@ class Job:
 
 
 def run_job(job: Job) -> dict[str, Any] | None:
-    """Train what a job says and measure it.
-
-    Args:
-        job (`Job`): The job.
-
-    Returns:
-        `dict`, *optional*: The row; None where SIGTERM ended the training early.
-    """
+    """Train what a job says and measure it; its row, or None where SIGTERM ended the training early."""
     part = {"train_only": "head"} if job.backbone else {}
     names, shape, data, args = HfArgumentParser(GROUPS).parse_dict(job.fields | ALWAYS | part)
     tokenizer = AutoTokenizer.from_pretrained(names.target)
@@ -115,11 +108,6 @@ def run_job(job: Job) -> dict[str, Any] | None:
 
 def walked(drafter: DominoDraftModel, target: PreTrainedModel, texts: RowDataset) -> dict[str, Any]:
     """Rounds of greedy generation over the target's own greedy text.
-
-    Args:
-        drafter (`DominoDraftModel`): The drafter.
-        target (`PreTrainedModel`): The target.
-        texts (`RowDataset`): Held-out texts.
 
     Returns:
         `dict`: `acceptance_length` with half the width of its 95 % interval over texts, the number of rounds and texts,

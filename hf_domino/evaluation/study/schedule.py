@@ -17,14 +17,7 @@ LINES_OF_A_FAILURE = 6
 
 @dataclass(frozen=True)
 class Command:
-    """What one process does.
-
-    Args:
-        name (`str`): Unique.
-        arguments (`list[str]`): Program and arguments.
-        log (`Path`): Where its output goes.
-        after (`tuple[str, ...]`, *optional*): Commands that must have succeeded before.
-    """
+    """What one process does, where its output goes, and which commands must have succeeded before."""
 
     name: str
     arguments: list[str]
@@ -40,13 +33,7 @@ def python(module: str, *arguments: str) -> list[str]:
 def run_all(
     commands: Sequence[Command], processes: int, threads: int, finished: Callable[[str], None] = lambda name: None
 ) -> dict[str, str]:
-    """Run commands, and go on where one fails.
-
-    Args:
-        commands (`Sequence[Command]`): In the order to start them, those of `after` first.
-        processes (`int`): How many at a time.
-        threads (`int`): Of torch, in each.
-        finished (`Callable`, *optional*): Called with the name of each that succeeded.
+    """Run commands in their order, and go on where one fails; `finished` gets the name of each that succeeded.
 
     Returns:
         `dict[str, str]`: Name to the end of its log, of each that failed; those that waited for it are left out.

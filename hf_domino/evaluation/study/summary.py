@@ -64,23 +64,14 @@ class Summary:
 
 
 def summarize(study: Study, rows: Sequence[Row]) -> list[Summary]:
-    """Summarize the variants of a study that have rows, in its order.
-
-    Args:
-        study (`Study`): Questions, and what each variant is compared with.
-        rows (`Sequence[Row]`): Rows of one budget.
-    """
+    """Summarize the variants of a study that have rows, in its order."""
     runs = {name: [row for row in rows if row["variant"] == name] for name in study.variants}
     scatter = pooled_scatter(list(runs.values()))
     return [_summary(study, name, runs, scatter) for name in study.variants if runs[name]]
 
 
 def pooled_scatter(groups: Sequence[Sequence[Row]]) -> tuple[float, int]:
-    """Standard deviation over seeds, pooled over variants, and its degrees of freedom; (nan, 0) without any.
-
-    Args:
-        groups (`Sequence[Sequence[Row]]`): Rows of each variant.
-    """
+    """Standard deviation over seeds, pooled over variants, and its degrees of freedom; (nan, 0) without any."""
     several = [_lengths(rows) for rows in groups if len(rows) > 1]
     freedom = sum(len(lengths) - 1 for lengths in several)
     squares = sum(statistics.variance(lengths) * (len(lengths) - 1) for lengths in several)
@@ -123,9 +114,6 @@ def _difference(against: str, rows: list[Row], others: list[Row], scatter: tuple
 
 def conditional_rates(rates: Sequence[float]) -> list[float]:
     """Share of rounds that accept each position among those that accepted all before it.
-
-    Args:
-        rates (`Sequence[float]`): Shares of all rounds.
 
     Example:
     ```python

@@ -80,14 +80,7 @@ def rows_of_files(
 
 
 def cut_prompts(source: Source, folder: Path, num_rows: int, num_texts: int) -> None:
-    """Write `plain.jsonl` and `held_out.jsonl`, unless they are there.
-
-    Args:
-        source (`Source`): Where from.
-        folder (`Path`): Where to write.
-        num_rows (`int`): Rows to train on.
-        num_texts (`int`): Rows to evaluate on.
-    """
+    """Write `plain.jsonl` and `held_out.jsonl`, unless they are there."""
     wanted = {PLAIN: num_rows, HELD_OUT: num_texts}
     if all((folder / f"{name}.jsonl").exists() for name in wanted):
         return
@@ -98,12 +91,7 @@ def cut_prompts(source: Source, folder: Path, num_rows: int, num_texts: int) -> 
 
 
 def writing(source: Source, folder: Path) -> list[Command]:
-    """Commands that let the target continue the prompts of a folder; they go on where they were broken off.
-
-    Args:
-        source (`Source`): Target, and how long its texts are.
-        folder (`Path`): With `plain.jsonl` and `held_out.jsonl`.
-    """
+    """Commands that let the target continue the prompts of a folder; they go on where they were broken off."""
     arguments = ["hf_domino.evaluation.study.texts", "--target", source.target, "--folder", str(folder)]
     arguments += ["--max-new-tokens", str(source.max_new_tokens)]
     return [
@@ -114,14 +102,7 @@ def writing(source: Source, folder: Path) -> list[Command]:
 
 
 def write_text(target: str, folder: Path, kind: str, max_new_tokens: int) -> None:
-    """Let the target continue one set of prompts.
-
-    Args:
-        target (`str`): Folder or name of the target.
-        folder (`Path`): With `plain.jsonl` and `held_out.jsonl`.
-        kind (`str`): `greedy`, `sampled` or `evaluation`.
-        max_new_tokens (`int`): Longest continuation.
-    """
+    """Let the target continue one set of prompts, `kind` of which is `greedy`, `sampled` or `evaluation`."""
     is_evaluation = kind == EVALUATION
     # What is measured on must be exact; what is trained on takes half the time in bf16.
     dtype = torch.float32 if is_evaluation else torch.bfloat16

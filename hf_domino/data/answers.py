@@ -57,13 +57,7 @@ class Dialogue:
         return encode_prompt(self.messages, tokenizer, f"prompt {self.number + 1}", template_kwargs)
 
     def add(self, read: list[int], text: Written | None, tokenizer: Any) -> None:
-        """Take an answer.
-
-        Args:
-            read (`list[int]`): What the target read.
-            text (`Written`, *optional*): What it wrote.
-            tokenizer (`PreTrainedTokenizerBase`): The target's.
-        """
+        """Take an answer: what the target read and what it wrote, if that is known."""
         if text is None:
             self.flaw = NO_ROUND_TRIP
             return
@@ -79,23 +73,13 @@ class Dialogue:
 
 
 class Answerer:
-    """Lets the target answer prompts, in batches that take the temperatures in turn.
-
-    Args:
-        writer (`Writer`): The target.
-        tokenizer (`PreTrainedTokenizerBase`): The target's.
-        settings (`WritingSettings`): How.
-    """
+    """Lets the target answer prompts, in batches that take the temperatures in turn."""
 
     def __init__(self, writer: Writer, tokenizer: Any, settings: WritingSettings):
         self.writer, self.tokenizer, self.settings = writer, tokenizer, settings
 
     def write(self, prompts: Sequence[Prompt], place: Workplace) -> Rows:
         """Answer prompts, those of a length side by side, so that batches hold little padding.
-
-        Args:
-            prompts (`Sequence[Prompt]`): What to answer.
-            place (`Workplace`): Where the units of work lie.
 
         Returns:
             `list[dict]`: Per prompt `number`, `rows`, `messages`, `temperature` and `flaw`.

@@ -63,16 +63,7 @@ def encode_prompt(
     place: str = "messages",
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Render a conversation up to where the assistant's next turn begins.
-
-    Args:
-        messages (`Sequence[dict]`): Messages with `role` and `content`.
-        tokenizer (`PreTrainedTokenizerBase`): With a chat template.
-        place (`str`, *optional*, defaults to `"messages"`): Where the conversation is from, for errors.
-        template_kwargs (`Mapping`, *optional*): For the template.
-
-    Returns:
-        `list[int]`: Token ids.
+    """Token ids of a conversation up to where the assistant's next turn begins.
 
     Raises:
         ValueError: If the tokenizer has no chat template, or the template refuses the conversation.

@@ -38,11 +38,7 @@ class RowEncoder:
     as_prompts: bool = False
 
     def encode(self, record: Mapping[str, Any], place: str) -> list[Row]:
-        """Encode one record by the fields it has.
-
-        Args:
-            record (`Mapping`): With the fields of one kind of record; others are not read.
-            place (`str`): Where it stands, for errors.
+        """Encode one record by the fields it has; `place` is where it stands, for errors.
 
         Returns:
             `list[dict]`: Its rows, uncut; more than one for some conversations, see [`encode_chat`].
@@ -56,13 +52,7 @@ class RowEncoder:
         return rows
 
     def encode_text(self, pieces: Iterable[str], length: int, place: str) -> Iterator[PlacedRow]:
-        """Encode one long text as rows of `length` tokens that all carry loss.
-
-        Args:
-            pieces (`Iterable[str]`): What together is the text.
-            length (`int`): Of a row; the last may be shorter.
-            place (`str`): Where it is from, for errors.
-        """
+        """Encode one text, given in pieces, as rows of `length` tokens that all carry loss; the last may be shorter."""
         left: list[int] = []
         number = 0
         for index, piece in enumerate(pieces):

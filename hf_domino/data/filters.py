@@ -28,11 +28,7 @@ def words_of(text: str) -> list[str]:
 
 
 def loops(ids: Sequence[int], min_distinct: float) -> bool:
-    """Whether a text repeats itself.
-
-    Args:
-        ids (`Sequence[int]`): Token ids.
-        min_distinct (`float`): Least share of distinct 4-grams, of the text and of its last 64 tokens.
+    """Whether less than a share of a text's 4-grams, or of those of its last 64 tokens, are distinct.
 
     Example:
     ```python
@@ -54,11 +50,7 @@ class NearCopies:
         self._signatures: list[np.ndarray] = []
 
     def find(self, text: str) -> str | None:
-        """`"copy"`, `"near copy"` or None.
-
-        Args:
-            text (`str`): Compared without case, punctuation and white space.
-        """
+        """`"copy"`, `"near copy"` or None; case, punctuation and white space do not count."""
         return self._find(" ".join(words_of(text)))[0]
 
     def add(self, text: str) -> str | None:
@@ -95,11 +87,7 @@ def _bands_of(signature: np.ndarray) -> Iterable[tuple[int, bytes]]:
 
 
 class Exclusions:
-    """Texts that training text must not hold.
-
-    Args:
-        texts (`Iterable[str]`): Such as the prompts of an evaluation.
-    """
+    """Texts that training text must not hold, such as the prompts of an evaluation."""
 
     def __init__(self, texts: Iterable[str]):
         self._copies = NearCopies()

@@ -90,9 +90,6 @@ def keep_apart(train: RowDataset, evaluation: RowDataset, mode: str = "drop", fr
             them, `"keep"` does not look.
         frame (`Sequence[int]`, *optional*, defaults to `()`): Token ids that stand in every conversation.
 
-    Returns:
-        `RowDataset`: `train`, or what is left of it.
-
     Raises:
         ValueError: If `mode` is `"error"` and there are such rows, no row is left, or `mode` is none of these.
     """

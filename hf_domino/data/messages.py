@@ -17,11 +17,6 @@ ROLES = {
 def read_messages(record: Mapping[str, Any], field: str, place: str) -> list[Message]:
     """The messages of a record: with `role` and `content`, or with `from` and `value`.
 
-    Args:
-        record (`Mapping`): The record.
-        field (`str`): Where in it the messages are.
-        place (`str`): Where the record stands, for errors.
-
     Raises:
         ValueError: If they are not a list of messages; the error names the one that is wrong.
 

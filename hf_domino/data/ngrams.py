@@ -10,10 +10,6 @@ NGRAM = 4
 def distinct_ngram_ratio(tokens: Sequence[int], n: int = NGRAM) -> float:
     """Share of the n-grams of a text that are new; text that loops is near 0, and 1.0 is no repetition at all.
 
-    Args:
-        tokens (`Sequence[int]`): Token ids.
-        n (`int`, *optional*, defaults to 4): Length of an n-gram.
-
     Example:
     ```python
     >>> from hf_domino.data.ngrams import distinct_ngram_ratio

@@ -79,15 +79,7 @@ def _lengths(rows: Any) -> list[int]:
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Lay rows into bins: the longest first, each where it leaves the least room (best fit decreasing).
-
-    Args:
-        lengths (`Sequence[int]`): Of the rows, in tokens.
-        capacity (`int`): Most tokens of a bin; a longer row has one of its own.
-
-    Returns:
-        `list[list[int]]`: Indices of the rows in each bin.
-    """
+    """Indices of the rows in each bin: the longest first, each where it leaves the least room (best fit decreasing)."""
     bins: list[list[int]] = []
     open_bins: dict[int, list[int]] = {}  # bins with so much room left
     rooms: list[int] = []  # their keys, increasing
@@ -112,10 +104,6 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def collate_packed(rows: Sequence[Row], pad_token_id: int = 0) -> dict[str, torch.Tensor]:
     """Pad rows on the right as [`~data.rows.collate_rows`] does, packed ones or not.
-
-    Args:
-        rows (`Sequence[dict]`): Items of [`PackedRows`], or rows that are not packed.
-        pad_token_id (`int`, *optional*, defaults to 0): Fills `input_ids`.
 
     Returns:
         `dict[str, torch.Tensor]`: As there, and of packed rows `position_ids` `[B, S]` int64, in which the padding is a

@@ -81,9 +81,6 @@ def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iter
 def texts_of(source: Source) -> Iterator[str]:
     """The prompts of an evaluation: what users say in chats, or the text itself.
 
-    Args:
-        source (`Source`): Records, or texts that are one prompt each.
-
     Raises:
         ValueError: If a record has none of them; naming its place.
     """
@@ -95,12 +92,6 @@ def texts_of(source: Source) -> Iterator[str]:
 
 def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system: str | None = None) -> Prompt:
     """The prompt of a record, as in [`read_prompts`].
-
-    Args:
-        record (`Mapping`): The record.
-        place (`str`): Where it stands, for errors.
-        plain (`bool`, *optional*, defaults to `False`): Whether a `prompt` that is a string is text to continue.
-        system (`str`, *optional*): System turn of a chat that has none.
 
     Raises:
         ValueError: If it holds no prompt.
@@ -148,12 +139,7 @@ class Sieve:
         self._exclusions, self._copies = exclusions, NearCopies()
 
     def add(self, prompt: Prompt, flaw: str | None = None) -> None:
-        """Keep a prompt or count why not.
-
-        Args:
-            prompt (`Prompt`): The next one.
-            flaw (`str`, *optional*): What is known to be wrong with it.
-        """
+        """Keep a prompt, unless it is known to have a flaw, or count why not."""
         if flaw is None and self._exclusions.overlap(prompt.words):
             flaw = "excluded"
         if flaw := flaw or self._copies.add(prompt.words):

@@ -20,10 +20,7 @@ PARQUET_ROWS = 256  # of wide rows too, a batch stays small
 
 
 def read_records(path: Path) -> Iterator[PlacedRecord]:
-    """Yield the records of JSON lines, of a `.json` file with a list, or of a parquet file, with their places.
-
-    Args:
-        path (`Path`): The file; empty lines are skipped, and so are fields that are null.
+    """Yield the records of a `.jsonl`, `.json` or `.parquet` file with their places; empty lines are skipped.
 
     Raises:
         ValueError: If something is no JSON object, or not UTF-8, or the file is no parquet file.
@@ -38,9 +35,6 @@ def read_records(path: Path) -> Iterator[PlacedRecord]:
 
 def read_text(path: Path) -> Iterator[str]:
     """Yield the text of a file in pieces that together are the text, cut where a line begins if there are lines.
-
-    Args:
-        path (`Path`): The file.
 
     Raises:
         ValueError: If it is not UTF-8; the error names the line.
@@ -60,14 +54,7 @@ def read_text(path: Path) -> Iterator[str]:
 
 @contextmanager
 def open_utf8(path: Path) -> Iterator[TextIO]:
-    """Open a text file; what is not UTF-8 in it is an error that names the line.
-
-    Args:
-        path (`Path`): The file.
-
-    Raises:
-        ValueError: If it is not UTF-8.
-    """
+    """Open a text file; what is not UTF-8 in it is an error that names the line."""
     with path.open(encoding="utf-8") as file:
         try:
             yield file
@@ -177,10 +164,6 @@ def _read_parquet(path: Path) -> Iterator[PlacedRecord]:
 
 def checked(record: Any, place: str) -> Record:
     """A record without the fields that are null, as columns of a table are where a record has no such field.
-
-    Args:
-        record (`Any`): What was read.
-        place (`str`): Where, for errors.
 
     Raises:
         ValueError: If it is no mapping.

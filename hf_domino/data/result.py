@@ -26,17 +26,7 @@ LEAST_KEPT = 0.3  # share of the answers below which it is said that most are lo
 def write_result(
     output: Path, sieve: Sieve, answers: Rows, settings: WritingSettings, work: tuple[int, float]
 ) -> dict[str, Any]:
-    """Write the files of rows and the report.
-
-    Args:
-        output (`Path`): Folder.
-        sieve (`Sieve`): The prompts, and why others fell.
-        answers (`list[dict]`): Of [`Answerer`].
-        settings (`WritingSettings`): Which answers to keep, and how many for evaluation.
-        work (`tuple[int, float]`): Tokens written, and the seconds that took.
-
-    Returns:
-        `dict`: The report.
+    """Write the files of rows and the report, and return that; `work` is the tokens written and the seconds it took.
 
     Raises:
         ValueError: If no row is left to train on. Report and batches are written, so that no text is lost.

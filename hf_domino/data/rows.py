@@ -157,9 +157,6 @@ def encode_dataset(
         name (`str`): What the dataset is called in errors.
         chat_template_kwargs (`Mapping`, *optional*): For the chat template.
 
-    Returns:
-        `RowDataset`, or a dictionary of such, or `dataset`.
-
     Raises:
         ValueError: If a record is not as described, or no row can be trained on.
     """

@@ -31,14 +31,7 @@ def topics() -> list[str]:
 
 
 class SelfWriter:
-    """Lets the target write prompts until enough of them are worth an answer.
-
-    Args:
-        writer (`Writer`): The target.
-        turn (`UserTurn`): Opening and end of a user's turn.
-        tokenizer (`PreTrainedTokenizerBase`): The target's.
-        settings (`WritingSettings`): How many, and how.
-    """
+    """Lets the target write prompts until enough of them are worth an answer."""
 
     def __init__(self, writer: Writer, turn: UserTurn, tokenizer: Any, settings: WritingSettings):
         self.writer, self.turn, self.tokenizer, self.settings = writer, turn, tokenizer, settings
@@ -46,10 +39,6 @@ class SelfWriter:
 
     def write(self, place: Workplace, exclusions: Exclusions) -> Sieve:
         """Write prompts in rounds, each as large as the last one's share of kept prompts asks for.
-
-        Args:
-            place (`Workplace`): Where the units of work lie.
-            exclusions (`Exclusions`): What prompts must not overlap.
 
         Returns:
             `Sieve`: The prompts that are kept, `settings.rows` of them or fewer, and why others fell.

@@ -95,12 +95,6 @@ def check_settings(
 ) -> None:
     """Refuse to go on with work that was begun with another target or other settings.
 
-    Args:
-        what (`Path`): File or folder of the work.
-        found (`Mapping`): What is recorded there; the target, as [`TargetIdentity.to_dict`] wrote it, under `target`.
-        settings (`Mapping`): What is asked for now, likewise.
-        remedy (`str`, *optional*): The way out.
-
     Raises:
         ValueError: Naming the first setting that differs.
     """

@@ -40,9 +40,6 @@ class Source:
 def from_files(paths: Sequence[str | Path]) -> Source:
     """Records of files: `.jsonl`, `.json` and `.parquet` hold records, any other is one text.
 
-    Args:
-        paths (`Sequence[str | Path]`): The files.
-
     Raises:
         FileNotFoundError: If there is no such file.
     """
@@ -92,12 +89,7 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False) -
 
 
 def from_table(table: Any, name: str) -> Source:
-    """Records of a `datasets.Dataset` or a list of records in this process.
-
-    Args:
-        table (`Sequence[Mapping]`): The records.
-        name (`str`): What they are called in errors.
-    """
+    """Records of a `datasets.Dataset` or a list of records in this process."""
     return Source(
         name,
         lambda: str(getattr(table, "_fingerprint", id(table))),

@@ -83,17 +83,7 @@ def has_anchor(loss_mask: list[int]) -> bool:
 
 
 def cached_table(fingerprint: str, rows: Callable[[], Iterable[Row]], sieve: Sieve, name: str) -> tuple[Any, RowCounts]:
-    """Rows from the cache, or written to it: by one process, while others that want the same wait.
-
-    Args:
-        fingerprint (`str`): Of all that decides what the rows are.
-        rows (`Callable`): Gives the rows of use, counted by `sieve`; called if they are not in the cache.
-        sieve (`Sieve`): Counts them.
-        name (`str`): What is read, for the progress bar.
-
-    Returns:
-        `tuple[datasets.Dataset, RowCounts]`: The rows, memory-mapped, and what was counted.
-    """
+    """Rows, memory-mapped, from the cache or written to it: by one process, while others that want the same wait."""
     from datasets import Dataset, config
     from filelock import FileLock
 
@@ -112,14 +102,7 @@ def cached_table(fingerprint: str, rows: Callable[[], Iterable[Row]], sieve: Sie
 
 
 def table_in_memory(rows: Iterable[Row]) -> Any:
-    """Rows as a table in memory, five bytes a token too.
-
-    Args:
-        rows (`Iterable[dict]`): With `input_ids` and `loss_mask`.
-
-    Returns:
-        `datasets.Dataset`: The rows.
-    """
+    """Rows as a table in memory, five bytes a token too."""
     import pyarrow
     from datasets import Dataset
 

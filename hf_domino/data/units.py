@@ -23,29 +23,14 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where units lie, and which of them this process does first.
-
-    Args:
-        folder (`Path`): Folder of the units' files.
-        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
-        progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
-    """
+    """Where units lie, and which of them this process (`shard` is its number, and how many there are) does first."""
 
     folder: Path
     shard: tuple[int, int] = field(default=(0, 1))
     progress: bool = True
 
     def do(self, name: str, count: int, make: Callable[[int], tuple[Rows, int]]) -> list[Rows]:
-        """Do the units of a stage that are missing.
-
-        Args:
-            name (`str`): Name of the stage.
-            count (`int`): Number of units.
-            make (`Callable`): Takes the number of a unit, returns its rows and how many tokens were written.
-
-        Returns:
-            `list[list[dict]]`: Rows of all units.
-        """
+        """Rows of the units of a stage; `make` gives those of a missing one, by its number, and their tokens."""
         self.folder.mkdir(parents=True, exist_ok=True)
         paths = [self.folder / f"{name}-{index:06d}.json" for index in range(count)]
         own = range(self.shard[0], count, self.shard[1])

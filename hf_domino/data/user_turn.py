@@ -24,13 +24,7 @@ class UserTurn:
 def find_user_turn(
     tokenizer: Any, ends: Sequence[int], system: str | None = None, template_kwargs: Mapping[str, Any] | None = None
 ) -> UserTurn:
-    """Find the opening and the end of a user's turn by rendering one.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The target's, with a chat template.
-        ends (`Sequence[int]`): Token ids that end any text of the target.
-        system (`str`, *optional*): System turn in front; defaults to the template's own, if it has one.
-        template_kwargs (`Mapping`, *optional*): Variables of the template.
+    """Find the opening and the end of a user's turn by rendering one, behind a system turn where one is asked for.
 
     Raises:
         ValueError: If there is no chat template, or it has no place where a user's words alone would stand, or nothing
@@ -52,14 +46,7 @@ def find_user_turn(
 
 
 def check_chat_template(tokenizer: Any) -> None:
-    """Refuse a tokenizer without a chat template.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The target's.
-
-    Raises:
-        ValueError: If it has none.
-    """
+    """Refuse a tokenizer without a chat template."""
     if tokenizer.chat_template is None:
         remedy = "Use a chat model, or pass rows with `prompt` for it to continue (--prompts FILE --plain)."
         raise refusal("the target's chat template", "set, to write chats", None, remedy)

@@ -138,22 +138,13 @@ def ends_of(generation_config: Any) -> tuple[int, ...]:
 
 
 def cut_at_end(ids: list[int], ends: tuple[int, ...]) -> Written:
-    """A text up to and with its first end.
-
-    Args:
-        ids (`list[int]`): What was generated, padding behind it.
-        ends (`tuple[int, ...]`): Token ids that end a text.
-    """
+    """A text up to and with its first end."""
     length = next((index + 1 for index, token in enumerate(ids) if token in ends), None)
     return Written(ids[:length], length is not None)
 
 
 def fast_dtype(device: str) -> torch.dtype:
-    """Dtype to write in: bf16 on a GPU and on CPUs with instructions for it, else fp32.
-
-    Args:
-        device (`str`): Where the target is to write.
-    """
+    """Dtype to write in: bf16 on a GPU and on CPUs with instructions for it, else fp32."""
     if device != "cpu":
         return torch.bfloat16
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch

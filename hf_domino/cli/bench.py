@@ -6,11 +6,9 @@ import argparse
 from pathlib import Path
 
 from hf_domino.cli.flags import (
-    DTYPES,
     METHODS,
     PROMPT_FIELDS,
-    add_pair,
-    add_threads,
+    add_models,
     default_device,
     positive_int,
     set_up,
@@ -43,18 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_models(group: argparse._ArgumentGroup) -> None:
-    add_pair(group)
-    group.add_argument("--target", help="folder or Hub name of a target of your own, in place of --pair")
+    add_models(group, measures=True)
     group.add_argument("--target-revision", help="branch, tag or commit of --target on the Hub (default: main)")
-    group.add_argument("--drafter", help="its drafter (default: NAME-domino beside the target)")
     group.add_argument("--drafter-revision", help="branch, tag or commit of --drafter on the Hub (default: main)")
     group.add_argument(
         "--twin", help="a DFlash drafter to compare with (default: NAME-dflash, where there is no --drafter)"
     )
     group.add_argument("--assistant", help="a small model with the target's vocabulary, to compare with")
-    group.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of all models")
-    group.add_argument("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
-    add_threads(group)
 
 
 def _add_methods(group: argparse._ArgumentGroup) -> None:

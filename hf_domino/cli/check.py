@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_domino.cli.exits import FAILED_CHECK, UNDECIDED
-from hf_domino.cli.flags import PROMPT_FIELDS, add_models, load_models, positive_int, target_of
+from hf_domino.cli.flags import PROMPT_FIELDS, add_models, load_models, positive_int
 
 EXAMPLES = """\
   hf-domino check --target Qwen/Qwen3-0.6B --drafter my-drafter
@@ -35,13 +35,13 @@ def run(options: argparse.Namespace) -> int:
     from hf_domino.evaluation.check import check_fit
     from hf_domino.pair import PROMPTS
 
-    target = target_of(options)
     prompts = _read_prompts(options.prompts, options.num_prompts)  # a wrong file is refused before models are loaded
     pair = load_models(options)
     if prompts is None and (pair.folder / PROMPTS).is_file():
         prompts = _read_prompts(pair.folder / PROMPTS, options.num_prompts)
     result = check_fit(pair.drafter, pair.target, pair.tokenizer, prompts, options.max_new_tokens)
-    names = {"target": target, "drafter": options.drafter or pair.drafter.config.name_or_path}
+    drafter = options.drafter or pair.drafter.config.name_or_path
+    names = {"target": options.target or str(pair.folder), "drafter": drafter}
     if options.json:
         print(json.dumps(names | result.to_dict()))
     else:

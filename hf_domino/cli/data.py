@@ -25,7 +25,7 @@ WINDOW = "max_position_embeddings"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino data`."""
-    parser.add_argument("--target", required=True, help="folder or Hub name of the target")
+    parser.add_argument("--target", required=True, help="folder or Hub name of the target, or smollm2")
     parser.add_argument(
         "--output", type=Path, required=True, help="folder for train.jsonl, evaluation.jsonl, report.json"
     )
@@ -88,15 +88,14 @@ def _shard(text: str) -> tuple[int, int]:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino data`."""
-    from hf_domino.formats.source import check_is_target, check_source
+    from hf_domino.pair import find_target
 
     for name in ("prompts", "exclude"):  # before anything is loaded
         for path in getattr(options, name):
             if not path.is_file():
                 raise ValueError(f"--{name} must be files of records, got {str(path)!r}: there is none of that name.")
     settings = _settings(options)
-    check_source(options.target, "--target")
-    check_is_target(options.target, "--target")
+    options.target = find_target(options.target)
     shard = options.shard or (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
     report = _write(options, settings, shard)
     if shard[0] == 0:

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.cli.flags import DTYPES, add_pair, add_threads, check_temperature, positive_int, set_up
+from hf_domino.cli.flags import add_models, check_temperature, load_models, positive_int
 
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of what is sampled")
     parser.add_argument("--repeats", type=positive_int, default=3, help="timed runs of each; the median counts")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="dtype of all models")
-    add_pair(parser)
-    add_threads(parser)
+    add_models(parser.add_argument_group("models"), measures=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -42,11 +40,8 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from hf_domino.cli.comparison import Choice, compare, show
-    from hf_domino.pair import DTYPES as TORCH_DTYPES
-    from hf_domino.pair import find_pair, load_pair
 
-    set_up(options.threads)
-    pair = load_pair(find_pair(options.pair), dtype=TORCH_DTYPES[options.dtype])
+    pair = load_models(options)
     prompt = _prompt_of(pair, options)
     choice = Choice(options.temperature, options.seed)
     comparison = compare(pair, prompt, options.max_new_tokens, options.repeats, choice)

@@ -35,15 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino export`."""
     from hf_domino.drafter.modeling import DominoDraftModel
+    from hf_domino.pair import find_drafter, find_target
 
     set_up()
-    drafter = DominoDraftModel.from_pretrained(options.drafter)
+    drafter = DominoDraftModel.from_pretrained(find_drafter(options.drafter))
     given = {name: getattr(options, name) for name in ("format", "engine", "dtype", "overwrite")}
     target = None
     if options.target is not None:
         from transformers import AutoModelForCausalLM
 
-        target = AutoModelForCausalLM.from_pretrained(options.target, dtype="auto")
+        target = AutoModelForCausalLM.from_pretrained(find_target(options.target), dtype="auto")
     found = summary(drafter.export(options.output, target=target, **given), drafter.config)
     print(json.dumps(found) if options.json else _lines(found))
 

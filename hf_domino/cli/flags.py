@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,22 +35,24 @@ def positive_int(text: str) -> int:
     return value
 
 
-def add_pair(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the flag that chooses a target with its drafters."""
-    parser.add_argument(
-        "--pair",
-        type=Path,
-        help="folder of a target with NAME-domino beside it, or smollm2, which is fetched (default: bundled pair)",
-    )
+def add_models(group: argparse._ArgumentGroup, measures: bool = False) -> None:
+    """Add a target, its drafter, and where and how they compute, for [`load_models`].
 
-
-def add_models(group: argparse._ArgumentGroup) -> None:
-    """Add a target, its drafter, and where and how they compute, for [`load_models`]."""
-    group.add_argument("--target", help="folder or Hub name of the target, or smollm2 (default: the bundled one)")
-    group.add_argument("--drafter", help="folder or Hub name of the drafter (default: NAME-domino beside the target)")
-    group.add_argument("--dtype", choices=DTYPES, help="dtype of both (default: bfloat16 on a GPU, else float32)")
-    group.add_argument("--device", help="device of both models (default: cuda where there is a GPU, else cpu)")
-    group.add_argument("--threads", type=positive_int, help="CPU threads of torch (default: as torch chooses)")
+    Args:
+        group (`argparse._ArgumentGroup`): Where to add them.
+        measures (`bool`, *optional*, defaults to `False`): Whether texts and times are compared: by default in float32,
+            where outputs are equal, on two threads.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    cores = int(asked) if asked.isdigit() and int(asked) else os.cpu_count() or 1
+    dtype, dtype_help = ("float32", "") if measures else (None, " (default: bfloat16 on a GPU, else float32)")
+    threads, threads_help = (min(2, cores), "") if measures else (None, " (default: as torch chooses)")
+    add = group.add_argument
+    add("--target", "--pair", help="folder or Hub name of the target, or smollm2 (default: the bundled one)")
+    add("--drafter", help="folder or Hub name of the drafter (default: NAME-domino beside the target)")
+    add("--dtype", choices=DTYPES, default=dtype, help=f"dtype of all models{dtype_help}")
+    add("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
+    add("--threads", type=positive_int, default=threads, help=f"CPU threads of torch{threads_help}")
 
 
 def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
@@ -70,13 +71,6 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
     )
 
 
-def add_threads(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the number of threads, for [`set_up`]."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    cores = int(asked) if asked.isdigit() and int(asked) else os.cpu_count() or 1
-    parser.add_argument("--threads", type=positive_int, default=min(2, cores), help="CPU threads of torch")
-
-
 def set_up(threads: int | None = None) -> None:
     """Set torch's threads, if given, and keep Transformers' progress bars out of the output."""
     import torch
@@ -85,26 +79,6 @@ def set_up(threads: int | None = None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     transformers.utils.logging.disable_progress_bar()
-
-
-def target_of(options: argparse.Namespace) -> str:
-    """The target that [`add_models`] names; the bundled one of none.
-
-    Args:
-        options (`Namespace`): With the flags of [`add_models`].
-
-    Raises:
-        ValueError: If none is named and there is no bundled one.
-    """
-    from hf_domino.pair import find_pair
-
-    try:
-        return options.target or str(find_pair())
-    except FileNotFoundError as error:
-        raise ValueError(
-            "--target must be given, with its --drafter: the bundled pair is in a checkout of the repository, not in "
-            "the installed package."
-        ) from error
 
 
 def load_models(options: argparse.Namespace) -> Pair:
@@ -116,14 +90,13 @@ def load_models(options: argparse.Namespace) -> Pair:
     Raises:
         ValueError: If there is no such target, drafter or device.
     """
-    target = target_of(options)
     from hf_domino.pair import DTYPES, check_device, load_pair
 
     device = options.device or default_device()
     check_device(device)
     set_up(options.threads)
     dtype = options.dtype or ("float32" if device == "cpu" else "bfloat16")
-    return load_pair(target, options.drafter, dtype=DTYPES[dtype], device=device)
+    return load_pair(options.target, options.drafter, dtype=DTYPES[dtype], device=device)
 
 
 def choice_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -123,12 +123,12 @@ def _unknown(arguments: Sequence[str], parser: argparse.ArgumentParser) -> str:
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults that say something, not those of switches, nor None; each flag once; examples as they are."""
+    """Shows defaults that say something, not those of switches; a flag's first spelling; examples as they are."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        once = {flag.replace("_", "-"): flag for flag in reversed(action.option_strings)}
+        long = [flag for flag in action.option_strings if flag.startswith("--")]
         action = copy.copy(action)
-        action.option_strings = list(reversed(once.values()))
+        action.option_strings = [flag for flag in action.option_strings if flag not in long[1:]]
         return super()._format_action_invocation(action)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:

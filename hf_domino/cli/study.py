@@ -71,9 +71,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _source(options: argparse.Namespace, study: Study) -> Source:
     """Target and prompts that the flags name, checked before anything is written."""
-    from hf_domino.cli.flags import target_of
     from hf_domino.evaluation.study.texts import HELD_OUT, PLAIN, Source, rows_of_files
-    from hf_domino.formats.source import check_is_target, check_source
+    from hf_domino.pair import find_target
     from hf_domino.recipes.study_prompts import rows_of_corpus
 
     files = {"--train-file": options.train_file, "--eval-file": options.eval_file}
@@ -83,9 +82,7 @@ def _source(options: argparse.Namespace, study: Study) -> Source:
     for name, file in files.items():
         if file is not None and not file.is_file():
             raise ValueError(f"{name} must be a .jsonl, .json or text file, got {str(file)!r}: there is none there.")
-    target = target_of(options)
-    check_source(target, "--target")
-    check_is_target(target, "--target")
+    target = find_target(options.target)
     new = options.max_new_tokens
     if missing:
         return Source(target, rows_of_corpus(options.work, options.packages, target, new), new)

@@ -101,7 +101,7 @@ def _default(field: Field) -> Any:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino train`; returns 130 where Ctrl-C ended the training early, 143 where SIGTERM did."""
-    from hf_domino.formats.source import check_is_target, check_source
+    from hf_domino.pair import find_drafter, find_target
     from hf_domino.training.loading import check_data
     from hf_domino.training.run import train
 
@@ -110,10 +110,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("target must be set, as --target or in the YAML file.")
     if not options.plan or data.train_file or data.train_dataset:  # a plan does without text
         check_data(data)  # before anything is loaded or generated
-    for name in ("target", "drafter"):
-        if getattr(names, name) is not None:
-            check_source(getattr(names, name), name)
-    check_is_target(names.target, "target")
+    names.target = find_target(names.target, "target")
+    names.drafter = names.drafter and find_drafter(names.drafter, "drafter")
     if options.plan:
         run_plan(options, names, shape, data, args)
         return 0

@@ -37,7 +37,7 @@ def check_source(name: str | Path, field: str, **download: Any) -> None:
         ValueError: If there is no such folder, and it is no name on the Hub or the Hub does not answer.
     """
     path = Path(name)
-    reason = None if path.is_dir() else _why_not_on_hub(str(name), download)
+    reason = None if str(name) and path.is_dir() else _why_not_on_hub(str(name), download)
     if reason is not None:
         near = difflib.get_close_matches(path.name, _folders(path.parent), n=1)
         hint = f" Did you mean {str(path.parent / near[0])!r}?" if near else ""

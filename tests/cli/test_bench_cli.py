@@ -192,7 +192,6 @@ def test_models_named_one_by_one(tiny_pair_folder, tmp_path):
         (["--methods", "early_exit"], "--methods early_exit needs --early-exit"),
         (["--early-exit", "4"], r"--early-exit must be in \[1, 3\] for this target, got 4"),
         (["--temperature", "-1"], "--temperature must be at least 0, got -1.0"),
-        (["--target", "elsewhere"], "--target and --pair both name a target"),
     ],
 )
 def test_errors_name_the_flag(tiny_pair_folder, tmp_path, capsys, flags, message):

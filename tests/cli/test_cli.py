@@ -173,6 +173,30 @@ def test_unknown_flag_shows_the_usage_of_its_command(capsys):
     assert "unrecognized arguments: --targt x; --targt: did you mean --target?" in shown
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "demo --target smollm2", "generate word --target smollm2", "chat --target smollm2", "check --target smollm2",
+        "bench --target smollm2", "data --target smollm2 --output out", "study --target smollm2 --train-file t.txt"
+        " --eval-file t.txt", "train --target smollm2 --train_file t.txt --output_dir out", "export --drafter smollm2 "
+        "--output out", "check --drafter smollm2 --target tiny", "bench --twin smollm2 --target tiny",
+        "train --target tiny --drafter smollm2 --train_file t.txt --output_dir out",
+        "export --target smollm2 --drafter tiny-domino --output out",
+    ],
+)  # fmt: skip
+def test_every_command_takes_short_names(command, tiny_pair_folder, tmp_path, monkeypatch, capsys):
+    for name in ("tiny", "tiny-domino"):
+        (tmp_path / name).symlink_to(tiny_pair_folder.with_name(name))
+    (tmp_path / "t.txt").write_text("text")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pair, "__file__", str(tmp_path / "site-packages/hf_domino/pair/finding.py"))  # no checkout
+    assert cli.main(command.split()) == cli.USER_ERROR
+    shown = capsys.readouterr().err
+    assert f"no pair at {'' if '--target smollm2' in command else tmp_path}" in shown  # and not sought on the Hub
+    assert pair.FETCHED["smollm2"] in shown
+    assert not (tmp_path / "out").exists()
+
+
 def test_flags_may_be_spelled_with_either_mark():
     assert cli.parse(["data", "--target", "t", "--output", "o", "--eval_rows", "4"]).eval_rows == 4
     assert cli.parse(["bench", "--num_prompts=3"]).num_prompts == 3

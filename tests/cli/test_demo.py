@@ -92,8 +92,8 @@ def test_wrong_index_is_named(tiny_pair_folder, capsys):
 
 
 def test_missing_pair(tmp_path, capsys):
-    assert cli.main(["demo", "--pair", str(tmp_path)]) == cli.USER_ERROR
-    assert "no pair at" in capsys.readouterr().err
+    assert cli.main(["demo", "--target", str(tmp_path)]) == cli.USER_ERROR
+    assert f"--drafter must be given: there is no {tmp_path}-domino" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "ten"])

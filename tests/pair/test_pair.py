@@ -10,7 +10,17 @@ from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTP
 
 from hf_domino.formats import source
 from hf_domino.formats.source import check_is_target, check_source
-from hf_domino.pair import check_device, find_pair, load_pair, read_prompts
+from hf_domino.pair import (
+    BUNDLED,
+    check_device,
+    dflash_folder,
+    domino_folder,
+    find_drafter,
+    find_pair,
+    find_target,
+    load_pair,
+    read_prompts,
+)
 
 
 def test_load_pair(tiny_pair_folder):
@@ -22,7 +32,7 @@ def test_load_pair(tiny_pair_folder):
 
 
 def test_missing_pair_names_the_way_out(tmp_path):
-    with pytest.raises(FileNotFoundError, match="--pair PATH"):
+    with pytest.raises(FileNotFoundError, match="Give a --target with its --drafter"):
         find_pair(tmp_path / "nothing")
 
 
@@ -42,11 +52,23 @@ def test_a_named_pair_is_fetched_to_the_drafter_of_its_name(tiny_pair_folder, tm
     shutil.copytree(tiny_pair_folder.with_name("tiny-domino"), tmp_path / "model_cards/fetched-domino")
     target = tmp_path / "home/hf_domino/fetched"
     assert find_pair("tiny-chat") == target
+    assert find_target("tiny-chat") == str(target)
+    assert find_drafter("tiny-chat") == str(tmp_path / "model_cards/fetched-domino")
+    with pytest.raises(FileNotFoundError, match="fetched-dflash"):
+        find_drafter("tiny-chat", "--twin", folder_of=dflash_folder)
     pair = load_pair("tiny-chat")
     assert (pair.folder, pair.name, pair.twin) == (target, "fetched", None)
     (tmp_path / "tiny-chat").mkdir()
     with pytest.raises(FileNotFoundError, match="no pair at tiny-chat:"):  # a folder of that name comes first
         find_pair("tiny-chat")
+
+
+def test_the_bundled_pair_has_a_short_name(tmp_path, monkeypatch):
+    assert find_target(BUNDLED) == find_target() == str(find_pair())
+    assert find_drafter(BUNDLED) == str(domino_folder(find_pair()))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / BUNDLED).mkdir()
+    assert (find_target(BUNDLED), find_drafter(BUNDLED)) == (BUNDLED, BUNDLED)  # a folder of that name comes first
 
 
 def test_target_without_drafter_is_no_pair(tmp_path):
@@ -138,7 +160,7 @@ def test_a_folder_is_not_looked_up(hub, tmp_path):
     assert asked == []
 
 
-@pytest.mark.parametrize("name", ["./nothing", "/nothing/at/all", "a/b/c", "nothing/"])
+@pytest.mark.parametrize("name", ["./nothing", "/nothing/at/all", "a/b/c", "nothing/", ""])
 def test_a_path_is_not_looked_up(hub, name):
     asked = hub()
     with pytest.raises(ValueError, match=r"--drafter must be a folder or a Hub name, got .* no such folder\."):

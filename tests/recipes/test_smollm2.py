@@ -187,7 +187,7 @@ def test_drafters_are_trained_alike_and_saved_beside_the_target(
 def test_both_are_measured_by_the_bench_command(tmp_path, commands):
     recipe(tmp_path).measure()
     measured = [parse(["bench", *flags]) for _, _, command, *flags in commands if command == "bench"]
-    assert {options.pair for options in measured} == {tmp_path / NAME}
+    assert {Path(options.target) for options in measured} == {tmp_path / NAME}
     assert [(each.prompts.name, each.num_prompts, each.dtype, each.batch_size) for each in measured] == [
         ("smollm2_prompts.jsonl", 80, "bfloat16", 1),
         ("smollm2_prompts.jsonl", 20, "float32", 1),

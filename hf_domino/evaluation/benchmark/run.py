@@ -55,12 +55,9 @@ def measure(options: argparse.Namespace) -> list[Row]:
 
 
 def _load(options: argparse.Namespace) -> Pair:
-    if options.target and options.pair:
-        raise ValueError("--target and --pair both name a target: give one of them.")
-    target = options.target or find_pair(options.pair).resolve()
-    dtype = DTYPES[options.dtype]
+    names = {name: getattr(options, name) for name in ("target", "drafter", "twin", "assistant")}
     revisions = {"target_revision": options.target_revision, "drafter_revision": options.drafter_revision}
-    return load_pair(target, options.drafter, options.twin, options.assistant, dtype, options.device, **revisions)
+    return load_pair(**names, **revisions, dtype=DTYPES[options.dtype], device=options.device)
 
 
 def _prompts_of(options: argparse.Namespace, pair: Pair) -> Path:

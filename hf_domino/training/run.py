@@ -24,6 +24,7 @@ from hf_domino.training.frequent_tokens import take_frequent_tokens
 from hf_domino.training.hidden_states.command import CachedRun, load_target, whole_target
 from hf_domino.training.loading import load_training_rows
 from hf_domino.training.parts import check_start, go_on_from
+from hf_domino.training.runs.locking import alone_in_folder
 from hf_domino.training.runs.resuming import check_folder, prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
@@ -49,12 +50,20 @@ def train(
         `signal.Signals`, *optional*: SIGTERM or SIGINT (Ctrl-C) where one ended the training early.
 
     Raises:
-        ValueError: If a field is out of range, or a file holds what it should not.
+        ValueError: If a field is out of range, a file holds what it should not, or another run is at work in
+            `output_dir`.
     """
-    assert names.target is not None
     _check_together(names, data, args)
     check_start(names.drafter, shape.overrides(), args)
     check_folder(Path(str(args.output_dir)))
+    with alone_in_folder(args):
+        return _train(names, shape, data, args)
+
+
+def _train(
+    names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
+) -> signal.Signals | None:
+    assert names.target is not None
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     cache = CachedRun(names, args) if names.cache_hidden_states else None
     target = load_target(names, args) if cache is None else cache.load_target(data.on_policy)

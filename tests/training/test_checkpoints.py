@@ -1,9 +1,10 @@
-"""Checkpoints are whole or not there, whenever a run is killed, and a run that is asked to stop saves first."""
+"""Checkpoints are whole or not there, whenever a run is killed or another begins; one that is to stop saves first."""
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ POINTS = {
     "sweep": (shutil, "rmtree"),
 }
 
-def die_at(point, folder):
+def die_at(point, folder, number=signal.SIGKILL):
     owner, name = POINTS[point]
     original = getattr(owner, name)
     def dying(*args, **kwargs):
@@ -41,7 +42,7 @@ def die_at(point, folder):
             original(*args, **kwargs)
             newest = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
             os.truncate(newest, newest.stat().st_size // 2)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
     setattr(owner, name, dying)
 
 class Asked(TrainerCallback):
@@ -58,16 +59,18 @@ def ask_to_stop(number):
         self.add_callback(Asked(number))
     DominoTrainer.__init__ = init
 
-def run(flags, before=lambda: None):
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def start(flags, before=lambda: None):
+    if pid := os.fork():
+        return pid
     try:
         before()
         os._exit(main(["train", *flags]))
     except BaseException as error:
         print(repr(error), file=sys.stderr)
         os._exit(99)
+
+def run(*args):
+    return os.waitstatus_to_exitcode(os.waitpid(start(*args), 0)[1])
 
 from pathlib import Path
 work, flags = Path(sys.argv[1]), sys.argv[2:]
@@ -79,6 +82,14 @@ for point in [*POINTS, *ASKED]:
     codes[point] = [run(mine, lambda: ask_to_stop(ASKED[point]) if point in ASKED else die_at(point, folder))]
     codes[point] += [sorted(str(p.relative_to(folder)) for p in folder.glob("*checkpoint-*"))]
     codes[point] += [run(mine)]
+folder = work / "held"
+mine = [*flags, f"--output_dir={folder}"]
+holder = start(mine, lambda: die_at("weights", folder, signal.SIGSTOP))
+os.waitpid(holder, os.WUNTRACED)
+codes["held"] = [holder, run(mine), sorted(str(p.relative_to(folder)) for p in folder.rglob("*checkpoint-*"))]
+os.kill(holder, signal.SIGKILL)
+os.waitpid(holder, 0)
+codes["held"] += [run(mine), (folder / "_run.lock").exists()]
 (work / "codes.json").write_text(json.dumps(codes))
 """
 
@@ -129,6 +140,17 @@ def test_a_run_that_is_asked_to_stop_saves_first(killed):
     assert "unfinished checkpoint-4" in said  # of the killed runs, when they went on
     for folder in ("asked", "interrupted"):
         torch.testing.assert_close(weights(work / folder), weights(work / "whole"), rtol=0, atol=0)
+
+
+def test_a_second_run_in_the_folder_of_a_live_one_is_refused_and_changes_nothing(killed):
+    work, codes, said = killed
+    holder, second, left, after_its_death, is_locked = codes["held"]
+    assert second == 2
+    assert f"output_dir must be a folder in which no other run is at work, got '{work / 'held'}'" in said
+    assert f"Process {holder} on {socket.gethostname()} holds it. Choose another output_dir, or end that run." in said
+    assert left == ["_unfinished/checkpoint-4", "checkpoint-2"]
+    assert (after_its_death, is_locked) == (0, False)
+    torch.testing.assert_close(weights(work / "held"), weights(work / "whole"), rtol=0, atol=0)
 
 
 def test_partial_checkpoints_are_skipped_with_a_word(tmp_path, caplog):

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Forked from one process that has imported everything and has trained nothing.
 SCRIPT = """
-import json, os, random, signal, socket, sys, time, torch
+import fcntl, json, os, random, signal, socket, sys, time, torch
 import transformers.modeling_utils
 from pathlib import Path
 from hf_domino.cli.main import main
@@ -86,6 +86,9 @@ for _ in range(num_kills):
     if is_alive(victim):
         os.kill(victim, signal.SIGKILL)  # the others find their peer gone
     report["deaths"].append([wait(pids, 20), left(work / "killed")])
+with open(work / "killed/_run.lock", "w") as lock:  # as another run would
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    report["second"] = wait(start(work / "killed"))
 report["again"] = wait(start(work / "killed"))
 (work / "report.json").write_text(json.dumps(report))
 """
@@ -113,10 +116,12 @@ def run(saved_pair, work: Path, num_processes: int, num_kills: int) -> dict:
 
 
 def test_one_of_two_processes_is_killed_inside_a_save(saved_pair, tmp_path):
-    ((first, other), left), *_ = run(saved_pair, tmp_path, num_processes=2, num_kills=0)["deaths"]
+    report = run(saved_pair, tmp_path, num_processes=2, num_kills=0)
+    ((first, other), left), *_ = report["deaths"]
     assert first == -9
     assert other not in (0, -9)  # it found its peer gone, and did not wait for it
     assert left == ["_unfinished/checkpoint-4", "checkpoint-2"]
+    assert report["second"] == [2, 2]  # where another run holds the folder, both say so
 
 
 @pytest.mark.slow

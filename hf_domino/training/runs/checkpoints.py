@@ -21,6 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
+from hf_domino.training.runs.locking import alone_in_folder
 from hf_domino.training.scale.sharding import broken_weights
 
 UNFINISHED = "_unfinished"  # uploads of a trainer leave out names that start so
@@ -76,10 +77,14 @@ class CheckpointingTrainer(Trainer):
         return self._stop.stopped_by
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train as [`~transformers.Trainer.train`] does; after a signal, end with the step and save a checkpoint."""
-        if self.is_local_process_zero():
-            shutil.rmtree(Path(self.args.output_dir, UNFINISHED), ignore_errors=True)
-        with self._stop.listening(self.stop_signals):
+        """Train as [`~transformers.Trainer.train`] does; after a signal, end with the step and save a checkpoint.
+
+        Raises:
+            ValueError: If another run is at work in `output_dir`.
+        """
+        with alone_in_folder(self.args), self._stop.listening(self.stop_signals):
+            if self.is_local_process_zero():
+                shutil.rmtree(Path(self.args.output_dir, UNFINISHED), ignore_errors=True)
             return super().train(*args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

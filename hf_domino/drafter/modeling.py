@@ -299,10 +299,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         found = translate(pretrained_model_name_or_path, kwargs)
         download = {key: kwargs[key] for key in DOWNLOAD_ARGUMENTS if key in kwargs}
         if found is None and (base := base_of(pretrained_model_name_or_path, download)) is not None:
-            others = {key: value for key, value in kwargs.items() if key not in download}
-            model, info = cls.from_pretrained(
-                base, *args, **others, **base_download(download), output_loading_info=True
-            )
+            arguments = {key: value for key, value in kwargs.items() if key not in download} | base_download(download)
+            model, info = cls.from_pretrained(base, *args, **arguments, output_loading_info=True)
             model = load_adapter(model, os.fspath(pretrained_model_name_or_path), download)
             return (model, info) if wants_info else model  # type: ignore[return-value]
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
@@ -311,7 +309,9 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             check_d2t(model.d2t, model.config.vocab_size)
             model.d2t = model.d2t.long()
         if found is not None:
-            check_no_extras(found, info["unexpected_keys"])
+            check_no_extras(found.format, info["unexpected_keys"])
+            if found.token_ids is not None:
+                model = restrict(model, found.token_ids, model.name_or_path)
             model._weight_conversions = []  # saved under our names, with our configuration
         model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]

@@ -13,12 +13,14 @@ from hf_domino.formats.d2t import D2T, W2, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
 
 
-def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor) -> Any:
+def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = "") -> Any:
     """A copy of a drafter that proposes some of its tokens only.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, which stays as it is.
         token_ids (`Sequence[int]` or `torch.Tensor`): The target's ids, in any order.
+        name (`str`, *optional*): The folder or Hub name it is loaded from again; none where it is stored nowhere, and
+            no adapter could name it.
 
     Raises:
         ValueError: If an id is there twice or not among those that the drafter proposes, or if tensors are not the
@@ -31,7 +33,7 @@ def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor) -> Any:
     if len(others := ids[columns.cpu() < 0]):
         remedy = "Restrict the drafter that this one was made from."
         raise refusal("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
-    config.name_or_path, config._commit_hash = "", None  # it is stored nowhere: no adapter could name it
+    config.name_or_path, config._commit_hash = name, None
     config.draft_vocab_size = None if len(d2t) == config.vocab_size else len(d2t)
     chosen = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in (D2T, W2)}
     if W2 in tensors:

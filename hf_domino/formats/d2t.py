@@ -14,13 +14,18 @@ import torch
 
 from hf_domino._common.refusal import refusal
 
-D2T, W2 = "d2t", "embed_proj.2.weight"  # tensors that are of the draft vocabulary
+D2T, T2D, W2 = "d2t", "t2d", "embed_proj.2.weight"  # tensors that are of the draft vocabulary
 _AGAIN = "Save the drafter again, or download it again."
 
 
 def ids_of(d2t: torch.Tensor) -> torch.Tensor:
     """The target's ids `[D]` of a stored map `[D]`."""
     return d2t + torch.arange(len(d2t), device=d2t.device)
+
+
+def t2d_of(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Of each of the target's tokens whether it is among these ids `[D]`: `[V]` bool."""
+    return torch.zeros(vocab_size, dtype=torch.bool, device=token_ids.device).index_fill(0, token_ids, True)
 
 
 def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Tensor:

@@ -3,24 +3,28 @@
 speculators stores `d2t` and `t2d`, and rows of lm_head that engines do not take from the target (its `DraftVocabMixin`,
 and `load_weights` of vLLM's `qwen3_dflash.py`). The layout of SpecForge has no such thing for Domino and DFlash: there
 W2 is of all tokens. Rows of tokens that are not drafted are the mean of those that are: what training gave to all of
-them alike changes no law, and a token without it would win against all that have it.
+them alike changes no law, and a token without it would win against all that have it. `t2d` alone is stored beside it,
+which engines pass over, so that the drafter that was exported can be read back.
 
 Shapes: V tokens of the target, D of the draft vocabulary, H hidden size, R low rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.d2t import D2T, W2, ids_of
+from hf_domino.formats.d2t import D2T, T2D, W2, ids_of, t2d_of
+from hf_domino.formats.stored import AGAIN, StoredTensor
 from hf_domino.target.compatibility import check_target
 from hf_domino.target.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
-SPREAD = "The layout has no draft vocabulary: there the drafter proposes all {} tokens instead of {}"
+SPREAD = "The layout has no draft vocabulary: in engines the drafter proposes all {} tokens instead of {}"
 UNLEARNED = ", and W2 has the mean of their rows for the others"
 NO_HEAD = (
     "Engines want the draft vocabulary's rows of the target's lm_head beside d2t: export with target=target "
@@ -29,7 +33,7 @@ NO_HEAD = (
 
 
 def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
-    """Tensors of all tokens: W2 `[V, R]` with the mean of its rows for tokens that are not drafted.
+    """Tensors of all tokens: W2 `[V, R]` with the mean of its rows for tokens that are not drafted, and `t2d` `[V]`.
 
     Args:
         tensors (`dict`): A drafter's, with `d2t` `[D]` and perhaps W2 `[D, R]`.
@@ -40,6 +44,7 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     """
     found = dict(tensors)
     ids = ids_of(found.pop(D2T))
+    found[T2D] = t2d_of(ids, config.vocab_size)
     note = SPREAD.format(config.vocab_size, len(ids))
     if W2 in found:
         note += UNLEARNED
@@ -47,6 +52,28 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
         mean = rows.float().mean(dim=0).to(rows.dtype)
         found[W2] = mean.repeat(config.vocab_size, 1).index_copy(0, ids, rows)
     return found, f"{note}."
+
+
+def exported_ids(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
+    """The way back of [`spread`]: the ids `[D]` of the draft vocabulary of a checkpoint whose W2 is of all tokens.
+
+    Args:
+        stored (`Mapping`): What its files hold.
+        config (`DominoConfig`): Its configuration.
+
+    Returns:
+        `torch.Tensor`: None where it has no `t2d`, or a draft vocabulary of its own.
+
+    Raises:
+        ValueError: If `t2d` does not say of each token whether it is drafted, or of none that it is.
+    """
+    if T2D not in stored or D2T in stored or config.draft_vocab_size is not None:
+        return None
+    t2d = stored[T2D].read()
+    if t2d.shape != (config.vocab_size,) or t2d.is_floating_point() or not t2d.any():
+        expected = f"a truth value for each of {config.vocab_size} tokens (vocab_size), one of them true"
+        raise refusal(f"the checkpoint's {T2D}", expected, f"{tuple(t2d.shape)} of {t2d.dtype}", AGAIN)
+    return t2d.nonzero().flatten()
 
 
 def beside(tensors: Tensors, config: DominoConfig, target: PreTrainedModel | None = None) -> tuple[Tensors, str | None]:
@@ -64,8 +91,7 @@ def beside(tensors: Tensors, config: DominoConfig, target: PreTrainedModel | Non
         ValueError: If the target is another one, or its lm_head cannot be read.
     """
     ids = ids_of(tensors[D2T])
-    t2d = torch.zeros(config.vocab_size, dtype=torch.bool, device=ids.device).index_fill(0, ids, True)
-    found = tensors | {"t2d": t2d}
+    found = tensors | {T2D: t2d_of(ids, config.vocab_size)}
     if target is None:
         return found, NO_HEAD
     check_target(config, target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,18 @@ if TYPE_CHECKING:
 
 StoredConfig = Mapping[str, Any]  # a config.json
 
-# Stored beside a drafter by some projects, and the target's: patterns of tensor names.
+# Stored beside a drafter's weights by some projects: patterns of tensor names.
 TARGET_TENSORS = (
     r"^(model\.)?(embed_tokens|lm_head|verifier_lm_head|verifier_norm)\.weight$",
-    r"^t2d$",  # follows from d2t
+    r"^t2d$",  # follows from d2t; alone it says which rows of W2 are the drafter's
     r"^d2t$",  # of the whole vocabulary: else it is the drafter's
     r"(^|\.)rotary_emb\.inv_freq$",
 )
+
+
+def is_of_target(name: str) -> bool:
+    """Whether a stored tensor is none of the drafter's weights."""
+    return any(re.search(pattern, name) for pattern in TARGET_TENSORS)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from transformers.utils.hub import resolve_revision
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.formats.draft_vocabulary import exported_ids
 from hf_domino.formats.fields import CORRECT_IT, DTYPE_FIELDS, required
 from hf_domino.formats.format import Format, StoredConfig
 from hf_domino.formats.others import refuse_others
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import check_source
-from hf_domino.formats.stored import check_weights, read_config
+from hf_domino.formats.stored import read_config, stored_tensors
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")
@@ -31,7 +33,20 @@ NAME = "pretrained_model_name_or_path"
 OURS = Format(DominoConfig.model_type, lambda stored: stored.get("model_type") == DominoConfig.model_type, dict)
 
 
-def translate(name: Any, arguments: dict[str, Any]) -> Format | None:
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint is of, beside its configuration.
+
+    Args:
+        format ([`Format`]): Its format, [`OURS`] for our own.
+        token_ids (`torch.Tensor`, *optional*): The ids `[D]` of a draft vocabulary that is to be cut out of it.
+    """
+
+    format: Format
+    token_ids: torch.Tensor | None
+
+
+def translate(name: Any, arguments: dict[str, Any]) -> Checkpoint | None:
     """Read which format a checkpoint is of, and add what loads it to the arguments of `from_pretrained`.
 
     Args:
@@ -40,7 +55,7 @@ def translate(name: Any, arguments: dict[str, Any]) -> Format | None:
             `revision` are set, and fields of [`DominoConfig`] taken out. An adapter's stay as they are.
 
     Returns:
-        [`Format`]: The format, [`OURS`] for our own; None for adapters.
+        [`Checkpoint`]: What it is of; None for adapters.
 
     Raises:
         ValueError: If there is no such folder or Hub name, or it holds a drafter that cannot be loaded.
@@ -50,7 +65,7 @@ def translate(name: Any, arguments: dict[str, Any]) -> Format | None:
         return None
     _pin(name, arguments)
     download = {key: arguments[key] for key in DOWNLOAD_ARGUMENTS if key in arguments}
-    found: Format = OURS
+    found, is_given = OURS, "draft_vocab_size" in arguments  # None: all tokens, whatever is stored
     if not isinstance(arguments.get("config"), PreTrainedConfig):
         stored = read_config(arguments.get("config") or name, download)
         if stored is None:
@@ -58,9 +73,9 @@ def translate(name: Any, arguments: dict[str, Any]) -> Format | None:
         overrides = {key: arguments.pop(key) for key in list(arguments) if key in DominoConfig.__annotations__}
         found, arguments["config"] = interpret(stored, overrides)
         arguments["key_mapping"] = dict(found.renames)
-    check_weights(name, found, download, arguments.get("variant"))
+    tensors = stored_tensors(name, found, download, arguments.get("variant"))
     arguments["force_download"] = False  # all of it is here now
-    return found
+    return Checkpoint(found, None if is_given else exported_ids(tensors, arguments["config"]))
 
 
 def _pin(name: str | os.PathLike, arguments: dict[str, Any]) -> None:

@@ -7,20 +7,40 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError, safe_open
 from transformers.utils import is_peft_available
 from transformers.utils.hub import cached_file
 
 from hf_domino._common.refusal import refusal
-from hf_domino.formats.format import TARGET_TENSORS, Format, StoredConfig
+from hf_domino.formats.format import Format, StoredConfig, is_of_target
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG
 
 FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
 CUT_SHORT = "Consistency check failed"  # huggingface_hub's words for a download of another size than was told
 AGAIN = "Download the checkpoint again, or save the drafter again."
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a checkpoint as the header of its file describes it.
+
+    Args:
+        path (`Path`): The file.
+        name (`str`): What the file calls it.
+        shape (`tuple[int, ...]`): Its sizes.
+    """
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+
+    def read(self) -> torch.Tensor:
+        """Its values, on the CPU."""
+        with safe_open(self.path, "pt") as file:
+            return file.get_tensor(self.name)
 
 
 def read_config(name: str | os.PathLike, download: dict[str, Any]) -> StoredConfig | None:
@@ -49,8 +69,10 @@ def read_config(name: str | os.PathLike, download: dict[str, Any]) -> StoredConf
     raise refusal(CONFIG, f"in {place}", None, AGAIN)
 
 
-def check_weights(name: str | os.PathLike, found: Format, download: dict[str, Any], variant: str | None) -> None:
-    """Refuse weights that are missing, pickled, broken off, no numbers, or stored twice.
+def stored_tensors(
+    name: str | os.PathLike, found: Format, download: dict[str, Any], variant: str | None
+) -> dict[str, StoredTensor]:
+    """What a checkpoint's files hold, by our names; refuse them if missing, pickled, broken off, or stored twice.
 
     Args:
         name (`str` or `Path`): A folder or a Hub name.
@@ -61,15 +83,17 @@ def check_weights(name: str | os.PathLike, found: Format, download: dict[str, An
     Raises:
         ValueError: For the first that is; it names the file or the tensors.
     """
-    stored: dict[str, str] = {}  # our names of tensors -> theirs
+    stored: dict[str, StoredTensor] = {}
     for path in _weight_files(name, f".{variant}" if variant else "", download):
-        for theirs in _tensors(path):
-            ours = theirs
+        for tensor in _tensors(path):
+            ours = tensor.name
             for pattern, replacement in found.renames.items():
                 ours = re.sub(pattern, replacement, ours)
-            if ours in stored:
-                raise refusal("the checkpoint's tensors", "there once each", f"{stored[ours]} and {theirs}", AGAIN)
-            stored[ours] = theirs
+            if ours in stored and not is_of_target(tensor.name):
+                value = f"{stored[ours].name} and {tensor.name}"
+                raise refusal("the checkpoint's tensors", "there once each", value, AGAIN)
+            stored[ours] = tensor
+    return stored
 
 
 def _weight_files(name: str | os.PathLike, variant: str, download: dict[str, Any]) -> Iterator[Path]:
@@ -99,20 +123,21 @@ def _shards(index: Path, places: Any) -> Iterable[str]:
     return sorted(set(files))
 
 
-def _tensors(path: Path) -> list[str]:
-    """Names of what a file holds, without parts of the target."""
+def _tensors(path: Path) -> list[StoredTensor]:
+    """What a file holds."""
     try:
         with safe_open(path, "pt") as file:
-            names = [name for name in file.keys() if not any(re.search(part, name) for part in TARGET_TENSORS)]  # noqa: SIM118
-            dtypes = {name: file.get_slice(name).get_dtype() for name in names}
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = [StoredTensor(path, name, tuple(part.get_shape())) for name, part in slices.items()]
+            dtypes = {name: part.get_dtype() for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise refusal(f"{path.name} of the checkpoint", "a whole safetensors file", reason, AGAIN) from error
     for name, dtype in dtypes.items():
-        if dtype not in FLOATS:
+        if dtype not in FLOATS and not is_of_target(name):
             remedy = "The weights are quantised; an engine such as vLLM or SGLang may run them."
             raise refusal(f"the dtype of the checkpoint's {name}", f"one of {', '.join(sorted(FLOATS))}", dtype, remedy)
-    return names
+    return found
 
 
 def _find(name: str | os.PathLike, file: str, download: dict[str, Any]) -> Path | None:

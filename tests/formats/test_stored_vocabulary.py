@@ -95,21 +95,39 @@ def test_specforge_gets_the_whole_vocabulary(tiny_qwen3, tmp_path, overrides, ca
     whole = build_drafter(tiny_qwen3, **overrides)
     drafter = whole.restricted(IDS)
     with caplog.at_level(logging.WARNING):
-        written = drafter.export(tmp_path, dtype=torch.float32)
+        written = drafter.export(tmp_path / "0", dtype=torch.float32)
     rest = ", and W2 has the mean of their rows for the others." if whole.has_correction_head else "."
-    note = f"there the drafter proposes all {VOCAB_SIZE} tokens instead of {len(IDS)}{rest}"
+    note = f"in engines the drafter proposes all {VOCAB_SIZE} tokens instead of {len(IDS)}{rest}"
     assert written.notes[0].endswith(note)
     assert note in caplog.text
-    again = DominoDraftModel.from_pretrained(tmp_path)
-    assert again.config.draft_vocab_size is None
-    assert again.state_dict().keys() == whole.state_dict().keys()
+    tensors = load_file(tmp_path / "0" / "model.safetensors")
+    # Engines pass over t2d; d2t, or a size of the draft vocabulary, they would take for their own.
+    assert tensors.pop("t2d").nonzero().flatten().tolist() == IDS
+    assert "draft_vocab_size" not in (tmp_path / "0" / "config.json").read_text()
+    assert tensors.keys() == whole.state_dict().keys()
     for name, tensor in whole.state_dict().items():
         if name == "embed_proj.2.weight":
             rows = tensor[IDS]
             tensor = rows.mean(dim=0).repeat(VOCAB_SIZE, 1).index_copy(0, torch.tensor(IDS), rows)
-        assert torch.equal(again.state_dict()[name], tensor)
-    back = again.restricted(IDS)
-    assert all(torch.equal(tensor, back.state_dict()[name]) for name, tensor in drafter.state_dict().items())
+        assert torch.equal(tensors[name], tensor)
+    again, info = DominoDraftModel.from_pretrained(tmp_path / "0", output_loading_info=True)
+    assert (info["unexpected_keys"], again.name_or_path) == (set(), str(tmp_path / "0"))
+    assert (again.config.draft_vocab_size, again.vocabulary.token_ids.tolist()) == (len(IDS), IDS)
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in drafter.state_dict().items())
+    torch.testing.assert_close(draft_logits(again, tiny_qwen3), draft_logits(drafter, tiny_qwen3), **FP32_TOL)
+    again.export(tmp_path / "1", dtype=torch.float32)
+    assert len({(tmp_path / n / "model.safetensors").read_bytes() for n in "01"}) == 1
+    as_in_engines = DominoDraftModel.from_pretrained(tmp_path / "0", draft_vocab_size=None)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in as_in_engines.state_dict().items())
+
+
+@pytest.mark.parametrize("t2d", [torch.ones(63) > 0, torch.zeros(64) > 0, torch.ones(64)], ids=["short", "none", "fp"])
+def test_a_t2d_that_cannot_be_read(tiny_qwen3, tmp_path, t2d):
+    stored = reduced(RELEASED["specforge_domino"])
+    tensors = stored_tensors(our_drafter(tiny_qwen3, stored), {}) | {"t2d": t2d}
+    write_checkpoint(tmp_path, stored, tensors)
+    with pytest.raises(ValueError, match=r"the checkpoint's t2d must be a truth value for each of 64 tokens"):
+        DominoDraftModel.from_pretrained(tmp_path)
 
 
 def test_whole_vocabularies_are_written_without_a_word(tiny_qwen3, tmp_path):

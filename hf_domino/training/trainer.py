@@ -1,8 +1,8 @@
 """`DominoTrainer`: Transformers' trainer for drafters, with the frozen target in the same process.
 
-Anchors are drawn once per optimizer step, from a generator seeded by seed, step and process, and both losses are
-divided by the weights of the whole step over all processes. So a resumed training equals an uninterrupted one, and
-gradient accumulation equals a large batch (arXiv 2605.29707).
+A row's anchors are drawn by seed, epoch and its own tokens, and both losses are divided by the weights of the whole
+step over all processes. So a resumed training equals an uninterrupted one, and gradient accumulation and several
+processes equal a large batch (arXiv 2605.29707).
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from hf_domino.training.evidence.meter import TrainingMeter
 from hf_domino.training.facts import training_facts
 from hf_domino.training.hidden_states.reading import CachedRows, check_layers, collate_with_states
 from hf_domino.training.muon import MuonWithAdamW
-from hf_domino.training.objective.anchors import sample_anchors, seeded_generator
+from hf_domino.training.objective.anchors import OWN_PREFIX_STREAM, TRAINING_STREAM, sample_anchors
 from hf_domino.training.objective.objective import Batch, Objective
+from hf_domino.training.objective.own_prefixes import choose_own_prefixes
 from hf_domino.training.parts import choose_parts
 from hf_domino.training.runs.averaging import AveragingTrainer
 from hf_domino.training.runs.checkpoints import last_checkpoint
@@ -191,10 +192,9 @@ class DominoTrainer(AveragingTrainer):
             weights over all of them and all processes (scalar, fp32).
         """
         batches = list(itertools.islice(epoch_iterator, num_batches))
-        generator = seeded_generator(self.args.seed, self.state.global_step, self.args.process_index)
         sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:
-            weight = self._draw_anchors(batch, generator)
+            weight = self._draw_anchors(batch)
             sums += torch.stack((weight, batch["attention_mask"].sum().to(weight.dtype))).to(device)
         total, num_tokens = self.accelerator.reduce(sums, "sum")
         self.state.num_input_tokens_seen += int(num_tokens)
@@ -278,12 +278,12 @@ class DominoTrainer(AveragingTrainer):
         )
         path.write_text(merge_card(read_text(path), card, wins=metadata), encoding="utf-8")
 
-    def _draw_anchors(self, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+    def _draw_anchors(self, batch: Batch) -> torch.Tensor:
         """Add `anchors` to a micro-batch and return the sum of its weights."""
-        anchors = sample_anchors(batch["loss_mask"], self.args.num_anchors, generator, batch.get("position_ids"))
-        batch["anchors"] = anchors.to(batch["input_ids"].device)
+        epoch = int(self.state.epoch or 0)
+        batch["anchors"] = sample_anchors(batch, self.args.num_anchors, self.args.seed, TRAINING_STREAM, epoch)
         if share := self.args.own_prefix_share:
-            batch["own_prefixes"] = (torch.rand(anchors.shape, generator=generator) < share).to(batch["anchors"].device)
+            batch["own_prefixes"] = choose_own_prefixes(batch, share, self.args.seed, OWN_PREFIX_STREAM, epoch)
         return self.objective.loss_weight(batch)
 
     def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:

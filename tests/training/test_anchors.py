@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from hf_domino import DominoConfig
+from hf_domino.data.rows import collate_rows
 from hf_domino.drafter.blocks import UNUSED
-from hf_domino.training.objective.anchors import anchor_candidates, block_labels, sample_anchors, seeded_generator
+from hf_domino.training.objective.anchors import anchor_candidates, block_labels, sample_anchors
+from hf_domino.training.objective.own_prefixes import choose_own_prefixes
 
 LOSS_MASK = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]])
 INPUT_IDS = torch.arange(24).view(2, 12) + 100
@@ -25,25 +27,54 @@ def test_candidates_are_supervised_with_their_successor():
     assert [row.nonzero().flatten().tolist() for row in anchor_candidates(LOSS_MASK)] == expected
 
 
+def batch(loss_mask: torch.Tensor, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"input_ids": input_ids, "loss_mask": loss_mask, "attention_mask": torch.ones_like(input_ids)}
+
+
 def test_sampled_anchors_are_distinct_candidates():
-    anchors = sample_anchors(LOSS_MASK, 4, seeded_generator(1))
+    anchors = sample_anchors(batch(LOSS_MASK, INPUT_IDS), 4, 1)
     assert anchors.shape == (2, 4)
     assert set(anchors[0].tolist()) < {2, 3, 7, 8, 9, 10}
     assert len(set(anchors[0].tolist())) == 4
     assert anchors[1].tolist() == [1, 2, UNUSED, UNUSED]
 
 
-def test_sampling_is_deterministic_and_independent_of_padding_and_splits():
-    whole = sample_anchors(LOSS_MASK, 2, seeded_generator(5, 7))
-    generator = seeded_generator(5, 7)
-    parts = [sample_anchors(LOSS_MASK[:1], 2, generator), sample_anchors(LOSS_MASK[1:, :7], 2, generator)]
-    assert torch.equal(whole, torch.cat(parts))
-    assert not torch.equal(whole, sample_anchors(LOSS_MASK, 2, seeded_generator(5, 8)))
+def test_a_row_draws_the_same_in_any_batch_at_any_place():
+    rows = [
+        {"input_ids": ids, "loss_mask": [0] * 3 + [1] * (len(ids) - 3)}
+        for ids in torch.randint(4, 64, (6, 40), generator=torch.Generator().manual_seed(1)).tolist()
+    ]
+    rows = [{name: values[: 15 + 5 * index] for name, values in row.items()} for index, row in enumerate(rows)]
+
+    def drawn(rows, *seeds):
+        batch = collate_rows(rows, pad_token_id=9)
+        batch["anchors"] = sample_anchors(batch, 5, *seeds)
+        return batch["anchors"].tolist(), choose_own_prefixes(batch, 0.5, *seeds).tolist()
+
+    whole = drawn(rows, 5, 7)
+    for some in ([0], [1, 2, 3], [5, 0], [4, 4]):
+        assert drawn([rows[index] for index in some], 5, 7) == tuple([part[index] for index in some] for part in whole)
+    others = drawn(rows, 5, 8)
+    assert all(one != other for one, other in zip(whole, others, strict=True))
+
+
+def test_a_row_draws_anew_in_each_epoch(target, make_drafter, make_trainer, greedy_rows, monkeypatch):
+    trainer, drawn = make_trainer(make_drafter(target), greedy_rows[:1], max_steps=3, num_anchors=4), []
+    weigh = trainer.objective.loss_weight
+
+    def note(batch):
+        drawn.append(batch["anchors"].tolist())
+        return weigh(batch)
+
+    monkeypatch.setattr(trainer.objective, "loss_weight", note)
+    trainer.train()
+    assert len(drawn) == 3
+    assert all(drawn.count(anchors) == 1 for anchors in drawn)
 
 
 def test_a_batch_without_candidates_gets_one_unused_block():
-    anchors = sample_anchors(torch.tensor([[0, 1, 0], [1, 0, 1]]), 4, seeded_generator(0))
-    assert anchors.tolist() == [[UNUSED], [UNUSED]]
+    loss_mask = torch.tensor([[0, 1, 0], [1, 0, 1]])
+    assert sample_anchors(batch(loss_mask, INPUT_IDS[:, :3]), 4, 0).tolist() == [[UNUSED], [UNUSED]]
 
 
 @CONVENTIONS

@@ -243,8 +243,8 @@ def test_two_processes_write_and_train_as_one(recipe, tmp_path):
         path, world = tmp_path / f"recipe{len(weights)}.yaml", 1 + bool(launcher)
         fields = recipe | {"output_dir": str(tmp_path / path.stem), "cache_hidden_states": str(tmp_path / f"s{world}")}
         fields |= {"per_device_train_batch_size": 4 // world, "optim": "sgd", "max_steps": 2, "cache_dtype": "auto"}
-        # Processes draw anchors of their own, so all are taken; and steps are large beside the tolerance.
-        fields |= {"num_anchors": 64, "learning_rate": 0.1, "distillation_weight": 0.5, "packing": True}
+        # Steps are large beside the tolerance.
+        fields |= {"num_anchors": 6, "learning_rate": 0.1, "distillation_weight": 0.5, "packing": True}
         fields |= {"max_length": 64}
         path.write_text(yaml.safe_dump(fields))
         command = [sys.executable, *launcher, "-m", "hf_domino.cli", "train", str(path)]

@@ -14,7 +14,7 @@ from hf_domino.data.rows import RowDataset, collate_rows
 from hf_domino.drafter import backbone
 from hf_domino.drafter.blocks import UNUSED
 from hf_domino.target.view import TargetModel
-from hf_domino.training.objective.anchors import sample_anchors, seeded_generator
+from hf_domino.training.objective.anchors import sample_anchors
 from hf_domino.training.scale.packing_probe import check_no_leaks
 
 LENGTHS = (18, 30, 9, 25, 14, 22, 7, 11)
@@ -46,7 +46,7 @@ def shifted(anchors, packed, rows):
 def test_losses_and_gradients_of_the_same_rows_alone(kind, limit, target, make_trainer, rows, monkeypatch):
     monkeypatch.setattr(backbone, "MAX_DENSE_SCORES", limit)
     packed, results = PackedRows(rows, MAX_LENGTH), []
-    anchors = sample_anchors(collate_rows(rows.rows)["loss_mask"], 6, seeded_generator(1))
+    anchors = sample_anchors(collate_rows(rows.rows), 6, 1)
     drafter = build_drafter(target, **kind).train()
     score = make_trainer(drafter, rows).objective.score
     for batch, places in (
@@ -64,7 +64,7 @@ def test_losses_and_gradients_of_the_same_rows_alone(kind, limit, target, make_t
 def test_no_anchor_is_drawn_whose_successor_is_of_another_row(rows):
     packed = PackedRows(rows, MAX_LENGTH)
     batch = collate_packed([packed[index] for index in range(len(packed))])
-    anchors = sample_anchors(batch["loss_mask"], 1000, seeded_generator(0), batch["position_ids"])
+    anchors = sample_anchors(batch, 1000, 0)
     assert sum(int((row != UNUSED).sum()) for row in anchors) == sum(length - 1 for length in LENGTHS)
     for row, ends in zip(anchors, packed.bins, strict=True):
         lasts = torch.tensor([len(rows[index]["input_ids"]) for index in ends]).cumsum(0) - 1

@@ -138,6 +138,19 @@ def test_text_of_another_target_is_refused(recipe, train, other_target, tmp_path
     assert text.read_text() != before
 
 
+def test_a_run_whose_anchors_were_drawn_otherwise_is_refused_by_name(finished, recipe, train, capsys, caplog):
+    for folder in (finished, finished / "checkpoint-4"):  # as of a run before the rule was recorded
+        facts = json.loads((folder / "run.json").read_text())
+        assert facts.pop("anchors") == "by seed, epoch and the row's tokens"
+        (folder / "run.json").write_text(json.dumps(facts))
+    assert train(recipe | {"max_steps": 5}) == 2
+    said = capsys.readouterr().err
+    assert "checkpoint-4 must be drawn by seed, epoch and the row's tokens, got 'by seed, step and process'" in said
+    assert f"--drafter {finished / 'checkpoint-4'} with another output_dir" in said
+    assert train(recipe) == 0
+    assert "holds a finished run" in caplog.text
+
+
 def test_the_class_refuses_and_says_the_same(target, make_drafter, make_trainer, greedy_rows, tmp_path, caplog):
     drafter, folder = make_drafter(target), str(tmp_path / "run")
     fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}

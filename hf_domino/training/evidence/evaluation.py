@@ -15,13 +15,11 @@ from hf_domino.training.evidence.acceptance import mean_acceptance_length, walk_
 from hf_domino.training.evidence.evidence import EvaluationMeter
 from hf_domino.training.evidence.speed import RoundCost, measure_round
 from hf_domino.training.hidden_states.reading import STATES
-from hf_domino.training.objective.anchors import sample_anchors_by_content
+from hf_domino.training.objective.anchors import EVALUATION_STREAM, sample_anchors
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.runs.checkpoints import CheckpointingTrainer
 from hf_domino.training.scale.placing import is_in_memory
-
-EVALUATION_STREAM = 1  # keeps the anchors of evaluation apart from those of training
 
 
 class EvaluatingTrainer(CheckpointingTrainer):
@@ -39,7 +37,7 @@ class EvaluatingTrainer(CheckpointingTrainer):
         """Score one evaluation batch; sums go to the evaluation's meter."""
         inputs = self._prepare_inputs(inputs)
         inputs["loss_mask"][self._num_own_rows(len(inputs["loss_mask"])) :] = 0
-        inputs["anchors"] = sample_anchors_by_content(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
+        inputs["anchors"] = sample_anchors(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
         with torch.no_grad():
             scored = model(within=partial(self.objective.score, inputs))
         self._evaluation_meter.add(scored)

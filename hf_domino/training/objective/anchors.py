@@ -17,11 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.blocks import UNUSED, block_positions, gather_positions
 
-
-def seeded_generator(*parts: int) -> torch.Generator:
-    """A CPU generator whose seed is a hash of `parts`, so that equal parts draw equal numbers in any process."""
-    digest = hashlib.sha256(repr(parts).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+ANCHOR_RULE = "by seed, epoch and the row's tokens"  # of training; a run goes on by the rule it began with
+TRAINING_STREAM, EVALUATION_STREAM, OWN_PREFIX_STREAM = range(3)  # keep apart what is drawn for one use and another
 
 
 def anchor_candidates(loss_mask: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
@@ -42,48 +39,44 @@ def anchor_candidates(loss_mask: torch.Tensor, position_ids: torch.Tensor | None
     return candidates
 
 
-def sample_anchors(
-    loss_mask: torch.Tensor, num_anchors: int, generator: torch.Generator, position_ids: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Draw up to `num_anchors` anchors per row, without replacement.
-
-    What a row draws depends on its own candidates and the rows before it, not on padding: the same rows split into
-    smaller batches and drawn in order get the same anchors.
+def row_generators(batch: Mapping[str, torch.Tensor], *seeds: int) -> list[torch.Generator]:
+    """A CPU generator for each row, seeded by `seeds` and the row's own tokens: not by its batch, place or process.
 
     Args:
-        loss_mask (`torch.Tensor`): `[B, S]`, nonzero where the token is supervised.
+        batch (`Mapping[str, torch.Tensor]`): `input_ids` and `attention_mask`, `[B, S]`.
+        seeds (`int`): Seeds beside the tokens.
+    """
+    generators = []
+    for ids, seen in zip(batch["input_ids"].cpu(), batch["attention_mask"].cpu(), strict=True):
+        digest = hashlib.sha256(repr((*seeds, *ids[seen.bool()].tolist())).encode()).digest()
+        generators.append(torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))
+    return generators
+
+
+def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: int) -> torch.Tensor:
+    """Draw up to `num_anchors` anchors per row, without replacement.
+
+    What a row draws depends on `seeds` and the row alone, so several processes, smaller batches and a resumed run draw
+    what one large batch does. Rows with the same tokens draw the same.
+
+    Args:
+        batch (`Mapping[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask` `[B, S]`, and
+            `position_ids` `[B, S]` where rows are packed.
         num_anchors (`int`): Most anchors of a row.
-        generator (`torch.Generator`): CPU generator to draw from.
-        position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed.
+        seeds (`int`): Seeds beside the row's tokens.
 
     Returns:
-        `torch.Tensor`: `[B, N]` int64, increasing, filled up with `UNUSED`; N is at least 1.
+        `torch.Tensor`: `[B, N]` int64 on the batch's device, increasing, filled up with `UNUSED`; N is at least 1.
     """
     rows = []
-    for row in anchor_candidates(loss_mask, position_ids).cpu():
+    candidates = anchor_candidates(batch["loss_mask"], batch.get("position_ids")).cpu()
+    for row, generator in zip(candidates, row_generators(batch, *seeds), strict=True):
         positions = row.nonzero().flatten()
         chosen = torch.randperm(len(positions), generator=generator)[:num_anchors]
         rows.append(positions[chosen].sort().values)
     anchors = pad_sequence(rows, batch_first=True, padding_value=UNUSED)
-    return anchors if anchors.shape[1] else anchors.new_full((len(rows), 1), UNUSED)
-
-
-def sample_anchors_by_content(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: int) -> torch.Tensor:
-    """Draw anchors that depend on nothing but a row's own tokens: not on its batch, its place or its process.
-
-    Args:
-        batch (`Mapping[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask`, `[B, S]`.
-        num_anchors (`int`): Most anchors of a row.
-        seeds (`int`): Seeds beside the tokens.
-
-    Returns:
-        `torch.Tensor`: `[B, N]` int64 as from [`sample_anchors`], on the batch's device.
-    """
-    rows = []
-    for ids, loss_mask, seen in zip(batch["input_ids"], batch["loss_mask"], batch["attention_mask"], strict=True):
-        generator = seeded_generator(*seeds, *ids[seen.bool()].tolist())
-        rows.append(sample_anchors(loss_mask[None], num_anchors, generator)[0])
-    return pad_sequence(rows, batch_first=True, padding_value=UNUSED).to(batch["input_ids"].device)
+    anchors = anchors if anchors.shape[1] else anchors.new_full((len(rows), 1), UNUSED)
+    return anchors.to(batch["input_ids"].device)
 
 
 def block_labels(

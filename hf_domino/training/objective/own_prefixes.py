@@ -8,6 +8,8 @@ Shapes: B batch, N blocks per row, K block size, H hidden size, G width of the p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from transformers import LogitsProcessorList
 
@@ -16,6 +18,23 @@ from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
+from hf_domino.training.objective.anchors import row_generators
+
+
+def choose_own_prefixes(batch: Mapping[str, torch.Tensor], share: float, *seeds: int) -> torch.Tensor:
+    """Draw in which blocks the GRU reads the drafter's own proposals, by each row's own tokens.
+
+    Args:
+        batch (`Mapping[str, torch.Tensor]`): `input_ids` and `attention_mask` `[B, S]`, `anchors` `[B, N]`.
+        share (`float`): Of the blocks, in [0, 1].
+        seeds (`int`): Seeds beside the row's tokens.
+
+    Returns:
+        `torch.Tensor`: `[B, N]` bool, on the batch's device.
+    """
+    num_blocks = batch["anchors"].shape[1]
+    draws = [torch.rand(num_blocks, generator=generator) for generator in row_generators(batch, *seeds)]
+    return (torch.stack(draws) < share).to(batch["anchors"].device)
 
 
 @torch.no_grad()

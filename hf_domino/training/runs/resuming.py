@@ -1,8 +1,8 @@
 """What the folder of a run belongs to: whether this run may go on with it, and whether anything is left to do.
 
 A checkpoint's configuration names its target and shape, and `run.json` beside it the rest. What its optimizer keeps
-cannot be changed on the way, nor the drafter under adapters; what can be is said. What an older checkpoint does not say
-is not compared.
+cannot be changed on the way, nor the drafter under adapters, nor the rule by which anchors are drawn; what can be is
+said. What else an older checkpoint does not say is not compared.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import TARGET_FILE
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.objective.anchors import ANCHOR_RULE
 from hf_domino.training.runs.checkpoints import STATE_FILE, UNFINISHED, last_checkpoint
 from hf_domino.training.scale.placing import files_digest
 
@@ -44,6 +45,8 @@ CHANGEABLE = (
     *("num_anchors", "max_length", "packing"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
 )
+RULE = "anchors"  # how they are drawn
+OLD_RULE = "by seed, step and process"  # before 0.2
 BASE = "digest of the drafter under the adapters"
 SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
@@ -95,7 +98,7 @@ def prepare_folder(
         return None, None
     state, checkpoint = _read(folder / STATE_FILE), args.resume_from_checkpoint or last_checkpoint(folder)
     if state and state["global_step"] >= state["max_steps"]:
-        check_resumable(folder, config, args)
+        check_resumable(folder, config, args, goes_on=False)
         if _has_enough(state, args):
             return checkpoint, _say_finished(folder, state)
         if checkpoint is None:
@@ -107,7 +110,7 @@ def prepare_folder(
 
 
 def check_resumable(
-    checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, rows: Any = None
+    checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, rows: Any = None, goes_on: bool = True
 ) -> None:
     """Refuse a checkpoint that this run would not really go on with; what else differs is said.
 
@@ -116,9 +119,10 @@ def check_resumable(
         config (`DominoConfig`): Of the drafter to be trained, which names its target.
         args (`DominoTrainingArguments`): Of this run.
         rows (*optional*): The training rows, where they are known already.
+        goes_on (`bool`, *optional*, defaults to `True`): Whether steps are to follow.
 
     Raises:
-        ValueError: If target, shape or optimizer differ; naming the first field that does.
+        ValueError: If target, shape, optimizer or the rule of its anchors differ; naming the first field that does.
     """
     saved, run = _read(Path(checkpoint) / CONFIG_FILE), _read(Path(checkpoint) / RUN_FILE)
     adapter = TargetIdentity.from_dict(_read(Path(checkpoint) / TARGET_FILE))
@@ -130,6 +134,10 @@ def check_resumable(
     if None not in (now[BASE], run.get(BASE)):
         _check_equal(checkpoint, run, {BASE: now[BASE]})
     _check_equal(checkpoint, run, {name: now[name] for name in KEPT})
+    if goes_on and run.get(RULE) != ANCHOR_RULE:
+        found = run.get(RULE, OLD_RULE)
+        remedy = f"Finish it with the version that began it, or train its drafter further: --drafter {checkpoint} with "
+        raise refusal(f"the anchors of {checkpoint}", f"drawn {ANCHOR_RULE}", found, f"{remedy}another output_dir.")
     changed = [name for name in (*CHANGEABLE, "rows") if name in run and now[name] != run[name]]
     if rows is not None:
         words = ", ".join(f"{name} {now[name]} (until then: {run[name]})" for name in changed)
@@ -151,6 +159,7 @@ def save_run(folder: str | Path, args: DominoTrainingArguments, rows: Any, confi
 
 def _facts(args: DominoTrainingArguments, rows: Any, config: DominoConfig) -> dict[str, Any]:
     values = {name: getattr(args, name) for name in (*KEPT, *CHANGEABLE)}
+    values[RULE] = ANCHOR_RULE
     values[BASE] = None if args.lora_rank is None else files_digest(config.name_or_path)
     return {name: getattr(value, "value", value) for name, value in values.items()} | {"rows": _digest_rows(rows)}
 

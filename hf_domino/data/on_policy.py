@@ -8,19 +8,30 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_domino.data.keeping import NoStates, StateKeeper
 from hf_domino.data.settings import check_settings, read_settings
 from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter
 from hf_domino.target.identity import identify
 
-NO_STATES = NoStates()
+
+class StateKeeper(Protocol):
+    """Looks on while the target writes, and keeps its hidden states; [`~training.StateWriter`] is one."""
+
+    def expect(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        """Refuse a disk without room for what these prompts may become."""
+
+    def recording(self, prompts: Sequence[Sequence[int]]) -> AbstractContextManager[list[list[int]]]:
+        """Keep the states of the forwards inside, over prompts padded on the left; yields a list to put the rows in."""
+
+    def flush(self) -> None:
+        """Write what was kept."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +53,7 @@ def generate_on_policy(
     shard: tuple[int, int] = (0, 1),
     progress: bool = True,
     overwrite: bool = False,
-    states: StateKeeper = NO_STATES,
+    states: StateKeeper | None = None,
 ) -> Path:
     """Let the target continue prompts, and write what it says as token ids.
 
@@ -81,14 +92,16 @@ def generate_on_policy(
     batches = list(_plan(prompts, temperatures, batch_size))[shard[0] :: shard[1]]
     done = _keep_whole_batches(output, [len(batch.prompts) for batch in batches])
     writer = TargetWriter(target, bf16)
-    states.expect([prompt for batch in batches[done:] for prompt in batch.prompts], max_new_tokens)
+    if states is not None:
+        states.expect([prompt for batch in batches[done:] for prompt in batch.prompts], max_new_tokens)
     with output.open("a", encoding="utf-8") as file:
         bar = tqdm(batches[done:], "on-policy text", len(batches), initial=done, unit="batch", disable=not progress)
         for batch in bar:
             rows = _write(writer, batch, max_new_tokens, seed * SEED_STRIDE + batch.index, states)
             file.write("".join(json.dumps(row) + "\n" for row in rows))
             file.flush()
-    states.flush()
+    if states is not None:
+        states.flush()
     return output
 
 
@@ -137,9 +150,10 @@ def _keep_whole_batches(output: Path, sizes: Sequence[int]) -> int:
 
 
 def _write(
-    writer: TargetWriter, batch: _PromptBatch, max_new_tokens: int, seed: int, states: StateKeeper
+    writer: TargetWriter, batch: _PromptBatch, max_new_tokens: int, seed: int, states: StateKeeper | None
 ) -> list[dict[str, Any]]:
-    with states.recording(batch.prompts) as written:
+    recording = nullcontext([]) if states is None else states.recording(batch.prompts)
+    with recording as written:
         texts = writer.write(batch.prompts, Sampling(max_new_tokens, batch.temperature), seed)
         whole = [prompt + text.ids for prompt, text in zip(batch.prompts, texts, strict=True)]
         written += whole

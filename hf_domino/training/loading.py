@@ -11,9 +11,8 @@ from transformers import PreTrainedModel
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.data.encoding import RowEncoder
-from hf_domino.data.keeping import StateKeeper
 from hf_domino.data.leaks import keep_apart
-from hf_domino.data.on_policy import NO_STATES, generate_on_policy
+from hf_domino.data.on_policy import StateKeeper, generate_on_policy
 from hf_domino.data.rows import RowDataset, load_rows
 from hf_domino.data.sources import FILE_KINDS, Source, from_dataset, from_files
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -67,7 +66,7 @@ def load_training_rows(
     target: PreTrainedModel,
     tokenizer: Any,
     overwrite: bool = False,
-    states: StateKeeper = NO_STATES,
+    states: StateKeeper | None = None,
 ) -> TrainingRows:
     """Read the rows of a training; with `on_policy`, the target writes their supervised part.
 
@@ -148,7 +147,7 @@ def _answered(
     args: DominoTrainingArguments,
     target: PreTrainedModel,
     overwrite: bool,
-    states: StateKeeper,
+    states: StateKeeper | None,
 ) -> RowDataset:
     """What the target writes in place of the supervised part of rows; greedily for evaluation."""
     world = range(args.world_size)

@@ -13,7 +13,6 @@ from transformers import AutoTokenizer, PreTrainedModel, set_seed
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.on_policy import NO_STATES
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import RECORD_SUFFIXES, read_records
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -74,7 +73,7 @@ def _train(
     if finished:
         notice(finished)
         return None
-    states = cache.writer(target, drafter.config) if cache and data.on_policy else NO_STATES
+    states = cache.writer(target, drafter.config) if cache and data.on_policy else None
     rows = load_training_rows(data, args, target, tokenizer, names.overwrite, states)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows.train, args)

@@ -5,6 +5,7 @@ They stand on a light card of their own, so that they read on light and dark pag
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,29 @@ STYLE: Any = {
 def can_draw() -> bool:
     """Whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
+
+
+def draw(drawings: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Draw figures in the common style; one that is None for want of data is left out.
+
+    Raises:
+        ValueError: If matplotlib is not installed.
+    """
+    if not can_draw():
+        raise ValueError(f"Figures need matplotlib, which is not installed: {EXTRA}.")
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        figures = {name: make() for name, make in drawings.items()}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def write_figures(figures: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write figures by their names as SVG files into a folder, which is made, and return the files."""
+    paths = [folder / f"{name}.svg" for name in figures]
+    for path, figure in zip(paths, figures.values(), strict=True):
+        write_figure(figure, path)
+    return paths
 
 
 def write_figure(figure: Any, path: Path) -> None:

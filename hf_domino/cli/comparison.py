@@ -13,8 +13,8 @@ from rich.rule import Rule
 from rich.table import Table
 
 from hf_domino.cli.picture import COLOUR_LEGEND, PLAIN_LEGEND, origins, picture, shows_colour, token_texts
-from hf_domino.evaluation.benchmark import generate_timed
 from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.pair import Pair
 
 Prompt = dict[str, Any]

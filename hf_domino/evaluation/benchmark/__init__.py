@@ -3,8 +3,3 @@
 `methods` are what is compared, `measure` runs them in turn and checks that their texts are equal, `rows` keeps what was
 measured, `report` and `figures` show it.
 """
-
-from hf_domino.data.ngrams import distinct_ngram_ratio
-from hf_domino.evaluation.benchmark.timing import generate_timed
-
-__all__ = ["distinct_ngram_ratio", "generate_timed"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from hf_domino._common.figures import EXTRA, FAINT, INK, STYLE, WIDTH, can_draw, write_figure
+from hf_domino._common.figures import FAINT, INK, WIDTH, draw
+from hf_domino._common.figures import STYLE as STYLE
 from hf_domino.evaluation.benchmark.methods import BASELINE, METHODS
 from hf_domino.evaluation.benchmark.report import label, methods_of, modes_of
 from hf_domino.evaluation.benchmark.rows import Row
@@ -36,30 +37,11 @@ def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
     Raises:
         ValueError: If matplotlib is not installed.
     """
-    if not can_draw():
-        raise ValueError(f"--figures needs matplotlib, which is not installed: {EXTRA}.")
-    import matplotlib
-
     summaries = {
         (mode, method): summarize(rows, method, mode) for mode in modes_of(rows) for method in methods_of(rows)
     }
-    drawings: dict[str, Callable[[Sequence[Row], Summaries], Any]] = {
-        "speed-up": _draw_speed_up,
-        "acceptance": _draw_acceptance,
-        "round": _draw_round,
-    }
-    with matplotlib.rc_context(STYLE):
-        figures = {name: draw(rows, summaries) for name, draw in drawings.items()}
-    return {name: figure for name, figure in figures.items() if figure is not None}
-
-
-def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write what [`make_figures`] draws as SVG files, such as `speed-up.svg`, into a folder that is made if need be."""
-    figures = make_figures(rows)
-    paths = [folder / f"{name}.svg" for name in figures]
-    for path, figure in zip(paths, figures.values(), strict=True):
-        write_figure(figure, path)
-    return paths
+    drawings = {"speed-up": _draw_speed_up, "acceptance": _draw_acceptance, "round": _draw_round}
+    return draw({name: partial(make, rows, summaries) for name, make in drawings.items()})
 
 
 def _name(method: str) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from hf_domino.evaluation.benchmark.figures import draw_figures
+from hf_domino._common.figures import write_figures
+from hf_domino.evaluation.benchmark.figures import make_figures
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import METHODS, choose_methods
 from hf_domino.evaluation.benchmark.prompts import read_batches
@@ -28,7 +29,7 @@ def show(options: argparse.Namespace) -> None:
     if options.readme:
         fill_readme(options.readme, rows)
     if options.figures:
-        print(*draw_figures(rows, options.figures), sep="\n")
+        print(*write_figures(make_figures(rows), options.figures), sep="\n")
 
 
 def measure(options: argparse.Namespace) -> list[Row]:

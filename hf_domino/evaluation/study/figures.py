@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from hf_domino.evaluation.benchmark.figures import FAINT, INK, STYLE, WIDTH
+from hf_domino._common.figures import FAINT, INK, WIDTH, draw
 from hf_domino.evaluation.study.plan import BASE, Study
 from hf_domino.evaluation.study.rows import Row
 from hf_domino.evaluation.study.summary import Summary, conditional_rates, summarize
@@ -35,33 +34,14 @@ def make_figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
     Raises:
         ValueError: If matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError(
-            "Figures need matplotlib, which is not installed: pip install 'hf-domino[figures]'."
-        ) from error
     summaries = summarize(study, rows)
-    with matplotlib.rc_context(STYLE):
-        figures = {
-            "variants": _draw_variants(summaries, rows),
-            "positions": _draw_positions(summaries, rows),
-            "size": _draw_size(study, summaries),
+    return draw(
+        {
+            "variants": lambda: _draw_variants(summaries, rows),
+            "positions": lambda: _draw_positions(summaries, rows),
+            "size": lambda: _draw_size(study, summaries),
         }
-    return {name: figure for name, figure in figures.items() if figure is not None}
-
-
-def draw_figures(study: Study, rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Write what [`make_figures`] draws as SVG files into a folder that is made if need be."""
-    figures = make_figures(study, rows)
-    import matplotlib
-
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.svg" for name in figures]
-    with matplotlib.rc_context(STYLE):
-        for path, figure in zip(paths, figures.values(), strict=True):
-            figure.savefig(path, metadata={"Date": None})
-    return paths
+    )
 
 
 def colour_of(summary: Summary) -> str:

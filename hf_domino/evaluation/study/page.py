@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_domino._common.figures import write_figures
 from hf_domino.evaluation.benchmark.report import markdown_table, number
-from hf_domino.evaluation.study.figures import draw_figures
+from hf_domino.evaluation.study.figures import make_figures
 from hf_domino.evaluation.study.plan import Run, Study
 from hf_domino.evaluation.study.rows import Row
 from hf_domino.evaluation.study.summary import Difference, Summary, summarize
@@ -26,7 +27,7 @@ def fill_page(page: Path, study: Study, rows: Sequence[Row]) -> list[Path]:
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     if not MARKERS.search(text):
         raise ValueError(f"{page} has no lines <!-- study:begin --> and <!-- study:end --> to write between.")
-    figures = draw_figures(study, rows, page.with_suffix(""))
+    figures = write_figures(make_figures(study, rows), page.with_suffix(""))
     found = results(study, rows) + "".join(f"\n![{path.stem}]({page.stem}/{path.name})\n" for path in figures)
     page.write_text(MARKERS.sub(lambda match: match[1] + found + match[2], text), encoding="utf-8")
     return [page, *figures]

@@ -6,8 +6,9 @@ import xml.etree.ElementTree as ElementTree
 import measured
 import pytest
 
+from hf_domino._common.figures import write_figures
 from hf_domino.cli import main as cli
-from hf_domino.evaluation.benchmark.figures import COLOURS, draw_figures
+from hf_domino.evaluation.benchmark.figures import COLOURS, make_figures
 from hf_domino.evaluation.benchmark.methods import METHODS
 
 pytest.importorskip("matplotlib")
@@ -19,7 +20,7 @@ def words(path):
 
 
 def test_figures_are_drawn_from_rows(tmp_path):
-    paths = draw_figures(measured.rows(), tmp_path / "new" / "folder")
+    paths = write_figures(make_figures(measured.rows()), tmp_path / "new" / "folder")
     assert [path.name for path in paths] == ["speed-up.svg", "acceptance.svg", "round.svg"]
     speed_up, acceptance, round_ = map(words, paths)
     for text in ("plain generate", "Domino", "2.00 x", "1.25 x", "greedy", "T = 0.7"):
@@ -34,20 +35,20 @@ def test_figures_follow_the_rows_and_nothing_else(tmp_path):
     faster = [row | {"tokens_per_second": 300} if row["method"] == "domino" else row for row in measured.rows()]
     first, again, other = (tmp_path / name for name in ("first", "again", "other"))
     for folder, rows in ((first, measured.rows()), (again, measured.rows()), (other, faster)):
-        draw_figures(rows, folder)
+        write_figures(make_figures(rows), folder)
     assert (first / "speed-up.svg").read_bytes() == (again / "speed-up.svg").read_bytes()
     assert "3.00 x" in words(other / "speed-up.svg")
 
 
-def test_figures_of_rows_without_rounds(tmp_path):
+def test_figures_of_rows_without_rounds():
     rows = [measured.old_row("plain", 0, 100), measured.old_row("domino", 0, 150)]
-    assert [path.name for path in draw_figures(rows, tmp_path)] == ["speed-up.svg"]
+    assert list(make_figures(rows)) == ["speed-up"]
 
 
-def test_without_matplotlib_the_way_out_is_named(tmp_path, monkeypatch):
+def test_without_matplotlib_the_way_out_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ValueError, match=r"pip install 'hf-domino\[figures\]'"):
-        draw_figures(measured.rows(), tmp_path)
+        make_figures(measured.rows())
 
 
 def test_figures_flag_measures_nothing(tmp_path, capsys):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import study_rows
 
+from hf_domino._common.figures import write_figures
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.study.figures import (
     BETTER,
@@ -18,7 +19,6 @@ from hf_domino.evaluation.study.figures import (
     SAME,
     WORSE,
     colour_of,
-    draw_figures,
     make_figures,
     name_marks,
 )
@@ -86,12 +86,12 @@ def test_figures_follow_the_rows(study, tmp_path):
     pytest.importorskip("matplotlib")
     words = {
         path.stem: " ".join(ElementTree.parse(path).getroot().itertext())
-        for path in draw_figures(study, study_rows.rows(), tmp_path)
+        for path in write_figures(make_figures(study, study_rows.rows()), tmp_path)
     }
     assert "greedy_text" in words["variants"]
     assert "layers_1" not in words["positions"]  # several seeds only
     assert "layers_1" in words["size"]
-    assert "size" not in {path.stem for path in draw_figures(study, study_rows.rows()[:9], tmp_path)}
+    assert "size" not in make_figures(study, study_rows.rows()[:9])
     colours = {summary.variant: colour_of(summary) for summary in summarize(study, study_rows.rows())}
     assert (colours["layers_1"], colours["greedy_text"]) == (WORSE, SAME)
     better = [*study_rows.rows()[:9], study_rows.row("layers_1", 0, 4.0)]

@@ -47,10 +47,6 @@ from hf_domino.training.scale.packing_probe import check_no_leaks
 from hf_domino.training.scale.placing import place_target
 from hf_domino.training.scale.sharding import prepare_sharding, shard_target
 
-NOT_FINITE = (
-    "Training stops here; checkpoints are from before. Lower learning_rate or muon_learning_rate, or warm up longer; "
-    "if it is the first step, run the target in a wider dtype."
-)
 FIRST_TOKENS = (
     "The drafter proposes the first {0} tokens of the vocabulary, as nobody chose others: `hf-domino train` takes the "
     "most frequent ones of its text; in Python, most_frequent(count_tokens(rows, vocab_size), {0}) of hf_domino.data "
@@ -210,18 +206,16 @@ class DominoTrainer(AveragingTrainer):
         """This process's share of the loss of one micro-batch, scaled for the averaging of gradients.
 
         Raises:
-            ValueError: If it is not finite; the error names the step.
+            ValueError: If it is not finite; the error names the step and who is at fault.
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts
-        score = partial(self.objective.score, inputs, self.lambda_base(self.state.global_step))
+        step = self.state.global_step
+        score = partial(self.objective.score, inputs, self.lambda_base(step), step + 1)
         scored = model(within=score)
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(scored, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        loss = scored.losses.loss / total * self.accelerator.num_processes
-        if not torch.isfinite(loss):
-            raise refusal(f"the loss of step {self.state.global_step + 1}", "finite", loss.item(), NOT_FINITE)
-        return loss
+        return scored.losses.loss / total * self.accelerator.num_processes
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""

@@ -128,9 +128,12 @@ def check_final(target: TargetModel, final: torch.Tensor, logits: torch.Tensor) 
         logits (`torch.Tensor`): Its own logits `[B, 1, V]` at the last position.
 
     Raises:
-        ValueError: If lm_head makes other logits of it.
+        ValueError: If lm_head makes other logits of it, or the forward's own are not finite.
     """
     expected, found = logits[:, -1].float(), target.logits(final[:, -1])
+    if not torch.isfinite(expected).all():
+        remedy = "Load it in a wider dtype (--target_dtype float32), or leave out the text it fails on."
+        raise refusal("the target's logits of its first batch", "finite", "nan or inf", remedy)
     distance = ((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6)).item()
     if not distance <= SAME_LOGITS_TOL:
         family = getattr(target.text_config, "model_type", type(target.model).__name__)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from hf_domino._common.refusal import refusal
 from hf_domino.drafter.blocks import block_positions, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
@@ -23,6 +24,7 @@ from hf_domino.training.arguments import DominoTrainingArguments, default_loss_d
 from hf_domino.training.hidden_states.reading import states_of_batch
 from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.distillation import check_final, gather_final
+from hf_domino.training.objective.faults import find_fault
 from hf_domino.training.objective.forward import DraftedBlocks, TargetStates, draft_blocks, prefix_states
 from hf_domino.training.objective.losses import PUBLISHED, DraftLosses
 from hf_domino.training.objective.own_prefixes import write_own_prefixes
@@ -96,7 +98,7 @@ class Objective:
         labels, weights = self.labels(batch)
         return (weights * (self.drafter.vocabulary.columns(labels) >= 0)).sum()
 
-    def score(self, batch: Batch, lambda_base: float | None = None) -> ScoredBatch:
+    def score(self, batch: Batch, lambda_base: float | None = None, step: int | None = None) -> ScoredBatch:
         """Draft and score the blocks of a batch.
 
         Args:
@@ -105,6 +107,10 @@ class Objective:
                 to run.
             lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated,
                 by the published loss whatever is trained, so that trainings compare.
+            step (`int`, *optional*): The number of the training step, for an error.
+
+        Raises:
+            ValueError: If the loss of a training batch is not finite; the error says who is at fault.
         """
         drafter, evaluating = self.drafter, lambda_base is None
         options = PUBLISHED if evaluating else self.options
@@ -128,6 +134,9 @@ class Objective:
                 places, outside = chosen.flatten(0, 1).nonzero(), (counts & ~has_loss).flatten(0, 1)
                 scored = replace(scored, places=places, outside=outside[places[:, 0]])
             losses = draft_losses(drafter, self.target, scored, lambda_base or 0.0, self.max_logits, options)
+            if not (evaluating or torch.isfinite(losses.loss)):
+                fault = find_fault(self.target, read, batch, drafter.config.mask_token_id, self.max_logits)
+                raise refusal(f"the loss of step {step}", "finite", losses.loss.item(), fault)
         is_correct, is_base_correct = (
             torch.zeros_like(chosen).masked_scatter(chosen, hits)
             for hits in (losses.is_correct, losses.is_base_correct)

@@ -19,6 +19,7 @@ from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.fixed_caches import unfixable
+from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.registry import format_of
@@ -78,7 +79,8 @@ def decode(target: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **kwarg
     drafter = kwargs["assistant_model"]
     check_inputs(target, input_ids, kwargs)
     num_proposals = drafter.config.num_draft_tokens
-    check_rope(target, num_proposals, input_ids, kwargs, kwargs["generation_config"])
+    max_length = KnownStops.among(kwargs["stopping_criteria"]).max_length
+    check_rope(target, num_proposals, input_ids, kwargs, kwargs["generation_config"], max_length)
     check_step_outputs(target, len(input_ids), kwargs["generation_config"])
     unfixable_layer = unfixable(kwargs["past_key_values"])
     check_static(target, len(input_ids), kwargs, kwargs["generation_config"], unfixable_layer)
@@ -102,7 +104,8 @@ def candidate_generator(
     config, processors = kwargs["generation_config"], kwargs["logits_processor"]
     check_native_loop(target, len(input_ids), config, model_kwargs, stateful_processors(processors))
     check_inputs(target, input_ids, model_kwargs)
-    check_rope(target, assistant_model.config.num_draft_tokens, input_ids, model_kwargs, config)
+    num_proposals = assistant_model.config.num_draft_tokens
+    check_rope(target, num_proposals, input_ids, model_kwargs, config, config.max_length)
     return DominoCandidateGenerator(assistant_model, target, config, processors, input_ids.shape[1])
 
 

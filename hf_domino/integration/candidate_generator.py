@@ -1,7 +1,8 @@
 """The adapter for Transformers' own assisted loop: its `CandidateGenerator` protocol over our drafting.
 
 That loop runs the target, verifies and rewinds; it asks for candidates before every forward, hands over the outputs of
-the last one, and merges `model_kwargs_overrides` into the next. It decodes one sequence at a time.
+the last one, and merges `model_kwargs_overrides` into the next. It decodes one sequence at a time, up to the length of
+the generation configuration: a stopping criterion that allows more would let it run for ever.
 
 It would draw the tokens of a whole block as one tensor, which is other noise than plain generation's. So a processor
 behind all others leaves only the token that the step's own noise draws, and nothing to chance.
@@ -20,6 +21,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
+from hf_domino._common.refusal import refusal
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.noise.steps import DraftNoise, StepNoise
 from hf_domino.decoding.pacing.pacer import most_proposals
@@ -141,11 +143,18 @@ class DominoCandidateGenerator(CandidateGenerator):
         Returns:
             `tuple`: Committed tokens with the candidates behind them, and the scores `[1, candidates, V]` they were
             drawn from, or None if they were not sampled.
+
+        Raises:
+            ValueError: Where the text is full, and a stopping criterion of the caller's asks for more.
         """
+        length, limit = input_ids.shape[1], self._stops.max_length
+        if limit is not None and length >= limit:
+            remedy = "Pass max_new_tokens in its place, or call hf_domino.install() to generate with our loop."
+            raise refusal("max_length of stopping_criteria in an attached target", f"at most {limit}", "more", remedy)
         if is_first_iteration or model_outputs is None:
             return input_ids, None
         self._observe(input_ids, (model_kwargs or {}).get("attention_mask"), model_outputs)
-        length, most = input_ids.shape[1], self._stats.num_draft_tokens
+        most = self._stats.num_draft_tokens
         room = self._stops.room(length)
         count, prefixes = most if room is None else min(room, most), Prefixes.of(input_ids)
         noise: DraftNoise | None = None

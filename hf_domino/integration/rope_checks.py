@@ -29,6 +29,7 @@ def check_rope(
     input_ids: torch.Tensor,
     model_kwargs: Mapping[str, Any],
     config: Any,
+    max_length: int | None,
 ) -> None:
     """Refuse to come near the length at which a target changes its rotary frequencies: a block crosses it at once.
 
@@ -38,6 +39,7 @@ def check_rope(
         input_ids (`torch.Tensor` of shape `(batch, length)`): The prompt.
         model_kwargs (`Mapping`): What `generate` passes on: cache, mask, positions, `inputs_embeds`.
         config (`GenerationConfig`): The merged configuration of the call.
+        max_length (`int`, *optional*): Tokens at which texts end, prompt included; None for no limit.
 
     Raises:
         ValueError: If any row may have positions on both sides; naming how many tokens may be generated.
@@ -55,7 +57,7 @@ def check_rope(
         if kind == "longrope" and shortest > limit and not 0 < cached <= limit:
             continue
         room = limit - longest - num_proposals
-        wanted = room + 1 if config.max_length is None else config.max_length - input_ids.shape[1]
+        wanted = room + 1 if max_length is None else max_length - input_ids.shape[1]
         if wanted <= room:
             continue
         remedy = f"The target's {kind} rotary frequencies change at {limit} positions, and a block may reach past the "

@@ -132,3 +132,33 @@ def test_texts_longer_than_the_target_has_positions_are_warned_of(tiny_qwen3, ma
     drafter = make_drafter(tiny_qwen3, max_position_embeddings=64)
     tiny_qwen3.generate(torch.tensor([[5, 6, 7]]), assistant_model=drafter, max_new_tokens=20)
     assert "exceeded the model's predefined maximum length (16)" in said[0]
+
+
+@pytest.mark.parametrize("limits", [[22], [130], [130, 35]], ids=str)
+@pytest.mark.parametrize("cache", ["growing", "static", "batch"])
+@pytest.mark.parametrize("accuracy", [0.0, 0.9])
+def test_limits_of_the_caller_take_precedence(tiny_qwen3, tiny_drafter, cache, limits, accuracy):
+    """`generate` puts a caller's first limit in the place of its own, be it shorter or longer."""
+    ids, mask = left_padded(PROMPTS if cache == "batch" else PROMPTS[:1])
+    criteria = StoppingCriteriaList(MaxLengthCriteria(limit) for limit in limits)
+    options = {"attention_mask": mask, "stopping_criteria": criteria, "eos_token_id": -1, "pad_token_id": 0} | OPTIONS
+    plain = tiny_qwen3.generate(ids, **options)
+    assert plain.shape[1] == min(limits)
+    with oracle(tiny_qwen3, ids, accuracy, **options):
+        static = {"cache_implementation": "static"} if cache == "static" else {}
+        assert torch.equal(tiny_qwen3.generate(ids, assistant_model=tiny_drafter, **options, **static), plain)
+
+
+def test_an_attached_target_refuses_to_go_on_behind_its_limit(tiny_qwen3, tiny_drafter):
+    """Transformers' own assisted loop goes by its configuration, and would never end."""
+    call = {"assistant_model": tiny_drafter, "eos_token_id": -1, "pad_token_id": 0} | OPTIONS
+    criteria = StoppingCriteriaList([MaxLengthCriteria(40)])
+    hf_domino.uninstall()
+    hf_domino.attach(tiny_qwen3)
+    try:
+        words = r"max_length of stopping_criteria .* at most 27, got .more.\. Pass max_new_tokens"
+        with pytest.raises(ValueError, match=words):
+            tiny_qwen3.generate(PROMPTS[0][None], stopping_criteria=criteria, **call)
+    finally:
+        hf_domino.detach(tiny_qwen3)
+        hf_domino.install()

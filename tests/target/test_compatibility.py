@@ -21,10 +21,11 @@ from transformers import (
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     StaticCache,
+    StoppingCriteriaList,
     T5Config,
     T5ForConditionalGeneration,
 )
-from transformers.generation import GenerationMode
+from transformers.generation import GenerationMode, MaxLengthCriteria
 
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
@@ -186,8 +187,8 @@ def rope_call(rope_type, lengths, new_tokens, cached=0, **kwargs):
     mask = torch.stack([(torch.arange(longest) >= longest - length).long() for length in lengths])
     ids = kwargs.pop("input_ids", torch.ones_like(mask))
     cache = SimpleNamespace(get_seq_length=lambda: cached)
-    config = GenerationConfig(max_length=ids.shape[1] + new_tokens)
-    check_rope(target, 6, ids, {"attention_mask": mask, "past_key_values": cache} | kwargs, config)
+    kwargs = {"attention_mask": mask, "past_key_values": cache} | kwargs
+    check_rope(target, 6, ids, kwargs, GenerationConfig(), ids.shape[1] + new_tokens)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +223,14 @@ def test_calls_on_one_side_of_a_change_of_rotary_frequencies(rope_type, lengths,
 def test_calls_across_a_change_of_rotary_frequencies(rope_type, lengths, new_tokens, kwargs, words):
     with pytest.raises(ValueError, match=words):
         rope_call(rope_type, lengths, new_tokens, **kwargs)
+
+
+def test_a_change_of_rotary_frequencies_within_the_callers_own_limit(make_drafter):
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    target = LlamaForCausalLM(LlamaConfig(**TINY | {"max_position_embeddings": 32}, rope_parameters=rope)).eval()
+    call = {"assistant_model": make_drafter(target), "max_new_tokens": 4}
+    with pytest.raises(ValueError, match=r"max_new_tokens behind this prompt .* change at 32 positions"):
+        target.generate(PROMPT, stopping_criteria=StoppingCriteriaList([MaxLengthCriteria(60)]), **call)
 
 
 @pytest.mark.parametrize(

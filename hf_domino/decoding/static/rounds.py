@@ -67,14 +67,16 @@ def make_static(
         input_ids (`torch.Tensor`): The prompt `[1, T]`.
         runner ([`TargetRunner`]): What would run the target; its cache is a static one that is still empty.
         session ([`DraftSession`]): What would draft.
-        law ([`TokenLaw`]): The target's.
-        config (`GenerationConfig`): For the length limit, and for whether the cache is returned.
+        law ([`TokenLaw`]): The target's, and where texts end.
+        config (`GenerationConfig`): For `max_cache_len`, and for whether the cache is returned.
         compiling ([`CompileOptions`], *optional*): What stages are compiled with.
     """
     target, drafter, embeds = runner.target, session.drafter, runner.kwargs.get("inputs_embeds")
     num_embeds = 0 if embeds is None else embeds.shape[1] - input_ids.shape[1]
     most = drafter.config.num_draft_tokens
-    longest = max(config.max_length, getattr(config, "max_cache_len", None) or 0) + max(num_embeds, 0)
+    limit = law.stops.max_length
+    assert limit is not None, "generate always has a length limit, its own or the caller's"
+    longest = max(limit, getattr(config, "max_cache_len", None) or 0) + max(num_embeds, 0)
     # The last block may begin at the last position and be rejected as a whole.
     workspace = take_workspace(target.model, drafter, runner.cache, longest + most + 1, input_ids.device)
     workspace.graphs.compiler.options = compiling

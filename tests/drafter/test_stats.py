@@ -204,6 +204,15 @@ def test_an_output_has_the_statistics_of_its_call(tiny_qwen3, tiny_drafter, shar
     assert output.keys() == plain.keys()
 
 
+def test_a_streamer_that_is_used_again_has_the_statistics_of_its_last_call(tiny_qwen3, tiny_drafter):
+    streamer = SimpleNamespace(put=lambda value: None, end=lambda: None)
+    for count in (5, 3):
+        options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": -1}
+        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, streamer=streamer, **options)
+        assert streamer.stats is tiny_drafter.stats
+        assert streamer.stats.num_new_tokens == count
+
+
 def test_a_streamer_may_refuse_attributes(tiny_qwen3, tiny_drafter):
     class Streamer:
         __slots__ = ()

@@ -102,7 +102,7 @@ def candidate_generator(
 ) -> DominoCandidateGenerator:
     """Check the inputs and make what Transformers' own assisted loop drafts with."""
     config, processors = kwargs["generation_config"], kwargs["logits_processor"]
-    check_native_loop(target, len(input_ids), config, model_kwargs, stateful_processors(processors))
+    check_native_loop(len(input_ids), config, model_kwargs, stateful_processors(processors))
     check_inputs(target, input_ids, model_kwargs)
     num_proposals = assistant_model.config.num_draft_tokens
     check_rope(target, num_proposals, input_ids, model_kwargs, config, config.max_length)

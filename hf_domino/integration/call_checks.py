@@ -264,16 +264,11 @@ def check_static(
 
 
 def check_native_loop(
-    target: PreTrainedModel,
-    batch_size: int,
-    generation_config: GenerationConfig,
-    model_kwargs: Mapping[str, Any],
-    processors: Sequence[str],
+    batch_size: int, generation_config: GenerationConfig, model_kwargs: Mapping[str, Any], processors: Sequence[str]
 ) -> None:
     """Refuse what our loop does and Transformers' own assisted loop would get wrong without a word.
 
     Args:
-        target (`PreTrainedModel`): The attached target.
         batch_size (`int`): Sequences to generate.
         generation_config (`GenerationConfig`): The merged configuration of the call.
         model_kwargs (`Mapping`): Keyword arguments of the target's forward.
@@ -283,8 +278,6 @@ def check_native_loop(
         ValueError: For what only our loop does, and for stop strings, which it looks for at the end of a round.
     """
     remedy = "Call hf_domino.install() to generate with our loop, which can."
-    if getattr(target, "_is_stateful", False):
-        raise refusal(f"{type(target).__name__}._is_stateful in an attached target", False, True, remedy)
     if batch_size > 1:
         raise refusal("the batch size in an attached target", 1, batch_size, remedy)
     for field in ("output_hidden_states", "output_attentions"):

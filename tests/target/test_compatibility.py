@@ -12,8 +12,6 @@ from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
-    BambaConfig,
-    BambaForCausalLM,
     DynamicCache,
     GenerationConfig,
     LlamaConfig,
@@ -29,7 +27,7 @@ from transformers.generation import GenerationMode, MaxLengthCriteria
 
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.integration.call_checks import check_generation, check_inputs, check_native_loop
+from hf_domino.integration.call_checks import check_generation, check_inputs
 from hf_domino.integration.rope_checks import check_rope
 from hf_domino.target.compatibility import check_rows, check_target
 
@@ -321,14 +319,6 @@ def test_encoder_decoder_target(tiny_drafter):
     config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=64, num_layers=4, num_heads=4, decoder_start_token_id=2)
     with pytest.raises(ValueError, match=r"is_encoder_decoder must be False, got True.*decoder-only"):
         T5ForConditionalGeneration(config).generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
-
-
-def test_recurrent_target_in_the_native_loop():
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 4, "mamba_d_head": 16}
-    target = BambaForCausalLM(BambaConfig(**sizes, **heads, mamba_d_state=8, attn_layer_indices=[1, 3]))
-    with pytest.raises(ValueError, match=r"_is_stateful in an attached target must be False.*hf_domino.install"):
-        check_native_loop(target, 1, GenerationConfig(), {}, [])
 
 
 def test_fitting_targets_pass(tiny_qwen3, tiny_llama, make_drafter):

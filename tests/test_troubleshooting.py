@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import subprocess
 import sys
@@ -64,6 +65,17 @@ def test_errors_are_quoted_as_they_are(quoted, tiny_qwen3, tmp_path, monkeypatch
     (provoke,) = (provoke for name, provoke in PROVOKED.items() if name in quoted)
     with pytest.raises(ValueError, match=".*".join(pieces)):
         provoke(tiny_qwen3, tmp_path)
+
+
+def test_a_plain_forward_leaves_a_target_that_cannot_be_pickled(tmp_path):
+    target = Qwen3ForCausalLM(Qwen3Config(**TINY))
+    pickle.dumps(target)
+    target(PROMPT, output_hidden_states=True)
+    quoted = re.search(r"^`… (local object .*)`$", PAGE.read_text(), re.MULTILINE).group(1)
+    with pytest.raises((AttributeError, pickle.PicklingError), match=re.escape(quoted)):
+        pickle.dumps(target)
+    target.save_pretrained(tmp_path)
+    pickle.dumps(Qwen3ForCausalLM.from_pretrained(tmp_path))
 
 
 def test_transformers_alone_says_what_the_page_says(tmp_path):

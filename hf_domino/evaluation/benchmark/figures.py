@@ -74,7 +74,7 @@ def _draw_speed_up(rows: Sequence[Row], summaries: Summaries) -> Any:
         plain = summaries[mode, BASELINE].tokens_per_second
         for place, method in enumerate(methods):
             summary = summaries[mode, method]
-            ends = [end / plain for end in summary.quartiles or (summary.tokens_per_second,) * 2]
+            ends = [end / plain for end in summary.quartiles]
             axes.barh(place, summary.speed_up, height=0.62, color=colour_of(method))
             axes.plot(ends, [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
             _write_beside(axes, max(*ends, summary.speed_up), place, f"{summary.speed_up:.2f} x")

@@ -47,9 +47,7 @@ def results_table(rows: Sequence[Row]) -> str:
 
 
 def _cells(summary: Summary, has_lean: bool) -> list[str]:
-    speed = f"{summary.tokens_per_second:.0f}"
-    if summary.quartiles is not None:
-        speed += f" ({summary.quartiles[0]:.0f}-{summary.quartiles[1]:.0f})"
+    speed = f"{summary.tokens_per_second:.0f} ({summary.quartiles[0]:.0f}-{summary.quartiles[1]:.0f})"
     over_lean = [number(summary.speed_up_over_lean, " x")] if has_lean else []
     return [speed, number(summary.speed_up, " x"), *over_lean, acceptance_of(summary)]
 
@@ -104,18 +102,16 @@ def caption(rows: Sequence[Row]) -> str:
     plain = rows_of(rows, BASELINE, "greedy")
     sources = [source for row in plain for source in row["sources"]]
     prompts = _count(len(sources), "held-out prompt" if all(module for module, *_ in sources) else "prompt")
-    counts = [row.get("new_tokens", first["max_new_tokens"] * len(row["sources"])) for row in plain]
-    written = sum(counts) / max(len(sources), 1)
+    written = sum(row["new_tokens"] for row in plain) / max(len(sources), 1)
     most = f"{first['max_new_tokens']} new tokens"
     tokens = most if written == first["max_new_tokens"] else f"up to {most} (plain, greedy: {written:.0f} on average)"
     place, repeats = place_of(first), _count(first["repeats"], "repeat")
-    spread = ", quartiles over both" if "seconds_each" in first else ""
     over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
     return (
         f"{first['pair']}, {prompts} x {tokens}, batch "
-        f"{first['batch_size']}, {first['dtype']}, {place}; all methods "
-        f"interleaved in one process, median of {repeats} a prompt, then over prompts{spread}; speed-up over "
-        f"{over}. {_equality(rows)}{_notes(rows)} "
+        f"{first['batch_size']}, {first['dtype']}, {place}; all methods interleaved in one process, median of "
+        f"{repeats} a prompt, then over prompts, quartiles over both; speed-up over {over}. "
+        f"{_equality(rows)}{_notes(rows)} "
         f"torch {first['torch']}, transformers {first['transformers']}, commit {first['commit'][:7]}, "
         f"seed {first['seed']}, {first['date']}."
     )
@@ -156,19 +152,15 @@ def place_of(row: Row, cpu: str = "") -> str:
         row (`Row`): A measured row.
         cpu (`str`, *optional*): What to call a CPU; its own name by default.
     """
-    if row.get("device", "cpu") != "cpu":
+    if row["device"] != "cpu":
         return row["hardware"]
     return f"{_count(row['threads'], 'thread')} of {cpu or row['hardware']}"
 
 
 def _notes(rows: Sequence[Row]) -> str:
-    """Does the text loop, where rows of this kind say so, and what was not measured."""
-    notes = ""
-    if "seconds_each" in measured(rows)[0]:
-        ratios = [
-            f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()
-        ]
-        notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
+    """Does the text loop, and what was not measured."""
+    ratios = [f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()]
+    notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
     summaries = [summarize(rows, method, mode) for method in methods_of(rows) for mode in modes_of(rows)]
     if any("(" in acceptance_of(one) for one in summaries):
         notes += " Acceptance length is of rounds that drafted; in brackets, tokens per forward."

@@ -19,11 +19,11 @@ FORWARDS = ("draft", "rollout", "target_forward")
 
 @dataclass(frozen=True)
 class Summary:
-    """One method in one mode over all prompts. What the rows do not say is None.
+    """One method in one mode over all prompts.
 
     Args:
         tokens_per_second (`float`): Median over prompts.
-        quartiles (`tuple[float, float]`, *optional*): Of tokens/s over all prompts and repeats.
+        quartiles (`tuple[float, float]`): Of tokens/s over all prompts and repeats.
         speed_up (`float`): `tokens_per_second` over plain generation's.
         speed_up_over_lean (`float`, *optional*): The same over the lean loop's.
         acceptance_length (`float`, *optional*): Mean over all rounds that drafted, or over all rounds of rows that do
@@ -32,12 +32,12 @@ class Summary:
             rounds.
         acceptance_rate_at (`list[float]`): Share of the same rounds as `acceptance_length` that accepted proposal k;
             empty without rounds.
-        ttft_ms (`float`, *optional*): Milliseconds to the first token, median over prompts.
-        tpot_ms (`float`, *optional*): Milliseconds per further token, median over prompts.
+        ttft_ms (`float`): Milliseconds to the first token, median over prompts.
+        tpot_ms (`float`, *optional*): Milliseconds per further token, median over prompts; None without any.
         ms_per_round (`dict[str, float]`): Mean milliseconds of a round in each phase; empty without rounds of ours.
-        peak_memory_bytes (`int`, *optional*): Most that any prompt took.
+        peak_memory_bytes (`int`, *optional*): Most that any prompt took; None on a CPU.
         distinct_4gram (`float`): Mean over prompts of the share of 4-grams that are new.
-        num_equal (`int`, *optional*): Prompts whose tokens equal plain generation's; None in rows that do not say.
+        num_equal (`int`, *optional*): Prompts whose tokens equal plain generation's; None where that was not compared.
         num_prompts (`int`): Prompts measured.
         length_excess (`float`): By how much `acceptance_length` may be too high, of older rows that do not tell whether
             a text's last round drafted or copied.
@@ -45,7 +45,7 @@ class Summary:
     """
 
     tokens_per_second: float
-    quartiles: tuple[float, float] | None
+    quartiles: tuple[float, float]
     speed_up: float
     speed_up_over_lean: float | None
     acceptance_length: float | None
@@ -79,7 +79,7 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
     if speed is None or plain is None:
         raise ValueError(f"no rows with method={method!r} and mode={mode!r}: measure them with `hf-domino bench`.")
     drafted = sum(map(_num_drafted, chosen)) or 1
-    peaks = [row["peak_memory_bytes"] for row in chosen if row.get("peak_memory_bytes") is not None]
+    peaks = [row["peak_memory_bytes"] for row in chosen if row["peak_memory_bytes"] is not None]
     return Summary(
         tokens_per_second=speed,
         quartiles=_quartiles(chosen),
@@ -121,16 +121,16 @@ def _median_speed(rows: Sequence[Row]) -> float | None:
     return statistics.median(row["tokens_per_second"] for row in rows) if rows else None
 
 
-def _quartiles(rows: Sequence[Row]) -> tuple[float, float] | None:
-    speeds = [row["new_tokens"] / seconds for row in rows for seconds in row.get("seconds_each", ())]
-    if len(speeds) < 2:
-        return (speeds[0], speeds[0]) if speeds else None
+def _quartiles(rows: Sequence[Row]) -> tuple[float, float]:
+    speeds = [row["new_tokens"] / seconds for row in rows for seconds in row["seconds_each"]]
+    if len(speeds) == 1:
+        return speeds[0], speeds[0]
     first, _, third = statistics.quantiles(speeds, n=4, method="inclusive")
     return first, third
 
 
 def _median_ms(rows: Iterable[Row], field: str) -> float | None:
-    values = [row[field] for row in rows if row.get(field) is not None]
+    values = [row[field] for row in rows if row[field] is not None]
     return 1000 * statistics.median(values) if values else None
 
 
@@ -160,7 +160,7 @@ def _counted(row: Row) -> float | None:
 def _surplus(row: Row) -> int:
     """Tokens that a row's rounds count behind the ends of its texts."""
     counted = _counted(row)
-    if counted is None or "new_tokens" not in row:
+    if counted is None:
         return 0
     return max(round(counted * row["num_rounds"]) - row["new_tokens"] + len(row["sources"]), 0)
 
@@ -181,7 +181,7 @@ def _mean_length(weighted: Iterable[tuple[int, float | None]]) -> float | None:
 
 def _mean_rates(rows: Iterable[Row]) -> list[float]:
     """Rates of all rounds together; a row that says nothing of a position accepted none there."""
-    counted = [row for row in rows if row.get("acceptance_rate_at")]
+    counted = [row for row in rows if row["acceptance_rate_at"]]
     rounds = sum(map(_num_drafted, counted))
     depth = max((len(row["acceptance_rate_at"]) for row in counted), default=0)
     padded = [(_num_drafted(row), row["acceptance_rate_at"] + [0.0] * depth) for row in counted]
@@ -189,7 +189,7 @@ def _mean_rates(rows: Iterable[Row]) -> list[float]:
 
 
 def _mean_phases(rows: Iterable[Row]) -> dict[str, float]:
-    counted = [row for row in rows if row.get("ms_per_round")]
+    counted = [row for row in rows if row["ms_per_round"]]
     rounds = sum(row["num_rounds"] for row in counted)
     names = counted[0]["ms_per_round"] if counted else {}
     return {name: sum(row["num_rounds"] * row["ms_per_round"][name] for row in counted) / rounds for name in names}

@@ -19,26 +19,20 @@ ORIGIN = {
 PHASES_MS = {"draft": 2.0, "rollout": 1.0, "target_forward": 6.0, "verify": 0.75, "rest": 0.25}
 
 
-def old_row(method, prompt, speed, lengths=(), mode="greedy", equal=True):
-    """A row as published before the lean loop, spread, latency and phases were measured."""
+def row(method, prompt, speeds, lengths=(), mode="greedy", equal=True, phases=None):
+    """A measured row; `speeds` are tokens/s of each repeat, in increasing order."""
+    depth, count = max(lengths, default=1) - 1, 1 + sum(lengths) if lengths else 8
     return ORIGIN | {
         "method": method,
         "mode": mode,
         "prompt": prompt,
         "sources": [["module", 0, "hash"]],
         "temperature": 0.0 if mode == "greedy" else 0.7,
-        "tokens_per_second": speed,
+        "tokens_per_second": speeds[len(speeds) // 2],
         "num_rounds": len(lengths),
         "acceptance_length": sum(lengths) / len(lengths) if lengths else None,
         "distinct_4gram": 0.8,
-        "equals_plain": equal if mode == "greedy" else None,  # sampled outputs were not compared
-    }
-
-
-def row(method, prompt, speeds, lengths=(), mode="greedy", equal=True, phases=None):
-    """A row of today; `speeds` are tokens/s of each repeat, in increasing order."""
-    depth, count = max(lengths, default=1) - 1, 1 + sum(lengths) if lengths else 8
-    return old_row(method, prompt, speeds[len(speeds) // 2], lengths, mode, equal) | {
+        "equals_plain": equal,
         "device": "cpu",
         "new_tokens": count,
         "seconds_each": [count / speed for speed in speeds],

@@ -41,7 +41,7 @@ def test_figures_follow_the_rows_and_nothing_else(tmp_path):
 
 
 def test_figures_of_rows_without_rounds():
-    rows = [measured.old_row("plain", 0, 100), measured.old_row("domino", 0, 150)]
+    rows = [measured.row("plain", 0, [100]), measured.row("domino", 0, [150])]
     assert list(make_figures(rows)) == ["speed-up"]
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import measured
 import pytest
-from measured import ORIGIN, old_row
+from measured import ORIGIN, row
 
 from hf_domino.evaluation.benchmark.report import MARKERS, caption, details_table, fill_readme, results_table
 from hf_domino.evaluation.benchmark.rows import read_rows
@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[3]
 PUBLISHED = ROOT / "model_cards" / f"{BUNDLED}-domino" / "results.jsonl"
 
 MEASURED = [(190, [2]), (200, [4, 6, 8]), (900, [3])]  # tokens/s and rounds of each prompt
-ROWS = [old_row("plain", prompt, speed) for prompt, speed in enumerate([90, 100, 140])]
-ROWS += [old_row("domino", prompt, speed, lengths) for prompt, (speed, lengths) in enumerate(MEASURED)]
+ROWS = [row("plain", prompt, [speed]) for prompt, speed in enumerate([90, 100, 140])]
+ROWS += [row("domino", prompt, [speed], lengths) for prompt, (speed, lengths) in enumerate(MEASURED)]
 
 ALL = measured.rows()
 
@@ -28,14 +28,7 @@ def test_summary_takes_medians_over_prompts_and_means_over_rounds():
     assert (summary.num_equal, summary.num_prompts) == (3, 3)
 
 
-def test_what_old_rows_do_not_say_is_none():
-    summary = summarize(ROWS, "domino", "greedy")
-    unknown = (summary.quartiles, summary.speed_up_over_lean, summary.ttft_ms, summary.tpot_ms, summary.overhead)
-    assert unknown == (None,) * 5
-    assert (summary.acceptance_rate_at, summary.ms_per_round) == ([], {})
-
-
-def test_summary_of_todays_rows():
+def test_summary_of_rows():
     summary = summarize(measured.rows(), "domino", "sample")
     assert (summary.speed_up, summary.speed_up_over_lean) == (2.0, 1.6)
     assert summary.quartiles == pytest.approx((185, 245))  # of 180 180 200 200 260 260
@@ -95,19 +88,11 @@ def test_missing_rows_are_named():
 
 
 def test_table_shows_differences_honestly():
-    rows = [*ROWS[:-1], old_row("domino", 2, 900, [3], equal=False)]
+    rows = [*ROWS[:-1], row("domino", 2, [900], [3], equal=False)]
     assert "plain `generate`: 2 of 3" in results_table(rows)
 
 
-def test_table_of_old_rows_has_both_modes():
-    sampled = [old_row("plain", 0, 100, mode="sample"), old_row("domino", 0, 150, [3], mode="sample")]
-    lines = results_table(ROWS + sampled).splitlines()
-    assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|") == 8
-    assert "T = 0.7, speed-up" in lines[0]
-    assert "1.50 x" in lines[3]
-
-
-def test_table_of_todays_rows_has_spread_and_both_speed_ups():
+def test_table_has_spread_and_both_speed_ups():
     lines = results_table(measured.rows()).splitlines()
     assert len({line.count("|") for line in lines[:6]}) == 1
     assert "greedy, over plain | greedy, over lean" in lines[0]
@@ -117,8 +102,8 @@ def test_table_of_todays_rows_has_spread_and_both_speed_ups():
 
 
 def test_table_shows_methods_it_does_not_know():
-    rows = [*ROWS, *(old_row("newer", prompt, 300, [5]) for prompt in range(3))]
-    assert results_table(rows).splitlines()[4].startswith("| newer | 300 | 3.00 x | 5.00 |")
+    rows = [*ROWS, *(row("newer", prompt, [300], [5]) for prompt in range(3))]
+    assert results_table(rows).splitlines()[4].startswith("| newer | 300 (300-300) | 3.00 x | 5.00 |")
 
 
 def test_details_leave_out_what_no_row_says():
@@ -177,7 +162,7 @@ def test_published_rows_say_where_they_come_from():
 
 
 def test_the_caption_counts_equal_outputs_by_what_is_promised():
-    assert "Sampled" not in caption(measured.rows())
+    assert "Sampled" not in caption(measured.rows(["greedy"]))
 
     def doctored(change):
         return caption([one | {"equals_plain": change(one)} if one.get("mode") == "sample" else one for one in ALL])

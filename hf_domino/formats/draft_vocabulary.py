@@ -11,6 +11,7 @@ Shapes: V tokens of the target, D of the draft vocabulary, H hidden size, R low 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -54,20 +55,27 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     return found, f"{note}."
 
 
-def exported_ids(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
-    """The way back of [`spread`]: the ids `[D]` of the draft vocabulary of a checkpoint whose W2 is of all tokens.
+def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
+    """Read a draft vocabulary that is stored, and of which the configuration says nothing.
 
     Args:
-        stored (`Mapping`): What its files hold.
-        config (`DominoConfig`): Its configuration.
+        stored (`Mapping`): What a checkpoint's files hold.
+        config (`DominoConfig`): Its configuration; `draft_vocab_size` is set where there is `d2t` of fewer tokens.
 
     Returns:
-        `torch.Tensor`: None where it has no `t2d`, or a draft vocabulary of its own.
+        `torch.Tensor`: The ids `[D]` where there is `t2d` alone, as of [`spread`], and W2 is of all tokens; else None.
 
     Raises:
-        ValueError: If `t2d` does not say of each token whether it is drafted, or of none that it is.
+        ValueError: If `d2t` is longer than the vocabulary, or `t2d` does not say of each token whether it is drafted.
     """
-    if T2D not in stored or D2T in stored or config.draft_vocab_size is not None:
+    if config.draft_vocab_size is not None:
+        return None
+    if D2T in stored:
+        if (size := math.prod(stored[D2T].shape)) != config.vocab_size:
+            config.draft_vocab_size = size
+            config.check()
+        return None
+    if T2D not in stored:
         return None
     t2d = stored[T2D].read()
     if t2d.shape != (config.vocab_size,) or t2d.is_floating_point() or not t2d.any():

@@ -19,7 +19,7 @@ from transformers.utils.hub import resolve_revision
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.draft_vocabulary import exported_ids
+from hf_domino.formats.draft_vocabulary import untold
 from hf_domino.formats.fields import CORRECT_IT, DTYPE_FIELDS, required
 from hf_domino.formats.format import Format, StoredConfig
 from hf_domino.formats.others import refuse_others
@@ -65,7 +65,9 @@ def translate(name: Any, arguments: dict[str, Any]) -> Checkpoint | None:
         return None
     _pin(name, arguments)
     download = {key: arguments[key] for key in DOWNLOAD_ARGUMENTS if key in arguments}
-    found, is_given = OURS, "draft_vocab_size" in arguments  # None: all tokens, whatever is stored
+    found = OURS
+    # None of it asks for all tokens, whatever is stored
+    is_told = "draft_vocab_size" in arguments or isinstance(arguments.get("config"), PreTrainedConfig)
     if not isinstance(arguments.get("config"), PreTrainedConfig):
         stored = read_config(arguments.get("config") or name, download)
         if stored is None:
@@ -75,7 +77,7 @@ def translate(name: Any, arguments: dict[str, Any]) -> Checkpoint | None:
         arguments["key_mapping"] = dict(found.renames)
     tensors = stored_tensors(name, found, download, arguments.get("variant"))
     arguments["force_download"] = False  # all of it is here now
-    return Checkpoint(found, None if is_given else exported_ids(tensors, arguments["config"]))
+    return Checkpoint(found, None if is_told else untold(tensors, arguments["config"]))
 
 
 def _pin(name: str | os.PathLike, arguments: dict[str, Any]) -> None:

@@ -41,6 +41,20 @@ def test_a_released_checkpoint_loads(tiny_qwen3, tmp_path, name, has_t2d):
     assert torch.equal(tiny_qwen3.generate(prompt, assistant_model=again, **options), plain)
 
 
+@pytest.mark.parametrize("name", ["specforge_domino", "zlab"])
+def test_a_size_that_the_map_alone_tells(tiny_qwen3, tmp_path, name):
+    stored = reduced(RELEASED[name])
+    ours = our_drafter(tiny_qwen3, stored).restricted(IDS)
+    tensors = stored_tensors(ours, {})
+    write_checkpoint(tmp_path, stored, tensors)
+    loaded = DominoDraftModel.from_pretrained(tmp_path)
+    assert (loaded.config.draft_vocab_size, loaded.vocabulary.token_ids.tolist()) == (len(IDS), IDS)
+    torch.testing.assert_close(draft_logits(loaded, tiny_qwen3), draft_logits(ours, tiny_qwen3), **FP32_TOL)
+    write_checkpoint(tmp_path, stored, tensors | {"d2t": torch.zeros(VOCAB_SIZE + 1, dtype=torch.int64)})
+    with pytest.raises(ValueError, match=r"draft_vocab_size must be in \[1, 64\] \(vocab_size=64\), got 65"):
+        DominoDraftModel.from_pretrained(tmp_path)
+
+
 def test_a_map_that_is_missing(tiny_qwen3, tmp_path):
     stored = reduced(RELEASED["speculators_dflash"]) | {"draft_vocab_size": len(IDS)}
     tensors = stored_tensors(our_drafter(tiny_qwen3, stored).restricted(IDS), {})

@@ -37,9 +37,8 @@ from hf_domino.formats.d2t import check_d2t
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.format import TARGET_TENSORS
-from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_no_extras, translate
+from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, translate
 from hf_domino.formats.standalone.bundle import write_bundle
-from hf_domino.target.compatibility import check_loading_info
 
 
 class DominoDraftModel(PushesItsCard, PreTrainedModel):
@@ -295,24 +294,20 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
                 garbage without a word. Also if there is no such folder or Hub name, or a drafter of another kind in it.
         """
         wants_info = kwargs.pop("output_loading_info", False)
-        kwargs["ignore_mismatched_sizes"] = True  # ours is the clearer error
-        found = translate(pretrained_model_name_or_path, kwargs)
+        token_ids = translate(pretrained_model_name_or_path, kwargs)
         download = {key: kwargs[key] for key in DOWNLOAD_ARGUMENTS if key in kwargs}
-        if found is None and (base := base_of(pretrained_model_name_or_path, download)) is not None:
+        if kwargs.get("config") is None and (base := base_of(pretrained_model_name_or_path, download)) is not None:
             arguments = {key: value for key, value in kwargs.items() if key not in download} | base_download(download)
             model, info = cls.from_pretrained(base, *args, **arguments, output_loading_info=True)
             model = load_adapter(model, os.fspath(pretrained_model_name_or_path), download)
             return (model, info) if wants_info else model  # type: ignore[return-value]
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        check_loading_info(model.config, info)
         if model.config.draft_vocab_size is not None and not model.d2t.is_meta:
             check_d2t(model.d2t, model.config.vocab_size)
             model.d2t = model.d2t.long()
-        if found is not None:
-            check_no_extras(found.format, info["unexpected_keys"])
-            if found.token_ids is not None:
-                model = restrict(model, found.token_ids, model.name_or_path)
-            model._weight_conversions = []  # saved under our names, with our configuration
+        if token_ids is not None:
+            model = restrict(model, token_ids, model.name_or_path)
+        model._weight_conversions = []  # saved under our names, with our configuration
         model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]
 

@@ -46,11 +46,12 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(stored, SECTION)
     required(stored, *SIZES, "block_size", "mask_token_id")
     _check_attention(stored)
+    backbone = backbone_fields(stored)
     num_target_layers, layer_ids = stored.get("num_target_layers"), stored.get("target_layer_ids")
     if layer_ids is None:
         required(stored, "num_target_layers")
         layer_ids = default_target_layer_ids(stored["num_target_layers"], stored["num_hidden_layers"])
-    fields = backbone_fields(stored) | {
+    fields = backbone | {
         "block_size": stored["block_size"],
         "draft_vocab_size": stored.get("draft_vocab_size"),
         "mask_token_id": stored["mask_token_id"],

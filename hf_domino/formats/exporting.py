@@ -23,6 +23,7 @@ from hf_domino.formats.dflash_config import DFLASH_CONFIG
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
 from hf_domino.formats.engines import ENGINES, Engine, Unmet, engine_of, unmet
 from hf_domino.formats.format import StoredConfig
+from hf_domino.formats.sizes import shapes_of, shown
 from hf_domino.formats.source import CONFIG
 from hf_domino.formats.speculators import SPECULATORS
 
@@ -31,7 +32,6 @@ logger = logging.get_logger(__name__)
 FORMATS = {"specforge": DFLASH_CONFIG, "speculators": SPECULATORS}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_SHARD_SIZE = "5GB"
-MOST_SHOWN = 4  # names in an error
 WEIGHTS = "model*.safetensors*"  # whole, in shards, and their index
 _HEADLESS = Unmet("lm_head.weight", "stored beside d2t", "none", NO_HEAD)
 
@@ -175,15 +175,12 @@ def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
     Raises:
         ValueError: If they are others than its configuration describes, or not in memory.
     """
-    with torch.device("meta"):
-        described = {name: tensor.shape for name, tensor in type(drafter)(drafter.config).state_dict().items()}
     tensors = drafter.state_dict()
-    others = described.items() ^ {name: tensor.shape for name, tensor in tensors.items()}.items()
+    others = shapes_of(drafter.config).items() ^ {name: tuple(t.shape) for name, t in tensors.items()}.items()
     if others:
         remedy = "Merge an adapter (`merge_and_unload`), or load the drafter without quantisation."
         names = sorted({name for name, _ in others})
-        shown = names[:MOST_SHOWN] + ["..."] * (len(names) > MOST_SHOWN)
-        raise refusal("the drafter's tensors", "those of its configuration", shown, remedy)
+        raise refusal("the drafter's tensors", "those of its configuration", shown(names), remedy)
     if away := sorted(name for name, tensor in tensors.items() if tensor.is_meta):
         raise refusal("the drafter's tensors", "in memory", away, "Load the drafter without offloading.")
     return tensors

@@ -22,6 +22,7 @@ DECODER_FIELDS = (
     *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps"),
     *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
 )
+MOST_LAYERS = 1000  # no decoder has as many, and Transformers makes a list of them
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
@@ -156,12 +157,15 @@ def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
         stored (`Mapping`): Its fields; `model_type` is `"qwen3"` where there is none.
 
     Raises:
-        ValueError: If Transformers knows no such `model_type`.
+        ValueError: If Transformers knows no such `model_type`, or it has more layers than any decoder.
     """
     model_type = stored.get("model_type") or "qwen3"
     if model_type not in CONFIG_MAPPING:
         remedy = "A newer transformers may know it."
         raise refusal("model_type of the backbone", "one that transformers knows", model_type, remedy)
+    depth = stored.get("num_hidden_layers")
+    if isinstance(depth, int) and depth > MOST_LAYERS:
+        raise refusal("num_hidden_layers in the checkpoint's config.json", f"at most {MOST_LAYERS}", depth, CORRECT_IT)
     return CONFIG_MAPPING[model_type].from_dict(dict(stored))
 
 

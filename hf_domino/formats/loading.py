@@ -7,8 +7,7 @@ downloads.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,29 +23,18 @@ from hf_domino.formats.fields import CORRECT_IT, DTYPE_FIELDS, required
 from hf_domino.formats.format import Format, StoredConfig
 from hf_domino.formats.others import refuse_others
 from hf_domino.formats.registry import format_of
+from hf_domino.formats.sizes import check_tensors
 from hf_domino.formats.source import check_source
 from hf_domino.formats.stored import read_config, stored_tensors
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")
+DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
 NAME = "pretrained_model_name_or_path"
 OURS = Format(DominoConfig.model_type, lambda stored: stored.get("model_type") == DominoConfig.model_type, dict)
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """What a checkpoint is of, beside its configuration.
-
-    Args:
-        format ([`Format`]): Its format, [`OURS`] for our own.
-        token_ids (`torch.Tensor`, *optional*): The ids `[D]` of a draft vocabulary that is to be cut out of it.
-    """
-
-    format: Format
-    token_ids: torch.Tensor | None
-
-
-def translate(name: Any, arguments: dict[str, Any]) -> Checkpoint | None:
+def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     """Read which format a checkpoint is of, and add what loads it to the arguments of `from_pretrained`.
 
     Args:
@@ -55,13 +43,15 @@ def translate(name: Any, arguments: dict[str, Any]) -> Checkpoint | None:
             `revision` are set, and fields of [`DominoConfig`] taken out. An adapter's stay as they are.
 
     Returns:
-        [`Checkpoint`]: What it is of; None for adapters.
+        `torch.Tensor`: The ids `[D]` of a draft vocabulary that is to be cut out of what is loaded; None for most.
 
     Raises:
         ValueError: If there is no such folder or Hub name, or it holds a drafter that cannot be loaded.
     """
     arguments["use_safetensors"] = True  # a pickle can hold anything
     if not isinstance(name, (str, os.PathLike)):
+        if arguments.get("config") is not None and arguments.get("state_dict") is not None:
+            check_tensors(arguments["config"], OURS, arguments["state_dict"])
         return None
     _pin(name, arguments)
     download = {key: arguments[key] for key in DOWNLOAD_ARGUMENTS if key in arguments}
@@ -76,8 +66,10 @@ def translate(name: Any, arguments: dict[str, Any]) -> Checkpoint | None:
         found, arguments["config"] = interpret(stored, overrides)
         arguments["key_mapping"] = dict(found.renames)
     tensors = stored_tensors(name, found, download, arguments.get("variant"))
+    token_ids = None if is_told else untold(tensors, arguments["config"])
+    check_tensors(arguments["config"], found, tensors)
     arguments["force_download"] = False  # all of it is here now
-    return Checkpoint(found, None if is_told else untold(tensors, arguments["config"]))
+    return token_ids
 
 
 def _pin(name: str | os.PathLike, arguments: dict[str, Any]) -> None:
@@ -140,9 +132,8 @@ def _check_types(fields: Mapping[str, Any]) -> None:
             expected = annotation.replace(" | ", " or ")
             raise refusal(f"{name} in the checkpoint's config.json", expected, fields[name], CORRECT_IT)
     dtype = next((fields[name] for name in DTYPE_FIELDS if fields.get(name) is not None), "float32")
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise refusal("dtype in the checkpoint's config.json", "a float type of torch's", dtype, CORRECT_IT)
+    if str(dtype).removeprefix("torch.") not in DTYPES:
+        raise refusal("dtype in the checkpoint's config.json", f"one of {', '.join(DTYPES)}", dtype, CORRECT_IT)
     if fields.get("hidden_act", "silu") not in ACT2FN:
         expected = "one that transformers knows"
         raise refusal("hidden_act in the checkpoint's config.json", expected, fields["hidden_act"], CORRECT_IT)
@@ -155,19 +146,3 @@ def _is_a(kind: str, value: Any) -> bool:
     return (found == kind or (found, kind) == ("int", "float")) and (
         not inner or all(_is_a(inner, element) for element in value)
     )
-
-
-def check_no_extras(found: Format, unexpected: Iterable[str]) -> None:
-    """Refuse tensors of a checkpoint that a drafter does not have: it would draft otherwise than it was trained to.
-
-    Args:
-        found ([`Format`]): The checkpoint's format.
-        unexpected (`Iterable[str]`): Names of tensors that were not loaded, without the target's.
-
-    Raises:
-        ValueError: If there are any.
-    """
-    if extra := sorted(unexpected):
-        expected = f"those of a drafter ({found.name})"
-        remedy = "hf_domino knows no such part of a drafter; load a checkpoint without it."
-        raise refusal("the checkpoint's tensors", expected, f"also {', '.join(extra)}", remedy)

@@ -89,6 +89,7 @@ def stored_tensors(
             ours = tensor.name
             for pattern, replacement in found.renames.items():
                 ours = re.sub(pattern, replacement, ours)
+            ours = ours.removeprefix("model.")  # as Transformers does
             if ours in stored and not is_of_target(tensor.name):
                 value = f"{stored[ours].name} and {tensor.name}"
                 raise refusal("the checkpoint's tensors", "there once each", value, AGAIN)

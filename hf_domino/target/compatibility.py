@@ -1,7 +1,7 @@
-"""Checks of checkpoints and models, made before any forward: one error with field, expected, value and remedy.
+"""Checks of models, made before any forward: one error with field, expected, value and remedy.
 
-Three moments: a checkpoint is loaded, drafter and target meet, a batch begins. `call_checks` has those of a call of
-`generate`.
+Two moments: drafter and target meet, a batch begins. `call_checks` has those of a call of `generate`, and
+`formats.sizes` those of a checkpoint that is loaded.
 """
 
 from __future__ import annotations
@@ -47,59 +47,6 @@ CAUSAL_ANYHOW = ("gpt_neox", "gpt_neox_japanese")
 RELATIVE_POSITIONS = ("bloom", "mpt")
 COUNTS_PADDING = ("git",)
 OWN_DRAFTER = "Load the drafter made for this target, or build one with DominoConfig.for_target(target.config)."
-
-
-# --- a checkpoint is loaded -------------------------------------------------------------------------------------
-
-
-def check_loading_info(config: DominoConfig, loading_info: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose tensors are not the ones `config` describes.
-
-    Args:
-        config (`DominoConfig`): Configuration the drafter was built from.
-        loading_info (`Mapping`): What `from_pretrained(..., output_loading_info=True, ignore_mismatched_sizes=True)`
-            returns beside the model: `missing_keys`, `unexpected_keys`, `mismatched_keys`.
-
-    Raises:
-        ValueError: For a DFlash checkpoint read as Domino or the reverse, and for missing or misshapen weights.
-    """
-    missing, unexpected = sorted(loading_info["missing_keys"]), sorted(loading_info["unexpected_keys"])
-    _check_projector_type(config, missing, unexpected)
-    if missing:
-        raise refusal(
-            "the checkpoint's tensors",
-            f"complete (projector_type={config.projector_type!r})",
-            f"a file without {', '.join(missing)}",
-            "Save the drafter again with save_pretrained, or download the checkpoint again.",
-        )
-    for name, stored, wanted in sorted(loading_info["mismatched_keys"]):
-        raise refusal(
-            f"the checkpoint's {name}",
-            f"of shape {tuple(wanted)} (hidden_size={config.hidden_size}, gru_hidden_dim={config.gru_hidden_dim}, "
-            f"emb_dim={config.emb_dim}, vocab_size={config.vocab_size}, draft_vocab_size={config.draft_vocab_size})",
-            tuple(stored),
-            "Load it with the configuration it was saved with.",
-        )
-
-
-def _check_projector_type(config: DominoConfig, missing: list[str], unexpected: list[str]) -> None:
-    has_head = config.projector_type == "domino"
-    absent = {name.split(".")[0] for name in missing} >= set(HEAD_MODULES)
-    surplus = [name for name in unexpected if name.split(".")[0] in HEAD_MODULES]
-    if has_head and absent:
-        raise refusal(
-            "projector_type",
-            "'dflash' for this checkpoint (it has no prefix_gru and embed_proj: plain DFlash)",
-            config.projector_type,
-            "Set projector_type='dflash' in its configuration, or load a Domino checkpoint.",
-        )
-    if not has_head and surplus:
-        raise refusal(
-            "projector_type",
-            f"'domino' for this checkpoint (it has a correction head: {', '.join(surplus)})",
-            config.projector_type,
-            "Set projector_type='domino' in its configuration, or load a DFlash checkpoint.",
-        )
 
 
 # --- drafter and target meet ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from builders import build_drafter
 from released import RELEASED, our_drafter, reduced, stored_tensors, write_checkpoint
 from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
 from hf_domino import DominoDraftModel
 
@@ -129,9 +130,16 @@ FIELDS = [
         r"rope_theta'\] must be a number above 0, got -1",
     ),
     ({"rms_norm_eps": float("nan")}, r"rms_norm_eps must be a number above 0, got nan"),
-    ({"dtype": "float99"}, r"dtype .* must be a float type of torch's, got 'float99'"),
-    ({"dtype": ["float32"]}, r"dtype .* must be a float type of torch's, got \['float32'\]"),
-    ({"dtype": "int8"}, r"dtype .* must be a float type of torch's, got 'int8'"),
+    ({"dtype": "float99"}, r"dtype .* must be one of bfloat16, .*, got 'float99'"),
+    ({"dtype": ["float32"]}, r"dtype .* must be one of bfloat16, .*, got \['float32'\]"),
+    ({"dtype": "float8_e4m3fn"}, r"dtype .* must be one of bfloat16, float16, float32, float64, got 'float8_e4m3fn'"),
+    ({"dtype": "int8"}, r"dtype .* must be one of bfloat16, .*, got 'int8'"),
+    ({"vocab_size": 2**40}, r"embed_proj.2.weight must be of shape \(1099511627776, 16\) .* got \(64, 16\). Load it"),
+    ({"hidden_size": 2**40}, r"embed_proj.0.weight must be of shape .*hidden_size=1099511627776"),
+    ({"intermediate_size": 2**40}, r"down_proj.weight must be of shape .*intermediate_size=1099511627776"),
+    ({"num_attention_heads": 2**41}, r"o_proj.weight must be of shape .*num_attention_heads=2199023255552"),
+    ({"gru_hidden_dim": 2**40}, r"embed_proj.0.weight must be of shape .*gru_hidden_dim=1099511627776"),
+    ({"num_hidden_layers": 10**7}, r"num_hidden_layers must be at most 2 \(layers in .*, got 10000000. Load it"),
     ({"block_size": 1}, r"block_size must be at least 2, got 1"),
     ({"mask_token_id": 64}, r"mask_token_id must be in \[0, 63\]"),
     ({"target_layer_ids": "0,2"}, r"target_layer_ids .* must be list\[int\] or None, got '0,2'"),
@@ -163,6 +171,7 @@ CASES = [
     *((f"{which}: {name}", which, change, message) for which in (OURS, THEIRS) for name, change, message in FILES),
     *((f"{OURS}: {fields}", OURS, config(**fields), message) for fields, message in FIELDS),
     (f"{THEIRS}: a list of dtypes", THEIRS, config(dtype=["float32"]), r"config.json \(DFlash .* cannot be read"),
+    (f"{THEIRS}: layers", THEIRS, config(num_hidden_layers=10**12), r"num_hidden_layers .* at most 1000, got 1000000"),
     *((f"{which}: {message}", which, tensors(change), message) for which, change, message in TENSORS),
 ]
 
@@ -188,6 +197,21 @@ def test_one_error_that_names_it(whole, tmp_path, which, change, message):
     change(folder)
     with pytest.raises(ValueError, match=message):
         DominoDraftModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("which", [OURS, THEIRS])
+def test_no_code_of_a_folder_is_run(whole, tmp_path, which):
+    folder = shutil.copytree(whole / which, tmp_path / "drafter")
+    classes = {"AutoConfig": "theirs.Config", "AutoModel": "theirs.Model", "AutoModelForCausalLM": "theirs.Model"}
+    config(auto_map=classes)(folder)
+    for name in ("theirs.py", "custom_generate/generate.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert DominoDraftModel.from_pretrained(folder).has_correction_head
+    assert DominoDraftModel.from_pretrained(folder, trust_remote_code=True).has_correction_head
+    if which == OURS:
+        assert AutoModel.from_pretrained(folder).has_correction_head
+    assert not (tmp_path / "ran").exists()
 
 
 def test_places_without_a_drafter(whole):

@@ -18,6 +18,11 @@ DOMINO, SPECULATORS = "specforge_domino", "speculators_dflash"
 # A dictionary is put into the configuration, into the one it nests where it says so; None removes.
 CONFIGS = [
     (DOMINO, {"hidden_size": None}, "hidden_size in the checkpoint's config.json must be given"),
+    (
+        DOMINO,
+        {"num_hidden_layers": 10**12, "dflash_config": {"target_layer_ids": None}},
+        "num_hidden_layers .* must be at most 1000, got 10{12}.",
+    ),
     (DOMINO, {"block_size": None}, "block_size .* must be given"),
     (DOMINO, {"rope_theta": None}, "rope_theta .* must be given"),
     (DOMINO, {"block_size": "6", "dflash_config": {"block_size": "6"}}, "block_size .* must be int, got '6'"),

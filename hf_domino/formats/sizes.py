@@ -1,0 +1,137 @@
+"""The tensors that a configuration describes, compared with a checkpoint's before anything is built.
+
+A size that stands in config.json alone could ask for any amount of memory; the headers of the files say what is there.
+
+Shapes: D drafted tokens, H hidden size, L captured layers, G GRU width, R low rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+import torch
+
+from hf_domino._common.refusal import refusal
+from hf_domino.configuration import DominoConfig
+from hf_domino.formats.d2t import D2T, W2
+from hf_domino.formats.format import Format, is_of_target
+from hf_domino.formats.stored import StoredTensor
+from hf_domino.target.compatibility import HEAD_MODULES
+
+MOST_SHOWN = 4  # names in an error
+SIZES = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("gru_hidden_dim", "emb_dim", "vocab_size", "draft_vocab_size"),
+)
+Shapes = dict[str, tuple[int, ...]]
+
+
+def shapes_of(config: DominoConfig) -> Shapes:
+    """The shapes of a drafter's tensors by their names, without building it.
+
+    Args:
+        config ([`DominoConfig`]): The drafter's.
+
+    Example:
+    ```python
+    >>> from hf_domino import DominoConfig
+    >>> from hf_domino.formats.sizes import shapes_of
+    >>> shapes_of(DominoConfig())["embed_proj.2.weight"]
+    (151936, 256)
+
+    ```
+    """
+    width, state, rank = config.hidden_size, config.gru_hidden_dim, config.emb_dim
+    found: Shapes = {
+        "fc": (width, len(config.target_layer_ids or ()) * width),  # [H, L * H]
+        "hidden_norm": (width,),
+        "norm": (width,),
+    }
+    for index in range(config.num_hidden_layers):
+        found |= {f"layers.{index}.{name}": shape for name, shape in _layer_shapes(config).items()}
+    if config.projector_type == "domino":
+        found |= {"embed_proj.0": (rank, width + state), W2.removesuffix(".weight"): (config.draft_width, rank)}
+    found = {f"{name}.weight": shape for name, shape in found.items()}
+    if config.projector_type == "domino":
+        found |= {f"prefix_gru.weight_{part}_l0": (3 * state, size) for part, size in (("ih", width), ("hh", state))}
+    if config.draft_vocab_size is not None:
+        found[D2T] = (config.draft_vocab_size,)
+    return found
+
+
+def _layer_shapes(config: DominoConfig) -> Shapes:
+    width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    return {
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+    }
+
+
+def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, StoredTensor | torch.Tensor]) -> None:
+    """Refuse a checkpoint whose tensors are not the ones that its configuration describes.
+
+    Args:
+        config ([`DominoConfig`]): Its configuration.
+        found ([`Format`]): Its format.
+        stored (`Mapping`): Its tensors by our names, or what the headers of its files say of them.
+
+    Raises:
+        ValueError: For a DFlash checkpoint read as Domino or the reverse, and for tensors that are missing, misshapen
+            or of no drafter: it would draft otherwise than it was trained to.
+    """
+    _check_projector_type(config, stored)
+    depth = len({name.split(".")[1] for name in stored if re.match(r"layers\.\d+\.", name)})
+    if config.num_hidden_layers > depth:
+        remedy = "Load it with the configuration it was saved with, or download the checkpoint again."
+        expected = f"at most {depth} (layers in the checkpoint's files)"
+        raise refusal("num_hidden_layers", expected, config.num_hidden_layers, remedy)
+    described = shapes_of(config)
+    if missing := sorted(described.keys() - stored.keys()):
+        expected = f"complete (projector_type={config.projector_type!r})"
+        remedy = "Save the drafter again with save_pretrained, or download the checkpoint again."
+        raise refusal("the checkpoint's tensors", expected, f"a file without {shown(missing)}", remedy)
+    for name in sorted(described):
+        if (shape := stored[name].shape) != described[name]:
+            sizes = ", ".join(f"{field}={getattr(config, field)}" for field in SIZES)
+            remedy = "Load it with the configuration it was saved with."
+            raise refusal(f"the checkpoint's {name}", f"of shape {described[name]} ({sizes})", shape, remedy)
+    if extra := sorted(name for name in stored.keys() - described.keys() if not is_of_target(name)):
+        expected = f"those of a drafter ({found.name})"
+        remedy = "hf_domino knows no such part of a drafter; load a checkpoint without it."
+        raise refusal("the checkpoint's tensors", expected, f"also {shown(extra)}", remedy)
+
+
+def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:
+    has_head = config.projector_type == "domino"
+    parts = {name.split(".")[0] for name in stored}
+    if has_head and parts.isdisjoint(HEAD_MODULES):
+        raise refusal(
+            "projector_type",
+            "'dflash' for this checkpoint (it has no prefix_gru and embed_proj: plain DFlash)",
+            config.projector_type,
+            "Set projector_type='dflash' in its configuration, or load a Domino checkpoint.",
+        )
+    if not has_head and (surplus := sorted(name for name in stored if name.split(".")[0] in HEAD_MODULES)):
+        raise refusal(
+            "projector_type",
+            f"'domino' for this checkpoint (it has a correction head: {', '.join(surplus)})",
+            config.projector_type,
+            "Set projector_type='domino' in its configuration, or load a DFlash checkpoint.",
+        )
+
+
+def shown(names: list[str]) -> str:
+    """The names of tensors for an error; the first of them, and how many there are, where they are many."""
+    first = ", ".join(names[:MOST_SHOWN])
+    return first if len(names) <= MOST_SHOWN else f"{first} ... ({len(names)} tensors)"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import namedtuple
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -155,6 +156,42 @@ def test_runs_that_write_to_one_folder_at_once_leave_each_other_alone(
     StateWriter(target, config, path).write(greedy_rows, 400, False)
     assert not list(path.glob("*.partial-*"))
     assert len(CachedRows(greedy_rows, path, target, config)) == len(greedy_rows)
+
+
+@pytest.mark.parametrize("byte", [b"\0", b"\xff"], ids=["zeros", "nan"])
+def test_bytes_that_a_disk_lost_are_refused_and_written_again(byte, target, make_drafter, greedy_rows, cached):
+    config = make_drafter(target).config
+    expected = [row["hidden_states"].clone() for row in cached(greedy_rows, config, max_shard_bytes=20_000)]
+    path = cached(greedy_rows, config).states.path
+    shards = sorted(path.glob("states-*.safetensors"))
+    assert len(shards) > 1
+    whole = shards[0].read_bytes()
+    shards[0].write_bytes(whole[:-600] + byte * 512 + whole[-88:])
+    rows, message = (
+        cached(greedy_rows, config),
+        rf"{shards[0].name}: the checksum of tokens .* Delete this file and run",
+    )
+    with pytest.raises(ValueError, match=message):
+        list(rows)
+    shards[0].unlink()
+    assert all(
+        torch.equal(row["hidden_states"], states)
+        for row, states in zip(cached(greedy_rows, config), expected, strict=True)
+    )
+
+
+def test_a_row_is_checked_once_by_any_process(greedy_rows, cached, monkeypatch):
+    rows = cached(greedy_rows)
+    loader = DataLoader(rows, batch_size=3, collate_fn=collate_with_states, num_workers=1)
+    assert len(list(loader)) == 3
+    monkeypatch.setattr(folders, "checksum", lambda states: pytest.fail("checked again"))
+    assert len(list(rows)) == 8
+
+
+def test_an_empty_folder_has_no_rows(target, make_drafter, greedy_rows, tmp_path):
+    writer = StateWriter(target, make_drafter(target).config, tmp_path)
+    found = StateFolder(writer.folder).find(np.array([3, 4]))
+    assert all(column.dtype == np.int64 and column.tolist() == [-1, -1] for column in found)
 
 
 def test_a_writer_that_is_slow_writes_what_it_has(target, make_drafter, greedy_rows, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ import json
 import os
 import time
 import uuid
+import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ INDEX_FILE, LOCK_FILE, SHARD_PATTERN = "index.json", "index.lock", "states-*.saf
 MAX_SECONDS = 60.0  # of collecting rows for a shard: what a process that dies loses
 PARTIAL_LIFE = 3600.0  # seconds without a byte written after which whoever wrote a shard is dead
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+NO_CHECKSUM = -1
+DELETE_SHARD = "Delete this file and run the same command again: its rows are written again, and no others."
 START_AGAIN = "Delete {folder} and the states are written again, or choose another folder (--cache_hidden_states)."
 
 
@@ -128,17 +131,26 @@ class StateSettings:
 
 
 class Found(NamedTuple):
-    """Where rows are: number of the shard, first token and end in it, each `[N]` int64; shard -1 for no such row."""
+    """Where rows are: number of the shard, first token and end in it, each `[N]` int64; shard -1 for no such row.
+
+    `checksums` are those of [`checksum`], `NO_CHECKSUM` where none was written.
+    """
 
     shards: np.ndarray
     starts: np.ndarray
     ends: np.ndarray
+    checksums: np.ndarray
 
 
 def row_key(input_ids: Sequence[int] | np.ndarray) -> int:
     """What a row is found by: 64 bits of a digest of its token ids."""
     digest = hashlib.blake2b(np.asarray(input_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
+
+
+def checksum(states: torch.Tensor) -> int:
+    """CRC-32 of the bytes of a row's hidden states `[S, C, H]` on the CPU."""
+    return zlib.crc32(states.contiguous().view(torch.uint8).numpy().data)
 
 
 class StateFolder:
@@ -159,12 +171,12 @@ class StateFolder:
         self._shards = sorted(path.glob(SHARD_PATTERN))
         self._slices: dict[int, Any] = {}
         parts = [_rows_of(shard) for shard in self._shards]
-        keys = np.concatenate([keys for keys, _ in parts] or [np.empty(0, np.int64)])
+        empty = np.empty(0, np.int64)
+        keys, starts, ends, checksums = (np.concatenate(columns) for columns in zip(*parts, [empty] * 4, strict=True))
         order = np.argsort(keys, kind="stable")
-        shards = np.repeat(np.arange(len(parts)), [len(keys) for keys, _ in parts])
-        starts = np.concatenate([np.append(0, ends[:-1]) for _, ends in parts] or [keys])
-        ends = np.concatenate([ends for _, ends in parts] or [keys])
-        self._keys, self._rows = keys[order], Found(shards[order], starts[order], ends[order])
+        shards = np.repeat(np.arange(len(parts)), [len(keys) for keys, *_ in parts])
+        self._keys = keys[order]
+        self._rows = Found(*(column[order] for column in (shards, starts, ends, checksums)))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_slices": {}}  # maps of files are opened anew in each process
@@ -176,27 +188,42 @@ class StateFolder:
 
     def find(self, keys: np.ndarray) -> Found:
         """Look rows up by their keys `[N]`."""
-        at = np.searchsorted(self._keys, keys).clip(max=max(len(self._keys) - 1, 0))
-        is_there = self._keys[at] == keys if len(self._keys) else np.zeros(len(keys), bool)
         if not len(self._keys):
             return Found(*(np.full(len(keys), -1) for _ in Found._fields))
-        return Found(np.where(is_there, self._rows.shards[at], -1), self._rows.starts[at], self._rows.ends[at])
+        at = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+        shards, *places = (column[at] for column in self._rows)
+        return Found(np.where(self._keys[at] == keys, shards, -1), *places)
 
-    def read(self, shard: int, start: int, end: int) -> torch.Tensor:
-        """Hidden states `[end - start, C, H]` of some tokens of a shard, from the disk or its cache."""
+    def read(self, shard: int, start: int, end: int, expected: int = NO_CHECKSUM) -> torch.Tensor:
+        """Hidden states `[end - start, C, H]` of some tokens of a shard, from the disk or its cache.
+
+        Args:
+            shard, start, end (`int`): Where a row is, from [`~StateFolder.find`].
+            expected (`int`, *optional*): Its checksum. Defaults to none, and the row is not checked.
+
+        Raises:
+            ValueError: If it has another checksum.
+        """
+        path = self._shards[shard]
         if shard not in self._slices:
-            self._slices[shard] = safe_open(self._shards[shard], framework="pt").get_slice("hidden_states")
-        return self._slices[shard][start:end]
+            self._slices[shard] = safe_open(path, framework="pt").get_slice("hidden_states")
+        states = self._slices[shard][start:end]
+        if expected != NO_CHECKSUM and (found := checksum(states)) != expected:
+            field = f"{path}: the checksum of tokens {start} to {end}"
+            raise refusal(field, f"{expected}, as it was when they were written", found, DELETE_SHARD)
+        return states
 
 
-def _rows_of(shard: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and ends of the rows of a shard, `[R]` each."""
+def _rows_of(shard: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Keys, starts, ends and checksums of the rows of a shard, `[R]` each."""
     try:
         with safe_open(shard, framework="np") as file:
-            return file.get_tensor("keys"), file.get_tensor("ends")
+            keys, ends = file.get_tensor("keys"), file.get_tensor("ends")
+            has_checksums = "checksums" in file.keys()  # noqa: SIM118, a file is no mapping
+            checksums = file.get_tensor("checksums") if has_checksums else np.full_like(keys, NO_CHECKSUM)
+            return keys, np.append(0, ends)[:-1], ends, checksums
     except (SafetensorError, OSError) as error:
-        remedy = "Delete this file: its rows are written again, and no others."
-        raise refusal(str(shard), "a shard of hidden states", str(error), remedy) from error
+        raise refusal(str(shard), "a shard of hidden states", str(error), DELETE_SHARD) from error
 
 
 class ShardWriter:
@@ -229,10 +256,12 @@ class ShardWriter:
         if not self._rows:
             return
         keys = torch.tensor(list(self._rows), dtype=torch.int64)
+        checksums = torch.tensor([checksum(states) for states in self._rows.values()])
         ends = torch.tensor([len(states) for states in self._rows.values()]).cumsum(0)
         name = f"states-{hashlib.sha256(keys.numpy().tobytes()).hexdigest()[:16]}.safetensors"
         aside = self.folder / f"{name}.partial-{uuid.uuid4().hex[:12]}"  # another run may write the same rows
-        save_file({"hidden_states": torch.cat(list(self._rows.values())), "keys": keys, "ends": ends}, aside)
+        states = torch.cat(list(self._rows.values()))
+        save_file({"hidden_states": states, "keys": keys, "ends": ends, "checksums": checksums}, aside)
         with aside.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(aside, self.folder / name)

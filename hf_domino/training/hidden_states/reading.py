@@ -20,7 +20,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.data.counts import RowCounts
 from hf_domino.data.packing import collate_packed
 from hf_domino.target.view import TargetModel
-from hf_domino.training.hidden_states.folder import StateFolder, StateSettings, row_key
+from hf_domino.training.hidden_states.folder import NO_CHECKSUM, StateFolder, StateSettings, row_key
 from hf_domino.training.objective.forward import TargetStates, read_target
 
 STATES = "hidden_states"
@@ -59,6 +59,8 @@ class CachedRows(Dataset):
             remedy = "Let StateWriter(...).write(rows) add what is missing; hf-domino train does so."
             value = f"one without row {missing[0]} ({len(missing)} of {len(rows)} are missing)"
             raise refusal(str(folder), "a folder of hidden states of all rows", value, remedy)
+        # Processes of a data loader share it, so that a row is checked once.
+        self._is_checked = torch.zeros(len(rows), dtype=torch.bool).share_memory_()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -69,9 +71,15 @@ class CachedRows(Dataset):
         return (self._found.ends - self._found.starts).tolist()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Row `index` with `hidden_states` `[S, C, H]`."""
-        shard, start, end = (int(numbers[index]) for numbers in self._found)
-        return self.rows[index] | {STATES: self.states.read(shard, start, end)}
+        """Row `index` with `hidden_states` `[S, C, H]`, which are checked when they are first read.
+
+        Raises:
+            ValueError: If their bytes are not those that were written.
+        """
+        shard, start, end, expected = (int(numbers[index]) for numbers in self._found)
+        states = self.states.read(shard, start, end, NO_CHECKSUM if self._is_checked[index] else expected)
+        self._is_checked[index] = True
+        return self.rows[index] | {STATES: states}
 
 
 def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:

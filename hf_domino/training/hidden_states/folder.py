@@ -92,10 +92,6 @@ class StateSettings:
         """What a token takes on disk."""
         return self.num_states * self.hidden_size * DTYPES[self.dtype].itemsize
 
-    def save(self, folder: Path) -> None:
-        """Write them to a folder that has none."""
-        write_whole(folder / INDEX_FILE, json.dumps(asdict(self), indent=2) + "\n")
-
     @classmethod
     def load(cls, folder: Path) -> StateSettings | None:
         """Those of a folder; None where it has none.
@@ -180,11 +176,6 @@ class StateFolder:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_slices": {}}  # maps of files are opened anew in each process
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all rows."""
-        return int((self._rows.ends - self._rows.starts).sum())
 
     def find(self, keys: np.ndarray) -> Found:
         """Look rows up by their keys `[N]`."""
@@ -286,7 +277,7 @@ def begin(folder: Path, wanted: StateSettings) -> StateSettings:
     with FileLock(folder / LOCK_FILE):  # of runs that begin it at once, one does
         found = StateSettings.load(folder)
         if found is None:
-            wanted.save(folder)
+            write_whole(folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
             return wanted
     found.check_serves(wanted, folder)
     if found.dtype != wanted.dtype:

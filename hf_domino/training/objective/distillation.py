@@ -23,8 +23,6 @@ from hf_domino.target.view import TargetModel
 
 # Rounding of one product in 16 bits; a state that was not normed, or normed twice, is off by far more.
 SAME_LOGITS_TOL = 0.05
-
-
 DIVERGENCES = ("kl", "tv")
 
 

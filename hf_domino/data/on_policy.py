@@ -64,8 +64,8 @@ def generate_on_policy(
     Args:
         target (`PreTrainedModel`): The target, in evaluation mode.
         prompts (`Sequence[Sequence[int]]`): Token ids, none empty.
-        output (`str` or `Path`): JSON-lines file; one object per prompt with `input_ids` (prompt and continuation),
-            `prompt_length` and `temperature`, which [`load_rows`] reads. Settings are kept beside it.
+        output (`str` or `Path`): JSON-lines file, the one returned, with an object per prompt: `input_ids` (prompt and
+            continuation), `prompt_length` and `temperature`, which [`load_rows`] reads. Settings are kept beside it.
         max_new_tokens (`int`, *optional*, defaults to 256): Longest continuation.
         temperatures (`Sequence[float]`, *optional*, defaults to (0.0, 0.7, 1.0)): 0 is greedy.
         batch_size (`int`, *optional*, defaults to 64): Prompts per batch.
@@ -76,9 +76,6 @@ def generate_on_policy(
         progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
         overwrite (`bool`, *optional*, defaults to `False`): Start an `output` of another target or settings again.
         states (`StateKeeper`, *optional*): Keeps the hidden states of the forwards, for training from them.
-
-    Returns:
-        `Path`: `output`.
 
     Raises:
         ValueError: If there are no prompts, one is empty, or `output` was begun with another target or other settings.

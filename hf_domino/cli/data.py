@@ -117,10 +117,13 @@ def _write(options: argparse.Namespace, settings: WritingSettings, shard: tuple[
     from transformers import AutoConfig, AutoTokenizer
 
     from hf_domino.cli.flags import set_up
+    from hf_domino.data.user_turn import check_chat_template
     from hf_domino.data.writing import write_data
 
     set_up(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
+    if not options.prompts:
+        check_chat_template(tokenizer)  # before its window, which is not what keeps a base model from asking itself
     window = getattr(AutoConfig.from_pretrained(options.target).get_text_config(decoder=True), WINDOW, None)
     settings = replace(settings, max_length=min(settings.max_length, window or settings.max_length))
     writer, ends, identity = (_from_endpoint if options.endpoint else _from_target)(options, tokenizer)

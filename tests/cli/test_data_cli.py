@@ -70,6 +70,12 @@ def test_wrong_input_is_said_before_anything_is_written(flags, message, data, tm
     assert not (tmp_path / "data").exists()
 
 
+def test_a_base_model_is_told_that_it_needs_prompts(tiny_pair_folder, tmp_path, capsys):
+    assert main(["data", "--target", str(tiny_pair_folder), "--output", str(tmp_path / "data")]) == 2
+    assert "pass rows with `prompt` for it to continue (--prompts FILE --plain)" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.parametrize("flags", [["--shard", "2/2"], ["--shard", "x"], ["--template-kwargs", "[1]"]])
 def test_flags_that_cannot_be_read(flags, data):
     with pytest.raises(SystemExit):

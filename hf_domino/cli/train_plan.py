@@ -51,8 +51,7 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
         config = DominoConfig.for_target(target_config, **shape.overrides())
     else:
         config = DominoConfig.from_pretrained(names.drafter)
-    computes_in = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
-    flops = options.plan_tflops * TERA if options.plan_tflops else measure_flops(args.device, computes_in)
+    flops = options.plan_tflops * TERA if options.plan_tflops else measure_flops(args.device, args.computes_in)
     plan = plan_training(
         target_config,
         config,

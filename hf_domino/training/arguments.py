@@ -148,6 +148,11 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             raise ValueError(f"loss_decay must be above 0, or None for the published value, got {self.loss_decay}.")
 
     @property
+    def computes_in(self) -> torch.dtype:
+        """The dtype of what is trained: that of autocast, or fp32 without it."""
+        return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else torch.float32
+
+    @property
     def template_kwargs(self) -> dict[str, Any]:
         """`chat_template_kwargs` as a mapping, empty where there are none."""
         assert not isinstance(self.chat_template_kwargs, str)  # JSON is read when the arguments are made

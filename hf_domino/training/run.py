@@ -96,7 +96,7 @@ def _train(
     if trainer.is_world_process_zero():
         trainer.create_model_card()
         figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
-        print(*figures, _next_steps(names.target, target, args, data), sep="\n")
+        print(*figures, _next_steps(names.target, args, data), sep="\n")
     if metrics:
         trainer.save_metrics("eval", metrics)
     return None
@@ -117,13 +117,13 @@ def _check_together(names: ModelArguments, data: DataArguments, args: DominoTrai
         raise refusal("eval_strategy", "no without evaluation text", args.eval_strategy.value, "Set eval_file too.")
 
 
-def _next_steps(name: str, target: PreTrainedModel, args: DominoTrainingArguments, data: DataArguments) -> str:
+def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:
     """What one does with a trained drafter, as commands."""
     prompts = f" --prompts {shlex.quote(str(data.eval_file))}" if _holds_prompts(data.eval_file) else ""
-    where = "" if args.device.type == "cpu" else f" --device {args.device.type}"
-    dtype = "" if target.dtype == torch.float32 else f" --dtype {str(target.dtype).removeprefix('torch.')}"
+    dtype, device = str(args.computes_in).removeprefix("torch."), args.device.type
+    where = "" if (device, dtype) == ("cpu", "float32") else f" --device {device} --dtype {dtype}"
     folder = shlex.quote(args.output_dir)
-    pair = f"--target {shlex.quote(name)} --drafter {folder}{where}{dtype}"
+    pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"
     is_adapter = args.lora_rank is not None  # which has a card, but no configuration to make one from
     what, card = ("adapter", "") if is_adapter else ("drafter", f"\n  hf-domino card {folder}")
     return (

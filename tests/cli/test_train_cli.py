@@ -33,6 +33,13 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     assert "use_cache" not in json.loads((tmp_path / "run" / "config.json").read_text())
 
 
+@pytest.mark.parametrize(("bf16", "where"), [("false", ""), ("true", " --device cpu --dtype bfloat16")])
+def test_next_steps_compute_as_the_training_did(bf16, where, recipe, train, tmp_path, capsys):
+    fields = recipe | {"max_steps": 1, "eval_file": None, "target_dtype": "bfloat16"}
+    assert train(fields, "--bf16", bf16) == 0
+    assert f"check --target {recipe['target']} --drafter {tmp_path / 'run'}{where}\n" in capsys.readouterr().out
+
+
 def test_the_seed_decides_the_weights_of_a_new_drafter(recipe, train, tmp_path):
     weights = []
     for index, seed in enumerate((0, 0, 1)):

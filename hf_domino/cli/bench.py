@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from itertools import count
 from pathlib import Path
 
 from hf_domino.cli.flags import (
@@ -14,6 +16,7 @@ from hf_domino.cli.flags import (
     set_up,
 )
 
+ROWS = Path("results.jsonl")  # where no other file is named
 EXAMPLES = """\
   hf-domino bench --num-prompts 5 --repeats 1
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --rows rows.jsonl
@@ -31,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-new-tokens", type=positive_int, default=128, help="tokens to generate per prompt")
     _add_methods(parser.add_argument_group("what is measured"))
     group = parser.add_argument_group("rows")
-    group.add_argument("--rows", type=Path, default=Path("results.jsonl"), help="where rows are written, or read from")
+    group.add_argument(
+        "--rows",
+        type=Path,
+        help=f"where rows are written, or read from (default: {ROWS}, or with a number where that is there)",
+    )
     there = group.add_mutually_exclusive_group()
     there.add_argument("--overwrite", action="store_true", help="measure anew where --rows exists")
     there.add_argument("--resume", action="store_true", help="go on where the run that wrote --rows was broken off")
@@ -74,13 +81,22 @@ def run(options: argparse.Namespace) -> int:
     from hf_domino.evaluation.benchmark.report import details_table, modes_of, results_table
     from hf_domino.evaluation.benchmark.run import measure, report_differences, show
 
+    is_new = not (options.readme or options.figures or options.overwrite or options.resume)
+    options.rows = options.rows or (_free(ROWS) if is_new else ROWS)
     if options.readme or options.figures:
         show(options)
         return 0
     options.device = options.device or default_device()
     set_up(options.threads)
     rows = measure(options)
+    print(f"rows: {options.rows}", file=sys.stderr)
     print(results_table(rows))
     for mode, name in modes_of(rows).items():
         print(f"{name}:\n\n{details_table(rows, mode)}")
     return report_differences(rows, options)
+
+
+def _free(path: Path) -> Path:
+    """The path, or the first with a number that is not taken: measured rows are never lost silently."""
+    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
+    return next(other for other in others if not other.exists()) if path.exists() else path

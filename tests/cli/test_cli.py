@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hf_domino
-from hf_domino.cli import check, flags, train
+from hf_domino.cli import check, flags, recipe, train
 from hf_domino.cli import main as cli
 from hf_domino.data import prompts
 from hf_domino.evaluation.benchmark import methods, round
@@ -200,6 +200,16 @@ def test_every_command_takes_short_names(command, tiny_pair_folder, tmp_path, mo
 def test_flags_may_be_spelled_with_either_mark():
     assert cli.parse(["data", "--target", "t", "--output", "o", "--eval_rows", "4"]).eval_rows == 4
     assert cli.parse(["bench", "--num_prompts=3"]).num_prompts == 3
+
+
+def test_recipe_alone_lists_what_there_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["recipe"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[:2]] == list(recipe.RECIPES)
+    assert cli.main(["recipe", "pair"]) == cli.USER_ERROR
+    assert "--output must be given" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_environment_tells_versions_and_nothing_private(capsys):

@@ -61,7 +61,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--methods",
         type=lambda names: [name.strip() for name in names.split(",")],
-        help=f"some of {','.join(METHODS)}; plain is always measured; domino and dflash draft whole blocks, "
+        help=f"some of {', '.join(METHODS)}; plain is always measured; domino and dflash draft whole blocks, "
         "domino_adaptive and dflash_adaptive as far as it pays, which is a drafter's default; domino_lookup may also "
         "copy from the text",
     )

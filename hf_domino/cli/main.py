@@ -13,9 +13,10 @@ import difflib
 import importlib
 import logging
 import sys
+import textwrap
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from hf_domino import __version__
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
@@ -84,9 +85,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Args:
         arguments (`Sequence[str]`): Command line without the program's name.
     """
-    parser = argparse.ArgumentParser(
-        prog="hf-domino", description="Domino speculative decoding for Hugging Face Transformers."
-    )
+    parser = _Parser(prog="hf-domino", description="Domino speculative decoding for Hugging Face Transformers.")
+    parser.given, parser.commands = arguments[:1], tuple(COMMANDS)
     parser.add_argument("--version", action="version", version=f"hf-domino {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
@@ -95,10 +95,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         )
         if arguments and arguments[0] == name:
             called = subparser
+            called.given = [word for word in arguments[1:] if word.startswith("--")]
             _add_arguments(called, importlib.import_module(module), wants_help=bool(HELP & set(arguments)))
     options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        called.error(_unknown(unknown, called))  # the parser of all commands would print its own usage
+    if unknown:  # the parser of all commands would print its own usage
+        called.error(f"unrecognized arguments: {' '.join(unknown)}")
     return options
 
 
@@ -108,29 +109,47 @@ def _add_arguments(parser: argparse.ArgumentParser, command: Any, wants_help: bo
     add(parser)
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     parser.epilog = f"examples:\n{command.EXAMPLES}"
-    # Fields of a training have underscores, flags of other commands hyphens; either is taken everywhere.
+    # Flags are shown with hyphens, and taken with underscores, too: so fields of a training are called in YAML.
     known = parser._option_string_actions
     for flag, action in list(known.items()):
-        known.setdefault("--" + flag[2:].replace("-", "_") if flag.startswith("--") else flag, action)
+        if flag.startswith("--"):
+            known.setdefault(_spelled(flag), action)
+            known.setdefault("--" + flag[2:].replace("-", "_"), action)
 
 
-def _unknown(arguments: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """Say which arguments are unknown, and what may have been meant."""
-    known = [flag for action in parser._actions for flag in action.option_strings]
-    near = {flag: difflib.get_close_matches(flag.partition("=")[0], known, n=1) for flag in arguments}
-    meant = "".join(f"; {flag}: did you mean {found[0]}?" for flag, found in near.items() if found)
-    return f"unrecognized arguments: {' '.join(arguments)}{meant}"
+def _spelled(flag: str) -> str:
+    """A flag as it is shown."""
+    return flag.replace("_", "-")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what may have been meant where it refuses: `given` are its words that may be mistyped."""
+
+    given: Sequence[str] = ()
+    commands: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage, message and what may have been meant, and exit."""
+        known = {*self.commands, *map(_spelled, self._option_string_actions)}
+        for word in self.given:
+            flag = _spelled(word.partition("=")[0])
+            if flag not in known and (near := difflib.get_close_matches(flag, known, n=1)):
+                message += f"; {word}: did you mean {near[0]}?"
+        super().error(message)
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults that say something, not those of switches; a flag's first spelling; examples as they are."""
+    """Shows defaults that say something, not those of switches; a flag in one spelling; names and examples whole."""
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         long = [flag for flag in action.option_strings if flag.startswith("--")]
         action = copy.copy(action)
-        action.option_strings = [flag for flag in action.option_strings if flag not in long[1:]]
+        action.option_strings = [_spelled(flag) for flag in action.option_strings if flag not in long[1:]]
         return super()._format_action_invocation(action)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        silent = action.default in (None, False, [], argparse.SUPPRESS)
-        return action.help if silent else super()._get_help_string(action)
+        is_silent = action.default is False or action.default in (None, [], argparse.SUPPRESS)
+        return action.help if is_silent else super()._get_help_string(action)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)

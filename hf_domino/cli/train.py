@@ -13,9 +13,9 @@ from hf_domino.cli.train_plan import add_flags, run_plan
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments, TrainingFields
 
 EXAMPLES = """\
-  hf-domino train --target Qwen/Qwen3-0.6B --train_file data/train.jsonl --output_dir my-drafter
-  hf-domino train --target Qwen/Qwen3-0.6B --train_file prompts.jsonl --on_policy true --output_dir my-drafter
-  hf-domino train my.yaml --learning_rate 1e-3
+  hf-domino train --target Qwen/Qwen3-0.6B --train-file data/train.jsonl --output-dir my-drafter
+  hf-domino train --target Qwen/Qwen3-0.6B --train-file prompts.jsonl --on-policy true --output-dir my-drafter
+  hf-domino train my.yaml --learning-rate 1e-3
   hf-domino train my.yaml --plan
 """
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
@@ -23,7 +23,7 @@ MOST_WANTED = (
     "target", "train_file", "train_dataset", "output_dir", "on_policy", "eval_file", "num_train_epochs",
     "learning_rate", "per_device_train_batch_size", "drafter", "overwrite",
 )  # fmt: skip
-# Fields of Transformers that most trainings set; the others are in --help_all.
+# Fields of Transformers that most trainings set; the others are in --help-all.
 FROM_TRANSFORMERS = {
     "output_dir": "Folder for the drafter, its checkpoints and the target's text.",
     "per_device_train_batch_size": "Rows per step and device.",
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _begin(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
     parser.add_argument("config", nargs="?", help="YAML file with any of the fields below")
-    parser.add_argument("--help_all", "--help-all", action="help", help="show all of Transformers' fields too")
+    parser.add_argument("--help-all", action="help", help="show all of Transformers' fields too")
     add_flags(parser)
 
 
@@ -147,7 +147,7 @@ def _yaml_flags(path: Path, known: set[str]) -> list[str]:
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold a mapping of fields to values, got {type(fields).__name__}.")
     if unknown := sorted(set(fields) - known):
-        raise ValueError(f"{path}: field `{unknown[0]}` is not known. `hf-domino train --help_all` lists all fields.")
+        raise ValueError(f"{path}: field `{unknown[0]}` is not known. `hf-domino train --help-all` lists all fields.")
     flags = []
     for name, value in fields.items():
         if isinstance(value, list):

@@ -20,10 +20,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a plan."""
     add = parser.add_argument_group("a plan in place of the training").add_argument
     add("--plan", action="store_true", help="estimate memory, time and disk from configurations, and train nothing")
-    add("--plan_rows", type=positive_int, help="training rows (default: the lines of train_file, where it is .jsonl)")
-    add("--plan_processes", type=positive_int, help="processes, one per device (default: those that run)")
-    add("--plan_tflops", type=float, help="10^12 operations per second of a device (default: measured on this one)")
-    add("--plan_memory", type=float, help="memory of a device in GB (default: of this one)")
+    add("--plan-rows", type=positive_int, help="training rows (default: the lines of train_file, where it is .jsonl)")
+    add("--plan-processes", type=positive_int, help="processes, one per device (default: those that run)")
+    add("--plan-tflops", type=float, help="10^12 operations per second of a device (default: measured on this one)")
+    add("--plan-memory", type=float, help="memory of a device in GB (default: of this one)")
     add("--json", action="store_true", help="print the plan as JSON, in bytes and seconds")
 
 
@@ -45,7 +45,7 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
 
     for flag in ("plan_tflops", "plan_memory"):
         if (value := getattr(options, flag)) is not None and not 0 < value < float("inf"):
-            raise ValueError(f"--{flag} must be above 0 and finite, got {value}.")
+            raise ValueError(f"--{flag.replace('_', '-')} must be above 0 and finite, got {value}.")
     target_config = AutoConfig.from_pretrained(names.target)
     if names.drafter is None:
         config = DominoConfig.for_target(target_config, **shape.overrides())

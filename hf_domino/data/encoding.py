@@ -17,7 +17,7 @@ from hf_domino.data.messages import read_messages
 Row = dict[str, list[int]]
 PlacedRow = tuple[str, Row]
 NEEDED = "`text`, `prompt` and `completion`, `messages`, `conversations` or `input_ids`"
-UNANSWERED = "Let the target write the answer (on_policy, --on_policy true), or leave the record out."
+UNANSWERED = "Let the target write the answer (on_policy, --on-policy true), or leave the record out."
 
 
 @dataclass(frozen=True)

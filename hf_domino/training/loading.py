@@ -45,7 +45,7 @@ def check_data(data: DataArguments) -> None:
         ValueError: If there is no training text, no such file or data set, or both for one use.
     """
     if data.train_file is None and data.train_dataset is None:
-        raise ValueError("train_file or train_dataset must be set, as --train_file or in the YAML file.")
+        raise ValueError("train_file or train_dataset must be set, as --train-file or in the YAML file.")
     for use in ("train", "eval"):
         file, dataset, _, most = (getattr(data, name) for name in _fields(use))
         if file is not None and dataset is not None:

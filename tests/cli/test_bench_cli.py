@@ -23,7 +23,7 @@ GREEDY = ["--temperature", "0", "--repeats", "1", "--methods", "domino"]
 
 def bench(pair, rows, *flags):
     """Run `hf-domino bench` on a pair; the exit code."""
-    return cli.main(["bench", "--pair", str(pair), "--rows", str(rows), *FLAGS, *flags])
+    return cli.main(["bench", "--target", str(pair), "--rows", str(rows), *FLAGS, *flags])
 
 
 def can_exit_early():

@@ -91,6 +91,7 @@ def test_help_of_every_command(name, capsys):
     assert f"examples:\n  hf-domino {name}" in shown
     flags = re.findall(r"^  (?:-h, )?(--[\w-]+)", shown, re.MULTILINE)
     assert len(flags) == len(set(flags)) > 1
+    assert [flag for flag in re.findall(r"--\w[\w-]*", shown) if "_" in flag] == []
 
 
 LIGHT = """
@@ -112,13 +113,13 @@ def test_help_needs_no_torch():
 
 def test_all_fields_of_training_are_shown_once_on_request(capsys):
     with pytest.raises(SystemExit) as exit_:
-        cli.main(["train", "--help_all"])
+        cli.main(["train", "--help-all"])
     assert exit_.value.code == 0
     shown = capsys.readouterr().out
     names = [field.name for owner in train._groups() for field in dataclasses.fields(owner) if field.init]
-    listed = re.findall(r"^  (?:-h, )?--(\w+)", shown, re.MULTILINE)
+    listed = [flag.replace("-", "_") for flag in re.findall(r"^  (?:-h, )?--([\w-]+)", shown, re.MULTILINE)]
     assert [name for name in names if listed.count(name) != 1] == []
-    assert shown.index("--target ") < shown.index("--num_anchors ") < shown.index("--adam_beta1 ")
+    assert shown.index("--target ") < shown.index("--num-anchors ") < shown.index("--adam-beta1 ")
     assert "Most blocks trained per sequence and step. (default: 256)" in " ".join(shown.split())
 
 
@@ -200,6 +201,34 @@ def test_every_command_takes_short_names(command, tiny_pair_folder, tmp_path, mo
 def test_flags_may_be_spelled_with_either_mark():
     assert cli.parse(["data", "--target", "t", "--output", "o", "--eval_rows", "4"]).eval_rows == 4
     assert cli.parse(["bench", "--num_prompts=3"]).num_prompts == 3
+    assert cli.parse(["train", "--plan-rows", "4", "--train-file", "t"]).plan_rows == 4
+    assert cli.parse(["train", "--plan_rows=4", "--train_file", "t"]).train_file == "t"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("bnch --rows r", "bnch: did you mean bench?"),
+        ("--versoin", "--versoin: did you mean --version?"),
+        ("data --targt x", "--targt: did you mean --target?"),  # of what is required, too
+        ("train --leraning_rate=3", "--leraning_rate=3: did you mean --learning-rate?"),
+        ("demo --index x --sed 3", "--sed: did you mean --seed?"),
+    ],
+)
+def test_a_typo_gets_a_suggestion(typed, meant, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(typed.split())
+    assert exit_.value.code == cli.USER_ERROR
+    assert capsys.readouterr().err.endswith(f"; {meant}\n")
+
+
+@pytest.mark.parametrize("width", ["60", "80", "100"])
+def test_help_breaks_no_name(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", width)
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--help"])
+    words = set(re.split(r"[\s,;]+", capsys.readouterr().out))
+    assert {*methods.METHODS, "NAME-domino", "--target-revision", "(default:"} <= words
 
 
 def test_recipe_alone_lists_what_there_is(tmp_path, monkeypatch, capsys):

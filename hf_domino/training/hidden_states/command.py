@@ -1,4 +1,4 @@
-"""What `--cache_hidden_states` makes of a run: rows that carry states, and as much of the target as is still used."""
+"""What `--cache-hidden-states` makes of a run: rows that carry states, and as much of the target as is still used."""
 
 from __future__ import annotations
 

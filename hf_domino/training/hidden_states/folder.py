@@ -39,7 +39,7 @@ PARTIAL_LIFE = 3600.0  # seconds without a byte written after which whoever wrot
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 NO_CHECKSUM = -1
 DELETE_SHARD = "Delete this file and run the same command again: its rows are written again, and no others."
-START_AGAIN = "Delete {folder} and the states are written again, or choose another folder (--cache_hidden_states)."
+START_AGAIN = "Delete {folder} and the states are written again, or choose another folder (--cache-hidden-states)."
 
 
 @dataclass(frozen=True)

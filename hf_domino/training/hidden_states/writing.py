@@ -42,7 +42,7 @@ GENERATED_TOL = 1e-3  # relative, of losses: roundings of fp32 forwards of other
 MAX_SHARD_BYTES = 2**29
 GB = 1e9
 NOT_FINITE = (
-    "Store them in a type of wider range (--cache_dtype bfloat16, another folder); if they were not finite before, run "
+    "Store them in a type of wider range (--cache-dtype bfloat16, another folder); if they were not finite before, run "
     "the target in a wider dtype."
 )
 
@@ -139,8 +139,8 @@ class StateWriter:
             f"{settings.dtype}); {free / GB:.3g} GB are free."
         )
         if needed > free:
-            remedy = "Free some, choose a folder on another disk (--cache_hidden_states), take fewer or shorter rows"
-            remedy += "." if DTYPES[settings.dtype].itemsize == 2 else ", or --cache_dtype bfloat16."
+            remedy = "Free some, choose a folder on another disk (--cache-hidden-states), take fewer or shorter rows"
+            remedy += "." if DTYPES[settings.dtype].itemsize == 2 else ", or --cache-dtype bfloat16."
             expected = f"at least {needed / GB:.3g} GB, for {num_tokens} tokens"
             raise refusal(f"the room for {self.folder}", expected, f"{free / GB:.3g} GB", remedy)
 

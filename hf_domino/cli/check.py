@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     pair = load_models(options)
     if prompts is None and (pair.folder / PROMPTS).is_file():
         prompts = _read_prompts(pair.folder / PROMPTS, options.num_prompts)
-    result = check_fit(pair.drafter, pair.target, pair.tokenizer, prompts, options.max_new_tokens)
+    result = check_fit(pair.drafter, pair.target, pair.tokenizer, prompts, options.max_new_tokens, progress=True)
     drafter = options.drafter or pair.drafter.config.name_or_path
     names = {"target": options.target or str(pair.folder), "drafter": drafter}
     if options.json:

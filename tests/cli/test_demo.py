@@ -16,7 +16,7 @@ FLAGS = ["--max-new-tokens", "24", "--repeats", "1", "--threads", "1"]
 
 def test_demo_shows_both_outputs_and_the_rounds(tiny_pair_folder, capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    assert cli.main(["demo", "--pair", str(tiny_pair_folder), *FLAGS]) == 0
+    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS]) == 0
     shown = capsys.readouterr().out
     assert "plain generate" in shown
     assert "outputs: equal, token for token" in shown
@@ -26,7 +26,7 @@ def test_demo_shows_both_outputs_and_the_rounds(tiny_pair_folder, capsys, monkey
 
 def test_demo_fails_where_outputs_differ(tiny_pair_folder, capsys, monkeypatch):
     monkeypatch.setattr(comparison.Comparison, "equal", property(lambda self: False))
-    assert cli.main(["demo", "--pair", str(tiny_pair_folder), *FLAGS]) == FAILED_CHECK
+    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS]) == FAILED_CHECK
     assert "outputs: DIFFERENT" in capsys.readouterr().out
 
 
@@ -44,7 +44,7 @@ def test_sampled_text_is_plain_generations(tiny_pair_folder, capsys):
     texts = set()
     for seed in ("3", "4"):
         flags = [*FLAGS, "--temperature", "0.9", "--seed", seed]
-        assert cli.main(["demo", "--pair", str(tiny_pair_folder), *flags]) == 0
+        assert cli.main(["demo", "--target", str(tiny_pair_folder), *flags]) == 0
         shown = capsys.readouterr().out
         assert f"outputs: equal, token for token (24 tokens, temperature 0.9, seed {seed}, fp32" in shown
         texts.add(shown.partition("plain generate")[2].partition("with the drafter")[0])
@@ -64,9 +64,9 @@ def test_a_chat_model_answers(tiny_pair_folder, tmp_path, capsys, monkeypatch):
         {"role": "user", "content": "x"},
     ]
     (folder / "prompts.jsonl").write_text(json.dumps({"kind": "code", "messages": turns}) + "\n")
-    assert cli.main(["demo", "--pair", str(folder), *FLAGS, "--json"]) == 0
+    assert cli.main(["demo", "--target", str(folder), *FLAGS, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == turns
-    assert cli.main(["demo", "--pair", str(folder), *FLAGS, "--prompt", "return"]) == 0
+    assert cli.main(["demo", "--target", str(folder), *FLAGS, "--prompt", "return"]) == 0
     shown = capsys.readouterr().out
     assert "user: return" in shown
     asked = load_pair(folder)
@@ -76,18 +76,18 @@ def test_a_chat_model_answers(tiny_pair_folder, tmp_path, capsys, monkeypatch):
 
 
 def test_the_dtype_is_said(tiny_pair_folder, capsys):
-    assert cli.main(["demo", "--pair", str(tiny_pair_folder), *FLAGS, "--dtype", "bfloat16"]) in (0, FAILED_CHECK)
+    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS, "--dtype", "bfloat16"]) in (0, FAILED_CHECK)
     assert "greedy, bf16, 1 threads" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("temperature", ["-1", "nan", "inf"])
 def test_bad_temperature_is_named(tiny_pair_folder, temperature, capsys):
-    assert cli.main(["demo", "--pair", str(tiny_pair_folder), "--temperature", temperature]) == cli.USER_ERROR
+    assert cli.main(["demo", "--target", str(tiny_pair_folder), "--temperature", temperature]) == cli.USER_ERROR
     assert "--temperature must be at least 0 and finite" in capsys.readouterr().err
 
 
 def test_wrong_index_is_named(tiny_pair_folder, capsys):
-    assert cli.main(["demo", "--pair", str(tiny_pair_folder), "--index", "3"]) == cli.USER_ERROR
+    assert cli.main(["demo", "--target", str(tiny_pair_folder), "--index", "3"]) == cli.USER_ERROR
     assert "--index must be in [0, 2] for tiny, got 3" in capsys.readouterr().err
 
 
@@ -99,11 +99,16 @@ def test_missing_pair(tmp_path, capsys):
 @pytest.mark.parametrize("count", ["0", "-1", "ten"])
 def test_counts_must_be_positive(tiny_pair_folder, count, capsys):
     with pytest.raises(SystemExit) as exit_:
-        cli.main(["demo", "--pair", str(tiny_pair_folder), "--repeats", count])
+        cli.main(["demo", "--target", str(tiny_pair_folder), "--repeats", count])
     assert exit_.value.code == cli.USER_ERROR
     assert f"--repeats: must be a number of at least 1, got '{count}'" in capsys.readouterr().err
 
 
+def test_a_device_that_is_not_there_is_named(tiny_pair_folder, capsys):
+    assert cli.main(["demo", "--target", str(tiny_pair_folder), "--device", "nonsense"]) == cli.USER_ERROR
+    assert "--device must be one that torch" in capsys.readouterr().err
+
+
 def test_empty_prompt_is_refused(tiny_pair_folder, capsys):
-    assert cli.main(["demo", "--pair", str(tiny_pair_folder), "--prompt", ""]) == cli.USER_ERROR
+    assert cli.main(["demo", "--target", str(tiny_pair_folder), "--prompt", ""]) == cli.USER_ERROR
     assert "--prompt must be a text" in capsys.readouterr().err

@@ -358,7 +358,9 @@ def test_command_does_not_fit(tiny_pair_folder, tmp_path, capsys):
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("import torch", "def f(x):", "class A:")))
     arguments = ["--target", str(tiny_pair_folder), "--drafter", str(domino_folder(tiny_pair_folder))]
     assert cli.main(["check", *arguments, "--prompts", str(rows)]) == FAILED_CHECK
-    assert "does not fit" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "does not fit" in shown.out
+    assert "self-test" in shown.err  # which takes a while
 
 
 @pytest.mark.parametrize(

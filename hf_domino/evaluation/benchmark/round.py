@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 from transformers import CompileConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from hf_domino._common.provenance import provenance
@@ -60,11 +61,11 @@ def measure(options: argparse.Namespace) -> list[Row]:
     methods = [method for method in METHODS if method not in ON_GPU or prompt.device.type == "cuda"]
     times: dict[str, list[float]] = {method: [] for method in methods}
     texts, first = {}, {}
-    for method in methods:  # the first texts allocate, compile and capture, and do not count
+    for method in tqdm(methods, "first texts"):  # the first texts allocate, compile and capture, and do not count
         start = time.perf_counter()
         texts[method], _ = _time_rounds(target, drafter, prompt, method, options.rounds)
         first[method] = time.perf_counter() - start
-    for repeat in range(options.repeats):
+    for repeat in tqdm(range(options.repeats), "repeats"):
         for method in methods:
             if prompt.device.type == "cuda" and method not in ON_GPU and repeat >= MOST_LAUNCHED:
                 continue

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from torch import nn
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
@@ -35,12 +36,12 @@ def check_fit(
     tokenizer: Any = None,
     prompts: Sequence[Any] | None = None,
     max_new_tokens: int = MAX_NEW_TOKENS,
+    progress: bool = False,
 ) -> CheckResult:
     """Measure whether a drafter fits its target, and say why if it does not.
 
     Generates a little text greedily and looks at what is accepted, as configured and with other layers, the other
     `shift_label`, without correction head and without context. Neither model is changed.
-
     Prompts are taken a few at a time, until the verdict is outside its sampling error or none are left.
 
     Args:
@@ -50,6 +51,7 @@ def check_fit(
         prompts (`Sequence`, *optional*): Texts, lists of messages, or token ids; defaults to a dozen short ones, in
             each chat mode that the chat template knows. From four on they can be enough.
         max_new_tokens (`int`, *optional*, defaults to 64): Tokens to generate per prompt.
+        progress (`bool`, *optional*, defaults to `False`): Show a progress bar.
 
     Returns:
         [`CheckResult`]: `fits`, `causes` and the measurements; print it for a table.
@@ -80,7 +82,7 @@ def check_fit(
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts: list[Text] = []
     variants: list[Measurement] = []
-    for start in range(0, len(prepared), PROMPTS_AT_A_TIME):
+    for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         some = prepared[start : start + PROMPTS_AT_A_TIME]
         texts += (new := [write_text(drafter, target, prompt, max_new_tokens) for prompt in some])
         variants = _joined(variants, measure_variants(drafter, target, new))

@@ -133,6 +133,7 @@ def test_the_command_shows_without_training(study, tmp_path, capsys):
     assert cli.main([*flags, "--list", "--budget", "small"]) == 0
     said = capsys.readouterr().out
     assert "budget small: 2 steps, 16 texts; 11 of 11 runs" in said
+    assert "its seeds (x has a row, . has none)" in said
     assert "layers_1         x    One layer  [num_hidden_layers=1]" in said
     assert cli.main([*flags, "--json"]) == 0
     assert [entry["variant"] for entry in json.loads(capsys.readouterr().out)] == list(study.variants)

@@ -7,9 +7,9 @@ import sys
 from itertools import count
 from pathlib import Path
 
+from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli.flags import (
     METHODS,
-    PROMPT_FIELDS,
     add_models,
     default_device,
     positive_int,

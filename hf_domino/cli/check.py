@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli.exits import FAILED_CHECK, UNDECIDED
-from hf_domino.cli.flags import PROMPT_FIELDS, add_models, load_models, positive_int
+from hf_domino.cli.flags import add_models, load_models, positive_int
 
 EXAMPLES = """\
   hf-domino check --target Qwen/Qwen3-0.6B --drafter my-drafter

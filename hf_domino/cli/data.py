@@ -9,7 +9,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_domino.cli.flags import DTYPES, PROMPT_FIELDS, positive_int
+from hf_domino._common.fields import PROMPT_FIELDS
+from hf_domino.cli.flags import DTYPES, positive_int
 
 if TYPE_CHECKING:
     from hf_domino.data.settings import WritingSettings

@@ -21,7 +21,6 @@ METHODS = (
 ENGINES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")
 SHAPES = ("qwen3-8b", "tiny")
-PROMPT_FIELDS = "`messages`, `conversations`, `prompt` or `text`"
 
 
 def positive_int(text: str) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import Message
 from hf_domino.data.filters import Exclusions, NearCopies
@@ -16,7 +17,6 @@ from hf_domino.data.sources import Source
 from hf_domino.data.user_turn import with_system
 
 ASSISTANT, USER, TOOL = "assistant", "user", "tool"
-NEEDED = "`messages`, `conversations`, `prompt` or `text`"  # of which the first that a record has is its prompt
 CHATS, TEXT = ("messages", "conversations", "prompt"), "text"  # those that may hold messages, and the one that cannot
 
 
@@ -99,7 +99,7 @@ def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system
     field = next((name for name in (*CHATS, TEXT) if name in record), None)
     if field is None:
         found = ", ".join(f"`{name}`" for name in record) or "none"
-        raise ValueError(f"{place}: needs {NEEDED}, got {found}.")
+        raise ValueError(f"{place}: needs {PROMPT_FIELDS}, got {found}.")
     value = record[field]
     if field == TEXT and not isinstance(value, str):
         raise ValueError(f"{place}: field `{TEXT}` must be a string, got {str(value)[:60]}.")

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import hf_domino
+from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli import check, flags, recipe, train
 from hf_domino.cli import main as cli
-from hf_domino.data import prompts
 from hf_domino.evaluation.benchmark import methods, round
 from hf_domino.evaluation.check import MAX_NEW_TOKENS, verdict
 from hf_domino.formats import engines, exporting
@@ -147,7 +147,6 @@ def test_choices_are_what_they_stand_for():
     assert pair.DTYPES == exporting.DTYPES
     assert tuple(exporting.FORMATS) == flags.FORMATS
     assert tuple(engines.ENGINES) == flags.ENGINES
-    assert prompts.NEEDED == flags.PROMPT_FIELDS
     assert set(check.EXIT_CODES) == {verdict.FITS, verdict.DOES_NOT_FIT, verdict.TOO_FEW}
     assert cli.parse(["check"]).max_new_tokens == MAX_NEW_TOKENS
 
@@ -156,13 +155,13 @@ def test_choices_are_what_they_stand_for():
 def test_help_says_which_fields_hold_a_prompt(name, capsys):
     with pytest.raises(SystemExit):
         cli.main([name, "--help"])
-    assert f"with {flags.PROMPT_FIELDS}" in " ".join(capsys.readouterr().out.split())
+    assert f"with {PROMPT_FIELDS}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("page", ["data", "speed", "training"])
 def test_documents_say_which_fields_hold_a_prompt(page):
     text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
-    assert f"records with {flags.PROMPT_FIELDS}" in " ".join(text.split())
+    assert f"records with {PROMPT_FIELDS}" in " ".join(text.split())
 
 
 def test_unknown_flag_shows_the_usage_of_its_command(capsys):

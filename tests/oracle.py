@@ -13,25 +13,37 @@ from hf_domino.decoding import drafting
 
 
 @contextlib.contextmanager
-def oracle(target: PreTrainedModel, prompt: torch.Tensor, accuracy: float, **generate_kwargs) -> Iterator[None]:
+def oracle(
+    target: PreTrainedModel,
+    prompt: torch.Tensor,
+    accuracy: float,
+    truth: torch.Tensor | None = None,
+    **generate_kwargs,
+) -> Iterator[None]:
     """Swap each greedily drafted token for the target's own continuation with probability `accuracy`.
 
     Args:
         target (`PreTrainedModel`): The target, whose plain greedy text is the truth.
         prompt (`torch.Tensor`): Prompt of the calls inside the block, `[batch, length]`.
         accuracy (`float`): Probability that a drafted token is replaced, in `[0, 1]`.
+        truth (`torch.Tensor`, *optional*): That greedy text, `[batch, length]`, where the test has it already.
         generate_kwargs: What the calls inside pass to `generate`; without an end-of-text token.
     """
-    plain = {"eos_token_id": -1} | generate_kwargs | {"return_dict_in_generate": False}
-    truth = target.generate(prompt, **plain).tolist()
+    if accuracy == 0.0:  # the drafter's own drafts
+        yield
+        return
+    if truth is None:
+        plain = {"eos_token_id": -1} | generate_kwargs | {"return_dict_in_generate": False}
+        truth = target.generate(prompt, **plain)
+    rows = truth.tolist()
     draws, propose = random.Random(0), drafting.DraftSession.propose
 
     def propose_truth(self, prefixes, *args, **kwargs):
         proposals = propose(self, prefixes, *args, **kwargs)
         for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
             for k in range(proposals.shape[1]):
-                if start + k < len(truth[row]) and draws.random() < accuracy:
-                    proposals[index, k] = truth[row][start + k]
+                if start + k < len(rows[row]) and draws.random() < accuracy:
+                    proposals[index, k] = rows[row][start + k]
         return proposals
 
     drafting.DraftSession.propose = propose_truth

@@ -73,7 +73,7 @@ def test_greedy_is_lossless(family, entry, make_drafter):
         hf_domino.attach(target)
     try:
         for accuracy in (0.6, 0.9):
-            with oracle(target, PROMPT, accuracy, **options):
+            with oracle(target, PROMPT, accuracy, plain):
                 assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **options), plain)
             assert drafter.stats.acceptance_length > 1.5
     finally:
@@ -89,30 +89,29 @@ def test_every_row_of_a_batch_is_lossless(family, make_drafter):
     ids, mask = left_padded([PROMPT[0, :5], PROMPT[0], PROMPT[0, 3:12]])
     plain = target.generate(ids, attention_mask=mask, **options)
     for accuracy in (0.0, 0.7):
-        with oracle(target, ids, accuracy, attention_mask=mask, **options):
+        with oracle(target, ids, accuracy, plain):
             batch = target.generate(ids, attention_mask=mask, assistant_model=drafter, **options)
         assert torch.equal(batch, plain)
     assert len({len(row) for row in drafter.stats.rows}) > 1  # rows advanced by themselves
-    for row in range(3):
-        alone = target.generate(ids[row, mask[row].bool()][None], assistant_model=drafter, **options)
-        assert torch.equal(alone[0, -NEW_TOKENS:], batch[row, -NEW_TOKENS:])
+    alone = target.generate(ids[:1, mask[0].bool()], assistant_model=drafter, **options)
+    assert torch.equal(alone[0, -NEW_TOKENS:], batch[0, -NEW_TOKENS:])
 
 
 @pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3"])
-@pytest.mark.parametrize("chunk_size", [1, 7, 20, 64])
-def test_prefill_in_chunks(family, chunk_size, make_drafter):
+def test_prefill_in_chunks(family, make_drafter):
     target = build(family)
     drafter = make_drafter(target)
-    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    options = {"do_sample": False, "max_new_tokens": 20}
     ids, mask = left_padded([PROMPT[0, :5], PROMPT[0]])
     for prompt in ({"input_ids": PROMPT}, {"input_ids": ids, "attention_mask": mask}):
         plain = target.generate(**prompt, **options)
         whole = target.generate(**prompt, assistant_model=drafter, **options)
         rounds = drafter.stats.acceptance_lengths
-        chunked = target.generate(**prompt, assistant_model=drafter, prefill_chunk_size=chunk_size, **options)
         assert torch.equal(whole, plain)
-        assert torch.equal(chunked, plain)
-        assert drafter.stats.acceptance_lengths == rounds  # the drafter saw all of the prompt
+        for chunk_size in (1, 7, 20, 64):
+            chunked = target.generate(**prompt, assistant_model=drafter, prefill_chunk_size=chunk_size, **options)
+            assert torch.equal(chunked, plain)
+            assert drafter.stats.acceptance_lengths == rounds  # the drafter saw all of the prompt
 
 
 @pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3", "Gemma4", "GPT2"])
@@ -128,7 +127,7 @@ def check_step_outputs(target, drafter, accuracy):
     wanted = {"return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": True}
     options = {"do_sample": False, "max_new_tokens": 14}
     plain = target.generate(PROMPT, **options, **wanted)
-    with oracle(target, PROMPT, accuracy, **options):
+    with oracle(target, PROMPT, accuracy, plain.sequences):
         assisted = target.generate(PROMPT, assistant_model=drafter, **options, **wanted)
     for name in ("hidden_states", "attentions"):
         ours, theirs = getattr(assisted, name), getattr(plain, name)
@@ -146,7 +145,7 @@ def test_last_position_a_target_can_have(make_drafter, family):
     target = mpt if family == "Mpt" else build(family)
     options = {"do_sample": False, "max_new_tokens": 128 - PROMPT.shape[1]}
     plain = target.generate(PROMPT, **options)
-    with oracle(target, PROMPT, 0.9, **options):
+    with oracle(target, PROMPT, 0.9, plain):
         assert torch.equal(target.generate(PROMPT, assistant_model=make_drafter(target), **options), plain)
 
 

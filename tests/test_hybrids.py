@@ -21,6 +21,7 @@ TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_expand": 2}
+MAMBA |= {"mamba_chunk_size": 16}  # several of them in a prompt, and no padding to the 256 of large models
 KINDS = {"layer_types": ["mamba", "attention", "mamba", "mamba"]}
 HYBRIDS = {
     "Qwen3_5Text": LINEAR,
@@ -43,8 +44,8 @@ def test_greedy_is_lossless(family, make_drafter):
     target = build(family)
     drafter = make_drafter(target)
     plain = target.generate(PROMPT, **OPTIONS)
-    for accuracy in (0.0, 0.6, 0.9, 1.0):
-        with oracle(target, PROMPT, accuracy, **OPTIONS):
+    for accuracy in (0.0, 0.7, 1.0):
+        with oracle(target, PROMPT, accuracy, plain):
             assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **OPTIONS), plain)
     assert drafter.stats.acceptance_length > 4
     # Copies, which are longer than a block.
@@ -66,7 +67,7 @@ def test_the_cache_can_be_gone_on_with(family, make_drafter):
     target = build(family)
     options = OPTIONS | {"max_new_tokens": 60}
     whole = target.generate(PROMPT, **options)
-    with oracle(target, PROMPT, 0.6, **options):
+    with oracle(target, PROMPT, 0.6, whole):
         first = target.generate(
             PROMPT,
             assistant_model=make_drafter(target),
@@ -94,7 +95,7 @@ def test_an_interrupt_while_committed_tokens_run_once_more(family, layer, make_d
             handle.remove()
 
     monkeypatch.setattr(TargetRunner, "_rewind", rewind_and_break_off)
-    with oracle(target, PROMPT, 0.8, **OPTIONS), pytest.raises(KeyboardInterrupt):
+    with oracle(target, PROMPT, 0.8, plain), pytest.raises(KeyboardInterrupt):
         target.generate(PROMPT, past_key_values=cache, assistant_model=make_drafter(target), **OPTIONS)
     length = cache.get_seq_length()
     assert length >= PROMPT.shape[1]

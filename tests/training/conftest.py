@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,22 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.trainer import DominoTrainer
 
 
-@pytest.fixture
-def greedy_rows(target):
-    """Rows of different lengths: random prompts and what the target says to them, greedily."""
+@pytest.fixture(scope="session")
+def written_rows(tiny_qwen3):
+    """Rows of different lengths: random prompts and what the target says to them, greedily, without an end."""
     generator = torch.Generator().manual_seed(3)
-    rows = []
+    rows, options = [], {"max_new_tokens": 36, "do_sample": False, "eos_token_id": -1}
     for index in range(8):
         prompt = torch.randint(4, 64, (1, 4 + index), generator=generator)
-        ids = target.generate(prompt, max_new_tokens=36, do_sample=False, pad_token_id=2)[0].tolist()
+        ids = tiny_qwen3.generate(prompt, **options)[0].tolist()
         rows.append({"input_ids": ids, "loss_mask": [0] * prompt.shape[1] + [1] * (len(ids) - prompt.shape[1])})
     return rows
+
+
+@pytest.fixture
+def greedy_rows(written_rows):
+    """A copy of these rows."""
+    return copy.deepcopy(written_rows)
 
 
 @pytest.fixture

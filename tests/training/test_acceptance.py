@@ -21,7 +21,7 @@ def test_walk_equals_generation(kind, repetition_penalty, target, make_drafter, 
     install()
     monkeypatch.setattr(target.generation_config, "repetition_penalty", repetition_penalty)
     drafter = make_drafter(target, **kind)
-    make_trainer(drafter, greedy_rows, max_steps=60).train()  # a drafter that accepts something
+    make_trainer(drafter, greedy_rows, max_steps=30).train()  # a drafter that accepts something
     drafter.eval()
     longer = drafter.config.num_draft_tokens
     for row in greedy_rows[:4]:

@@ -95,10 +95,13 @@ class CoupledRule:
         law ([`TokenLaw`]): The target's.
         do_sample (`bool`): Whether the target samples.
         judge (`Callable`, *optional*): What takes the place of [`judge`], where it is a stage.
+        is_watching (`bool`, *optional*, defaults to `True`): Whether to say if something else draws meanwhile.
     """
 
-    def __init__(self, law: TokenLaw, do_sample: bool, judge: Judge = judge):
-        self._law, self._do_sample, self._judge = law, do_sample, judge
+    draft_scores: torch.Tensor | None = None  # drafts are not drawn from a law of their own
+
+    def __init__(self, law: TokenLaw, do_sample: bool, judge: Judge = judge, is_watching: bool = True):
+        self._law, self._do_sample, self._judge, self._is_watching = law, do_sample, judge, is_watching
         self._steps: StepNoise | None = None
         self._prompt_length = 0
         self._noise: torch.Tensor | None = None  # of the round, [R, P + 1, V]
@@ -108,7 +111,8 @@ class CoupledRule:
         if self._do_sample:
             self._prompt_length, longest = prefixes.lengths[0], self._law.stops.max_length
             num_steps = None if longest is None else max(longest - self._prompt_length, 1)
-            self._steps = StepNoise(len(prefixes.rows), vocab_size, prefixes.ids.device, num_steps)
+            device = prefixes.ids.device
+            self._steps = StepNoise(len(prefixes.rows), vocab_size, device, num_steps, is_watching=self._is_watching)
         self.begin_round(prefixes, 0)
 
     def begin_round(self, prefixes: Prefixes, most: int) -> None:

@@ -23,47 +23,44 @@ from transformers.utils import ModelOutput
 
 from hf_domino._common.refusal import refusal
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.noise.steps import DraftNoise, StepNoise
 from hf_domino.decoding.pacing.pacer import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.decoding.stopping import KnownStops
+from hf_domino.decoding.verification import CoupledRule
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.stats import DecodingStats, record_stats
 from hf_domino.target.identity import recognise
 from hf_domino.target.view import TargetModel
 
 
-class CoupledChoice(LogitsProcessor):
-    """Forces the tokens that plain generation would draw, and remembers the scores it has covered up.
+class ForcedChoice(LogitsProcessor):
+    """Forces the tokens that a rule would draw, and remembers the scores it has covered up.
 
     Args:
+        rule ([`CoupledRule`]): Whose noise it is; it begins with the first scores.
         prompt_length (`int`): Tokens before the first step.
-        num_steps (`int`): At which the text is full.
     """
 
-    def __init__(self, prompt_length: int, num_steps: int):
-        self._prompt_length, self._num_steps = prompt_length, num_steps
-        self._noise: StepNoise | None = None
-        self._ahead: torch.Tensor | None = None  # [1, N, V], from the first step of the round
-        self._first = self.num_committed = 0  # steps
+    def __init__(self, rule: CoupledRule, prompt_length: int):
+        self._rule, self._prompt_length = rule, prompt_length
+        self._length = prompt_length  # of the text before the round
+        self.num_committed = 0  # steps
         self._covered: list[torch.Tensor] = []  # [1, V] each, of the round
 
-    def begin_round(self, length: int, count: int) -> torch.Tensor | None:
-        """The noise `[1, N, V]` of the steps behind a text of this length; None before the first forward."""
-        self._first, self._covered = length - self._prompt_length, []
-        if self._noise is not None:
-            self._ahead = self._noise.ahead([0], [self._first], count)
-        return self._ahead
+    def begin_round(self, length: int) -> None:
+        """A round behind a text of this length begins."""
+        self._length, self._covered = length, []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Forbid all but one token, at the position behind these ids `[1, T]`."""
-        if self._noise is None or self._ahead is None:
-            self._noise = StepNoise(1, scores.shape[1], scores.device, self._num_steps, is_watching=False)
-            self._ahead = self._noise.ahead([0], [0], 1)
+        if self._rule.draft_noise is None:
+            self._rule.begin(Prefixes.of(input_ids), scores.shape[1])
         self._covered.append(scores.clone())
-        token = choose(scores, self._ahead[:, input_ids.shape[1] - self._prompt_length - self._first])
+        noise = self._rule.draft_noise
+        assert noise is not None, "only what is drawn is forced"
+        token = choose(scores, noise[:, input_ids.shape[1] - self._length])
         return torch.full_like(scores, -torch.inf).scatter(1, token[:, None], 0.0)
 
     def end_round(self, length: int, scores: torch.Tensor) -> None:
@@ -74,8 +71,7 @@ class CoupledChoice(LogitsProcessor):
 
     def end(self) -> None:
         """Leave the default generator where plain generation would have left it."""
-        if self._noise is not None:
-            self._noise.end(self.num_committed)
+        self._rule.end(self.num_committed)
 
 
 class DominoCandidateGenerator(CandidateGenerator):
@@ -111,13 +107,13 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.model_kwargs_overrides = target.capture_kwargs()
         self._target, self._session = target, DraftSession(drafter, target, law.without_state())
         do_sample = bool(generation_config.do_sample)
-        self._residual = ResidualRule.of_call(config, law, do_sample)
-        self._coupled: CoupledChoice | None = None
-        if do_sample and self._residual is None:
-            self._coupled = CoupledChoice(prompt_length, generation_config.max_length - prompt_length)
-            logits_processor.append(self._coupled)
+        self._rule = ResidualRule.of_call(config, law, do_sample) or CoupledRule(law, do_sample, is_watching=False)
+        self._forced: ForcedChoice | None = None
+        if do_sample and isinstance(self._rule, CoupledRule):
+            self._forced = ForcedChoice(self._rule, prompt_length)
+            logits_processor.append(self._forced)
             # That loop tells nobody when it ends; it lets go of its candidate generator.
-            weakref.finalize(self, self._coupled.end)
+            weakref.finalize(self, self._forced.end)
         self._num_observed = self._num_proposed = 0
         self._start = time.perf_counter()
         most = most_proposals(drafter, model, generation_config)
@@ -157,16 +153,13 @@ class DominoCandidateGenerator(CandidateGenerator):
         most = self._stats.num_draft_tokens
         room = self._stops.room(length)
         count, prefixes = most if room is None else min(room, most), Prefixes.of(input_ids)
-        noise: DraftNoise | None = None
-        listener = None
-        if self._coupled is not None:
-            noise = self._coupled.begin_round(length, count + 1)
-        elif self._residual is not None:
-            self._residual.begin(prefixes, model_outputs.logits.shape[2])
-            self._residual.begin_round(prefixes, count)
-            noise, listener = self._residual.draft_noise, self._residual.listener(None)
-        proposals = self._session.propose(prefixes, count, noise, listener)
-        scores = None if self._residual is None else self._residual.draft_scores
+        if self._forced is None:
+            self._rule.begin(prefixes, model_outputs.logits.shape[2])
+        else:
+            self._forced.begin_round(length)
+        self._rule.begin_round(prefixes, count)
+        proposals = self._session.propose(prefixes, count, self._rule.draft_noise, self._rule.listener(None))
+        scores = self._rule.draft_scores
         # Up to an end of text: as that loop's bonus token it costs no round, and nobody is asked what comes behind. One
         # that was drawn must be judged like any other draw, or fewer texts would end.
         kept = self._stops.num_open([length], proposals)[0] + (scores is not None)
@@ -178,8 +171,8 @@ class DominoCandidateGenerator(CandidateGenerator):
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
         """Count a round. This loop reports accepted candidates after its cuts by length and end of text."""
-        if self._coupled is not None:
-            self._coupled.end_round(input_ids.shape[1], scores)
+        if self._forced is not None:
+            self._forced.end_round(input_ids.shape[1], scores)
         if self._num_observed:
             self._stats.rows[0].append(int(num_matches) + 1)
             self._stats.proposed[0].append(self._num_proposed)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList
 
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.integration.candidate_generator import DominoCandidateGenerator
 from hf_domino.target.view import TargetModel
@@ -69,7 +70,8 @@ def test_what_is_drawn_in_that_loop_is_forced(tiny_qwen3, tiny_drafter):
         ids = torch.cat((ids, forced[-1].argmax(dim=-1, keepdim=True)), dim=1)
         candidates.update_candidate_strategy(ids, forced[-1][:, None], 0)
         assert torch.equal(forced[-1], steps[:, step])
-        processors[0].begin_round(ids.shape[1], 3)  # more than one step ahead
+        processors[0].begin_round(ids.shape[1])
+        candidates._rule.begin_round(Prefixes.of(ids), 2)  # more than one step ahead
     del candidates
     left_at = torch.get_rng_state()
     torch.manual_seed(3)

@@ -53,20 +53,24 @@ class DraftSession:
         self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
         self._anchors = torch.empty(0)  # [B, 1], absolute position of each row's anchor
 
-    def observe(
-        self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, mask: torch.Tensor | None = None
-    ) -> None:
-        """Take the target's hidden states of newly committed positions, the one before the next anchor last.
+    def observe(self, captured: tuple[torch.Tensor, ...], length: int, mask: torch.Tensor | None = None) -> None:
+        """Take the target's hidden states of a prompt's last positions, the one before the next anchor last.
 
         Args:
             captured (`tuple[torch.Tensor]`): L hidden states `[B, C, H]`.
-            position_ids (`torch.Tensor`): Their absolute positions `[B, C]`.
-            mask (`torch.Tensor`, *optional*): Which are no padding, `[B, C]`; None for all.
+            length (`int`): Positions of the prompt, with those that the target had cached before and with padding.
+            mask (`torch.Tensor`, *optional*): Which of them are no padding, `[B, length]`; None for all.
         """
-        counts = [position_ids.shape[1]] * len(position_ids)
+        num_rows, num_new = captured[0].shape[:2]
+        counts = [num_new] * num_rows
+        if mask is None:
+            positions = torch.arange(length - num_new, length, device=captured[0].device)
+            position_ids = positions.expand(num_rows, -1)
+        else:
+            position_ids = (mask.long().cumsum(dim=1) - 1).clamp_min(0)[:, -num_new:]
+            mask = mask[:, -num_new:].bool()
         if mask is not None and not bool(mask.all()):
             # Valid positions first, in order: the cache stores the first ones of each row.
-            mask = mask.bool()
             counts = mask.sum(dim=1).tolist()
             order = mask.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, *counts)]
             captured = tuple(

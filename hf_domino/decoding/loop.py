@@ -80,13 +80,14 @@ def assisted_decoding(
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
     session = DraftSession(drafter, target, law.without_state(), timer, context)
     reads_confidence = input_ids.device.type == "cpu" and generation_config.cache_implementation != "static"
-    parts = _parts(input_ids, runner, session, law, generation_config)
+    runner, session, judging = _parts(input_ids, runner, session, law, generation_config)
     do_sample = bool(generation_config.do_sample)
     generation = _Generation(
-        *parts[:2],
+        runner,
+        session,
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer, law.stops),
         law=law,
-        rule=_rule(drafter, law, do_sample, parts[2]),
+        rule=ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judging),
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
@@ -107,11 +108,6 @@ def _parts(
     if config.cache_implementation != "static":
         return runner, session, judge
     return make_static(input_ids, runner, session, law, config, compiling)
-
-
-def _rule(drafter: DominoDraftModel, law: TokenLaw, do_sample: bool, judge: Judge) -> CoupledRule | ResidualRule:
-    """What accepts drafts, by the drafter's configuration where the target samples."""
-    return ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judge)
 
 
 @dataclass
@@ -173,7 +169,8 @@ class _Generation:
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None, mask_length: int | None) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
         logits, captured = self.runner.prefill(input_ids, chunk_size, mask_length)
-        self.session.observe(captured, *self._prompt_positions(captured[0].shape[1], input_ids.device))
+        length = int(self.runner.cache.get_seq_length())
+        self.session.observe(captured, length, self.runner.mask(length))
         prefixes = self.committed.prefixes(self.rows)
         no_proposals = input_ids[:, :0]
         scores = self.law.scores(prefixes, logits, no_proposals)
@@ -185,15 +182,6 @@ class _Generation:
         unfinished = self.committed.unfinished
         self.runner.begin(unfinished)
         self._go_on_with(unfinished)
-
-    def _prompt_positions(self, num_new: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Absolute positions `[B, C]` of the prompt's last C columns, and which are no padding."""
-        length = int(self.runner.cache.get_seq_length())
-        mask = self.runner.mask(length)
-        if mask is None:
-            return torch.arange(length - num_new, length, device=device).expand(len(self.rows), -1), None
-        positions = (mask.long().cumsum(dim=1) - 1).clamp_min(0)
-        return positions[:, -num_new:], mask[:, -num_new:]
 
     def run_round(self) -> None:
         """Draft or copy, verify and commit one block per row."""

@@ -185,7 +185,5 @@ class DominoCandidateGenerator(CandidateGenerator):
         if self._num_observed:
             self._session.observe_block(captured, [num_new])
         else:
-            real = torch.ones_like(input_ids) if mask is None else mask
-            positions = (real.cumsum(dim=1) - 1).clamp_min(0)[:, :num_new]
-            self._session.observe(captured, positions, real[:, :num_new])
+            self._session.observe(captured, num_new, None if mask is None else mask[:, :num_new])
         self._num_observed += num_new

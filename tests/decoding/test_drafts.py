@@ -37,7 +37,7 @@ def test_drafts_equal_an_independent_rederivation(
         for stop in (9, 10, 14, 20):  # context arrives in pieces, as it does in rounds
             num_seen = sum(session._cache.lengths) + sum(session._new_counts if session._captured else [])
             captured = view.captured(target(ids[None, :stop], **view.capture_kwargs()))
-            session.observe(tuple(states[:, num_seen:] for states in captured), torch.arange(num_seen, stop)[None])
+            session.observe(tuple(states[:, num_seen:] for states in captured), stop)
             seen.clear()
             proposals = session.propose(Prefixes.of(ids[None, : stop + 1]), goes_on=goes_on)
             tokens, logits = rederived.draft(ids[: stop + 1])

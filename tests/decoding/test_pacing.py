@@ -341,7 +341,7 @@ def test_drafts_after_single_steps_know_the_whole_prefix(tiny_qwen3, make_drafte
         with torch.no_grad():
             captured = view.captured(tiny_qwen3(ids[:, :-1], **view.capture_kwargs()))
             first = captured[0].shape[1] - steps
-            session.observe(tuple(states[:, :first] for states in captured), torch.arange(first)[None])
+            session.observe(tuple(states[:, :first] for states in captured), first)
             for step in range(first, first + steps):
                 session.observe_block(tuple(states[:, step : step + 1] for states in captured), [1])
             drafts[steps] = session.propose(Prefixes.of(ids)).tolist()

@@ -83,9 +83,9 @@ def rollout(
     if drafter.has_correction_head:
         candidates = None if pool is None else pool.columns
         block.corrections = Corrections(drafter, target, draft_hidden, anchors, candidates, table)
-    if pool is None:
-        return block.choose_one_by_one()
-    return block.choose_and_check(pool) if size is None else block.choose_from(pool, block.no_tokens)
+    if pool is None or size is not None:
+        return block.choose_in_order(block.no_tokens, pool)
+    return block.choose_and_check(pool)
 
 
 @dataclass
@@ -104,23 +104,17 @@ class _Block:
         """Ids `[B, 0]`."""
         return self.prefixes.ids[:, :0]
 
-    def _choose(self, index: int, scores: torch.Tensor) -> torch.Tensor:
-        """Take a token `[B, N]` at each position from this one on, by scores `[B, N, D]`."""
-        noise = self.noise
+    def _choose(self, index: int, scores: torch.Tensor, pool: CandidatePool | None = None) -> torch.Tensor:
+        """Take a token `[B, N]` at each position from this one on, by scores `[B, N, D]`, or `[B, N, M]` of a pool."""
+        here, noise = slice(index, index + scores.shape[1]), self.noise
         if isinstance(noise, OwnNoise):
             noise = noise.like(scores)
         elif noise is not None:
-            noise = noise[:, index : index + scores.shape[1]]
-        return self.law.vocabulary.ids(choose(scores, noise))
-
-    def _choose_among(self, index: int, scores: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Take one of the candidates `[B, 1]` of a position, whose scores are `[B, M]`: its place among them."""
-        noise = self.noise
-        if isinstance(noise, OwnNoise):
-            noise = noise.like(scores)
-        elif noise is not None:
-            noise = noise[:, index].gather(1, columns)
-        return choose(scores, noise)[:, None]
+            noise = noise[:, here] if pool is None else noise[:, here].gather(2, pool.columns[:, here])
+        choice = choose(scores, noise)
+        if pool is None:
+            return self.law.vocabulary.ids(choice)
+        return pool.token_ids[:, here].gather(2, choice[..., None])[..., 0]
 
     def _ends(self, index: int, scores: torch.Tensor, candidates: torch.Tensor | None = None) -> bool:
         if self.goes_on is None:
@@ -134,16 +128,19 @@ class _Block:
         ends = (index + 1 for index in range(scores.shape[1]) if self._ends(index, scores[:, index]))
         return self._choose(0, scores[:, : next(ends, scores.shape[1])])
 
-    def choose_from(self, pool: CandidatePool, tokens: torch.Tensor) -> torch.Tensor:
-        """Go on from the proposals `[B, N]` chosen so far, each from the candidates of its position."""
-        for index in range(tokens.shape[1], pool.num_positions):
-            logits, candidates = pool.logits[:, index], pool.token_ids[:, index]
+    def choose_in_order(self, tokens: torch.Tensor, pool: CandidatePool | None = None) -> torch.Tensor:
+        """Go on from the proposals `[B, N]` chosen so far, each from the candidates of its position or all tokens."""
+        base_logits = self.base_logits if pool is None else pool.logits
+        for index in range(tokens.shape[1], base_logits.shape[1]):
+            logits = base_logits[:, index]
             if self.corrections is not None:
                 logits = self.corrections.apply(index, logits)
-            scores = pool.scores(logits, tokens)
-            choice = self._choose_among(index, scores, pool.columns[:, index])
-            tokens = torch.cat((tokens, candidates.gather(1, choice)), dim=1)
-            if self._ends(index, scores, candidates) or index + 1 == pool.num_positions:
+            if pool is None:
+                scores, candidates = self.law.scores(self.prefixes, logits[:, None], tokens), None
+            else:
+                scores, candidates = pool.scores(logits, tokens)[:, None], pool.token_ids[:, index]
+            tokens = torch.cat((tokens, self._choose(index, scores, pool)), dim=1)
+            if self._ends(index, scores[:, 0], candidates) or index + 1 == base_logits.shape[1]:
                 break
             if self.corrections is not None:
                 self.corrections.read(tokens[:, -1])
@@ -154,7 +151,7 @@ class _Block:
         tokens = self.no_tokens
         while True:
             num_checked = tokens.shape[1]
-            tokens = self.choose_from(pool, tokens)
+            tokens = self.choose_in_order(tokens, pool)
             length = tokens.shape[1]
             logits = self.base_logits[:, :length]
             if self.corrections is not None:
@@ -169,18 +166,3 @@ class _Block:
             if self.corrections is not None:
                 self.corrections.forget(count - 1)
                 self.corrections.read(tokens[:, -1])
-
-    def choose_one_by_one(self) -> torch.Tensor:
-        """Choose from all tokens, position by position, as processors that no pool can stand for need it."""
-        tokens = self.no_tokens
-        for index in range(self.base_logits.shape[1]):
-            logits = self.base_logits[:, index]
-            if self.corrections is not None:
-                if index:
-                    self.corrections.read(tokens[:, -1])
-                logits = self.corrections.apply(index, logits)
-            scores = self.law.scores(self.prefixes, logits[:, None], tokens)
-            tokens = torch.cat((tokens, self._choose(index, scores)), dim=1)
-            if self._ends(index, scores[:, 0]):
-                break
-        return tokens

@@ -145,11 +145,16 @@ def test_rounds_stay_on_the_fast_path(monkeypatch, tiny_qwen3, kind):
     def slow(*arguments):
         raise AssertionError("asked position by position")
 
+    def among_candidates(block, tokens, pool):
+        assert pool is not None
+        return choose_in_order(block, tokens, pool)
+
+    choose_in_order = rollout_module._Block.choose_in_order
     drafter = build_drafter(tiny_qwen3)
     prefixes = Prefixes.of(torch.randint(4, V, (1, 9)))
     processor = KINDS[kind](random.Random(1), prefixes.ids)
     law, hidden = TokenLaw(LogitsProcessorList([processor])), torch.randn(1, 6, 32)
-    monkeypatch.setattr(rollout_module._Block, "choose_one_by_one", slow)
+    monkeypatch.setattr(rollout_module._Block, "choose_in_order", among_candidates)
     monkeypatch.setattr(sampling_module, "one_by_one", slow)
     monkeypatch.setattr(type(processor), "__call__", lambda self, ids, scores: _prepared(self, scores))
     proposals = rollout(drafter, TargetModel(tiny_qwen3, drafter.config), hidden, prefixes, law)

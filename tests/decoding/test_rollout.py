@@ -144,7 +144,7 @@ def test_proposals_of_a_pool_are_drawn_from_what_is_told(block, is_own):
     assert len(listening.told) == proposals.shape[1] == block[2].shape[1]
     for index, (scores, candidates) in enumerate(listening.told):
         assert scores.shape == candidates.shape == (3, 20)
-        drawn = choose(scores, own.drawn[index] if is_own else shared[:, index].gather(1, candidates))
+        drawn = choose(scores, own.drawn[index][:, 0] if is_own else shared[:, index].gather(1, candidates))
         assert torch.equal(candidates.gather(1, drawn[:, None])[:, 0], proposals[:, index])
 
 

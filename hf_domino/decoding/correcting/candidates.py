@@ -55,11 +55,6 @@ class CandidatePool:
         self.logits = base_logits.gather(2, self.columns)
         self._ascending, self._order = self.token_ids.sort(dim=2)
 
-    @property
-    def num_positions(self) -> int:
-        """Positions of the block (P)."""
-        return self.token_ids.shape[1]
-
     def scores(self, logits: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:
         """Process the logits `[B, M]` of the candidates behind some proposals `[B, N]`, in fp32."""
         if not self._law.effects:

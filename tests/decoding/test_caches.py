@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from builders import left_padded
-from oracle import oracle
+from oracle import faults
 from test_families import PROMPT, WINDOW, build
 from transformers import DynamicCache
 
 from hf_domino.decoding.runner import TargetRunner
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # fp32 sums in another order
-OPTIONS = {"do_sample": False, "max_new_tokens": 24}
+OPTIONS = {"do_sample": False, "max_new_tokens": 30}
 
 
 def assert_as_plain(cache, known, lengths):
@@ -36,8 +36,8 @@ def test_every_round_leaves_what_plain_generation_keeps(monkeypatch, make_drafte
     target, commit, rows, num_rounds = build(family), TargetRunner.commit, list(range(len(lengths))), 0
     ids, mask = left_padded([PROMPT[0, :length] for length in lengths])
     options = OPTIONS | {"attention_mask": mask}
-    known = []
-    for text, length in zip(target.generate(ids, **options), lengths, strict=True):
+    plain, known = target.generate(ids, **options), []
+    for text, length in zip(plain, lengths, strict=True):
         known.append(DynamicCache())  # without a configuration it keeps all positions
         target(text[None, len(ids[0]) - length :], past_key_values=known[-1])
 
@@ -49,7 +49,7 @@ def test_every_round_leaves_what_plain_generation_keeps(monkeypatch, make_drafte
             assert_as_plain(self.cache, [known[row] for row in rows], self._lengths)
 
     monkeypatch.setattr(TargetRunner, "commit", checking)
-    with oracle(target, ids, 0.7, **options):
+    with faults(plain.tolist(), target.config.vocab_size):
         result = target.generate(ids, assistant_model=make_drafter(target), return_dict_in_generate=True, **options)
     assert num_rounds > 5
     if len(lengths) == 1:

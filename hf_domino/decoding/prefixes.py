@@ -51,6 +51,10 @@ class Prefixes:
         """One value of the host for each row, `[B, 1]` beside the ids, without waiting for their device."""
         return torch.tensor(values)[:, None].to(self.ids.device, non_blocking=True)
 
+    def foreseen(self, num_positions: int) -> Prefixes:
+        """What successive positions see, with the last known token in place of the block's own, yet to be chosen."""
+        return self.along(self.last().expand(-1, num_positions - 1), num_positions)
+
     def along(self, continuation: torch.Tensor, num_positions: int) -> Prefixes:
         """What successive positions see: the last one all of a continuation, each one before it a token less.
 

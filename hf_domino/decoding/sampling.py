@@ -92,7 +92,7 @@ class TokenLaw:
         done = {index: step for index, step in enumerate(self._steps) if isinstance(step, Banned)}
         if not done:
             return logits, self
-        seen = prefixes.along(prefixes.last().expand(-1, logits.shape[1] - 1), logits.shape[1])
+        seen = prefixes.foreseen(logits.shape[1])
         changed: Scores | None = None
         for step in done.values():
             if step.acts(seen):

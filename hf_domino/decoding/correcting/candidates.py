@@ -43,9 +43,8 @@ class CandidatePool:
         self._law, self._prefixes, self._vocab_size = law, prefixes, law.vocabulary.total(base_logits.shape[2])
         likely = base_logits
         if lifting := [effect for effect in law.effects if effect.may_lift]:
-            num_positions = base_logits.shape[1]
             foreseen = Scores(law.vocabulary.scatter(base_logits).flatten(0, 1), base_logits.dtype)
-            known = prefixes.along(prefixes.last().expand(-1, num_positions - 1), num_positions)
+            known = prefixes.foreseen(base_logits.shape[1])
             for effect in lifting:
                 effect.foresee(foreseen, known)
             likely = law.vocabulary.gather(foreseen.tensor).view_as(base_logits)

@@ -19,6 +19,7 @@ from hf_domino.pair import BUNDLED
 ROOT = Path(__file__).parents[1]
 BUNDLED_DRAFTER = ROOT / "model_cards" / f"{BUNDLED}-domino" / "config.json"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+SHOWN = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED_EXAMPLE = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PACKAGES = hf_domino, domino_kernels
@@ -67,7 +68,10 @@ def test_examples_of_pages(pages, monkeypatch, capsys, tmp_path):
             if "import xgrammar" in block and find_spec("xgrammar") is None:  # no part of an environment made earlier
                 continue
             exec(compile(block, page, "exec"), scope)  # one scope: later blocks go on from earlier ones
-    assert capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert printed
+    for page in pages:
+        assert all(block in printed for block in SHOWN.findall((ROOT / page).read_text())), page
 
 
 @pytest.mark.parametrize(

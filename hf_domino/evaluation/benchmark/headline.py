@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hf_domino.evaluation.benchmark.methods import BASELINE
 from hf_domino.evaluation.benchmark.report import markdown_table, modes_of, number, place_of
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import count_equal, rows_of, summarize
 
 # The methods a user would choose, and what they are called on the first screen.
 OURS = {"domino_adaptive": "drafter", "domino_lookup": "drafter and prompt lookup"}
-LOOKUP = {"prompt_lookup": "prompt lookup, no drafter"}  # what a drafter beside it must beat
+LOOKUP = "prompt_lookup"  # what needs no drafter, and a drafter must beat
 MARKERS = re.compile(r"(<!-- headline:begin (\S+(?: \S+)*) -->\n).*?(<!-- headline:end -->)", re.DOTALL)
 
 
@@ -26,7 +27,7 @@ def headline(runs: Sequence[Sequence[Row]]) -> str:
         `str`: Markdown.
     """
     lines = [line for rows in runs for line in _lines(rows)]
-    heads = ["precision", "greedy", "sampled", "texts equal to plain `generate`'s"]
+    heads = ["precision", "tokens/s, greedy", "greedy", "sampled", "prompt lookup alone", "texts equal"]
     return f"{_sentence(runs)}\n\n{markdown_table(heads, lines)}"
 
 
@@ -41,19 +42,23 @@ def _sentence(runs: Sequence[Sequence[Row]]) -> str:
     return f"At best, `generate` is {' and '.join(best)} (greedy, one prompt at a time, {' and '.join(places)})."
 
 
-def _shown(rows: Sequence[Row]) -> dict[str, str]:
-    """Methods of the table, and what it calls them; copies alone where they were measured beside a drafter."""
-    names = LOOKUP | OURS if rows_of(rows, "domino_lookup", "greedy") else OURS
-    return {method: name for method, name in names.items() if rows_of(rows, method, "greedy")}
-
-
 def _lines(rows: Sequence[Row]) -> list[list[str]]:
     first, found = measured(rows)[0], []
-    for method, name in _shown(rows).items():
+    for method, name in OURS.items():
+        if not rows_of(rows, method, "greedy"):
+            continue
+        plain, fast = (summarize(rows, one, "greedy").tokens_per_second for one in (BASELINE, method))
         ours = [row for mode in modes_of(rows) for row in rows_of(rows, method, mode)]
-        speed_ups = [number(summarize(rows, method, mode).speed_up, " x") for mode in ("greedy", "sample")]
-        found.append([f"{first['pair']}, {name}", first["dtype"], *speed_ups, f"{count_equal(ours)} of {len(ours)}"])
+        alone = ", ".join(filter(None, _speed_ups(rows, LOOKUP)))
+        cells = [first["dtype"], f"{plain:.0f} → {fast:.0f}", *_speed_ups(rows, method), alone]
+        found.append([f"{first['pair']}, {name}", *cells, f"{count_equal(ours)} of {len(ours)}"])
     return found
+
+
+def _speed_ups(rows: Sequence[Row], method: str) -> list[str]:
+    """Over plain generation, greedy and sampled; empty where that was not measured."""
+    known = {mode: bool(rows_of(rows, method, mode)) for mode in ("greedy", "sample")}
+    return [number(summarize(rows, method, mode).speed_up if known[mode] else None, " x") for mode in known]
 
 
 def fill_headline(page: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import measured
 import pytest
 
+from hf_domino.cards.sections import read_sections
 from hf_domino.evaluation.benchmark.headline import fill_headline, headline
 from hf_domino.evaluation.benchmark.report import number
 from hf_domino.evaluation.benchmark.summary import summarize
@@ -30,3 +32,17 @@ def test_the_readme_says_what_the_rows_do(tmp_path):
     fill_headline(page)
     assert page.read_text() == (ROOT / "README.md").read_text()
     assert "times as fast" in page.read_text()
+
+
+@pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="no rows are published in this checkout")
+@pytest.mark.parametrize("page", ["README.md", "docs/drafters.md"])
+def test_what_training_took_is_what_the_cards_say(page):
+    steps, minutes = {}, {}
+    for name in ("pycoder-13m-domino", "smollm2-135m-instruct-domino"):
+        card = read_sections((ROOT / "model_cards" / name / "README.md").read_text())["training"]
+        facts = dict(re.findall(r"^\| (steps|hours) \| ([\d.,]+) \|$", card, re.MULTILINE))
+        steps[name], minutes[name] = facts["steps"], round(60 * float(facts["hours"]))
+    ours, chat = minutes
+    text = " ".join((ROOT / page).read_text().split())
+    assert f"the bundled one took {minutes[ours]} minutes on two CPU cores" in text
+    assert f"the last {steps[chat]} of 3,520 steps of SmolLM2's drafter {minutes[chat]} minutes" in text

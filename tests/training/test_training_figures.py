@@ -38,7 +38,7 @@ def test_the_picture_follows_the_log_and_nothing_else(tmp_path):
     first, again, other, early = (tmp_path / name / FIGURE for name in ("first", "again", "other", "early"))
     assert first.read_bytes() == again.read_bytes()
     assert first.read_bytes() != other.read_bytes()
-    for text in ("loss", "tokens a round", "right, if all before are", "step 6", "as drafted"):
+    for text in ("loss; dots: the published one", "tokens a round", "right, if all before are", "step 6", "as drafted"):
         assert text in words(first)
     assert "right, if all before are" not in words(early)  # nothing was evaluated
     assert draw_training([{"step": 1, "eval_loss": 1.0}], tmp_path / "untrained") is None

@@ -72,7 +72,7 @@ def _draw_losses(axes: Any, steps: Log, evaluations: Log) -> None:
     axes.plot([], [], color=BASE, label="base logits")
     axes.plot([], [], color=HEAD, label="as drafted")
     axes.plot([], [], color=QUIET, marker="o", markersize=3.5, label="dots: held-out text")
-    axes.set_title("loss", loc="left", fontsize=12)
+    axes.set_title("loss; dots: the published one", loc="left", fontsize=12)  # lines are of what is trained
     axes.set_xlabel("step")
 
 

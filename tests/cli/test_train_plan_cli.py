@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
+from transformers import Qwen3Config
 
 from hf_domino.cli import train as command
+from hf_domino.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+QWEN3_8B = Qwen3Config(
+    vocab_size=151_936,
+    hidden_size=4096,
+    intermediate_size=12_288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    max_position_embeddings=40_960,
+    dtype="bfloat16",
+)
 
 
 def test_a_plan_trains_nothing(recipe, train, tmp_path, capsys):
@@ -30,6 +46,23 @@ def test_a_plan_without_text_as_json(recipe, train, capsys):
     assert plan["flops_per_second"] > 1e6  # measured here
     assert plan["steps"] == 4
     assert plan["device_bytes"] > 2**20
+
+
+def test_pages_have_the_plan_of_the_published_recipe(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    QWEN3_8B.save_pretrained("target")
+    for name in ("train.jsonl", "eval.jsonl"):
+        Path(name).write_text('{"text": "one"}')
+    recipe = str(ROOT / "hf_domino" / "training" / "example.yaml")
+    assert (
+        main(["train", recipe, "--target=target", "--plan", "--json", "--plan-rows=100000", "--plan-tflops=989"]) == 0
+    )
+    plan = json.loads(capsys.readouterr().out)
+    size = f"{plan['peak_bytes'] / 1e9:.0f} GB"
+    drafters, training = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("drafters", "training"))
+    assert f"it says {size}" in drafters
+    assert f"at least {plan['hours']:.0f} hours" in drafters
+    assert f"needs {size}" in training
 
 
 @pytest.mark.parametrize("flag", ["--plan_tflops=0", "--plan_memory=-1"])

@@ -27,7 +27,7 @@ def headline(runs: Sequence[Sequence[Row]]) -> str:
         `str`: Markdown.
     """
     lines = [line for rows in runs for line in _lines(rows)]
-    heads = ["precision", "tokens/s, greedy", "greedy", "sampled", "prompt lookup alone", "texts equal"]
+    heads = ["precision", "greedy, plain → with it, tokens/s", "greedy", "sampled", "prompt lookup alone", "texts equal"]
     return f"{_sentence(runs)}\n\n{markdown_table(heads, lines)}"
 
 

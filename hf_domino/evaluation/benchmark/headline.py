@@ -14,6 +14,7 @@ from hf_domino.evaluation.benchmark.summary import count_equal, rows_of, summari
 # The methods a user would choose, and what they are called on the first screen.
 OURS = {"domino_adaptive": "drafter", "domino_lookup": "drafter and prompt lookup"}
 LOOKUP = "prompt_lookup"  # what needs no drafter, and a drafter must beat
+HEADS = ("precision", "greedy tokens/s, plain → assisted", "greedy", "sampled", "prompt lookup alone", "texts equal")
 MARKERS = re.compile(r"(<!-- headline:begin (\S+(?: \S+)*) -->\n).*?(<!-- headline:end -->)", re.DOTALL)
 
 
@@ -27,8 +28,7 @@ def headline(runs: Sequence[Sequence[Row]]) -> str:
         `str`: Markdown.
     """
     lines = [line for rows in runs for line in _lines(rows)]
-    heads = ["precision", "greedy, plain → with it, tokens/s", "greedy", "sampled", "prompt lookup alone", "texts equal"]
-    return f"{_sentence(runs)}\n\n{markdown_table(heads, lines)}"
+    return f"{_sentence(runs)}\n\n{markdown_table(HEADS, lines)}"
 
 
 def _sentence(runs: Sequence[Sequence[Row]]) -> str:

@@ -96,6 +96,12 @@ def greedy(target, prompt=PROMPT, **kwargs):
     return target.generate(prompt, **({"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1} | kwargs))
 
 
+@functools.cache
+def text_of(target):
+    """The greedy text behind the prompt, which most tests here start from."""
+    return greedy(target)
+
+
 # --- the same text ----------------------------------------------------------------------------------------------
 
 
@@ -104,18 +110,18 @@ def greedy(target, prompt=PROMPT, **kwargs):
 @pytest.mark.parametrize("projector_type", ["domino", "dflash"])
 def test_greedy_is_lossless(entry, target, make_drafter, projector_type, shift_label, accuracy):
     drafter = make_drafter(target, shift_label=shift_label, projector_type=projector_type)
-    with oracle(target, PROMPT, accuracy, do_sample=False, max_new_tokens=NEW_TOKENS):
+    with oracle(target, PROMPT, accuracy, text_of(target)):
         assisted = greedy(target, assistant_model=drafter)
-    assert torch.equal(assisted, greedy(target))
+    assert torch.equal(assisted, text_of(target))
     if accuracy == 1.0:
         assert drafter.stats.acceptance_lengths[0] == drafter.config.num_draft_tokens + 1
 
 
 @pytest.mark.parametrize("draft_length", ["full", "adaptive"])
 def test_num_assistant_tokens_is_the_most_that_a_round_drafts(entry, tiny_qwen3, make_drafter, draft_length):
-    drafter, plain = make_drafter(tiny_qwen3, draft_length=draft_length), greedy(tiny_qwen3)
+    drafter, plain = make_drafter(tiny_qwen3, draft_length=draft_length), text_of(tiny_qwen3)
     variants = [{}, {"cache_implementation": "static"}] if entry == "install" else [{}]
-    with oracle(tiny_qwen3, PROMPT, 0.9, do_sample=False, max_new_tokens=NEW_TOKENS):
+    with oracle(tiny_qwen3, PROMPT, 0.9, text_of(tiny_qwen3)):
         for wanted, found in ((1, 1), (3, 3), (50, drafter.config.num_draft_tokens)):
             for options in variants:
                 assisted = greedy(tiny_qwen3, assistant_model=drafter, num_assistant_tokens=wanted, **options)
@@ -141,15 +147,15 @@ def test_the_default_of_num_assistant_tokens_is_nobodys_wish(entry, tiny_qwen3, 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 6, 7, 8, 13])  # block_size 6
 def test_budget(entry, tiny_qwen3, tiny_drafter, max_new_tokens):
-    with oracle(tiny_qwen3, PROMPT, 0.9, do_sample=False, max_new_tokens=NEW_TOKENS):
+    with oracle(tiny_qwen3, PROMPT, 0.9, text_of(tiny_qwen3)):
         assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, max_new_tokens=max_new_tokens)
     assert torch.equal(assisted, greedy(tiny_qwen3, max_new_tokens=max_new_tokens))
 
 
 @pytest.mark.parametrize("position", [1, 4, 9, 17])
 def test_end_of_text_inside_a_block(entry, tiny_qwen3, tiny_drafter, position):
-    eos = greedy(tiny_qwen3)[0, PROMPT.shape[1] + position].item()
-    with oracle(tiny_qwen3, PROMPT, 0.95, do_sample=False, max_new_tokens=NEW_TOKENS):
+    eos = text_of(tiny_qwen3)[0, PROMPT.shape[1] + position].item()
+    with oracle(tiny_qwen3, PROMPT, 0.95, text_of(tiny_qwen3)):
         assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, eos_token_id=[eos, 0])
     assert torch.equal(assisted, greedy(tiny_qwen3, eos_token_id=[eos, 0]))
 
@@ -186,10 +192,10 @@ def test_left_padding(entry, target, make_drafter):
     mask = (torch.arange(padded.shape[1]) >= 5).long()[None]
     plain = greedy(target, padded, attention_mask=mask)
     drafter = make_drafter(target)
-    with oracle(target, padded, 0.8, do_sample=False, max_new_tokens=NEW_TOKENS, attention_mask=mask):
+    with oracle(target, padded, 0.8, plain):
         assisted = greedy(target, padded, attention_mask=mask, assistant_model=drafter)
     assert torch.equal(assisted, plain)
-    assert torch.equal(plain[:, 5:], greedy(target))  # the padding itself changes nothing
+    assert torch.equal(plain[:, 5:], text_of(target))  # the padding itself changes nothing
 
 
 @pytest.mark.parametrize("padding", [0, 6])
@@ -208,8 +214,9 @@ def test_prompt_of_embeddings(target, make_drafter, with_ids, options, padding):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_drafter_of_another_dtype(entry, tiny_qwen3, tiny_drafter, dtype):
     drafter = tiny_drafter.to(dtype)
-    assert torch.equal(greedy(tiny_qwen3, assistant_model=drafter), greedy(tiny_qwen3))
-    assert greedy(tiny_qwen3, assistant_model=drafter, do_sample=True).shape == greedy(tiny_qwen3).shape
+    plain = text_of(tiny_qwen3)
+    assert torch.equal(greedy(tiny_qwen3, assistant_model=drafter), plain)
+    assert greedy(tiny_qwen3, assistant_model=drafter, do_sample=True).shape == plain.shape
 
 
 def test_padding_does_not_change_drafts(entry, tiny_qwen3, tiny_drafter):
@@ -240,7 +247,7 @@ def test_greedy_with_processors(entry, tiny_qwen3, tiny_drafter, options):
 
 def test_streaming(entry, tiny_qwen3, tiny_drafter):
     streamer = Recorder()
-    with oracle(tiny_qwen3, PROMPT, 0.9, do_sample=False, max_new_tokens=NEW_TOKENS):
+    with oracle(tiny_qwen3, PROMPT, 0.9, text_of(tiny_qwen3)):
         assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, streamer=streamer)
     assert streamer.tokens == assisted[0].tolist()
     assert streamer.ended
@@ -249,10 +256,10 @@ def test_streaming(entry, tiny_qwen3, tiny_drafter):
 @pytest.mark.parametrize("position", [3, 8, 14])
 def test_stop_string_inside_a_block(tiny_qwen3, tiny_drafter, tiny_tokenizer, position):
     start = PROMPT.shape[1] + position
-    text = tiny_tokenizer.decode(greedy(tiny_qwen3)[0, start : start + 3])
+    text = tiny_tokenizer.decode(text_of(tiny_qwen3)[0, start : start + 3])
     options = {"stop_strings": [text], "tokenizer": tiny_tokenizer}
     plain, streamer = greedy(tiny_qwen3, **options), Recorder()
-    with oracle(tiny_qwen3, PROMPT, 0.95, do_sample=False, max_new_tokens=NEW_TOKENS):
+    with oracle(tiny_qwen3, PROMPT, 0.95, text_of(tiny_qwen3)):
         assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, streamer=streamer, **options)
     assert torch.equal(assisted, plain)
     assert streamer.tokens == plain[0].tolist()
@@ -261,7 +268,7 @@ def test_stop_string_inside_a_block(tiny_qwen3, tiny_drafter, tiny_tokenizer, po
 def test_return_dict(entry, tiny_qwen3, tiny_drafter):
     options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "max_new_tokens": 20}
     plain = greedy(tiny_qwen3, **options)
-    with oracle(tiny_qwen3, PROMPT, 0.8, do_sample=False, max_new_tokens=NEW_TOKENS):
+    with oracle(tiny_qwen3, PROMPT, 0.8, text_of(tiny_qwen3)):
         assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, **options)
     assert torch.equal(assisted.sequences, plain.sequences)
     for field in ("scores", "logits"):

@@ -21,23 +21,26 @@ ROOT = Path(__file__).parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@pytest.fixture(scope="module", params=[64, 24], ids=["all tokens", "a draft vocabulary"])
-def standalone(request, saved_pair, tmp_path_factory):
+@pytest.fixture(scope="module")
+def standalone(saved_pair, tmp_path_factory):
     folder = tmp_path_factory.mktemp("standalone") / "drafter"
-    drafter = DominoDraftModel.from_pretrained(saved_pair[1]).restricted(range(64 - request.param, 64))
-    drafter.save_pretrained(folder, standalone=True)
+    DominoDraftModel.from_pretrained(saved_pair[1]).save_pretrained(folder, standalone=True)
     return folder
 
 
 @pytest.fixture
-def hub_cache(standalone, tmp_path):
-    """A cache that holds the folder as downloads of user/a-drafter.v2 and of user/another, at another commit."""
-    for name, commit in (("a-drafter.v2", COMMIT), ("another", COMMIT[::-1])):
+def hub_cache(saved_pair, standalone, tmp_path):
+    """A cache of downloads: user/another is the folder, user/a-drafter.v2 has a draft vocabulary and another commit."""
+    restricted = tmp_path / "restricted"
+    DominoDraftModel.from_pretrained(saved_pair[1]).restricted(range(40, 64)).save_pretrained(
+        restricted, standalone=True
+    )
+    for name, commit, folder in (("a-drafter.v2", COMMIT, restricted), ("another", COMMIT[::-1], standalone)):
         repository = tmp_path / "hub" / f"models--user--{name}"
         (repository / "refs").mkdir(parents=True)
         (repository / "refs" / "main").write_text(commit)
         (repository / "snapshots").mkdir()
-        (repository / "snapshots" / commit).symlink_to(standalone)
+        (repository / "snapshots" / commit).symlink_to(folder)
     return tmp_path / "hub"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import statistics
 import subprocess
@@ -29,6 +30,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 LAZY_ONLY = {"triton", "datasets", "matplotlib", "rich"}  # `import hf_domino` must not pay for these
 
 
+@functools.cache
 def module_name(path: Path) -> str:
     """Dotted name of a module of the package, e.g. `decoding.loop`; empty for the package itself."""
     folder = PACKAGE if path.is_relative_to(PACKAGE) else ROOT
@@ -36,9 +38,15 @@ def module_name(path: Path) -> str:
     return ".".join(part for part in parts if part != "__init__")
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a module, which several tests walk."""
+    return ast.parse(path.read_text())
+
+
 def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
     """Yield every imported dotted name with whether it is imported at the top of the module."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     for node in _without_type_checking(tree):
         top = node in tree.body
         if isinstance(node, ast.Import):
@@ -63,11 +71,12 @@ def _absolute(path: Path, node: ast.ImportFrom) -> str:
     return ".".join([*package, *filter(None, [node.module])])
 
 
+@functools.cache
 def internal_imports(path: Path) -> set[str]:
     """Modules of the package that a module imports anywhere in it, or names, as what is imported by name is."""
     known = {module_name(module) for module in MODULES}
     names = [name for name, _ in imports_of(path)]
-    strings = (getattr(node, "value", None) for node in ast.walk(ast.parse(path.read_text())))
+    strings = (getattr(node, "value", None) for node in ast.walk(parsed(path)))
     names += [text for text in strings if isinstance(text, str) and text.removeprefix("hf_domino.") in known]
     found = set()
     for name in names:
@@ -79,7 +88,7 @@ def internal_imports(path: Path) -> set[str]:
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Every function and method of a module."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield node
 
@@ -113,8 +122,7 @@ def test_median_function_size():
 
 @pytest.mark.parametrize("path", MODULES + KERNELS, ids=module_name)
 def test_public_names_are_documented(path):
-    tree = ast.parse(path.read_text())
-    definitions = [node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    definitions = [node for node in parsed(path).body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
     methods = [node for owner in definitions if isinstance(owner, ast.ClassDef) for node in owner.body]
     public = [
         node

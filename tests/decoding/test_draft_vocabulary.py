@@ -125,8 +125,7 @@ def test_own_noise_and_products_that_are_kept(tiny_qwen3, law, pool_size):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("pool_size", [None, 5])
-@pytest.mark.parametrize("prefix", [0, 2])
+@pytest.mark.parametrize(("pool_size", "prefix"), [(None, 2), (5, 0)])
 def test_fused_kernels(tiny_qwen3, pool_size, prefix):
     pytest.importorskip("triton")
     block, _ = blocks(tiny_qwen3, draft_pool_size=pool_size, pure_draft_prefix_len=prefix)

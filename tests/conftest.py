@@ -8,6 +8,8 @@ import json
 import os
 import string
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,23 @@ def tiny_pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
+
+
+@pytest.fixture
+def no_file_beyond():
+    """A context in which no file grows beyond so many bytes: writers meet what they meet on a full disk."""
+    import resource  # of Unix
+
+    @contextmanager
+    def limit(num_bytes: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit
 
 
 @pytest.fixture

@@ -1,11 +1,56 @@
-"""Files that are there whole or not at all, also where several processes write them or one is killed."""
+"""Files that are there whole or not at all: several processes may write them, one may be killed, a disk may be full."""
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+GB = 1e9
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# torch.save says no more than that, whatever the reason.
+FELL_SHORT = ("unexpected pos", "PytorchStreamWriter failed", "iostream error")
+MAKE_ROOM = "What was there before is kept. Make room and run the same command again."
+
+
+def why_no_room(error: BaseException) -> str | None:
+    """What an error says of a full disk, a quota that is used up or a limit on the size of files, if it does.
+
+    Args:
+        error (`BaseException`): What a writer raised. safetensors and torch raise no `OSError`.
+    """
+    if isinstance(error, OSError):
+        return os.strerror(error.errno) if error.errno in NO_ROOM else None
+    said = str(error)
+    short = "a write fell short" if any(words in said for words in FELL_SHORT) else None
+    return next((why for why in map(os.strerror, NO_ROOM) if why in said), short)
+
+
+@contextmanager
+def needing_room(path: Path, way_out: str, num_bytes: int | None = None) -> Iterator[None]:
+    """Say in one sentence that there was no room for what is written inside; other errors pass.
+
+    Args:
+        path (`Path`): The file or folder that is written.
+        way_out (`str`): What is kept, and how to go on.
+        num_bytes (`int`, *optional*): What it takes at least.
+
+    Raises:
+        OSError: If a writer inside found no room.
+    """
+    try:
+        yield
+    except Exception as error:
+        if (why := why_no_room(error)) is None:
+            raise
+        place = next(place for place in path.absolute().parents if place.exists())
+        room = f"{shutil.disk_usage(place).free / GB:.3g} GB are free in {place}."
+        if num_bytes is not None:
+            room += f" It needs at least {num_bytes / GB:.3g} GB."
+        raise OSError(f"{path} could not be written: {why}. {room} {way_out}") from error
 
 
 @contextmanager
@@ -14,6 +59,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     Args:
         path (`Path`): The file, replaced where there is one.
+
+    Raises:
+        OSError: If there is no room for it.
 
     Example:
     ```python
@@ -32,8 +80,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     aside = path.with_name(f".{path.name}.part-{os.getpid()}")
     try:
-        yield aside
-        os.replace(aside, path)
+        with needing_room(path, MAKE_ROOM):
+            yield aside
+            os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
 

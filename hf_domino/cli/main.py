@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from hf_domino import __version__
+from hf_domino._common.whole_files import why_no_room
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 
 # name -> (module, one line of help)
@@ -72,8 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return importlib.import_module(COMMANDS[options.command][0]).run(options) or 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (ValueError, OSError) as error:
-        if options.traceback:
+    except Exception as error:
+        if options.traceback or not (isinstance(error, (ValueError, OSError)) or why_no_room(error)):
             raise
         print(f"hf-domino {options.command}: {error}", file=sys.stderr)
         return USER_ERROR

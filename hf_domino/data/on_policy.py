@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from hf_domino._common.whole_files import MAKE_ROOM, needing_room
 from hf_domino.data.settings import check_settings, read_settings
 from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter
 from hf_domino.target.identity import identify
@@ -91,7 +92,7 @@ def generate_on_policy(
     writer = TargetWriter(target, bf16)
     if states is not None:
         states.expect([prompt for batch in batches[done:] for prompt in batch.prompts], max_new_tokens)
-    with output.open("a", encoding="utf-8") as file:
+    with needing_room(output, MAKE_ROOM), output.open("a", encoding="utf-8") as file:
         bar = tqdm(batches[done:], "on-policy text", len(batches), initial=done, unit="batch", disable=not progress)
         for batch in bar:
             rows = _write(writer, batch, max_new_tokens, seed * SEED_STRIDE + batch.index, states)

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
+from hf_domino._common.whole_files import needing_room
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import RECORD_SUFFIXES, read_records
@@ -23,6 +24,7 @@ from hf_domino.training.frequent_tokens import take_frequent_tokens
 from hf_domino.training.hidden_states.command import CachedRun, load_target, whole_target
 from hf_domino.training.loading import load_training_rows
 from hf_domino.training.parts import check_start, go_on_from
+from hf_domino.training.runs.checkpoints import GO_ON
 from hf_domino.training.runs.locking import alone_in_folder
 from hf_domino.training.runs.resuming import check_folder, prepare_folder
 from hf_domino.training.trainer import DominoTrainer
@@ -87,18 +89,19 @@ def _train(
     if names.drafter and not checkpoint and drafter.has_correction_head and trainer.lambda_base(0) == 1:
         notice(CURRICULUM_RESTARTS.format(names.drafter))
     trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    if trainer.stopped_by_signal:
-        return trainer.stopped_by_signal
-    trainer.save_model()
-    metrics = {} if rows.evaluation is None else trainer.evaluate()
-    trainer.save_state()
-    if trainer.is_world_process_zero():
-        trainer.create_model_card()
-        figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
-        print(*figures, _next_steps(names.target, args, data), sep="\n")
-    if metrics:
-        trainer.save_metrics("eval", metrics)
+    with needing_room(Path(str(args.output_dir)), GO_ON):
+        trainer.train(resume_from_checkpoint=checkpoint)
+        if trainer.stopped_by_signal:
+            return trainer.stopped_by_signal
+        trainer.save_model()
+        metrics = {} if rows.evaluation is None else trainer.evaluate()
+        trainer.save_state()
+        if trainer.is_world_process_zero():
+            trainer.create_model_card()
+            figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
+            print(*figures, _next_steps(names.target, args, data), sep="\n")
+        if metrics:
+            trainer.save_metrics("eval", metrics)
     return None
 
 

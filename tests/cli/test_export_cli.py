@@ -33,3 +33,10 @@ def test_command_line(tiny_qwen3, tmp_path, capsys):
     assert DominoDraftModel.from_pretrained(output).dtype == torch.float32
     assert cli.main([*call, "--drafter", str(tmp_path / "drafte")]) == cli.USER_ERROR
     assert "Did you mean" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_said_in_one_sentence(tiny_drafter, no_file_beyond, tmp_path, capsys):
+    tiny_drafter.save_pretrained(tmp_path / "drafter")
+    with no_file_beyond(10_000):
+        assert cli.main(["export", "--drafter", str(tmp_path / "drafter"), "--output", str(tmp_path / "out")]) == 2
+    assert "hf-domino export: Error while serializing: I/O error: File too large" in capsys.readouterr().err

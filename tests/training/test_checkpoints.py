@@ -18,7 +18,7 @@ from hf_domino.training.runs.checkpoints import UNFINISHED, last_checkpoint
 ROOT = Path(__file__).parents[2]
 # Forked from one process that has imported everything and has trained nothing.
 SCRIPT = """
-import json, os, shutil, signal, sys, torch
+import json, os, resource, shutil, signal, sys, torch
 import transformers.modeling_utils, transformers.trainer_callback, transformers.trainer_utils
 from transformers import TrainerCallback
 from hf_domino.cli.main import main
@@ -45,19 +45,23 @@ def die_at(point, folder, number=signal.SIGKILL):
         os.kill(os.getpid(), number)
     setattr(owner, name, dying)
 
-class Asked(TrainerCallback):
-    def __init__(self, number):
-        self.number = number
+class Then(TrainerCallback):
+    def __init__(self, act):
+        self.act = act
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 2:
-            os.kill(os.getpid(), self.number)
+            self.act()
 
-def ask_to_stop(number):
+def after_two_steps(act):
     original = DominoTrainer.__init__
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        self.add_callback(Asked(number))
+        self.add_callback(Then(act))
     DominoTrainer.__init__ = init
+
+def fill_disk(share):
+    size = int(share * (work / "whole/model.safetensors").stat().st_size)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # no file may grow beyond
 
 def start(flags, before=lambda: None):
     if pid := os.fork():
@@ -75,11 +79,16 @@ def run(*args):
 from pathlib import Path
 work, flags = Path(sys.argv[1]), sys.argv[2:]
 codes = {"whole": run([*flags, f"--output_dir={work / 'whole'}"])}
-ASKED = {"asked": signal.SIGTERM, "interrupted": signal.SIGINT}
-for point in [*POINTS, *ASKED]:
+ACTS = {
+    "asked": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "interrupted": lambda: os.kill(os.getpid(), signal.SIGINT),
+    "full": lambda: fill_disk(0.5),  # for the weights
+    "full for the optimizer": lambda: fill_disk(1.5),
+}
+for point in [*POINTS, *ACTS]:
     folder = work / point
     mine = [*flags, f"--output_dir={folder}"]
-    codes[point] = [run(mine, lambda: ask_to_stop(ASKED[point]) if point in ASKED else die_at(point, folder))]
+    codes[point] = [run(mine, lambda: after_two_steps(ACTS[point]) if point in ACTS else die_at(point, folder))]
     codes[point] += [sorted(str(p.relative_to(folder)) for p in folder.glob("*checkpoint-*"))]
     codes[point] += [run(mine)]
 folder = work / "held"
@@ -140,6 +149,17 @@ def test_a_run_that_is_asked_to_stop_saves_first(killed):
     assert "unfinished checkpoint-4" in said  # of the killed runs, when they went on
     for folder in ("asked", "interrupted"):
         torch.testing.assert_close(weights(work / folder), weights(work / "whole"), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("point", "why"), [("full", "File too large"), ("full for the optimizer", "a write fell short")]
+)
+def test_a_full_disk_ends_a_run_in_one_sentence_and_costs_what_came_after_the_last_checkpoint(point, why, killed):
+    work, codes, said = killed
+    assert codes[point] == [2, ["checkpoint-2"], 0]
+    assert f"hf-domino train: {work / point / 'checkpoint-4'} could not be written: {why}. " in said
+    assert "Earlier checkpoints are kept. Make room and start the same command again: it goes on from the last" in said
+    torch.testing.assert_close(weights(work / point), weights(work / "whole"), rtol=0, atol=0)
 
 
 def test_a_second_run_in_the_folder_of_a_live_one_is_refused_and_changes_nothing(killed):

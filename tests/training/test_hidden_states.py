@@ -71,6 +71,18 @@ def test_training_from_states_of_the_same_forwards_is_the_same(
     assert all(torch.equal(weight, weights[name]) for name, weight in from_states.drafter.state_dict().items())
 
 
+def test_a_full_disk_is_named_and_leaves_whole_shards_alone(greedy_rows, cached, no_file_beyond, tmp_path):
+    rows = cached(greedy_rows[:2])
+    with (
+        no_file_beyond(1000),
+        pytest.raises(OSError, match=r"states-\w+.safetensors could not be written: File too large. .* It needs .* GB"),
+    ):
+        cached(greedy_rows)
+    assert [path.suffix for path in (tmp_path / "states").glob("states-*")] == [".safetensors"]
+    assert (rows.states.find(keys_of(greedy_rows)[0]).shards >= 0).tolist() == [True] * 2 + [False] * 6
+    cached(greedy_rows)
+
+
 def test_batches_are_padded_and_read_by_other_processes(greedy_rows, cached):
     rows = cached(greedy_rows, tokens_per_forward=200)
     loader = DataLoader(rows, batch_size=3, collate_fn=collate_with_states, num_workers=1)

@@ -65,6 +65,14 @@ def test_a_finished_run_says_so(finished, recipe, train, caplog, monkeypatch):
     assert "max_steps -1 (until then: 4), num_train_epochs 5.0 (until then: 6.0)" in caplog.text
 
 
+def test_a_run_whose_last_file_was_cut_off_is_not_finished(finished, recipe, train):
+    before, state = weights_in(finished), finished / "trainer_state.json"
+    state.write_text(state.read_text()[:20])
+    assert train(recipe | {"eval_file": None}) == 0
+    assert json.loads(state.read_text())["global_step"] == 4
+    assert weights_in(finished) == before
+
+
 def test_another_shape_optimizer_or_target_is_refused(finished, recipe, train, other_target, capsys):
     before = weights_in(finished)
     for index, (change, message) in enumerate(

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import write_whole
+from hf_domino._common.whole_files import MAKE_ROOM, needing_room, write_whole
 from hf_domino.configuration import DominoConfig
 from hf_domino.target.identity import TargetIdentity, check_same, identify
 
@@ -252,10 +252,15 @@ class ShardWriter:
         name = f"states-{hashlib.sha256(keys.numpy().tobytes()).hexdigest()[:16]}.safetensors"
         aside = self.folder / f"{name}.partial-{uuid.uuid4().hex[:12]}"  # another run may write the same rows
         states = torch.cat(list(self._rows.values()))
-        save_file({"hidden_states": states, "keys": keys, "ends": ends, "checksums": checksums}, aside)
-        with aside.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(aside, self.folder / name)
+        try:
+            with needing_room(self.folder / name, MAKE_ROOM, states.nbytes):
+                save_file({"hidden_states": states, "keys": keys, "ends": ends, "checksums": checksums}, aside)
+                with aside.open("rb+") as file:
+                    os.fsync(file.fileno())
+                os.replace(aside, self.folder / name)
+        except OSError:
+            aside.unlink(missing_ok=True)  # it takes room that is wanted
+            raise
         self._rows, self._num_tokens, self._since = {}, 0, time.monotonic()
 
 

@@ -21,9 +21,14 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
+from hf_domino._common.whole_files import needing_room
 from hf_domino.training.runs.locking import alone_in_folder
 from hf_domino.training.scale.sharding import broken_weights
 
+GO_ON = (
+    "Earlier checkpoints are kept. Make room and start the same command again: it goes on from the last one "
+    "(save_total_limit says how many are kept)."
+)
 UNFINISHED = "_unfinished"  # uploads of a trainer leave out names that start so
 STATE_FILE = "trainer_state.json"  # a trainer writes it last
 
@@ -39,16 +44,17 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
     """
     steps = {path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in Path(output_dir).glob("*-*")}
     found = sorted((path for path, step in steps.items() if step.isdigit()), key=lambda path: -int(steps[path]))
-    partial = [path.name for path in found if not _is_whole(path)]
+    partial = [path.name for path in found if not is_whole(path)]
     partial += sorted(path.name for path in Path(output_dir, UNFINISHED).glob("*"))
     if partial:
         notice(f"{output_dir}: unfinished {', '.join(partial)} of a run that was killed is left out.")
-    return next((str(path) for path in found if _is_whole(path)), None)
+    return next((str(path) for path in found if is_whole(path)), None)
 
 
-def _is_whole(checkpoint: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Whether all of a checkpoint, or of a finished run, was written: its state is, which comes last."""
     try:
-        json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+        json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return True
@@ -101,14 +107,18 @@ class CheckpointingTrainer(Trainer):
         super().save_model(output_dir, _internal_call)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self._is_saving = True
-        try:
-            super()._save_checkpoint(model, trial)
-        finally:
-            self._is_saving = False
         folder = Path(self._get_output_dir(trial))
         checkpoint = folder / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         aside = folder / UNFINISHED / checkpoint.name
+        self._is_saving = True
+        try:
+            with needing_room(checkpoint, GO_ON, self._least_bytes()):
+                super()._save_checkpoint(model, trial)
+        except OSError:
+            shutil.rmtree(aside.parent, ignore_errors=True)  # it takes room that is wanted
+            raise
+        finally:
+            self._is_saving = False
         best = self.state.best_model_checkpoint
         if best is not None and Path(best) == aside:  # it was looked for where it was being written
             self.state.best_model_checkpoint = str(checkpoint)
@@ -121,6 +131,11 @@ class CheckpointingTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(checkpoint))
+
+    def _least_bytes(self) -> int:
+        """What the trained weights take; most optimizers keep twice as much beside them."""
+        weights = (weight for weight in self.model.parameters() if weight.requires_grad)
+        return sum(weight.numel() * weight.element_size() for weight in weights)
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)

@@ -23,7 +23,7 @@ from hf_domino.drafter.adapters import TARGET_FILE
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.anchors import ANCHOR_RULE
-from hf_domino.training.runs.checkpoints import STATE_FILE, UNFINISHED, last_checkpoint
+from hf_domino.training.runs.checkpoints import STATE_FILE, UNFINISHED, is_whole, last_checkpoint
 from hf_domino.training.scale.placing import files_digest
 
 RUN_FILE, CONFIG_FILE = "run.json", "config.json"
@@ -96,7 +96,8 @@ def prepare_folder(
             _delete_run(folder)
         args.distributed_state.wait_for_everyone()
         return None, None
-    state, checkpoint = _read(folder / STATE_FILE), args.resume_from_checkpoint or last_checkpoint(folder)
+    state = _read(folder / STATE_FILE) if is_whole(folder) else {}
+    checkpoint = args.resume_from_checkpoint or last_checkpoint(folder)
     if state and state["global_step"] >= state["max_steps"]:
         check_resumable(folder, config, args, goes_on=False)
         if _has_enough(state, args):

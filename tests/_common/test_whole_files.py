@@ -1,0 +1,35 @@
+"""Files are there whole or not at all, also where there is no room for them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hf_domino._common.whole_files import needing_room, whole_file, write_whole
+
+WRITERS = {
+    "text": lambda path: path.write_text("a" * 100_000),
+    "torch": lambda path: torch.save(torch.zeros(100_000), path),
+    "old torch": lambda path: torch.save(torch.zeros(100_000), path, _use_new_zipfile_serialization=False),
+    "safetensors": lambda path: save_file({"zeros": torch.zeros(100_000)}, path),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_file_without_room_is_named_and_what_was_there_stays(writer, no_file_beyond, tmp_path):
+    path = tmp_path / "rows"
+    write_whole(path, "before")
+    with pytest.raises(OSError) as raised, no_file_beyond(10_000), whole_file(path) as aside:
+        WRITERS[writer](aside)
+    why = "a write fell short" if writer == "torch" else "File too large"
+    assert str(raised.value).startswith(f"{path} could not be written: {why}. ")
+    assert " GB are free in" in str(raised.value)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_what_is_wrong_otherwise_is_said_as_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"), whole_file(tmp_path / "nowhere" / "rows") as aside:
+        aside.write_text("")
+    with pytest.raises(RuntimeError, match=r"^shapes differ$"), needing_room(tmp_path, ""):
+        raise RuntimeError("shapes differ")

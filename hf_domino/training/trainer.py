@@ -187,6 +187,9 @@ class DominoTrainer(AveragingTrainer):
             `tuple[list[dict], torch.Tensor]`: Micro-batches with `anchors` `[B, N]` added, and the sum of the loss
             weights over all of them and all processes (scalar, fp32).
         """
+        if self.state.global_step >= self.state.max_steps:  # a checkpoint's; Transformers would train a step more
+            self.control.should_training_stop = True
+            return [], torch.zeros(())
         batches = list(itertools.islice(epoch_iterator, num_batches))
         sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:

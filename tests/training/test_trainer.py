@@ -105,6 +105,11 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
         assert torch.equal(tensor, expected[name]), name
     assert logged(resumed, "loss") == logged(whole, "loss")
 
+    done = make_trainer(make_drafter(target, initializer_range=0.1), greedy_rows, **fields, output_dir=resumed_dir)
+    done.train(resume_from_checkpoint=f"{resumed_dir}/checkpoint-7")  # killed before the drafter was saved beside it
+    assert done.state.global_step == 7
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(done).items())
+
 
 def test_accumulation_equals_a_large_batch(target, make_drafter, make_trainer, greedy_rows):
     results = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_domino._common.whole_files import MAKE_ROOM, needing_room
+from hf_domino._common.whole_files import MAKE_ROOM, needing_room, write_whole
 from hf_domino.data.settings import check_settings, read_settings
 from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter
 from hf_domino.target.identity import identify
@@ -130,20 +131,20 @@ def _begin(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
                 raise
             output.unlink()
     output.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(settings), encoding="utf-8")
+    write_whole(path, json.dumps(settings))
 
 
 def _keep_whole_batches(output: Path, sizes: Sequence[int]) -> int:
     """Cut a partly written batch off the file and return how many whole batches it holds."""
     if not output.exists():
         return 0
-    lines = output.read_text(encoding="utf-8").splitlines(keepends=True)
-    whole = sum(line.endswith("\n") for line in lines)
+    lines = output.read_bytes().splitlines(keepends=True)
+    whole = sum(line.endswith(b"\n") for line in lines)
     done = rows = 0
     while done < len(sizes) and rows + sizes[done] <= whole:
         rows += sizes[done]
         done += 1
-    output.write_text("".join(lines[:rows]), encoding="utf-8")
+    os.truncate(output, sum(map(len, lines[:rows])))  # what stays is not written again: that could fail
     return done
 
 

@@ -66,6 +66,16 @@ def test_an_interrupted_run_ends_with_the_same_file(kept_characters, target, tmp
     assert generate(target, tmp_path / "text.jsonl").read_text() == whole
 
 
+def test_text_outlives_a_run_that_cannot_write(target, no_file_beyond, tmp_path):
+    output = generate(target, tmp_path / "text.jsonl")
+    whole = output.read_text()
+    output.write_text(whole[:-9])  # a batch that was broken off
+    with no_file_beyond(10), pytest.raises(OSError, match=r"text.jsonl could not be written: File too large"):
+        generate(target, output)
+    assert len(rows_of(output)) == 4
+    assert generate(target, output).read_text() == whole
+
+
 def test_processes_share_the_prompts(target, tmp_path):
     whole = rows_of(generate(target, tmp_path / "whole.jsonl"))
     shards = [rows_of(generate(target, tmp_path / f"{rank}.jsonl", shard=(rank, 2))) for rank in (0, 1)]

@@ -138,9 +138,3 @@ def base_of(name: Any, download: Mapping[str, Any]) -> str | None:
 def base_download(download: Mapping[str, Any]) -> dict[str, Any]:
     """Of what `from_pretrained` takes for the Hub, what is not the adapter's alone."""
     return {key: download[key] for key in ("cache_dir", "force_download", "proxies", "token") if key in download}
-
-
-def without_wrapper(drafter: Any) -> Any:
-    """The drafter inside of a `PeftModel`, its adapters included; any other as it is."""
-    is_wrapped = hasattr(drafter, "peft_config") and hasattr(drafter, "get_base_model")
-    return drafter.get_base_model() if is_wrapped else drafter

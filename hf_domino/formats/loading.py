@@ -22,7 +22,7 @@ from hf_domino.formats.draft_vocabulary import untold
 from hf_domino.formats.fields import CORRECT_IT, DTYPE_FIELDS, required
 from hf_domino.formats.format import Format, StoredConfig
 from hf_domino.formats.others import refuse_others
-from hf_domino.formats.registry import format_of
+from hf_domino.formats.registry import OURS, format_of
 from hf_domino.formats.sizes import check_tensors
 from hf_domino.formats.source import check_source
 from hf_domino.formats.stored import read_config, stored_tensors
@@ -31,7 +31,6 @@ DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxie
 PINNED_BY = ("cache_dir", "local_files_only", "token")
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
 NAME = "pretrained_model_name_or_path"
-OURS = Format(DominoConfig.model_type, lambda stored: stored.get("model_type") == DominoConfig.model_type, dict)
 
 
 def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
@@ -94,19 +93,14 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
     Raises:
         ValueError: If it is that of no drafter, of one of another kind, or cannot be read.
     """
-    found = _format_of(stored)
-    return found, _config(found, stored, dict(overrides or {}))
-
-
-def _format_of(stored: StoredConfig) -> Format:
-    if OURS.matches(stored):
-        return OURS
-    refuse_others(stored)
     found = format_of(stored)
+    if found is not OURS:
+        refuse_others(stored)
     if found is None:
         required(stored, "model_type")
         DominoConfig.from_dict(dict(stored))  # says what it is not
-    return found or OURS
+    assert found is not None
+    return found, _config(found, stored, dict(overrides or {}))
 
 
 def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> DominoConfig:

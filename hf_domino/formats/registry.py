@@ -8,11 +8,12 @@ from hf_domino.formats.format import Format, StoredConfig
 from hf_domino.formats.muse_glimmer import MUSE_GLIMMER
 from hf_domino.formats.speculators import SPECULATORS
 
-FORMATS = (SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
+OURS = Format(DominoConfig.model_type, lambda stored: stored.get("model_type") == DominoConfig.model_type, dict)
+FORMATS = (OURS, SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
 
 
 def format_of(stored: StoredConfig) -> Format | None:
-    """Which format a configuration is of; None for our own, and for what is no drafter that we know.
+    """Which format a drafter's configuration is of, [`OURS`] among them; None for what is no drafter that we know.
 
     Args:
         stored (`Mapping`): A checkpoint's config.json.
@@ -25,6 +26,4 @@ def format_of(stored: StoredConfig) -> Format | None:
 
     ```
     """
-    if stored.get("model_type") == DominoConfig.model_type:
-        return None
     return next((found for found in FORMATS if found.matches(stored)), None)

@@ -17,7 +17,6 @@ from huggingface_hub.errors import (
 from transformers import PreTrainedConfig
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
 from hf_domino.formats.registry import format_of
 
 HUB_TIMEOUT = 5  # seconds in which it must answer whether it knows a name
@@ -61,7 +60,7 @@ def check_is_target(name: str | Path, field: str, **download: Any) -> None:
         stored = PreTrainedConfig.get_config_dict(str(name), **download)[0]
     except OSError:  # an adapter's folder, or whatever Transformers will say of it
         return
-    if stored.get("model_type") == DominoConfig.model_type or format_of(stored) is not None:
+    if format_of(stored) is not None:
         raise refusal(field, "a target", f"a drafter ({name})", "Were target and drafter swapped?")
 
 

@@ -14,7 +14,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.sampling import stateful_processors
@@ -158,10 +157,9 @@ def pipeline_drafter(
         config, _ = PreTrainedConfig.get_config_dict(
             base or assistant, **(base_download(download) if base else download)
         )
-        if config.get("model_type") != DominoConfig.model_type:
-            foreign = format_of(config)
-            if foreign is None or foreign.runs_natively:
-                return None
+        found = format_of(config)
+        if found is None or found.runs_natively:
+            return None
         drafter = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype, **download)
         assistant = drafter.to(target.device)
     check_target(assistant.config, target)

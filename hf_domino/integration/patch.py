@@ -40,11 +40,10 @@ def _assisted_call() -> Any:
 
 
 def _drafter_of(assistant: Any) -> Any:
-    """The drafter that an assistant is, or that PEFT has put adapters into; None if it is not ours."""
-    if hasattr(assistant, "peft_config") and hasattr(assistant, "get_base_model"):
-        assistant = assistant.get_base_model()
-    modeling = sys.modules.get("hf_domino.drafter.modeling")  # before it has been imported no model is ours
-    return assistant if isinstance(assistant, getattr(modeling, "DominoDraftModel", ())) else None
+    """The drafter that an assistant is; None if it is not ours."""
+    from hf_domino.target.compatibility import drafter_of
+
+    return drafter_of(assistant)
 
 
 def _taken_download(model: Any) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from huggingface_hub.hf_api import ModelInfo
 
 from hf_domino import __version__
 from hf_domino._common.refusal import refusal
-from hf_domino.formats.loading import OURS, interpret
+from hf_domino.formats.loading import interpret
 from hf_domino.formats.others import refuse_others
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import CONFIG
@@ -130,7 +130,7 @@ def _format_of(config: Path) -> tuple[str | None, str | None]:
     try:
         stored = json.loads(config.read_text(encoding="utf-8"))
         refuse_others(stored)
-        if not OURS.matches(stored) and format_of(stored) is None:
+        if format_of(stored) is None:
             return None, "not a drafter"
         return interpret(stored)[0].name, None
     except (ValueError, AttributeError) as error:

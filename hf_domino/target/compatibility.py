@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-
-if TYPE_CHECKING:
-    from hf_domino.configuration import DominoConfig
+from hf_domino.configuration import DominoConfig
 
 HEAD_MODULES = ("prefix_gru", "embed_proj")
 # Read weight by weight, so that what is put around them is passed by.
@@ -80,6 +78,14 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         raise refusal("the drafter's target_model_type", expected, config.target_model_type, remedy)
 
 
+def drafter_of(model: Any) -> Any:
+    """The drafter that a model is, or that PEFT has put adapters into; None for what is no drafter."""
+    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    return model if model_type == DominoConfig.model_type else None
+
+
 def check_target_kind(target: PreTrainedModel) -> None:
     """Refuse a target that no drafter can serve.
 
@@ -91,7 +97,7 @@ def check_target_kind(target: PreTrainedModel) -> None:
             it is given, or whose hidden states are not one vector per position and layer.
     """
     name = type(target).__name__
-    if hasattr(target.config, "projector_type"):
+    if drafter_of(target) is not None:
         raise refusal("the target", "a causal language model", f"a drafter ({name})", "Were the two swapped?")
     if target.config.is_encoder_decoder:
         raise refusal(

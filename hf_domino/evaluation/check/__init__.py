@@ -14,14 +14,13 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.adapters import without_wrapper
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.check.estimate import Estimate
 from hf_domino.evaluation.check.measure import Measurement, Text, measure_variants, write_text
 from hf_domino.evaluation.check.prompts import prepare_prompts
 from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
-from hf_domino.target.compatibility import check_drafter, check_target
+from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
 from hf_domino.target.identity import TargetIdentity, identity_of, recognise
 
 __all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "WidthProbe", "check_fit", "probe_width"]
@@ -94,12 +93,11 @@ def check_fit(
 
 def _check_models(drafter: DominoDraftModel, target: PreTrainedModel) -> None:
     """Refuse what cannot be measured, before anything is written."""
-    drafter = without_wrapper(drafter)
-    if not hasattr(drafter.config, "projector_type"):
+    if (unwrapped := drafter_of(drafter)) is None:
         remedy = "The order is check_fit(drafter, target, tokenizer)."
         raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
-    check_drafter(drafter)
-    check_target(drafter.config, target)
+    check_drafter(unwrapped)
+    check_target(unwrapped.config, target)
     probe_width(target)
 
 

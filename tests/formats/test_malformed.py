@@ -155,7 +155,7 @@ FIELDS = [
     ({"sliding_window": "8"}, r"sliding_window .* must be int or None, got '8'"),
 ]
 TENSORS = [
-    (OURS, lambda stored: stored.pop("fc.weight"), r"tensors must be complete .* without fc.weight"),
+    (OURS, lambda stored: stored.pop("fc.weight"), r"tensors must be complete .* without fc.weight'. Save the"),
     (OURS, lambda stored: stored.clear(), r"projector_type must be 'dflash' for this checkpoint"),
     (OURS, lambda stored: stored.update({"fc.bias": torch.zeros(32)}), r"tensors must be .*also fc.bias"),
     (
@@ -165,6 +165,8 @@ TENSORS = [
     ),
     (OURS, lambda stored: stored.update({"fc.weight": stored["fc.weight"].to(torch.int8)}), r"fc.weight .* got 'I8'"),
     (OURS, head_twice, r"tensors must be .*also logit_head.prefix_gru.weight_hh_l0"),
+    (THEIRS, lambda stored: stored.pop("prefix_gru.weight_hh_l0"), r"without prefix_gru.weight_hh_l0'. Save the"),
+    (THEIRS, lambda stored: stored.update({"layers.2.norm.weight": torch.zeros(32)}), r"also layers.2.norm.weight"),
     (THEIRS, head_twice, r"tensors must be there once each, got 'logit_head.prefix_gru.* and prefix_gru"),
 ]
 CASES = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_domino.data.ngrams import distinct_ngram_ratio
+from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
 from hf_domino.target.identity import TargetIdentity, identify
 from hf_domino.training.evidence.acceptance import mean_acceptance_length, walk_acceptance

@@ -52,9 +52,6 @@ def mark(name: str, text: str) -> str:
 def read_sections(text: str) -> dict[str, str]:
     r"""Our sections of a card, by name, in its order.
 
-    Args:
-        text (`str`): A card.
-
     Raises:
         ValueError: If a marker has no partner, or a section is there twice.
 

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from hf_domino.data.ngrams import distinct_ngram_ratio
-
 NEAR = 0.8  # share of common shingles from which two texts are near copies
 SHINGLE = 8  # bytes of normalised text
 NUM_HASHES, BAND = 128, 4  # 32 bands of 4: texts that share 0.8 miss each other once in ten million
+NGRAM = 4  # tokens by which loops are found
 TAIL = 64  # tokens; a text that falls into a loop does so at its end
 OVERLAP_WORDS = 13  # words in a row that no two texts share by chance (arXiv 2005.14165, appendix C)
 SHORT_WORDS = 5  # a text of fewer is found only where it is the whole text
@@ -25,6 +24,21 @@ _ODD = np.random.default_rng(0).integers(2**63, size=(NUM_HASHES, 1), dtype=np.u
 def words_of(text: str) -> list[str]:
     """The words of a text, without case and punctuation."""
     return re.findall(r"\w+", text.casefold())
+
+
+def distinct_ngram_ratio(tokens: Sequence[int]) -> float:
+    """Share of the 4-grams of a text that are new; text that loops is near 0, and 1.0 is no repetition at all.
+
+    Example:
+    ```python
+    >>> from hf_domino.data.filters import distinct_ngram_ratio
+    >>> distinct_ngram_ratio([1, 2, 3, 4, 1, 2, 3, 4])
+    0.8
+
+    ```
+    """
+    grams = [tuple(tokens[start : start + NGRAM]) for start in range(len(tokens) - NGRAM + 1)]
+    return len(set(grams)) / len(grams) if grams else 1.0
 
 
 def loops(ids: Sequence[int], min_distinct: float) -> bool:

@@ -63,11 +63,6 @@ def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iter
     A record has `messages`, `conversations`, `prompt` as a string or as messages, or `text`, which is to be continued;
     its `completion` is not read.
 
-    Args:
-        source (`Source`): The records.
-        plain (`bool`): Whether a `prompt` that is a string is text to continue; else it is a user's turn.
-        system (`str`, *optional*): System turn of chats that have none.
-
     Raises:
         ValueError: If a record is not as described; naming its place.
     """

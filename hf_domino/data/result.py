@@ -12,8 +12,7 @@ from typing import Any
 from hf_domino._common.notices import notice
 from hf_domino._common.whole_files import write_whole
 from hf_domino.data.answers import TOO_LONG, UNENDED
-from hf_domino.data.filters import loops
-from hf_domino.data.ngrams import distinct_ngram_ratio
+from hf_domino.data.filters import distinct_ngram_ratio, loops
 from hf_domino.data.prompts import Prompt, Sieve
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Rows

@@ -28,13 +28,7 @@ SECONDS_UNSHOWN = 5  # short work needs no bar
 
 
 class Sieve:
-    """Cuts rows, leaves out those of no use, and counts.
-
-    Args:
-        max_length (`int`): Longest row, in tokens.
-        as_prompts (`bool`, *optional*, defaults to `False`): Keep what holds a prompt, not what holds an anchor.
-        drop_duplicates (`bool`, *optional*, defaults to `False`): Leave out rows that are equal to an earlier one.
-    """
+    """Cuts rows, leaves out those of no use, and counts, as [`load_rows`] is asked to."""
 
     def __init__(self, max_length: int, as_prompts: bool = False, drop_duplicates: bool = False):
         self.max_length, self.as_prompts, self.drop_duplicates = max_length, as_prompts, drop_duplicates

@@ -41,11 +41,6 @@ def read_measured(rows: Sequence[Row], method: str, mode: str) -> Measured:
     The phases of a row are disjoint; all but draft and rollout count as verification. A run measures that at one width.
     At one position it is taken to cost what a plain token does, or what it costs at that width if that is less.
 
-    Args:
-        rows (`Sequence[Row]`): Rows of one run, with those of method `"plain"`.
-        method (`str`): Whose rows to read.
-        mode (`str`): `"greedy"` or `"sample"`.
-
     Raises:
         ValueError: If rows or fields are missing, or rows or rounds differ in their number of proposals.
     """

@@ -40,12 +40,7 @@ def results_section(
     figures: Mapping[str, str] | None = None,
     others: Mapping[str, Sequence[Row]] | None = None,
 ) -> str:
-    """What was measured, as a section of a card: speed and acceptance, by position and by kind of prompt.
-
-    Args:
-        rows (`Sequence[Row]`): Rows of one run.
-        figures (`Mapping`, *optional*): Pictures to show: title to path.
-        others (`Mapping`, *optional*): Rows of further runs, of which a table each is shown: name of the file to rows.
+    """What was measured, as a section of a card, with pictures by title and a table each of other runs by their file.
 
     Raises:
         ValueError: If the rows measure nothing, or have no plain generation to compare with.

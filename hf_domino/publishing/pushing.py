@@ -43,15 +43,7 @@ class PushResult:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a drafter goes, and how.
-
-    Args:
-        repo_id (`str`): OWNER/NAME on the Hub, made where there is none.
-        private (`bool`): Whether a new repository is private; an existing one must be.
-        create_pr (`bool`): Whether to propose it in place of pushing it.
-        revision (`str`, *optional*): Branch, made where there is none; None for the main one.
-        message (`str`, *optional*): Of the commit.
-    """
+    """Where a drafter goes, and how, in the words of [`push`]."""
 
     repo_id: str
     private: bool = False

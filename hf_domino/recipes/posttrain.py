@@ -31,7 +31,7 @@ from transformers import (
     set_seed,
 )
 
-from hf_domino.data.ngrams import distinct_ngram_ratio
+from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.recipes.prompts import training_prompts
 from hf_domino.training.muon import MuonWithAdamW
 

@@ -34,14 +34,14 @@ def held_out_prompts(modules: Sequence[Module], num_prompts: int, seed: int) -> 
     return [_prompt(module, offset) for module, offset in starts[:num_prompts]]
 
 
-def _sample_starts(text: str, generator: random.Random, most: int = 4) -> list[int]:
-    """Offsets of up to `most` lines that start a statement and have enough text behind them."""
+def _sample_starts(text: str, generator: random.Random) -> list[int]:
+    """Offsets of up to four lines that start a statement and have enough text behind them."""
     offsets, position = [], 0
     for line in text.splitlines(keepends=True):
         if line[:1].isalpha() and position + 3 * PROMPT_CHARACTERS < len(text):
             offsets.append(position)
         position += len(line)
-    return generator.sample(offsets, min(most, len(offsets)))
+    return generator.sample(offsets, min(4, len(offsets)))
 
 
 def _prompt(module: Module, offset: int) -> dict[str, Any]:

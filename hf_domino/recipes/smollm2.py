@@ -43,18 +43,7 @@ ASKING = ("--prompt-temperature=0.8", "--prompt-top-p=1")
 
 @dataclass(frozen=True)
 class SmolLM2Recipe:
-    """The stages, in their order.
-
-    Args:
-        work (`Path`): Work folder.
-        processes (`int`): Processes that write and train, one core each.
-        commands (`str`): The module with the commands `data`, `train` and `bench`, run in processes of their own.
-        source (`str`, *optional*, defaults to `"package"`): Where the target is fetched from.
-        rows (`int`, *optional*, defaults to 8192): Prompts that the target answers; half of them it writes itself.
-        batch_size (`int`, *optional*, defaults to 64): Texts that a process writes side by side.
-        device (`str`, *optional*): Where they are written; defaults to a GPU if there is one.
-        text (`Path`, *optional*): Folder with `train` and `evaluation` files of text written before.
-    """
+    """The stages, in their order; of the `rows` prompts that the target answers it writes half itself."""
 
     work: Path
     processes: int

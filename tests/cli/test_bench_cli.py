@@ -10,7 +10,7 @@ import torch
 
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.data.ngrams import distinct_ngram_ratio
+from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.drafter.stats import PHASES
 from hf_domino.evaluation.benchmark.methods import METHODS
 from hf_domino.evaluation.benchmark.report import caption

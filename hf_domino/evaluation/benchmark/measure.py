@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hf_domino.data.ngrams import distinct_ngram_ratio
+from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.stats import DecodingStats, timed_phases
 from hf_domino.evaluation.benchmark.methods import BASELINE, Arguments, models_of

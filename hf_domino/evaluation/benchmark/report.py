@@ -59,12 +59,7 @@ def acceptance_of(summary: Summary) -> str:
 
 
 def details_table(rows: Sequence[Row], mode: str) -> str:
-    """Render latency, memory and the time in a round of one mode as Markdown; columns that no row fills are left out.
-
-    Args:
-        rows (`Sequence[Row]`): Rows of one run.
-        mode (`str`): `"greedy"` or `"sample"`.
-    """
+    """Render latency, memory and the time in a round of one mode as Markdown, without columns that no row fills."""
     lines = {label(method): _details(summarize(rows, method, mode)) for method in methods_of(rows)}
     heads = [head for head in next(iter(lines.values())) if any(cells[head] for cells in lines.values())]
     return markdown_table(heads, [[name, *(cells[head] for head in heads)] for name, cells in lines.items()])
@@ -182,10 +177,6 @@ def fill_readme(readme: Path, rows: Sequence[Row]) -> None:
     """Write the table between the markers `<!-- results:begin -->` and `<!-- results:end -->`.
 
     Of several tables, each is named by its pair: `<!-- results:begin NAME -->`.
-
-    Args:
-        readme (`Path`): A Markdown file with both markers.
-        rows (`Sequence[Row]`): Rows of one run.
 
     Raises:
         ValueError: If the markers are missing.

@@ -1,6 +1,6 @@
 """Means with their sampling error. Rounds of one text resemble each other, so texts are what is counted.
 
-The error is half the width of a confidence interval of `CONFIDENCE`, by Student's t over the texts' sums.
+The error is half the width of a 95 % confidence interval, by Student's t over the texts' sums.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-CONFIDENCE = 0.95
-# Student's t, two-sided at `CONFIDENCE`, for 1, 2, ... degrees of freedom; the last one stands for all beyond.
+# Student's t, two-sided at 95 %, for 1, 2, ... degrees of freedom; the last one stands for all beyond.
 T_QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 MIN_ROUNDS = 8  # fewer say nothing either way: eight that agree are no chance
 

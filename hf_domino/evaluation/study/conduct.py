@@ -23,17 +23,7 @@ OF_STATES = {"target_layer_ids", "distillation_weight", "target_dtype", "max_len
 
 @dataclass(frozen=True)
 class Settings:
-    """Where and how a study runs.
-
-    Args:
-        source (`Source`): Target and prompts.
-        work (`Path`): Folder for texts and runs.
-        rows (`Path`): The file of rows.
-        budget (`str`): Name of the budget.
-        processes (`int`): Runs at a time.
-        threads (`int`): Of each.
-        shares_states (`bool`): Whether the target's hidden states are written once, for all runs that read the same.
-    """
+    """Where and how a study runs; `shares_states`: runs that read the same share the target's hidden states."""
 
     source: Source
     work: Path

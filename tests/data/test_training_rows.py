@@ -219,11 +219,6 @@ def test_rows_without_an_anchor_are_left_out_and_counted(caplog):
         RowDataset([])
 
 
-def test_prompts_end_where_the_loss_starts():
-    rows = [{"input_ids": [4, 5, 6], "loss_mask": [0, 1, 1]}, {"input_ids": [7, 8, 9], "loss_mask": [1, 1, 1]}]
-    assert RowDataset(rows).prompts(2) == [[4], [7, 8]]
-
-
 def test_collated_rows_are_padded_on_the_right():
     batch = collate_rows([{"input_ids": [4, 5], "loss_mask": [0, 1]}, {"input_ids": [6], "loss_mask": [1]}], 2)
     assert batch["input_ids"].tolist() == [[4, 5], [6, 2]]
@@ -260,8 +255,3 @@ def test_errors_name_file_line_and_field(line, message, write, word_tokenizer):
     path = write({"text": "t4 t5"}, "", line)
     with pytest.raises(ValueError, match=rf"rows\.jsonl, line 3: .*{message}"):
         load_rows(path, word_tokenizer)
-
-
-def test_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no training file at"):
-        load_rows(tmp_path / "none.jsonl")

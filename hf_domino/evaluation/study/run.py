@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from hf_domino._common.provenance import provenance
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.rows import RowDataset, load_rows
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.check.estimate import estimate_mean
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import walk_acceptance
@@ -116,20 +116,14 @@ def walked(drafter: DominoDraftModel, target: PreTrainedModel, texts: RowDataset
     rows = [texts[index] for index in range(len(texts))]
     starts = [max(1, list(row["loss_mask"]).index(1)) for row in rows]
     rounds = walk_acceptance(drafter, target, [row["input_ids"] for row in rows], starts)
-    lengths = [length for text in rounds for length in text]
-    mean = estimate_mean(rounds).to_dict()
+    mean, stats = estimate_mean(rounds).to_dict(), DecodingStats(drafter.config.num_draft_tokens, rows=rounds)
     return {
         "acceptance_length": mean["mean"],
         "acceptance_error": mean["error"],
-        "num_rounds": len(lengths),
+        "num_rounds": stats.num_rounds,
         "num_texts": len(rows),
-        "acceptance_rate_at": _rates(lengths, drafter.config.num_draft_tokens),
+        "acceptance_rate_at": [round(rate, 6) for rate in stats.acceptance_rate_at],
     }
-
-
-def _rates(lengths: Sequence[int], num_draft_tokens: int) -> list[float]:
-    shares = [sum(length > place for length in lengths) for place in range(1, num_draft_tokens + 1)]
-    return [round(share / max(len(lengths), 1), 6) for share in shares]
 
 
 def main() -> int:

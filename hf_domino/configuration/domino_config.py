@@ -78,6 +78,9 @@ class DominoConfig(PreTrainedConfig):
             stored with the weights, as `d2t`; a new drafter's are the first. None for the whole vocabulary.
         draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
             not worth its time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
+        draft_tree_size (`int`, *optional*): Most proposals of a round where they form a tree: the likeliest branches,
+            verified in one forward. Where that cannot be, such as in a batch, rounds propose chains, as they do without
+            it.
         target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
             This and the next five are set by training, and compared with a target when they meet; None says nothing.
         target_revision (`str`, *optional*): Its commit on the Hub.
@@ -134,6 +137,7 @@ class DominoConfig(PreTrainedConfig):
     draft_pool_size: int | None = 128
     draft_vocab_size: int | None = None
     draft_length: str = "adaptive"
+    draft_tree_size: int | None = None
     target_name: str | None = None
     target_revision: str | None = None
     target_config_digest: str | None = None
@@ -268,7 +272,7 @@ def _check_sizes(config: DominoConfig) -> None:
     for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
         _check_range(config, field, 1)
     _check_range(config, "block_size", 2)
-    for field in ("draft_pool_size", "target_tokenizer_size"):
+    for field in ("draft_pool_size", "draft_tree_size", "target_tokenizer_size"):
         if getattr(config, field) is not None:
             _check_range(config, field, 1)
     if config.draft_vocab_size is not None:

@@ -14,6 +14,7 @@ from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.tree.growing import Grown, grow_tree
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.stats import PhaseTimer
@@ -145,13 +146,52 @@ class DraftSession:
         count = config.num_draft_tokens if num_draft_tokens is None else min(num_draft_tokens, config.num_draft_tokens)
         if count <= 0:
             return anchors[:, :0]
+        draft_hidden = self._draft_hidden(anchors)
+        with self.timer.phase("rollout"):
+            noise = noise[:, :count] if isinstance(noise, torch.Tensor) else noise
+            return self._choose(draft_hidden[:, :count], prefixes, noise, goes_on)
+
+    def _draft_hidden(self, anchors: torch.Tensor) -> torch.Tensor:
+        """Draft hidden states `[B, P, H]` of the positions that predict, behind the anchors `[B, 1]`."""
+        config = self.drafter.config
         with self.timer.phase("draft"):
             masks = anchors.new_full((len(anchors), config.block_size - 1), config.mask_token_id)
             draft_hidden = self._run_backbone(torch.cat((anchors, masks), dim=1))
+        return draft_hidden[:, config.label_offset : config.label_offset + config.num_draft_tokens]
+
+    def grow(
+        self,
+        prefixes: Prefixes,
+        most: int,
+        noise: torch.Tensor | None,
+        num_nodes: int,
+        sharpness: float,
+        least_chance: float = 0.0,
+    ) -> Grown:
+        """Draft a tree behind a single row; all context before the anchor must have been observed.
+
+        Args:
+            prefixes ([`Prefixes`]): Tokens so far, the anchor last.
+            most (`int`): Most tokens of a path.
+            noise (`torch.Tensor`, *optional*): Of the steps, `[1, C, V]` or of more of them.
+            num_nodes (`int`): See [`~hf_domino.decoding.tree.growing.grow_tree`], as for the others.
+            sharpness (`float`): Likewise.
+            least_chance (`float`, *optional*, defaults to 0.0): Likewise.
+        """
+        draft_hidden = self._draft_hidden(prefixes.last())[:, :most]
         with self.timer.phase("rollout"):
-            first = config.label_offset
-            noise = noise[:, :count] if isinstance(noise, torch.Tensor) else noise
-            return self._choose(draft_hidden[:, first : first + count], prefixes, noise, goes_on)
+            return grow_tree(
+                self.drafter,
+                self.target,
+                draft_hidden,
+                prefixes,
+                self.law,
+                noise,
+                self._table,
+                num_nodes=num_nodes,
+                sharpness=sharpness,
+                least_chance=least_chance,
+            )
 
     def _choose(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None

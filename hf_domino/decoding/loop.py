@@ -20,7 +20,8 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.pacer import Block, Pacer, most_proposals, pacer_for
+from hf_domino.decoding.pacing.blocks import Block
+from hf_domino.decoding.pacing.pacer import Pacer, most_proposals, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup
 from hf_domino.decoding.residual.rule import ResidualRule
@@ -30,6 +31,8 @@ from hf_domino.decoding.static.compiling import compile_options
 from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
+from hf_domino.decoding.tree.form import Tree, along
+from hf_domino.decoding.tree.support import why_chain
 from hf_domino.decoding.verification import CoupledRule, Judge, check_drawn, judge
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.stats import DecodingStats, PhaseTimer, hand_out, record_stats
@@ -73,30 +76,30 @@ def assisted_decoding(
     target = TargetModel(model, drafter.config)
     law = TokenLaw(logits_processor, KnownStops.among(stopping_criteria))
     most, known = most_proposals(drafter, model, generation_config), recognise(drafter.config, model)
-    stats = DecodingStats.of_rows(most, batch_size, known)
+    stats, step_outputs = DecodingStats.of_rows(most, batch_size, known), StepOutputs(generation_config)
     hand_out(streamer, stats)
-    step_outputs = StepOutputs(generation_config)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
     session = DraftSession(drafter, target, law.without_state(), timer, context)
     reads_confidence = input_ids.device.type == "cpu" and generation_config.cache_implementation != "static"
     runner, session, judging = _parts(input_ids, runner, session, law, generation_config)
     do_sample = bool(generation_config.do_sample)
+    rule = ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judging)
+    stats.chain = why_chain(runner, session, law, rule, batch_size, reads_confidence)
     generation = _Generation(
         runner,
         session,
         committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer, law.stops),
         law=law,
-        rule=ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judging),
+        rule=rule,
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
-        pacer=pacer_for(drafter, model, most, do_sample, reads_confidence),
+        pacer=pacer_for(drafter, model, most, do_sample, reads_confidence, proposes_trees=stats.chain is None),
         rows=list(range(batch_size)),
     )
     generation.run(input_ids, generation_config)
-    generation.finish_stats(time.perf_counter() - start)
-    record_stats(drafter, stats)
+    generation.finish_stats(drafter, time.perf_counter() - start)
     return generation.result(drafter, batch_size, generation_config.return_dict_in_generate, has_gap)
 
 
@@ -160,11 +163,12 @@ class _Generation:
             hand_out(result, self.stats)
         return result
 
-    def finish_stats(self, seconds: float) -> None:
-        """Note what the whole call did, in that time."""
+    def finish_stats(self, drafter: DominoDraftModel, seconds: float) -> None:
+        """Note what the whole call did, in that time, as the drafter's last statistics."""
         self.stats.cut(self.committed.num_new_tokens)
         self.stats.seconds = seconds
         self.stats.phases = self.timer.seconds() if self.timer.enabled else None
+        record_stats(drafter, self.stats)
 
     def prefill(self, input_ids: torch.Tensor, chunk_size: int | None, mask_length: int | None) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
@@ -190,17 +194,18 @@ class _Generation:
         with self.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposals)
             if self.law.may_keep_state:
-                kept = self._verify_one_by_one(proposals, logits)
+                kept, path = self._verify_one_by_one(proposals.tokens, logits), None
             else:
-                kept = self._verify_at_once(prefixes, proposals, logits)
+                kept, path = self._verify_at_once(prefixes, block, proposals, logits)
+            captured = self.runner.follow(path, captured)
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows)
         unfinished = self.committed.unfinished
         if unfinished or len(self.rows) == 1:
             self.session.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
-        self.runner.commit(kept, proposals.shape[1] + 1, staying)
-        self.stats.count_round(self.rows, proposals.shape[1], block.pause, block.is_comparison, block.is_copied)
+        self.runner.commit(kept, proposals.num_nodes + 1, staying)
+        self.stats.count_round(self.rows, proposals.num_nodes, block.pause, block.is_comparison, block.is_copied)
         # Not cut yet: what a text's last round would have brought is learnt from, too.
         num_committed = [self.stats.rows[row][-1] for row in self.rows]
         self.lookup.observe(block, num_committed)
@@ -208,21 +213,21 @@ class _Generation:
             self.pacer.observe(block, num_committed, time.perf_counter() - start)
         self._go_on_with(staying)
 
-    def _propose(self, prefixes: Prefixes) -> tuple[Block, torch.Tensor]:
-        """How far the round goes, and its proposals `[R, P]`: copied where that promises more, or drafted."""
+    def _propose(self, prefixes: Prefixes) -> tuple[Block, Tree]:
+        """How the round proposes, and its proposals: copied where that promises more, or drafted."""
         room = self._room(max(prefixes.lengths))
-        if (copied := self.lookup.begin_round(prefixes, room)) is not None:
-            self.rule.begin_round(prefixes, copied.length)
-            return copied, copied.proposals
-        room = min(room, self.stats.num_draft_tokens)
-        block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
+        block: Block | None = self.lookup.begin_round(prefixes, room)
+        if block is None:
+            room = min(room, self.stats.num_draft_tokens)
+            block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
         most = block.choose_length(room)
         self.rule.begin_round(prefixes, most)
-        goes_on = self.rule.listener(block.goes_on)
-        return block, self.session.propose(prefixes, most, self.rule.draft_noise, goes_on)
+        return block, block.propose(self.session, prefixes, most, self.rule)
 
-    def _verify_at_once(self, prefixes: Prefixes, proposals: torch.Tensor, logits: torch.Tensor) -> list[int]:
-        """Commit what the acceptance rule gives; returns how many tokens each row kept."""
+    def _verify_at_once(
+        self, prefixes: Prefixes, block: Block, proposals: Tree, logits: torch.Tensor
+    ) -> tuple[list[int], torch.Tensor | None]:
+        """Commit what the acceptance rule gives; returns how many tokens each row kept, and where they stood."""
         judgement = self.rule.judge(prefixes, proposals, logits)
         # One transfer for the whole round: everything the host must know.
         outcome = judgement.outcome.tolist()
@@ -231,7 +236,10 @@ class _Generation:
         for row, count in zip(self.rows, counts, strict=True):
             self.stats.rows[row].append(count)
         values = [values[1:] for values in outcome]
-        return self.committed.commit(self.rows, judgement.tokens, counts, logits, judgement.scores, values)
+        block.teach([tokens[:count] for tokens, count in zip(values, counts, strict=True)])
+        path = None if judgement.path is None else judgement.path[:, : max(counts)]
+        logits, scores = along(path, logits), along(path, judgement.scores)
+        return self.committed.commit(self.rows, judgement.tokens, counts, logits, scores, values), path
 
     def _verify_one_by_one(self, proposals: torch.Tensor, logits: torch.Tensor) -> list[int]:
         """The same for one row, showing its processors each committed position once, in order, and no other."""

@@ -55,6 +55,12 @@ class Prefixes:
         """What successive positions see, with the last known token in place of the block's own, yet to be chosen."""
         return self.along(self.last().expand(-1, num_positions - 1), num_positions)
 
+    def lanes(self, count: int) -> Prefixes:
+        """The same for so many texts that begin with a single row, or for the rows there are."""
+        if count == len(self.rows):
+            return self
+        return Prefixes(self.ids.expand(count, -1), self.lengths * count, self.rows * count)
+
     def along(self, continuation: torch.Tensor, num_positions: int) -> Prefixes:
         """What successive positions see: the last one all of a continuation, each one before it a token less.
 

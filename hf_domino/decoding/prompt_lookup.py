@@ -21,10 +21,15 @@ import torch
 from transformers import GenerationConfig
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
+from hf_domino.decoding.pacing.blocks import Block, PacedBlock, fitting_length
 from hf_domino.decoding.pacing.estimates import Acceptance, Tokens
-from hf_domino.decoding.pacing.pacer import Block, PacedBlock, Pacer, fitting_length
+from hf_domino.decoding.pacing.pacer import Pacer
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.residual.rule import ResidualRule
+from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.verification import CoupledRule
 
 # A copied token's class is the length of the match before it, from each of these on. The first guess of its acceptance
 # is what 132 held-out answers of SmolLM2-135M-Instruct showed. A row without a match copies its beginning, which
@@ -123,9 +128,17 @@ class CopiedBlock(PacedBlock):
     proposals: torch.Tensor  # [B, P]
     is_copied = True
 
+    def propose(self, session: DraftSession, prefixes: Prefixes, most: int, rule: CoupledRule | ResidualRule) -> Tree:
+        """What is copied."""
+        return Tree(self.proposals)
+
     def __init__(self, acceptance: Acceptance, price: float, matches: list[int]):
         super().__init__(acceptance, price, len(matches))
         self.matches = matches
+
+    def choose_length(self, room: int) -> int:
+        """What was chosen when it was copied."""
+        return self.length
 
     def extend(self, most: int, at_any_price: bool = False) -> None:
         """Copy as far as the next token is worth its time, `most` tokens at most."""

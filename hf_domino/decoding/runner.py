@@ -6,7 +6,7 @@ Shapes: B rows still generated, T prompt tokens, P proposals, V vocabulary.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,10 @@ from hf_domino.decoding.caches.rewind import (
     crop_attention,
     crop_attention_to,
     end_past_recording,
+    move_forward,
     recurrent_layers,
 )
+from hf_domino.decoding.tree.form import Tree, along
 from hf_domino.drafter.stats import PhaseTimer
 from hf_domino.target.view import TargetModel
 
@@ -65,6 +67,11 @@ class TargetRunner:
     def cache(self) -> Any:
         """The target's cache."""
         return self.kwargs["past_key_values"]
+
+    @property
+    def asks_for_outputs(self) -> bool:
+        """Whether forwards are asked for more than logits and what drafting reads."""
+        return self._keeps_outputs
 
     def prefill(
         self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
@@ -145,19 +152,41 @@ class TargetRunner:
         positions = self.kwargs.get("position_ids")
         return self.cache.get_seq_length() if positions is None else int(positions.max())
 
-    def check_block(
-        self, anchors: torch.Tensor, proposed: torch.Tensor
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Verification forward over anchors `[B, 1]` and proposals `[B, P]`.
+    def check_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Verification forward over anchors `[B, 1]` and N proposals, W positions of each row.
 
         Returns:
-            `tuple`: Logits `[B, P + 1, V]` and captured hidden states `[B, P + 1, H]`.
+            `tuple`: Logits `[B, W, V]` and captured hidden states `[B, W, H]`.
         """
-        width = proposed.shape[1] + 1
+        width = proposed.num_nodes + 1
         self._checked = self._advanced(copy.copy(self.kwargs), width - 1) if width > 1 else self.kwargs
-        self._block = torch.cat((anchors, proposed), dim=1)
+        self._block = torch.cat((anchors, proposed.tokens), dim=1)
         self._snapshot = StateSnapshot(self.cache) if recurrent_layers(self.cache) else None
-        return self._forward(self._block, self._checked, width, logits_to_keep=width, is_first_iteration=False)
+        cached = int(self.cache.get_seq_length())
+        mask = self.mask(cached)
+        return self._forward(
+            self._block,
+            self._checked,
+            width,
+            logits_to_keep=width,
+            is_first_iteration=False,
+            arrange=lambda inputs: proposed.inputs(inputs, cached, mask, self.model.dtype),
+        )
+
+    def follow(self, path: torch.Tensor | None, captured: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Move what was accepted of the verified block to its front, where it stands in a chain.
+
+        Args:
+            path (`torch.Tensor`, *optional*): Its places in the block `[B, C]`, the anchor's first; None for a chain.
+            captured (`tuple[torch.Tensor]`): Hidden states `[B, W, H]` of the block.
+
+        Returns:
+            `tuple[torch.Tensor]`: The accepted ones first.
+        """
+        if path is not None:
+            assert self._block is not None
+            move_forward(self.cache, path, self._block.shape[1])
+        return tuple(along(path, states) for states in captured)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Go on with these rows, after prefill and the first new token of each."""
@@ -242,10 +271,12 @@ class TargetRunner:
         new_length: int | None,
         logits_to_keep: int,
         is_first_iteration: bool,
+        arrange: Callable[[dict[str, Any]], dict[str, Any]] = dict,
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         inputs = self.model.prepare_inputs_for_generation(
             input_ids, next_sequence_length=new_length, is_first_iteration=is_first_iteration, **kwargs
         )
+        inputs = arrange(inputs)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
         with self._timer.phase("target_forward"):

@@ -119,21 +119,29 @@ class TokenLaw:
         Returns:
             `torch.Tensor`: Scores `[B, N, D]` in fp32.
         """
+        return self.scores_behind(lambda: prefixes.along(continuation, logits.shape[1]), prefixes, logits)
+
+    def scores_behind(
+        self, seen_by_each: Callable[[], Prefixes], prefixes: Prefixes, logits: torch.Tensor
+    ) -> torch.Tensor:
+        """Process logits of positions with any continuations.
+
+        Args:
+            seen_by_each (`Callable`): Gives what each of them sees, B * N texts.
+            prefixes ([`Prefixes`]): What all of a row see, B texts.
+            logits (`torch.Tensor`): `[B, N, D]`.
+
+        Returns:
+            `torch.Tensor`: Scores `[B, N, D]` in fp32.
+        """
         if not self.needs_prefix:
             return self.process(logits.flatten(0, 1), prefixes).view_as(logits)
         # What looks at tokens names them by their ids.
-        seen, all_logits = prefixes.along(continuation, logits.shape[1]), self.vocabulary.scatter(logits)
-        is_open = self._open(prefixes, continuation, logits.shape[1])
-        return self.vocabulary.gather(self.process(all_logits.flatten(0, 1), seen, is_open=is_open)).view_as(logits)
-
-    def _open(self, prefixes: Prefixes, continuation: torch.Tensor, num_positions: int) -> list[bool] | None:
-        """Whether the text goes on before each position, if a function of the caller is asked; None for all."""
+        seen, all_logits = seen_by_each(), self.vocabulary.scatter(logits)
         # Transformers' own processors know an answer for every prefix; a trie or a grammar may not.
-        if not any(type(processor) is PrefixConstrainedLogitsProcessor for processor in self.processors):
-            return None
-        first = continuation.shape[1] - num_positions + 1
-        most = self.stops.num_open(prefixes.lengths, continuation)
-        return [first + index <= count for count in most for index in range(num_positions)]
+        asks_caller = any(type(processor) is PrefixConstrainedLogitsProcessor for processor in self.processors)
+        is_open = self.stops.are_open(prefixes.lengths, seen) if asks_caller else None
+        return self.vocabulary.gather(self.process(all_logits.flatten(0, 1), seen, is_open=is_open)).view_as(logits)
 
     def process(
         self,

@@ -10,6 +10,8 @@ import torch
 from transformers import StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from hf_domino.decoding.prefixes import Prefixes
+
 KNOWN_CRITERIA = (EosTokenCriteria, MaxLengthCriteria)  # subclasses may ask for more
 
 
@@ -70,3 +72,18 @@ class KnownStops:
             room = self.room(length)
             counts.append(min(next(ends, len(tokens)), len(tokens) if room is None else room))
         return counts
+
+    def are_open(self, lengths: Sequence[int], seen: Prefixes) -> list[bool]:
+        """Which texts behind some rows go on.
+
+        Args:
+            lengths (`Sequence[int]`): Tokens so far of the B rows.
+            seen ([`Prefixes`]): As many texts of each row, those of the first row first.
+        """
+        per_row = len(seen.lengths) // len(lengths)
+        texts = zip(seen.ids.tolist(), seen.lengths, strict=True)
+        return [
+            (self.max_length is None or end < self.max_length or end == start)
+            and self.eos_token_ids.isdisjoint(text[start:end])
+            for start, (text, end) in zip((length for length in lengths for _ in range(per_row)), texts, strict=True)
+        ]

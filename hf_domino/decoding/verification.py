@@ -19,6 +19,7 @@ from hf_domino.decoding.noise.steps import StepNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.sampling import TokenLaw, choose, race
+from hf_domino.decoding.tree.form import Tree
 
 
 @dataclass(frozen=True)
@@ -26,44 +27,51 @@ class Judgement:
     """A round's outcome, and what it was decided from.
 
     Args:
-        scores (`torch.Tensor`): The target's processed scores `[R, P + 1, V]`.
+        scores (`torch.Tensor`): The target's processed scores `[R, W, V]`, of the anchor's position and each node's.
         outcome (`torch.Tensor`): Per row how many tokens are committed, then the tokens, accepted proposals and the
-            bonus token: `[R, 1 + P + 1]` int64, where what stands behind the bonus token is anything. A count of 0
+            bonus token: `[R, 1 + C + 1]` int64, where what stands behind the bonus token is anything. A count of 0
             says that a token could not be drawn. Everything the host must know, to be read at once.
+        path (`torch.Tensor`, *optional*): The position that each token was chosen at, `[R, C + 1]`; None where that is
+            its place.
     """
 
     scores: torch.Tensor
     outcome: torch.Tensor
+    path: torch.Tensor | None = None
 
     @property
     def tokens(self) -> torch.Tensor:
-        """Accepted proposals and the bonus token, `[R, P + 1]`."""
+        """Accepted proposals and the bonus token, `[R, C + 1]`."""
         return self.outcome[:, 1:]
 
 
 def judge(
-    law: TokenLaw, prefixes: Prefixes, proposals: torch.Tensor, logits: torch.Tensor, noise: torch.Tensor | None
+    law: TokenLaw, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None
 ) -> Judgement:
     """Verify a round from the target's logits, without a synchronisation.
 
     Args:
         law ([`TokenLaw`]): The target's.
         prefixes ([`Prefixes`]): Tokens so far of the R rows.
-        proposals (`torch.Tensor`): `[R, P]`.
-        logits (`torch.Tensor`): `[R, P + 1, V]`.
-        noise (`torch.Tensor`, *optional*): Of these positions, `[R, P + 1, V]`; None for the likeliest tokens.
+        proposals ([`Tree`]): N nodes for each.
+        logits (`torch.Tensor`): `[R, W, V]`.
+        noise (`torch.Tensor`, *optional*): Of the steps from the anchor's on, `[R, C + 1, V]`; None for the likeliest
+            tokens.
 
     Returns:
         [`Judgement`]: Still on the device.
     """
-    scores = law.scores(prefixes, logits, proposals)
-    # Up to the first difference these [R, P + 1] are the proposals.
-    values, chosen = (None, choose(scores)) if noise is None else race(scores, noise)
-    accepted = leading_run(proposals == chosen[:, :-1])[:, None]
+    scores = law.scores_behind(lambda: proposals.seen_by(prefixes), prefixes, logits)
+    # Along the right path these [R, W] are its nodes.
+    values, chosen = (None, choose(scores)) if noise is None else proposals.race(scores, noise)
+    accepted, path = proposals.accepted(chosen)
+    if path is not None:
+        chosen = chosen.gather(1, path)
+        values = None if values is None else values.gather(1, path)
     counts = accepted + 1
     if values is not None:  # what was drafted behind a text's end need not have a law
         counts = counts * (values.isnan().cumsum(dim=1).gather(1, accepted) == 0)
-    return Judgement(scores, torch.cat((counts, chosen), dim=1))
+    return Judgement(scores, torch.cat((counts, chosen), dim=1), path)
 
 
 def check_drawn(is_drawn: bool) -> None:
@@ -85,7 +93,7 @@ def leading_run(accepted: torch.Tensor) -> torch.Tensor:
     return accepted.long().cumprod(dim=1).sum(dim=1)
 
 
-Judge = Callable[[TokenLaw, Prefixes, torch.Tensor, torch.Tensor, torch.Tensor | None], Judgement]
+Judge = Callable[[TokenLaw, Prefixes, Tree, torch.Tensor, torch.Tensor | None], Judgement]
 
 
 class CoupledRule:
@@ -138,9 +146,9 @@ class CoupledRule:
 
         return goes_on_racing
 
-    def judge(self, prefixes: Prefixes, proposals: torch.Tensor, logits: torch.Tensor) -> Judgement:
-        """Verify the round's proposals `[R, P]` from the target's logits `[R, P + 1, V]`."""
-        noise = None if self._noise is None else self._noise[:, : logits.shape[1]]
+    def judge(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> Judgement:
+        """Verify the round's proposals from the target's logits `[R, W, V]`."""
+        noise = None if self._noise is None else self._noise[:, : proposals.depth + 1]
         return self._judge(self._law, prefixes, proposals, logits, noise)
 
     def choose(self, index: int, proposals: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

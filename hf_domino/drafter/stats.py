@@ -128,7 +128,8 @@ class DecodingStats:
         rows (`list[list[int]]`): Per row of the batch, the acceptance length of each round: accepted proposals and the
             bonus token, as far as they are returned. Prefill is not a round: it brings the first token, and rounds the
             others. Until the call is over, a row's last round may count tokens behind its end.
-        proposed (`list[list[int]]`): Per row, how many tokens each round proposed; 0 for a single step of the target.
+        proposed (`list[list[int]]`): Per row, how many tokens each round proposed, those of all branches of a tree; 0
+            for a single step of the target.
         num_new_tokens (`int`): Tokens returned, over all rows.
         seconds (`float`): Wall time of the decoding loop, prefill included.
         pauses (`list[Pause]`): When drafting paused, and why.
@@ -140,6 +141,8 @@ class DecodingStats:
         target (`str`, *optional*): In what the target differs from the one the drafter was trained for, such as dtype,
             name or an adapter; None if in nothing, or if the drafter's configuration does not say.
         copied (`list[list[bool]]`): Per row, whether each round copied its proposals from the text (prompt lookup).
+        chain (`str`, *optional*): Why rounds proposed chains although `draft_tree_size` asks for trees; None where
+            nothing stood against these.
     """
 
     num_draft_tokens: int
@@ -153,6 +156,7 @@ class DecodingStats:
     num_compared: int = 0
     target: str | None = None
     copied: list[list[bool]] = field(default_factory=list)
+    chain: str | None = None
 
     @classmethod
     def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
@@ -297,6 +301,7 @@ class DecodingStats:
             ("tokens/s", _number(self.tokens_per_second, 1)),
         ]
         lines += [("target", self.target)] if self.target else []
+        lines += [("chains, no trees", self.chain)] if self.chain else []
         lines += [("paused", str(pause)) for pause in self.pauses]
         lines += [(f"{name}, s", f"{seconds:.3f}") for name, seconds in (self.phases or {}).items()]
         return "\n".join(f"{name:<24}{value}" for name, value in lines)

@@ -97,7 +97,7 @@ def record(pair: Pair, num_blocks: int) -> Iterator[Block]:
         captured = view.captured(pair.target(ids, **view.capture_kwargs()))
         session, seen = DraftSession(pair.drafter, view, GREEDY), 0
         for stop in range(inputs["input_ids"].shape[1], ids.shape[1] - 1, ACCEPTED):
-            session.observe(tuple(states[:, seen:stop] for states in captured), torch.arange(seen, stop)[None])
+            session.observe(tuple(states[:, seen:stop] for states in captured), stop)
             session.propose(Prefixes.of(ids[:, : stop + 1]))
             draft_hidden, base_logits = view.seen
             yield Block(ids[0, stop : stop + 1], base_logits, draft_hidden)

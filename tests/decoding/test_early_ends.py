@@ -10,8 +10,8 @@ from transformers import LogitsProcessorList
 
 from hf_domino.decoding import rollout as rollout_module
 from hf_domino.decoding.noise.steps import OwnNoise
+from hf_domino.decoding.pacing.blocks import ConfidentBlock
 from hf_domino.decoding.pacing.estimates import LEAST_COST, Acceptance, RoundCost
-from hf_domino.decoding.pacing.pacer import ConfidentBlock
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.rollout import rollout

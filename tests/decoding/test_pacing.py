@@ -16,8 +16,9 @@ from transformers import LogitsProcessorList
 from hf_domino.decoding import loop
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.pacing import pacer as pacing
+from hf_domino.decoding.pacing.blocks import Block
 from hf_domino.decoding.pacing.estimates import EDGES, Acceptance, RoundCost
-from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Block, Pacer, pacer_for
+from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Pacer, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup
 from hf_domino.decoding.sampling import TokenLaw
@@ -294,7 +295,7 @@ def clock(monkeypatch):
 @pytest.fixture(params=[True, False], ids=["by confidence", "by position"])
 def by_confidence(request, monkeypatch):
     if not request.param:  # as where the host cannot read confidences
-        monkeypatch.setattr(loop, "pacer_for", lambda *arguments: Pacer(6, is_timed=True))
+        monkeypatch.setattr(loop, "pacer_for", lambda *arguments, **options: Pacer(6, is_timed=True))
 
 
 @pytest.mark.usefixtures("by_confidence", "clock")

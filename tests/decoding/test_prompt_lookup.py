@@ -13,7 +13,8 @@ from test_families import build
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_domino
-from hf_domino.decoding.pacing.pacer import Block, PacedBlock, Pacer, SingleStep, WholeBlocks
+from hf_domino.decoding.pacing.blocks import Block, PacedBlock, SingleStep
+from hf_domino.decoding.pacing.pacer import Pacer, WholeBlocks
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import DRAFT_TOKENS, LENGTHS, MOST_PLACES, PromptLookup, Text
 from hf_domino.decoding.static import workspace

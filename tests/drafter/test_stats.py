@@ -141,7 +141,9 @@ def test_rounds_of_unknown_proposals_count_as_drafted():
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_pauses_are_told_with_their_reason(tiny_qwen3, make_drafter, monkeypatch, batch_size):
-    monkeypatch.setattr(loop, "pacer_for", lambda *arguments: Pacer(6, is_timed=False))  # whatever the clock says
+    monkeypatch.setattr(
+        loop, "pacer_for", lambda *arguments, **options: Pacer(6, is_timed=False)
+    )  # whatever the clock says
     drafter = make_drafter(tiny_qwen3, draft_length="adaptive")
     options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": -1}
     tiny_qwen3.generate(PROMPT.expand(batch_size, -1), assistant_model=drafter, **options)

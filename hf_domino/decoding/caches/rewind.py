@@ -53,6 +53,24 @@ def crop_attention_to(cache: Any, length: int) -> None:
             kind.crop(layer, -max(kind.get_seq_length(layer) - length, 0))
 
 
+def move_forward(cache: Any, path: torch.Tensor, num_checked: int) -> None:
+    """Move some of the last `num_checked` positions to their front, in place.
+
+    Args:
+        cache (`Cache`): Layers of `DynamicLayer`.
+        path (`torch.Tensor`): Which, among those last ones, `[B, C]`.
+        num_checked (`int`): Positions of the block.
+    """
+    for layer in cache.layers:
+        if isinstance(layer, PLACEHOLDERS) or layer.keys is None:
+            continue
+        start = layer.keys.shape[2] - num_checked
+        index = (start + path.to(layer.keys.device))[:, None, :, None].expand(-1, layer.keys.shape[1], -1, -1)
+        for states in (layer.keys, layer.values):
+            moved = states.gather(2, index.expand(-1, -1, -1, states.shape[3]))
+            states[:, :, start : start + path.shape[1]] = moved
+
+
 def attention_kind(layer: Any) -> Any:
     """The class that keeps a layer's keys and values; None where it has none."""
     if isinstance(layer, PLACEHOLDERS):

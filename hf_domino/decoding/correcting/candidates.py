@@ -55,12 +55,18 @@ class CandidatePool:
         self._ascending, self._order = self.token_ids.sort(dim=2)
 
     def scores(self, logits: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:
-        """Process the logits `[B, M]` of the candidates behind some proposals `[B, N]`, in fp32."""
+        """Process the logits of the candidates behind some proposals, in fp32.
+
+        Args:
+            logits (`torch.Tensor`): `[B, M]`, or `[L, M]` of the lanes of a single row.
+            proposals (`torch.Tensor`): `[B, N]`, or `[L, N]`.
+        """
         if not self._law.effects:
             return self._law.process(logits, self._prefixes)
-        own, index = partial(CandidateScores, vocab_size=self._vocab_size), proposals.shape[1]
-        changeable = partial(own, token_ids=self._ascending[:, index], order=self._order[:, index])
-        return self._law.process(logits, self._prefixes.along(proposals, 1), changeable)
+        own, index, shape = partial(CandidateScores, vocab_size=self._vocab_size), proposals.shape[1], logits.shape
+        ascending, order = self._ascending[:, index].expand(shape), self._order[:, index].expand(shape)
+        changeable = partial(own, token_ids=ascending, order=order)
+        return self._law.process(logits, self._prefixes.lanes(len(logits)).along(proposals, 1), changeable)
 
 
 def with_luck(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:

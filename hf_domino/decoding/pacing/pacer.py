@@ -15,17 +15,17 @@ that a seed gives the same text again.
 
 from __future__ import annotations
 
-import bisect
 import math
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import nn
 from transformers import GenerationConfig
 
-from hf_domino.decoding.pacing.estimates import EDGES, NOMINAL_PROPOSAL, Acceptance, RoundCost, Tokens
+from hf_domino.decoding.pacing.blocks import Block, ConfidentBlock, PlannedBlock, SingleStep
+from hf_domino.decoding.pacing.estimates import NOMINAL_PROPOSAL, Acceptance, RoundCost, Tokens
+from hf_domino.decoding.tree.block import Trees
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.stats import Pause
 
@@ -38,120 +38,6 @@ MIN_ROUNDS = 3  # before drafting may pause
 DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft token by token
 
 
-class Block:
-    """How far a block goes: as far as the drafter makes it."""
-
-    goes_on: Callable[[int, torch.Tensor, torch.Tensor | None], bool] | None = None
-    pause: Pause | None = None  # that it is part of
-    is_comparison = False  # whether it is made to compare its time
-    is_copied = False  # whether its proposals are copied from the text
-
-    def choose_length(self, room: int) -> int:
-        """Most proposals to make, of `room` at most."""
-        return room
-
-
-class SingleStep(Block):
-    """No proposal: the target makes one step.
-
-    Args:
-        pause (`Pause`, *optional*): The pause of drafting it is part of; without one it is made to compare its time.
-    """
-
-    def __init__(self, pause: Pause | None = None):
-        self.pause, self.is_comparison = pause, pause is None
-
-    def choose_length(self, room: int) -> int:
-        """None at all."""
-        return 0
-
-
-class PacedBlock(Block):
-    """A block that ends where the next proposal is not worth its time.
-
-    Args:
-        acceptance ([`Acceptance`]): What is known of proposals.
-        price (`float`): Tokens that one more proposal must bring, a row.
-        num_rows (`int`): Rows of the batch.
-    """
-
-    def __init__(self, acceptance: Acceptance, price: float, num_rows: int):
-        self._acceptance, self._price = acceptance, price
-        self._reaches = [[1.0] * num_rows]  # chance that all proposals so far are accepted, after none, one, ...
-        self._kinds: list[list[int]] = []  # class of each proposal, per row
-
-    @property
-    def length(self) -> int:
-        """Proposals so far."""
-        return len(self._kinds)
-
-    @property
-    def expected(self) -> float:
-        """Tokens that it may be expected to commit, a row."""
-        return sum(sum(reach) / len(reach) for reach in self._reaches)
-
-    def kinds(self) -> list[tuple[int, ...]]:
-        """Class of every proposal, per row."""
-        return list(zip(*self._kinds, strict=True)) if self._kinds else [() for _ in self._reaches[0]]
-
-    def add(self, index: int, kinds: list[int]) -> bool:
-        """Count a proposal of these classes, one a row, in place of this and later ones; returns whether to go on."""
-        del self._kinds[index:], self._reaches[index + 1 :]
-        self._reaches.append(self._reach(kinds))
-        self._kinds.append(kinds)
-        return self._acceptance.typical * sum(self._reaches[-1]) / len(kinds) >= self._price
-
-    def promise(self, kinds: list[int]) -> float:
-        """Tokens that a further proposal of these classes, one a row, may be expected to bring, a row."""
-        return sum(self._reach(kinds)) / len(kinds)
-
-    def _reach(self, kinds: list[int]) -> list[float]:
-        """The chance that all proposals so far and one of these classes are accepted, per row."""
-        return [before * self._acceptance.chance(kind) for before, kind in zip(self._reaches[-1], kinds, strict=True)]
-
-
-class ConfidentBlock(PacedBlock):
-    """Ends while it is drafted, by the confidence of the draft law, which the host must be able to read at once."""
-
-    def goes_on(self, index: int, scores: torch.Tensor, candidates: torch.Tensor | None = None) -> bool:
-        """Whether to draft behind a proposal that was chosen by these scores `[B, M]`, of all tokens or of a few."""
-        # Where all candidates are forbidden there is no law, and verification rejects the draft.
-        confidences = (scores.amax(dim=-1) - scores.logsumexp(dim=-1)).exp().nan_to_num(0.0).tolist()
-        return self.add(index, [bisect.bisect(EDGES, confidence) for confidence in confidences])
-
-
-class PlannedBlock(PacedBlock):
-    """Its length is chosen beforehand, by the acceptance of each position: one of a few, each a shape of its own."""
-
-    def choose_length(self, room: int) -> int:
-        """How many proposals to make."""
-        most = min(room, self._acceptance.num_kinds)
-        num_rows = len(self._reaches[0])
-        while self.length < most and self.add(self.length, [self.length] * num_rows):
-            pass
-        for position in range(self.length, fitting_length(self.length, most)):
-            self.add(position, [position] * num_rows)
-        return self.length
-
-
-def fitting_length(length: int, most: int) -> int:
-    """The next of a few lengths, as each is a shape of its own: a power of two, or `most`.
-
-    Args:
-        length (`int`): Proposals, at most `most`.
-        most (`int`): Proposals of a whole block.
-
-    Example:
-    ```python
-    >>> from hf_domino.decoding.pacing.pacer import fitting_length
-    >>> [fitting_length(length, 12) for length in (0, 1, 3, 8, 9)]
-    [0, 1, 4, 8, 12]
-
-    ```
-    """
-    return min(1 << (length - 1).bit_length(), most) if length else 0
-
-
 class Pace:
     """What is known about drafting for a target in batches of one size.
 
@@ -159,10 +45,17 @@ class Pace:
         acceptance ([`Acceptance`]): What is known of proposals.
         by_confidence (`bool`): Whether blocks are [`ConfidentBlock`]s or [`PlannedBlock`]s.
         is_timed (`bool`): Whether costs are measured; nominal otherwise.
+        trees ([`Trees`], *optional*): What is known of trees, where they are proposed.
     """
 
-    def __init__(self, acceptance: Acceptance, by_confidence: bool = True, is_timed: bool = True):
-        self.acceptance, self.by_confidence, self.is_timed = acceptance, by_confidence, is_timed
+    def __init__(
+        self,
+        acceptance: Acceptance,
+        by_confidence: bool = True,
+        is_timed: bool = True,
+        trees: Trees | None = None,
+    ):
+        self.acceptance, self.by_confidence, self.is_timed, self._trees = acceptance, by_confidence, is_timed, trees
         self.tokens, self.cost = Tokens(), RoundCost()
         self._num_steps = 0
         self._pause = PAUSE  # single steps for each that is lost, after drafting has lost again
@@ -188,6 +81,8 @@ class Pace:
             return SingleStep(self._why)
         if self._wants_step():
             return SingleStep()
+        if self._trees is not None:
+            return self._trees.block(self.price)
         if self.by_confidence:
             return ConfidentBlock(self.acceptance, self.price, num_rows)
         is_whole = self.tokens.num_rounds % EXPLORE_EVERY == 0
@@ -201,8 +96,8 @@ class Pace:
 
     def observe(self, block: Block, num_committed: Sequence[int], seconds: float) -> None:
         """Learn from a round: its block, the tokens it committed per row, its wall time."""
-        if isinstance(block, PacedBlock) and block.length:
-            for kinds, count in zip(block.kinds(), num_committed, strict=True):
+        if block.length:
+            for kinds, count in zip(block.kinds(), num_committed, strict=False):
                 self.acceptance.observe(kinds, count - 1)
             self.tokens.observe(sum(num_committed) / len(num_committed))
             self.cost.observe(block.length, seconds if self.is_timed and not self._is_first else None)
@@ -233,10 +128,11 @@ class Pacer:
     Args:
         num_positions (`int`, *optional*): Positions of a block, to choose lengths by; None to go by confidence.
         is_timed (`bool`): Whether costs are measured; nominal otherwise, and the same for all sizes.
+        trees ([`Trees`], *optional*): Where single sequences propose trees.
     """
 
-    def __init__(self, num_positions: int | None, is_timed: bool):
-        self._by_confidence, self._is_timed = num_positions is None, is_timed
+    def __init__(self, num_positions: int | None, is_timed: bool, trees: Trees | None = None):
+        self._by_confidence, self._is_timed, self._trees = num_positions is None, is_timed, trees
         self.acceptance = Acceptance.by_confidence() if num_positions is None else Acceptance.by_position(num_positions)
         self._paces: dict[int, Pace] = {}
 
@@ -248,7 +144,7 @@ class Pacer:
     def _pace(self, num_rows: int) -> Pace:
         key = num_rows if self._is_timed else 0
         if key not in self._paces:
-            self._paces[key] = Pace(self.acceptance, self._by_confidence, self._is_timed)
+            self._paces[key] = Pace(self.acceptance, self._by_confidence, self._is_timed, self._trees)
         return self._paces[key]
 
     def begin_round(self, num_rows: int) -> Block:
@@ -274,14 +170,14 @@ class Pacer:
 
 
 class WholeBlocks(Pacer):
-    """Always drafts as far as the drafter goes."""
+    """Always drafts as far as the drafter goes, or trees of the same size by what is known at first."""
 
-    def __init__(self) -> None:
-        super().__init__(None, is_timed=False)
+    def __init__(self, trees: Trees | None = None) -> None:
+        super().__init__(None, is_timed=False, trees=trees)
 
     def begin_round(self, num_rows: int) -> Block:
         """A whole block."""
-        return Block()
+        return Block() if self._trees is None else self._trees.block()
 
     def observe(self, block: Block, num_committed: Sequence[int], seconds: float) -> None:
         """Learn nothing."""
@@ -309,7 +205,12 @@ def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: Generat
 
 
 def pacer_for(
-    drafter: DominoDraftModel, target: nn.Module, num_draft_tokens: int, do_sample: bool, by_confidence: bool
+    drafter: DominoDraftModel,
+    target: nn.Module,
+    num_draft_tokens: int,
+    do_sample: bool,
+    by_confidence: bool,
+    proposes_trees: bool = False,
 ) -> Pacer:
     """The pacer of a call of `generate`, with what the calling thread knows from earlier ones that chose alike.
 
@@ -319,18 +220,20 @@ def pacer_for(
         num_draft_tokens (`int`): Most proposals of a round.
         do_sample (`bool`): Whether the target samples.
         by_confidence (`bool`): Whether the host can read confidences at no cost, which it can on a CPU only.
+        proposes_trees (`bool`, *optional*, defaults to `False`): Whether rounds propose trees, or chains.
     """
     config = drafter.config
     config.check()  # a field may have been set since
+    trees = Trees(config.draft_tree_size) if proposes_trees and config.draft_tree_size else None
     if config.draft_length == "full":
-        return WholeBlocks()
+        return WholeBlocks(trees)
     num_positions = None if by_confidence else num_draft_tokens
     if do_sample and config.acceptance_rule == "residual":
         return Pacer(num_positions, is_timed=False)
     if not hasattr(_learnt, "by_drafter"):
         _learnt.by_drafter = weakref.WeakKeyDictionary()
     pacers = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
-    key = (by_confidence, num_draft_tokens, do_sample)
-    pacer = pacers.setdefault(key, Pacer(num_positions, is_timed=True))
+    key = (by_confidence, num_draft_tokens, do_sample, proposes_trees and config.draft_tree_size)
+    pacer = pacers.setdefault(key, Pacer(num_positions, is_timed=True, trees=trees))
     pacer.begin_call()
     return pacer

@@ -16,6 +16,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.block import accept_block
 from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.verification import Judgement
 
 
@@ -71,8 +72,9 @@ class ResidualRule:
         """Scores `[R, P, V]` that the round's proposals were drawn from; None if they were not drawn."""
         return torch.stack(self._laws, dim=1) if self._laws else None
 
-    def judge(self, prefixes: Prefixes, proposals: torch.Tensor, logits: torch.Tensor) -> Judgement:
-        """Verify the round's proposals `[R, P]` from the target's logits `[R, P + 1, V]`."""
+    def judge(self, prefixes: Prefixes, chain: Tree, logits: torch.Tensor) -> Judgement:
+        """Verify the round's proposals `[R, P]`, a chain, from the target's logits `[R, P + 1, V]`."""
+        proposals = chain.tokens
         scores = self._law.scores(prefixes, logits, proposals)
         num_accepted, bonus = verify(proposals, self.draft_scores, scores)
         accepted = num_accepted[:, None]

@@ -18,7 +18,7 @@ from transformers import GenerationConfig
 from hf_domino.decoding.caches.alignment import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
-from hf_domino.decoding.pacing.pacer import fitting_length
+from hf_domino.decoding.pacing.blocks import fitting_length
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.stock import CHECKS_LAW, PREFIX_FREE
 from hf_domino.decoding.rollout import Listener, rollout
@@ -26,6 +26,7 @@ from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.compiling import CompileOptions
 from hf_domino.decoding.static.workspace import Workspace, give_back, take_workspace
+from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.verification import Judgement, judge
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -146,17 +147,15 @@ class StaticRunner(TargetRunner):
         """The position of the next anchor."""
         return self._next_position
 
-    def check_block(
-        self, anchors: torch.Tensor, proposed: torch.Tensor
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def check_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Verification forward over the anchor `[1, 1]` and proposals `[1, P]`, filled up to one of a few widths.
 
         Returns:
             `tuple`: Logits `[1, P + 1, V]` and captured hidden states `[1, W, H]`.
         """
-        num_checked = proposed.shape[1] + 1
-        width = fitting_width(proposed.shape[1], self._most)
-        block = torch.nn.functional.pad(torch.cat((anchors, proposed), dim=1), (0, width - num_checked))
+        num_checked = proposed.num_nodes + 1
+        width = fitting_width(proposed.num_nodes, self._most)
+        block = torch.nn.functional.pad(torch.cat((anchors, proposed.tokens), dim=1), (0, width - num_checked))
         with self._timer.phase("target_forward"):
             logits, *captured = self._workspace.graphs(self._key, self._verify, block)
         return logits[:, :num_checked], tuple(captured)
@@ -308,19 +307,19 @@ class StaticJudge:
         self,
         law: TokenLaw,
         prefixes: Prefixes,
-        proposals: torch.Tensor,
+        proposals: Tree,
         logits: torch.Tensor,
         noise: torch.Tensor | None,
     ) -> Judgement:
         """See [`~hf_domino.decoding.verification.judge`]."""
         if self._key is None:
             return judge(law, prefixes, proposals, logits, noise)
-        inputs = (logits, proposals) + (() if noise is None else (noise,))
+        inputs = (logits, proposals.tokens) + (() if noise is None else (noise,))
         scores, outcome = self._graphs(("judge", self._key), self._judge, *inputs)
         return Judgement(scores, outcome)
 
     def _judge(
         self, logits: torch.Tensor, proposals: torch.Tensor, noise: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, ...]:
-        judgement = judge(self.law, Prefixes.of(proposals), proposals, logits, noise)
+        judgement = judge(self.law, Prefixes.of(proposals), Tree(proposals), logits, noise)
         return judgement.scores, judgement.outcome

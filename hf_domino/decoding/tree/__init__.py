@@ -1,0 +1,1 @@
+"""Trees of proposals: their form, how they grow, and which targets can verify them."""

@@ -1,0 +1,169 @@
+"""The form of proposals: a tree behind the anchor. A chain is the tree whose parents are the nodes before.
+
+A position's token is a function of the text before it and of its step's noise, whatever the branch. So of the children
+of a node at most one is right, and the right nodes are one path from the anchor on: what plain `generate` writes.
+
+The verification forward goes over W = N + 1 positions: 0 is the anchor, and node n stands at n + 1.
+
+Shapes: B rows, N nodes, W positions, C longest path, S cached positions, T tokens so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.sampling import race
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Proposals of a round.
+
+    Args:
+        tokens (`torch.Tensor`): `[B, N]`, a node behind its parent; siblings differ.
+        parents (`torch.Tensor`, *optional*): The position of each node's parent, `[B, N]` in `[0, n]`; None for a
+            chain, in which the parent of node n stands at n.
+        longest (`int`, *optional*): Nodes of the longest path that there can be (C); defaults to N.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor | None = None
+    longest: int | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes (N)."""
+        return self.tokens.shape[1]
+
+    @property
+    def depth(self) -> int:
+        """Most tokens that can be accepted (C)."""
+        return self.num_nodes if self.longest is None else min(self.longest, self.num_nodes)
+
+    @cached_property
+    def _jumps(self) -> torch.Tensor:
+        """Each position's ancestor k + 1 generations up, `[B, W, C]`; 0 behind the anchor."""
+        assert self.parents is not None
+        parents = torch.nn.functional.pad(self.parents, (1, 0))  # the anchor is its own
+        jumps = [parents]
+        for _ in range(self.depth - 1):
+            jumps.append(parents.gather(1, jumps[-1]))
+        return torch.stack(jumps, dim=2)
+
+    @cached_property
+    def depths(self) -> torch.Tensor:
+        """Tokens behind the anchor at each position, itself included, `[B, W]`."""
+        if self.parents is None:
+            return torch.arange(self.num_nodes + 1, device=self.tokens.device).expand(len(self.tokens), -1)
+        is_node = torch.arange(self.num_nodes + 1, device=self.tokens.device) > 0
+        return (self._jumps > 0).sum(dim=2) + is_node
+
+    @cached_property
+    def sees(self) -> torch.Tensor:
+        """Which positions of the block each position sees, itself and those before it on its path: `[B, W, W]` bool."""
+        width = self.num_nodes + 1
+        if self.parents is None:
+            return (
+                torch.ones(width, width, dtype=torch.bool, device=self.tokens.device)
+                .tril()
+                .expand(len(self.tokens), -1, -1)
+            )
+        own = torch.eye(width, dtype=torch.bool, device=self.tokens.device).repeat(len(self.tokens), 1, 1)
+        return own.scatter(2, self._jumps, True)  # the anchor, which all see, is all there is behind it
+
+    def inputs(
+        self, inputs: dict[str, Any], num_cached: int, mask: torch.Tensor | None, dtype: torch.dtype
+    ) -> dict[str, Any]:
+        """The target's inputs `[B, W]` for a chain of these tokens, rearranged for this tree.
+
+        Args:
+            inputs (`dict`): What `prepare_inputs_for_generation` gives.
+            num_cached (`int`): Positions of the target's cache (S).
+            mask (`torch.Tensor`, *optional*): Which cached columns are no padding, `[B, S]`; None for all.
+            dtype (`torch.dtype`): Of the target's attention scores.
+        """
+        if self.parents is None:
+            return inputs
+        sees = self.sees
+        columns = sees.new_ones(len(sees), num_cached) if mask is None else mask.bool()
+        visible = torch.cat((columns[:, None].expand(-1, sees.shape[1], -1), sees), dim=2)[:, None]
+        # Eager attention adds its mask, a boolean one as 0 and 1.
+        added = torch.zeros(visible.shape, dtype=dtype, device=sees.device)
+        rearranged = {
+            "attention_mask": added.masked_fill_(~visible, torch.finfo(dtype).min),
+            "position_ids": inputs["position_ids"][..., :1] + self.depths,
+        }
+        return inputs | rearranged
+
+    def seen_by(self, prefixes: Prefixes) -> Prefixes:
+        """What each position sees: `B * W` texts, those of the first row first."""
+        if self.parents is None:
+            return prefixes.along(self.tokens, self.num_nodes + 1)
+        num_rows, width = self.depths.shape
+        depths = self.depths.flatten().tolist()
+        longest = max(prefixes.lengths)
+        room = prefixes.ids.new_zeros(num_rows * width, self.depth)
+        ids = torch.cat((prefixes.ids[:, :longest].repeat_interleave(width, dim=0), room), dim=1)
+        lengths = [length for length in prefixes.lengths for _ in range(width)]
+        # Each ancestor, itself included, stands in its own depth's column.
+        tokens = torch.nn.functional.pad(self.tokens, (1, 0))
+        positions = torch.arange(width, device=ids.device).expand(num_rows, -1)
+        behind = prefixes.per_row(lengths)[:, 0] - 1
+        for ancestors in (positions, *self._jumps.unbind(dim=2)):
+            columns = behind + self.depths.gather(1, ancestors).flatten()
+            found = tokens.gather(1, ancestors).flatten()
+            here = ids.gather(1, columns[:, None])[:, 0]
+            ids = ids.scatter(1, columns[:, None], torch.where(ancestors.flatten() > 0, found, here)[:, None])
+        lengths = [length + depth for length, depth in zip(lengths, depths, strict=True)]
+        return Prefixes(ids, lengths, [row for row in prefixes.rows for _ in range(width)])
+
+    def race(self, scores: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each position draws, see [`~hf_domino.decoding.sampling.race`].
+
+        Args:
+            scores (`torch.Tensor`): `[B, W, V]`.
+            noise (`torch.Tensor`): Of the steps from the anchor's on, `[B, C + 1, V]`.
+
+        Returns:
+            `tuple`: Values and tokens, `[B, W]` each.
+        """
+        if self.parents is None:
+            values, tokens = race(scores, noise)
+            return values, tokens
+        rows = torch.arange(len(scores), device=scores.device)
+        # One position after the other: the noise of all at once would be as large as their scores.
+        found = [race(scores[:, n], noise[rows, depth]) for n, depth in enumerate(self.depths.unbind(dim=1))]
+        return torch.stack([one.values for one in found], dim=1), torch.stack([one.indices for one in found], dim=1)
+
+    def accepted(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Which nodes are what was chosen behind them.
+
+        Args:
+            chosen (`torch.Tensor`): The target's own token at each position, `[B, W]`.
+
+        Returns:
+            `tuple`: How many nodes are accepted, `[B, 1]`, and their positions behind the anchor's, `[B, C + 1]`; None
+            for a chain, whose are the first ones.
+        """
+        if self.parents is None:
+            right = self.tokens == chosen[:, :-1]
+            return right.long().cumprod(dim=1).sum(dim=1, keepdim=True), None
+        right = torch.nn.functional.pad(self.tokens == chosen.gather(1, self.parents), (1, 0), value=True)
+        lives = ~(self.sees & ~right[:, None]).any(dim=2)  # all on its path are right
+        path = self.depths.new_zeros(len(lives), self.depth + 2)
+        positions = torch.arange(lives.shape[1], device=lives.device).expand_as(lives)
+        path = path.scatter(1, torch.where(lives, self.depths, self.depth + 1), positions)
+        return lives.sum(dim=1, keepdim=True) - 1, path[:, :-1]
+
+
+def along(path: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
+    """Of values `[B, W, ...]` of all positions, those on a path `[B, C]`; without one all."""
+    if path is None:
+        return values
+    index = path.to(values.device).view(*path.shape, *[1] * (values.dim() - 2))
+    return values.gather(1, index.expand(-1, -1, *values.shape[2:]))

@@ -1,0 +1,111 @@
+"""Which calls verify trees: a mask of its own for each position, and positions by depth, must mean what they say.
+
+Transformers takes a four-dimensional mask as it is, but not every target follows it, and some count positions by
+columns. So what is known is asked first, and then each target is tried once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from hf_domino.decoding.correcting.candidates import fits_pool
+from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.residual.rule import ResidualRule
+from hf_domino.decoding.rollout import EXACT_POOL_SIZE
+from hf_domino.decoding.runner import TargetRunner
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.verification import CoupledRule
+
+# Attention whose window goes by columns, which are positions in a chain only.
+COUNTS_COLUMNS = ("gpt_neo",)
+# Of a right tree's logits, in standard deviations: sums in another order, and far less than a wrong position costs.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
+NUM_TRIED = 7  # tokens of the text that a target is tried with
+
+_tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
+
+
+def why_chain(
+    runner: TargetRunner,
+    session: DraftSession,
+    law: TokenLaw,
+    rule: CoupledRule | ResidualRule,
+    batch_size: int,
+    is_growing: bool,
+) -> str | None:
+    """Why a call's rounds propose chains, where trees are asked for; None where nothing stands against these.
+
+    Args:
+        runner ([`TargetRunner`]): Runs the target.
+        session ([`DraftSession`]): Drafts.
+        law ([`TokenLaw`]): The target's.
+        rule ([`CoupledRule`] or [`ResidualRule`]): Accepts proposals.
+        batch_size (`int`): Sequences.
+        is_growing (`bool`): Whether the cache grows, and the host can read the draft's chances at no cost.
+    """
+    config, text = session.drafter.config, runner.target.text_config
+    if config.draft_tree_size is None:
+        return None
+    if batch_size > 1:
+        return "a batch"
+    if not is_growing:
+        return "rounds of fixed shape, or not on a CPU"
+    if isinstance(rule, ResidualRule):
+        return "the residual rule"
+    if law.may_keep_state or not fits_pool(session.law, config.draft_pool_size or EXACT_POOL_SIZE):
+        return "logits processors that keep state or look at all tokens"
+    if runner.asks_for_outputs:
+        return "hidden states or attentions are returned"
+    if runner.kwargs.get("position_ids") is None:
+        return "the target is not told positions"
+    if unknown := [name for name, value in runner.kwargs.items() if not _is_known(name, value)]:
+        return f"the target reads {unknown[0]}"
+    if kinds := [type(layer).__name__ for layer in runner.cache.layers if type(layer) is not DynamicLayer]:
+        return f"a cache with {kinds[0]}"
+    attention = getattr(text, "_attn_implementation", "eager")
+    if attention not in ("eager", "sdpa"):
+        return f"{attention} attention"
+    if text.model_type in COUNTS_COLUMNS:
+        return f"attention of {text.model_type} goes by columns"
+    return _trial(runner.target.model, attention)
+
+
+def _is_known(name: str, value: Any) -> bool:
+    """Whether a keyword argument of the target's forward is a text's, which is masked and counted by us."""
+    if name in ("attention_mask", "position_ids") and value is not None:
+        return value.dim() == 2
+    return not isinstance(value, torch.Tensor) or name in ("inputs_embeds", "logits_to_keep")
+
+
+def _trial(target: PreTrainedModel, attention: str) -> str | None:
+    known = _tried.setdefault(target, {})
+    key = (attention, target.dtype)
+    if key not in known:
+        known[key] = _try(target)
+    return known[key]
+
+
+def _try(target: PreTrainedModel) -> str | None:
+    """Verify a text as a chain and as a branch of a tree; why not, where the logits are others."""
+    chain = torch.arange(1, NUM_TRIED + 1, device=target.device)[None]
+    # A wrong token behind the first, the second and the third one; the text goes on beside them.
+    order, parents = [0, 6, 1, 6, 2, 6, 3, 4, 5], [0, 0, 2, 2, 4, 4, 6, 7]
+    tree = Tree(chain[:, order[1:]], torch.tensor([parents], device=target.device))
+    try:
+        expected = target(input_ids=chain, use_cache=False).logits
+        positions = torch.arange(len(order), device=target.device)[None]
+        inputs = {"input_ids": chain[:, order], "position_ids": positions}
+        logits = target(**tree.inputs(inputs, 0, None, target.dtype), use_cache=False).logits
+    except Exception as error:  # whatever a target makes of such inputs
+        return f"the target does not take trees: {type(error).__name__}: {error}"
+    right = [place for place, index in enumerate(order) if index != 6]
+    difference = (logits[:, right].float() - expected[:, :6].float()).abs().max()
+    if not difference <= TOLERANCE.get(target.dtype, 0.0) * expected.float().std():
+        return f"the target's logits in a tree differ by {float(difference):.2g}"
+    return None

@@ -1,0 +1,104 @@
+"""Trees grow to the likeliest nodes, and what was verified makes chances truer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from builders import EOS, build_drafter
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
+
+from hf_domino.decoding.correcting.corrections import Corrections
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.stopping import KnownStops
+from hf_domino.decoding.tree.block import Sharpness
+from hf_domino.decoding.tree.growing import grow_tree
+from hf_domino.target.view import TargetModel
+
+DEPTH, ALPHA, UNLIKELY = 3, 1.4, -5.0
+LAWS = {
+    "greedy": [],
+    "penalised": [RepetitionPenaltyLogitsProcessor(1.5)],
+    "drawn": [TemperatureLogitsWarper(0.7)],
+    "drawn and penalised": [RepetitionPenaltyLogitsProcessor(1.5), TemperatureLogitsWarper(1.3)],
+}
+
+
+def paths_of(nodes):
+    """The tokens from the anchor to each node, and its log-chance."""
+    paths = []
+    for node in nodes:
+        before = paths[node.parent][0] if node.parent >= 0 else ()
+        paths.append(((*before, node.token), node.log_chance))
+    return dict(paths)
+
+
+@torch.no_grad()
+def chances_of_all(drafter, target, hidden, prefixes, law, noise):
+    """Log-chance of every sequence of at most DEPTH tokens behind no unlikely one, by formulas, each on its own."""
+    base, found = target.logits(hidden), {(): 0.0}
+    for depth in range(DEPTH):
+        open_paths = [path for path in found if len(path) == depth and EOS not in path and found[path] > UNLIKELY]
+        for path in open_paths:
+            corrections = Corrections(drafter, target, hidden, prefixes.last()[:, 0])
+            for token in path:
+                corrections.read(torch.tensor([token]))
+            logits = corrections.apply(depth, base[:, depth])
+            continuation = torch.tensor([path], dtype=torch.long).view(1, -1)
+            scores = ALPHA * law.scores(prefixes, logits[:, None], continuation)[0, 0]
+            chances = (scores if noise is None else scores - noise[0, depth].log()).log_softmax(dim=0)
+            found |= {(*path, token): found[path] + float(chances[token]) for token in range(len(chances))}
+    return {path: chance for path, chance in found.items() if path}
+
+
+@pytest.mark.parametrize("kind", sorted(LAWS))
+def test_the_nodes_are_the_likeliest_of_all(tiny_qwen3, kind):
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=None)
+    target, prefixes = TargetModel(tiny_qwen3, drafter.config), Prefixes.of(torch.tensor([[5, 9, 33]]))
+    law = TokenLaw(LogitsProcessorList(LAWS[kind]), KnownStops(frozenset({EOS})))
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(1, DEPTH, drafter.config.hidden_size, generator=generator)
+    noise = torch.empty(1, DEPTH, 64).exponential_(generator=generator) if "drawn" in kind else None
+    grown = grow_tree(drafter, target, hidden, prefixes, law, noise, num_nodes=8, sharpness=ALPHA)
+    expected = chances_of_all(drafter, target, hidden, prefixes, law, noise)
+    best = dict(sorted(expected.items(), key=lambda item: -item[1])[:8])
+    assert min(best.values()) > UNLIKELY
+    found = paths_of(grown.nodes)
+    assert found.keys() == best.keys()
+    for path, chance in best.items():
+        assert found[path] == pytest.approx(chance, abs=1e-4)
+
+
+def test_nothing_grows_below_the_least_chance_or_behind_an_end(tiny_qwen3):
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=None)
+    target, prefixes = TargetModel(tiny_qwen3, drafter.config), Prefixes.of(torch.tensor([[5, 9, 33]]))
+    hidden = torch.randn(1, 6, drafter.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    law = TokenLaw(LogitsProcessorList())
+    options = {"num_nodes": 20, "sharpness": 1.0}
+    whole = grow_tree(drafter, target, hidden, prefixes, law, **options)
+    priced = grow_tree(drafter, target, hidden, prefixes, law, least_chance=0.1, **options)
+    likely = {path for path, chance in paths_of(whole.nodes).items() if chance > math.log(0.1)}
+    assert 0 < len(likely) < 20
+    assert paths_of(priced.nodes).keys() == likely
+    first = whole.nodes[0].token
+    ended = TokenLaw(LogitsProcessorList(), KnownStops(frozenset({first})))
+    paths = paths_of(grow_tree(drafter, target, hidden, prefixes, ended, **options).nodes)
+    assert (first,) in paths
+    assert not any(first in path[:-1] for path in paths)
+
+
+@pytest.mark.parametrize("has_noise", [False, True])
+def test_sharpness_is_learnt_from_winners(has_noise):
+    generator, sharpness = torch.Generator().manual_seed(0), Sharpness()
+    for _ in range(300):
+        scores = 2.0 * torch.randn(4, 32, generator=generator)
+        winners = (2.5 * scores).softmax(dim=1).multinomial(1, generator=generator)[:, 0]
+        luck = None
+        if has_noise:  # the target draws by the same noise
+            luck = -torch.empty(4, 32).exponential_(generator=generator).log()
+            gumbel = -torch.empty(4, 32).exponential_(generator=generator).log()
+            winners = (2.5 * scores + luck + gumbel).argmax(dim=1)
+        sharpness.observe(scores, luck, winners)
+    assert sharpness.value == pytest.approx(2.5, rel=0.15)

@@ -1,0 +1,178 @@
+"""Rounds that propose trees write plain `generate`'s text, whatever the trees are."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from builders import build_drafter, left_padded
+from families import build
+from oracle import tree_faults
+from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, TextStreamer
+
+NEW_TOKENS, MOST_NODES = 40, 11
+TAKE_TREES = (
+    "cohere",
+    "deepseek_v3",
+    "glm",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "olmo2",
+    "opt",
+    "qwen2_moe",
+    "stablelm",
+)
+WHY_CHAIN = {
+    "bamba": "a cache with",
+    "bart": "positions",
+    "bloom": "positions",
+    "gemma3_text": "a cache with DynamicSlidingWindowLayer",
+    "gpt_neo": "by columns",
+    "qwen3": "a cache with DynamicSlidingWindowLayer",
+}
+SETTINGS = {
+    "greedy": {},
+    "seeded": {"do_sample": True, "temperature": 0.8},
+    "warped": {"do_sample": True, "top_k": 12, "top_p": 0.9, "temperature": 1.3},
+    "penalised": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+    "penalised and seeded": {"repetition_penalty": 1.3, "do_sample": True, "min_new_tokens": 5},
+}
+
+
+def text_of(target, drafter=None, prompt=None, **options):
+    """Ids and the state of the default generator behind a call with a fixed seed."""
+    prompt = torch.arange(7, 19)[None] if prompt is None else prompt
+    options = {"max_new_tokens": NEW_TOKENS, "eos_token_id": -1, "pad_token_id": 0, "use_cache": True} | options
+    torch.manual_seed(0)
+    found = target.generate(prompt, **options | ({} if drafter is None else {"assistant_model": drafter}))
+    return found, torch.get_rng_state()
+
+
+def check_equal(target, tree_size=MOST_NODES, **options):
+    """Oracle trees with faults, and the drafter's own trees: text and generator are plain's."""
+    (plain, state), drafter = text_of(target, **options), build_drafter(target, draft_tree_size=tree_size)
+    with tree_faults(plain[0].tolist(), target.config.vocab_size, tree_size):
+        ids, after = text_of(target, drafter, **options)
+    assert torch.equal(ids, plain)
+    assert torch.equal(after, state)
+    stats, most = drafter.stats, drafter.config.num_draft_tokens
+    ids, after = text_of(target, drafter, **options)
+    assert torch.equal(ids, plain)
+    assert torch.equal(after, state)
+    return stats, most
+
+
+@pytest.mark.parametrize("model_type", TAKE_TREES)
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_families_that_take_trees_are_exact(model_type, do_sample):
+    stats, most = check_equal(build(model_type), do_sample=do_sample)
+    assert stats.chain is None
+    assert set(stats.acceptance_lengths) >= set(range(1, most + 2))
+
+
+@pytest.mark.parametrize(("model_type", "why"), sorted(WHY_CHAIN.items()))
+def test_other_families_get_chains_and_say_why(model_type, why):
+    target = build(model_type)
+    drafter = build_drafter(target, draft_tree_size=MOST_NODES)
+    assert torch.equal(text_of(target, drafter)[0], text_of(target)[0])
+    assert why in drafter.stats.chain
+
+
+@pytest.mark.parametrize("setting", sorted(SETTINGS))
+@pytest.mark.parametrize("tree_size", [1, 4, 30])
+def test_laws_and_sizes_are_exact(tiny_qwen3, setting, tree_size):
+    stats, _ = check_equal(tiny_qwen3, tree_size, **SETTINGS[setting])
+    assert stats.chain is None
+    assert max(stats.proposed[0]) >= tree_size
+
+
+def test_eager_attention_is_exact(tiny_qwen3):
+    target = copy.deepcopy(tiny_qwen3)
+    target.set_attn_implementation("eager")
+    assert check_equal(target)[0].chain is None
+
+
+def test_an_end_inside_a_branch_ends_the_text(tiny_qwen3):
+    plain = text_of(tiny_qwen3)[0][0].tolist()
+    for place in range(15, 30, 4):
+        stats, _ = check_equal(tiny_qwen3, eos_token_id=plain[place])
+        assert stats.chain is None
+
+
+def test_scores_and_logits_are_those_of_the_path(tiny_qwen3):
+    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "do_sample": True}
+    plain, drafter = text_of(tiny_qwen3, **options)[0], build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
+    with tree_faults(plain.sequences[0].tolist(), tiny_qwen3.config.vocab_size, MOST_NODES):
+        ours = text_of(tiny_qwen3, drafter, **options)[0]
+    torch.testing.assert_close(torch.stack(ours.scores), torch.stack(plain.scores), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.stack(ours.logits), torch.stack(plain.logits), atol=1e-4, rtol=1e-4)
+    keys, expected = ours.past_key_values.layers[2].keys, plain.past_key_values.layers[2].keys
+    torch.testing.assert_close(keys, expected[:, :, : keys.shape[2]], atol=1e-4, rtol=1e-4)
+
+
+def test_a_second_turn_goes_on_from_the_cache(tiny_qwen3):
+    drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
+    caches = DynamicCache(config=tiny_qwen3.config), DynamicCache(config=tiny_qwen3.config)
+    prompt = torch.arange(7, 19)[None]
+    for _ in range(3):
+        plain = text_of(tiny_qwen3, prompt=prompt, past_key_values=caches[0], max_new_tokens=12)[0]
+        with tree_faults(plain[0].tolist(), tiny_qwen3.config.vocab_size, MOST_NODES):
+            ours = text_of(tiny_qwen3, drafter, prompt, past_key_values=caches[1], max_new_tokens=12)[0]
+        assert torch.equal(ours, plain)
+        assert drafter.stats.chain is None
+        prompt = torch.cat((plain, torch.tensor([[20, 21, 22]])), dim=1)
+
+
+@pytest.mark.parametrize("draft_length", ["adaptive", "full"])
+def test_copies_and_trees_take_turns(tiny_qwen3, draft_length):
+    prompt = torch.arange(7, 19).repeat(3)[None]
+    drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, draft_length=draft_length)
+    for do_sample in (False, True):
+        options = {"prompt": prompt, "prompt_lookup_num_tokens": 5, "do_sample": do_sample}
+        plain = text_of(tiny_qwen3, **options | {"prompt_lookup_num_tokens": None})[0]
+        assert torch.equal(text_of(tiny_qwen3, drafter, **options)[0], plain)
+
+
+class _Counting(LogitsProcessor):
+    def __call__(self, input_ids, scores):
+        return scores
+
+
+def test_calls_that_cannot_take_trees_get_chains_and_say_why(tiny_qwen3):
+    drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
+    ids, mask = left_padded([torch.arange(7, 19), torch.arange(9, 14)])
+    residual = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, acceptance_rule="residual")
+    for own, options, why in (
+        (drafter, {"prompt": ids, "attention_mask": mask}, "a batch"),
+        (drafter, {"cache_implementation": "static"}, "fixed shape"),
+        (drafter, {"logits_processor": LogitsProcessorList([_Counting()])}, "processors"),
+        (drafter, {"return_dict_in_generate": True, "output_hidden_states": True}, "hidden states"),
+        (residual, {"do_sample": True}, "residual"),
+    ):
+        text_of(tiny_qwen3, own, **options)
+        assert why in own.stats.chain
+
+
+def test_a_target_that_does_not_follow_trees_gets_chains(tiny_qwen3):
+    target = copy.deepcopy(tiny_qwen3)
+    forward = target.forward
+
+    def by_columns(*args, position_ids=None, **kwargs):
+        cached = kwargs["past_key_values"].get_seq_length() if kwargs.get("past_key_values") is not None else 0
+        width = kwargs["input_ids"].shape[1]
+        return forward(*args, position_ids=torch.arange(cached, cached + width)[None], **kwargs)
+
+    target.forward = by_columns
+    drafter = build_drafter(target, draft_tree_size=MOST_NODES)
+    assert torch.equal(text_of(target, drafter)[0], text_of(tiny_qwen3)[0])
+    assert "logits in a tree differ" in drafter.stats.chain
+
+
+def test_a_streamer_sees_plain_text(tiny_qwen3, tiny_tokenizer, capsys):
+    drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
+    text_of(tiny_qwen3, streamer=TextStreamer(tiny_tokenizer))
+    expected = capsys.readouterr().out
+    text_of(tiny_qwen3, drafter, streamer=TextStreamer(tiny_tokenizer))
+    assert capsys.readouterr().out == expected

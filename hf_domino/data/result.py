@@ -33,7 +33,7 @@ def write_result(
     flaws = [_flaw(answer, settings) for answer in answers]
     kept = [answer for answer, flaw in zip(answers, flaws, strict=True) if flaw is None]
     kept.sort(key=lambda answer: _rank(sieve.kept[answer["number"]]))  # lengths mixed, whatever was asked for first
-    rows = [[_row(answer, row) for row in answer["rows"]] for answer in kept]
+    rows = [[_row(answer, row, sieve.kept[answer["number"]]) for row in answer["rows"]] for answer in kept]
     dropped = Counter(flaw for flaw in flaws if flaw is not None)
     report = _report(sieve, answers, kept, rows, dropped, settings, work)
     write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
@@ -74,9 +74,11 @@ def _rank(prompt: Prompt) -> str:
     return hashlib.sha256(repr((prompt.messages, prompt.text)).encode()).hexdigest()
 
 
-def _row(answer: Mapping[str, Any], row: Mapping[str, list[int]]) -> dict[str, Any]:
-    chat = {"messages": answer["messages"]} if answer["messages"] else {}
-    return {**row, "temperature": answer["temperature"]} | chat
+def _row(answer: Mapping[str, Any], row: Mapping[str, list[int]], prompt: Prompt) -> dict[str, Any]:
+    """A row with its words, for people to read and for a benchmark to ask."""
+    messages = answer["messages"]
+    text = {"prompt": prompt.text, "completion": messages[-1]["content"]}
+    return {**row, "temperature": answer["temperature"]} | ({"messages": messages} if prompt.messages else text)
 
 
 def _report(

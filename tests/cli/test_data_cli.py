@@ -8,6 +8,7 @@ import pytest
 from chats import chat_tokenizer, read_lines, write_lines
 
 from hf_domino.cli.main import main
+from hf_domino.pair import read_prompts
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,14 @@ def test_a_run_prints_its_report(data, tmp_path, capsys):
     assert report["rows"] == {"train.jsonl": 2, "evaluation.jsonl": 1}
     assert {row["temperature"] for row in read_lines(tmp_path / "data/train.jsonl")} <= {0.0, 1.0}
     assert json.loads((tmp_path / "data/settings.json").read_text())["target"]["dtype"] == "float32"
+
+
+def test_what_a_base_model_wrote_is_asked_by_check_and_bench(data, tmp_path):
+    assert data("data", "--plain", "--eval-rows", "1") == 0
+    path = tmp_path / "data/evaluation.jsonl"
+    (asked,), (row,) = read_prompts(path), read_lines(path)
+    assert asked["text"] in ("one", "two", "three")
+    assert (row["prompt"], type(row["completion"])) == (asked["text"], str)
 
 
 def test_processes_are_those_of_torchrun_or_of_the_flag(data, tmp_path, monkeypatch, capsys):

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(name).setLevel(logging.ERROR)
     options = argparse.Namespace(command="", traceback="--traceback" in arguments)
     try:
-        options = parse(arguments)
+        options = parse(arguments or ["--help"])
         return importlib.import_module(COMMANDS[options.command][0]).run(options) or 0
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -250,6 +250,14 @@ def test_environment_tells_versions_and_nothing_private(capsys):
     assert not re.search(r"(^|\s)(/|~)\w", capsys.readouterr().out)
 
 
+def test_without_a_command_help_is_shown(capsys):
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([])
+    assert exit_.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(f"    {name} " in shown or f"    {name}\n" in shown for name in cli.COMMANDS)
+
+
 def test_unknown_command(capsys):
     with pytest.raises(SystemExit) as exit_:
         cli.main(["nothing"])

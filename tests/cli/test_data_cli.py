@@ -70,6 +70,7 @@ def test_processes_are_those_of_torchrun_or_of_the_flag(data, tmp_path, monkeypa
         (["--prompts", "nowhere.jsonl"], "--prompts must be files of records, got 'nowhere.jsonl'"),
         (["--exclude", "nowhere.jsonl"], "--exclude must be files of records"),
         (["--max-length", "5"], "max_length must be above 6"),
+        (["--max-new-tokens", "300"], "must be below 256, all the target reads, got 300. Let it write shorter answers"),
         (["--target", "nowhere/at-all"], "--target must be a folder or a Hub name"),
     ],
 )

@@ -8,13 +8,7 @@ from itertools import count
 from pathlib import Path
 
 from hf_domino._common.fields import PROMPT_FIELDS
-from hf_domino.cli.flags import (
-    METHODS,
-    add_models,
-    default_device,
-    positive_int,
-    set_up,
-)
+from hf_domino.cli.flags import METHODS, add_models, default_device, positive_int, set_up
 
 ROWS = Path("results.jsonl")  # where no other file is named
 EXAMPLES = """\

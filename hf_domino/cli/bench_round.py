@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.cli.flags import DTYPES, SHAPES, default_device
+from hf_domino.cli.flags import DTYPES, SHAPES, default_device, positive_int
 
 EXAMPLES = """\
   hf-domino bench-round
@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino bench-round`."""
     add = parser.add_argument
     add("--shapes", choices=SHAPES, help=f"sizes of both models (default: {ON_GPU[0]} on a GPU, else {ON_CPU[0]})")
-    add("--context", type=int, default=512, help="tokens of the prompt")
+    add("--context", type=positive_int, default=512, help="tokens of the prompt")
     add("--rounds", type=int, default=64, help="rounds of a text; the time of a shorter one is subtracted")
-    add("--repeats", type=int, default=5, help="texts per method, in turn; the median counts (launched on a GPU: 3)")
+    add("--repeats", type=positive_int, default=5, help="texts per method; the median counts (launched on a GPU: 3)")
     add("--dtype", choices=DTYPES, help=f"dtype of both models (default: {ON_GPU[1]} on a GPU, else {ON_CPU[1]})")
     add("--device", help="device of both models (default: cuda where there is a GPU, else cpu)")
     add("--seed", type=int, default=0, help="seed of weights and prompt")
@@ -38,9 +38,8 @@ def run(options: argparse.Namespace) -> int:
     check_device(options.device)
     shapes, dtype = ON_GPU if options.device.startswith("cuda") else ON_CPU
     options.shapes, options.dtype = options.shapes or shapes, options.dtype or dtype
-    for field, least in (("context", 1), ("rounds", 4 * FEW_ROUNDS), ("repeats", 1)):
-        if getattr(options, field) < least:
-            raise ValueError(f"--{field} must be at least {least}, got {getattr(options, field)}.")
+    if options.rounds < 4 * FEW_ROUNDS:
+        raise ValueError(f"--rounds must be at least {4 * FEW_ROUNDS}, got {options.rounds}.")
     rows = measure(options)
     options.rows.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     print(f"{'ms a round':<18}{'median':>9}{'least':>9}{'most':>9}{'floor':>9}{'over floor':>12}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
-from hf_domino.cli.generate import encode, summary
+from hf_domino.cli.generate import prompt_of, summary
 
 if TYPE_CHECKING:
     import torch
@@ -89,8 +89,10 @@ class Conversation:
             printer ([`RoundPrinter`]): Shows the answer.
             arguments (`dict`): Of `generate`.
         """
+        from hf_domino.evaluation.benchmark.prompts import encode
+
         self.messages.append({"role": "user", "content": said})
-        inputs = encode(self.pair, self.messages)
+        inputs = encode(self.pair.tokenizer, [prompt_of(self.pair, self.messages)]).to(self.pair.target.device)
         ids, cache = inputs["input_ids"], None
         if self._read is not None and ids[:, : self._read.shape[1]].equal(self._read):
             cache = self._cache

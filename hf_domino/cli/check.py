@@ -36,7 +36,8 @@ def run(options: argparse.Namespace) -> int:
     from hf_domino.evaluation.check import check_fit
     from hf_domino.pair import PROMPTS
 
-    prompts = _read_prompts(options.prompts, options.num_prompts)  # a wrong file is refused before models are loaded
+    # A wrong file is refused before models are loaded.
+    prompts = _read_prompts(options.prompts, options.num_prompts) if options.prompts else None
     pair = load_models(options)
     if prompts is None and (pair.folder / PROMPTS).is_file():
         prompts = _read_prompts(pair.folder / PROMPTS, options.num_prompts)
@@ -50,13 +51,8 @@ def run(options: argparse.Namespace) -> int:
     return EXIT_CODES[result.verdict]
 
 
-def _read_prompts(path: Path | None, count: int) -> list[Any] | None:
-    """The first prompts of a file, each a text or a list of messages; None for the defaults."""
-    if path is None:
-        return None
-    from hf_domino.pair import read_prompts
+def _read_prompts(path: Path, count: int) -> list[Any]:
+    """The first prompts of a file, each a text or a list of messages."""
+    from hf_domino.evaluation.benchmark.prompts import read_batches
 
-    prompts = read_prompts(path)[:count]
-    if not prompts:
-        raise ValueError(f"--prompts must hold at least one prompt, got none in {path}.")
-    return [prompt.get("messages", prompt.get("text")) for prompt in prompts]
+    return [prompt.get("messages", prompt.get("text")) for (prompt,) in read_batches(path, count, batch_size=1)]

@@ -99,7 +99,7 @@ def compare(pair: Pair, prompt: Prompt, max_new_tokens: int, repeats: int, choic
         repeats (`int`): Timed runs of each.
         choice ([`Choice`]): How to choose tokens.
     """
-    inputs = encode(pair.tokenizer, [prompt])
+    inputs = encode(pair.tokenizer, [prompt]).to(pair.target.device)
     arguments = choice.arguments() | {"max_new_tokens": max_new_tokens}
     plain_seconds, assisted_seconds = [], []
     for _ in range(repeats + 1):
@@ -144,7 +144,9 @@ def show(console: Console, pair: Pair, prompt: Prompt, comparison: Comparison) -
     console.print(Rule(style="dim"))
     console.print(_figures(comparison))
     verdict = "equal, token for token" if comparison.equal else "DIFFERENT"
-    where = f"{SHORT_NAMES[pair.target.dtype]}, {torch.get_num_threads()} threads"
+    device = pair.target.device
+    computes = f"{torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
+    where = f"{SHORT_NAMES[pair.target.dtype]}, {computes}"
     console.print(f"outputs: {verdict} ({len(assisted)} tokens, {comparison.choice}, {where})")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_models, check_temperature, load_models, positive_int
+from hf_domino.cli.generate import prompt_of
 
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
@@ -55,9 +56,7 @@ def run(options: argparse.Namespace) -> int:
 def _prompt_of(pair: Pair, options: argparse.Namespace) -> dict[str, Any]:
     if not options.prompt:
         return _held_out_prompt(pair, options.index)
-    if pair.tokenizer.chat_template is None:
-        return {"text": options.prompt}
-    return {"messages": [{"role": "user", "content": options.prompt}]}
+    return prompt_of(pair, [{"role": "user", "content": options.prompt}])
 
 
 def _held_out_prompt(pair: Pair, index: int | None) -> dict[str, Any]:

@@ -41,12 +41,14 @@ def run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from hf_domino.cli.streaming import RoundPrinter
+    from hf_domino.evaluation.benchmark.prompts import encode
 
     arguments = choice_of(options)
     pair = load_models(options)
     console = Console(highlight=False, quiet=options.json)
     printer = RoundPrinter(pair.tokenizer, console, options.rounds)
-    inputs = encode(pair, [{"role": "user", "content": prompt}], options.raw)
+    asked = prompt_of(pair, [{"role": "user", "content": prompt}], options.raw)
+    inputs = encode(pair.tokenizer, [asked]).to(pair.target.device)
     pair.target.generate(**inputs, **arguments, assistant_model=pair.drafter, streamer=printer)
     stats = pair.drafter.stats
     if options.json:
@@ -55,8 +57,8 @@ def run(options: argparse.Namespace) -> None:
         print(f"\n{summary(stats)}", file=sys.stderr)
 
 
-def encode(pair: Pair, messages: Sequence[dict[str, str]], raw: bool = False) -> Any:
-    """Messages as the target reads them, on its device: in its chat template, if it has one, or as one text.
+def prompt_of(pair: Pair, messages: Sequence[dict[str, str]], raw: bool = False) -> dict[str, Any]:
+    """Messages as a benchmark's prompt: for the target's chat template, if it has one, or as one text.
 
     Args:
         pair (`Pair`): Target and tokenizer.
@@ -64,12 +66,8 @@ def encode(pair: Pair, messages: Sequence[dict[str, str]], raw: bool = False) ->
         raw (`bool`, *optional*, defaults to `False`): Not to use the chat template.
     """
     if pair.tokenizer.chat_template is None or raw:
-        text = "".join(message["content"] for message in messages)
-        return pair.tokenizer(text, return_tensors="pt").to(pair.target.device)
-    made = pair.tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    return made.to(pair.target.device)
+        return {"text": "".join(message["content"] for message in messages)}
+    return {"messages": messages}
 
 
 def figures(stats: DecodingStats) -> dict[str, Any]:

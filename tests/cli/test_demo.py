@@ -112,3 +112,9 @@ def test_a_device_that_is_not_there_is_named(tiny_pair_folder, capsys):
 def test_empty_prompt_is_refused(tiny_pair_folder, capsys):
     assert cli.main(["demo", "--target", str(tiny_pair_folder), "--prompt", ""]) == cli.USER_ERROR
     assert "--prompt must be a text" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_demo_on_a_gpu(tiny_pair_folder, capsys):
+    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS, "--device", "cuda"]) == 0
+    assert "greedy, fp32, cuda:0" in capsys.readouterr().out

@@ -299,8 +299,7 @@ def by_confidence(request, monkeypatch):
 
 
 @pytest.mark.usefixtures("by_confidence", "clock")
-@pytest.mark.parametrize("projector_type", ["domino", "dflash"])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("projector_type", "batch_size"), [("domino", 1), ("domino", 3), ("dflash", 3)])
 @pytest.mark.parametrize("accuracy", [0.0, 0.6, 0.95])
 def test_output_is_the_targets(tiny_qwen3, make_drafter, projector_type, batch_size, accuracy):
     drafter = make_drafter(tiny_qwen3, projector_type=projector_type, draft_length="adaptive")

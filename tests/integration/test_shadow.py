@@ -345,7 +345,7 @@ def test_a_near_tie_is_no_bug():
 def test_bf16_differences_are_ties(tiny_qwen3, tiny_drafter):
     target, drafter = copy.deepcopy(tiny_qwen3).bfloat16(), copy.deepcopy(tiny_drafter).bfloat16()
     with hf_domino.shadow(1.0) as report:
-        for token in range(4, 12):
+        for token in range(4, 8):
             generate(target, drafter, torch.tensor([[token, 9, 33]]), max_new_tokens=60)
     assert report.failures == []
     assert report.mismatches, "bf16 without a near-tie tests nothing"

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.text import Text
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers.generation.streamers import BaseStreamer
@@ -70,5 +69,7 @@ class RoundPrinter(BaseStreamer):
 
     def _print(self, piece: str, origin: Origin) -> None:
         self.text += piece
-        drawn = picture([piece], [origin], shows_colour(self._console)) if self._shows_rounds else Text(piece)
-        self._console.print(drawn, end="", soft_wrap=True)
+        if self._shows_rounds:
+            self._console.print(picture([piece], [origin], shows_colour(self._console)), end="", soft_wrap=True)
+        elif not self._console.quiet:  # as it is: Rich leaves out form feeds and carriage returns
+            print(piece, end="", file=self._console.file, flush=True)

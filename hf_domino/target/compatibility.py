@@ -82,8 +82,8 @@ def drafter_of(model: Any) -> Any:
     """The drafter that a model is, or that PEFT has put adapters into; None for what is no drafter."""
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         model = model.get_base_model()
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
-    return model if model_type == DominoConfig.model_type else None
+    # By its class: what stands in for a model, such as a wrapper of another loop, may show a drafter's configuration.
+    return model if getattr(type(model), "config_class", None) is DominoConfig else None
 
 
 def check_target_kind(target: PreTrainedModel) -> None:

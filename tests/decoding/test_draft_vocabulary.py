@@ -34,6 +34,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.tree.form import Tree
 from hf_domino.target.view import TargetModel
 
 IDS = [*range(4, 40, 3), *range(41, VOCAB_SIZE, 2)]
@@ -301,7 +302,7 @@ def test_the_residual_rule_keeps_the_targets_joint_law(tiny_qwen3, processors, p
     assert probs.shape == (draws, 2, VOCAB_SIZE)
     assert set(probs.sum(dim=(0, 1)).nonzero().flatten().tolist()) == set(kept)
     logits = table[torch.cat((prefixes.ids, proposals), dim=1)]  # [B, 3, V]
-    outcome = rule.judge(prefixes, proposals, logits).outcome
+    outcome = rule.judge(prefixes, Tree(proposals), logits).outcome
     first, count = outcome[:, 1], outcome[:, 0]
     behind = law.scores(prefixes, table[first][:, None], first[:, None])[:, 0].softmax(dim=-1)
     second = torch.where(count > 1, outcome[:, 2], sample(behind))

@@ -16,6 +16,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.verification import CoupledRule
 from hf_domino.drafter.vocabulary import DraftVocabulary
 from hf_domino.target.view import TargetModel
@@ -71,7 +72,7 @@ def run_round(rule, goes_on):
     proposals = rollout(drafter, target, base_logits, prefixes, LAW, rule.draft_noise, goes_on=goes_on)
     tokens = [0, *proposals[0].tolist()]
     logits = torch.stack([law_of(index, last) for index, last in enumerate(tokens)])[None]
-    count, *tokens = rule.judge(prefixes, proposals, logits).outcome[0].tolist()
+    count, *tokens = rule.judge(prefixes, Tree(proposals), logits).outcome[0].tolist()
     return proposals.shape[1], tokens[:count]
 
 

@@ -18,6 +18,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.stock import EFFECTS, PREFIX_FREE
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.verification import judge
 from hf_domino.target.view import TargetModel
 
@@ -158,7 +159,7 @@ def test_rounds_stay_on_the_fast_path(monkeypatch, tiny_qwen3, kind):
     monkeypatch.setattr(sampling_module, "one_by_one", slow)
     monkeypatch.setattr(type(processor), "__call__", lambda self, ids, scores: _prepared(self, scores))
     proposals = rollout(drafter, TargetModel(tiny_qwen3, drafter.config), hidden, prefixes, law)
-    judge(law, prefixes, proposals, torch.randn(1, 7, VOCAB_SIZE), None)
+    judge(law, prefixes, Tree(proposals), torch.randn(1, 7, VOCAB_SIZE), None)
 
 
 def _prepared(processor, scores):

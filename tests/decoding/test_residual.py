@@ -10,6 +10,7 @@ from transformers import LogitsProcessorList
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule, verify
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.tree.form import Tree
 
 VOCAB = 5
 DRAWS, MANY_DRAWS = 40_000, 1_000_000
@@ -142,7 +143,7 @@ def test_greedy_drafts_are_certain():
     assert rule.draft_noise is None
     assert rule.listener(goes_on) is goes_on
     logits = 90 * torch.eye(VOCAB)[[3, 1, 4]].repeat(2, 1, 1)
-    judgement = rule.judge(prefixes, torch.tensor([[3, 1], [3, 2]]), logits)
+    judgement = rule.judge(prefixes, Tree(torch.tensor([[3, 1], [3, 2]])), logits)
     assert rule.draft_scores is None
     assert judgement.outcome[0].tolist() == [3, 3, 1, 4]
     assert judgement.outcome[1, :3].tolist() == [2, 3, 1]

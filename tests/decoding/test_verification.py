@@ -9,6 +9,7 @@ from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
+from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.verification import CoupledRule, judge
 
 VOCAB, DRAWS = 5, 40_000
@@ -23,7 +24,7 @@ def prefixes_of(rows):
 
 def outcome(drafted, scores, noise=None):
     """Accepted proposals and the bonus token, per row."""
-    judgement = judge(LAW, prefixes_of(len(drafted)), torch.tensor(drafted).long(), scores, noise)
+    judgement = judge(LAW, prefixes_of(len(drafted)), Tree(torch.tensor(drafted).long()), scores, noise)
     counts = judgement.outcome[:, :1]
     assert judgement.scores.shape == scores.shape
     return (counts[:, 0] - 1).tolist(), judgement.tokens.gather(1, counts - 1)[:, 0].tolist()
@@ -73,7 +74,7 @@ def test_the_first_token_has_the_targets_law(target, draft):
     p, q = p / p.sum(), q / q.sum()
     noise = torch.empty(DRAWS, 2, VOCAB).exponential_()
     drafted = choose(q.log().expand(DRAWS, -1), noise[:, 0])[:, None]
-    judgement = judge(LAW, prefixes_of(DRAWS), drafted, p.log().expand(DRAWS, 2, -1), noise)
+    judgement = judge(LAW, prefixes_of(DRAWS), Tree(drafted), p.log().expand(DRAWS, 2, -1), noise)
     counts, possible = torch.bincount(judgement.tokens[:, 0], minlength=VOCAB), p > 0
     assert counts[~possible].sum() == 0
     assert possible.sum() == 1 or chisquare(counts[possible], DRAWS * p[possible]).pvalue > SIGNIFICANCE
@@ -102,7 +103,7 @@ def test_tokens_and_generator_are_those_of_multinomial(vocab_size, rows):
     prefixes = Prefixes.of(torch.cat((ids, tokens), dim=1))
     rule.begin_round(prefixes, num_steps + 2)  # draws ahead of what is committed
     proposals = expected[:, 1:-1]
-    judgement = rule.judge(prefixes, proposals, logits[:, 1:])
+    judgement = rule.judge(prefixes, Tree(proposals), logits[:, 1:])
     assert judgement.outcome[:, 0].tolist() == [num_steps - 1] * rows
     assert torch.equal(torch.cat((tokens, judgement.tokens), dim=1), expected)
     for index in range(num_steps - 1):
@@ -118,7 +119,7 @@ def test_each_position_is_judged_behind_the_proposals_before_it():
     rule.begin(prefixes, VOCAB)
     assert rule.draft_noise is None
     logits = torch.tensor([5.0, 4, 3, 2, 1]).expand(1, 4, -1)
-    assert rule.judge(prefixes, torch.tensor([[1, 2, 3]]), logits).outcome.tolist() == [[4, 1, 2, 3, 4]]
+    assert rule.judge(prefixes, Tree(torch.tensor([[1, 2, 3]])), logits).outcome.tolist() == [[4, 1, 2, 3, 4]]
 
 
 def test_listeners_are_told_of_the_race():

@@ -253,8 +253,8 @@ class DominoConfig(PreTrainedConfig):
 
 def _check_range(config: DominoConfig, field: str, low: int, high: int | None = None, hint: str = "") -> None:
     value = getattr(config, field)
-    if isinstance(value, bool):
-        raise ValueError(f"{field} must be a whole number, got {value}.")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{field} must be a whole number, got {value!r}.")
     if value < low or (high is not None and value > high):
         allowed = f"in [{low}, {high}]" if high is not None else f"at least {low}"
         raise ValueError(f"{field} must be {allowed}{f' ({hint})' if hint else ''}, got {value}.")

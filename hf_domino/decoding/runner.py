@@ -163,14 +163,15 @@ class TargetRunner:
         self._block = torch.cat((anchors, proposed.tokens), dim=1)
         self._snapshot = StateSnapshot(self.cache) if recurrent_layers(self.cache) else None
         cached = int(self.cache.get_seq_length())
-        mask = self.mask(cached)
+        mask = self.mask(cached + 1)  # the anchor has a column already
+        seen = None if mask is None else mask[:, :-1]
         return self._forward(
             self._block,
             self._checked,
             width,
             logits_to_keep=width,
             is_first_iteration=False,
-            arrange=lambda inputs: proposed.inputs(inputs, cached, mask, self.model.dtype),
+            arrange=lambda inputs: proposed.inputs(inputs, cached, seen, self.model.dtype),
         )
 
     def follow(self, path: torch.Tensor | None, captured: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -33,6 +33,8 @@ from hf_domino.configuration.from_target import default_target_layer_ids
         ({"block_size": 1}, r"block_size must be at least 2, got 1"),
         ({"num_hidden_layers": True}, r"num_hidden_layers must be a whole number, got True"),
         ({"draft_pool_size": True}, r"draft_pool_size must be a whole number, got True"),
+        ({"draft_tree_size": 2.5}, r"draft_tree_size must be a whole number, got 2.5"),
+        ({"draft_tree_size": 0}, r"draft_tree_size must be at least 1, got 0"),
         ({"pure_draft_prefix_len": 16}, r"pure_draft_prefix_len must be in \[0, 15\] \(num_draft_tokens=16\), got 16"),
         ({"pure_draft_prefix_len": -1}, r"pure_draft_prefix_len must be in \[0, 15\]"),
         ({"target_layer_ids": [1, 35]}, r"target_layer_ids must be unique and in \[0, 34\]"),

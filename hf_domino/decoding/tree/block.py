@@ -5,6 +5,7 @@ Shapes: C verified tokens, M candidates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -44,6 +45,8 @@ class Sharpness:
         slope = (scores.gather(1, winners[:, None])[:, 0] - means).sum()
         curvature = (chances * (scores - means[:, None]).square()).sum()
         slope, curvature = torch.stack((slope, curvature)).tolist()
+        if not (math.isfinite(slope) and math.isfinite(curvature)):
+            return
         self._curvature = MEMORY * self._curvature + curvature
         self.value = min(max(self.value + slope / self._curvature, LEAST), MOST)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from hf_domino.decoding.correcting.candidates import fits_pool
 from hf_domino.decoding.drafting import DraftSession
@@ -22,8 +22,8 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.verification import CoupledRule
 
-# Attention whose window goes by columns, which are positions in a chain only.
-COUNTS_COLUMNS = ("gpt_neo",)
+# Attention whose window or temperature goes by columns, which are positions in a chain only.
+COUNTS_COLUMNS = ("gpt_neo", "llama4_text")
 # Of a right tree's logits, in standard deviations: sums in another order, and far less than a wrong position costs.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 NUM_TRIED = 7  # tokens of the text that a target is tried with
@@ -66,7 +66,9 @@ def why_chain(
         return "the target is not told positions"
     if unknown := [name for name, value in runner.kwargs.items() if not _is_known(name, value)]:
         return f"the target reads {unknown[0]}"
-    if kinds := [type(layer).__name__ for layer in runner.cache.layers if type(layer) is not DynamicLayer]:
+    # A cache of the caller's may know nothing of windows, and an empty one has no layers yet.
+    layers = (*runner.cache.layers, *DynamicCache(config=text).layers)
+    if kinds := [type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer]:
         return f"a cache with {kinds[0]}"
     attention = getattr(text, "_attn_implementation", "eager")
     if attention not in ("eager", "sdpa"):
@@ -85,7 +87,7 @@ def _is_known(name: str, value: Any) -> bool:
 
 def _trial(target: PreTrainedModel, attention: str) -> str | None:
     known = _tried.setdefault(target, {})
-    key = (attention, target.dtype)
+    key = (attention, target.dtype, target.training)  # dropout makes logits differ
     if key not in known:
         known[key] = _try(target)
     return known[key]

@@ -102,3 +102,10 @@ def test_sharpness_is_learnt_from_winners(has_noise):
             winners = (2.5 * scores + luck + gumbel).argmax(dim=1)
         sharpness.observe(scores, luck, winners)
     assert sharpness.value == pytest.approx(2.5, rel=0.15)
+
+
+def test_a_round_without_a_law_teaches_nothing():
+    sharpness, scores = Sharpness(), torch.zeros(1, 4)
+    scores[0, 1] = torch.inf
+    sharpness.observe(scores, None, torch.tensor([1]))
+    assert sharpness.value == Sharpness().value

@@ -94,6 +94,22 @@ def test_eager_attention_is_exact(tiny_qwen3):
     assert check_equal(target)[0].chain is None
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("mask", [[0, 0, 0] + [1] * 9, [1, 1, 0, 0, 1] + [1] * 7])
+def test_what_a_mask_hides_stays_hidden(tiny_qwen3, mask, do_sample):
+    stats, _ = check_equal(tiny_qwen3, attention_mask=torch.tensor([mask]), do_sample=do_sample)
+    assert stats.chain is None
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "mistral", "qwen3"])
+def test_windows_are_known_where_the_callers_cache_knows_none(model_type):
+    target = build(model_type)
+    drafter = build_drafter(target, draft_tree_size=MOST_NODES)
+    plain = text_of(target, past_key_values=DynamicCache())[0]
+    assert torch.equal(text_of(target, drafter, past_key_values=DynamicCache())[0], plain)
+    assert "SlidingWindow" in drafter.stats.chain
+
+
 def test_an_end_inside_a_branch_ends_the_text(tiny_qwen3):
     plain = text_of(tiny_qwen3)[0][0].tolist()
     for place in range(15, 30, 4):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -28,6 +29,7 @@ from hf_domino.target.view import TargetModel
 
 # Told of a proposal: its index, scores `[B, M]`, and ids `[B, M]` or None for all tokens; says whether to go on.
 Listener = Callable[[int, torch.Tensor, torch.Tensor | None], bool]
+AnyNoise = TypeVar("AnyNoise", torch.Tensor | None, DraftNoise | None)
 EXACT_POOL_SIZE = 128  # candidates to guess from where the whole vocabulary is chosen from
 
 
@@ -61,11 +63,7 @@ def rollout(
     Returns:
         `torch.Tensor`: P tokens per row, or fewer: ids `[B, P]`.
     """
-    vocabulary = drafter.vocabulary
-    base_logits = vocabulary.logits(target, draft_hidden.to(prefixes.ids.device))
-    base_logits, law = law.over(vocabulary).settled(prefixes, base_logits)
-    if isinstance(noise, torch.Tensor):
-        noise = vocabulary.gather(noise[:, : base_logits.shape[1]])
+    base_logits, law, noise = over_drafted(drafter, target, draft_hidden, prefixes, law, noise)
     block = _Block(base_logits, prefixes, law, noise, goes_on)
     if not (drafter.has_correction_head or law.needs_prefix):
         return block.choose_independently()
@@ -86,6 +84,23 @@ def rollout(
     if pool is None or size is not None:
         return block.choose_in_order(block.no_tokens, pool)
     return block.choose_and_check(pool)
+
+
+def over_drafted(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    draft_hidden: torch.Tensor,
+    prefixes: Prefixes,
+    law: TokenLaw,
+    noise: AnyNoise,
+) -> tuple[torch.Tensor, TokenLaw, AnyNoise]:
+    """Base logits `[B, P, D]`, law and noise of the tokens that are drafted; the arguments are those of [`rollout`]."""
+    vocabulary = drafter.vocabulary
+    base_logits = vocabulary.logits(target, draft_hidden.to(prefixes.ids.device))
+    base_logits, law = law.over(vocabulary).settled(prefixes, base_logits)
+    if isinstance(noise, torch.Tensor):
+        noise = vocabulary.gather(noise[:, : base_logits.shape[1]])
+    return base_logits, law, noise
 
 
 @dataclass

@@ -66,12 +66,11 @@ class KnownStops:
         Returns:
             `list[int]`: Per row, in `[0, M]`.
         """
-        counts = []
-        for length, tokens in zip(lengths, continuation.tolist(), strict=True):
-            ends = (count for count, token in enumerate(tokens) if token in self.eos_token_ids)
-            room = self.room(length)
-            counts.append(min(next(ends, len(tokens)), len(tokens) if room is None else room))
-        return counts
+        texts = zip(lengths, continuation.tolist(), strict=True)
+        return [
+            sum(self._is_open(length, tokens[:count]) for count in range(1, len(tokens) + 1))
+            for length, tokens in texts
+        ]
 
     def are_open(self, lengths: Sequence[int], seen: Prefixes) -> list[bool]:
         """Which texts behind some rows go on.
@@ -80,10 +79,12 @@ class KnownStops:
             lengths (`Sequence[int]`): Tokens so far of the B rows.
             seen ([`Prefixes`]): As many texts of each row, those of the first row first.
         """
-        per_row = len(seen.lengths) // len(lengths)
-        texts = zip(seen.ids.tolist(), seen.lengths, strict=True)
-        return [
-            (self.max_length is None or end < self.max_length or end == start)
-            and self.eos_token_ids.isdisjoint(text[start:end])
-            for start, (text, end) in zip((length for length in lengths for _ in range(per_row)), texts, strict=True)
-        ]
+        per_row, first = len(seen.lengths) // len(lengths), min(lengths)
+        starts = [length for length in lengths for _ in range(per_row)]
+        texts = zip(starts, seen.lengths, seen.ids[:, first:].tolist(), strict=True)
+        return [self._is_open(start, tokens[start - first : end - first]) for start, end, tokens in texts]
+
+    def _is_open(self, length: int, tokens: Sequence[int]) -> bool:
+        """Whether a text of this length, which goes on, still does so behind these tokens."""
+        is_full = self.max_length is not None and length + len(tokens) >= self.max_length
+        return not tokens or not (is_full or self.eos_token_ids.intersection(tokens))

@@ -88,11 +88,6 @@ def check_drawn(is_drawn: bool) -> None:
         )
 
 
-def leading_run(accepted: torch.Tensor) -> torch.Tensor:
-    """Length `[R]` of the leading run of True in `[R, P]`."""
-    return accepted.long().cumprod(dim=1).sum(dim=1)
-
-
 Judge = Callable[[TokenLaw, Prefixes, Tree, torch.Tensor, torch.Tensor | None], Judgement]
 
 

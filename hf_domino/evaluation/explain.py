@@ -19,7 +19,7 @@ from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.verification import leading_run
+from hf_domino.decoding.tree.form import leading_run
 from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.compatibility import check_drafter, check_target

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.drafter.correction import PrefixGRU
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
 
@@ -48,16 +49,12 @@ class Corrections:
             likeliest = drafter.vocabulary.ids(candidates[:, :-1, :FORESEEN])
             table.add([*anchors.tolist(), *likeliest.flatten().tolist()])
         # [B, G] each; the one of proposal i has read the anchor and the i proposals before.
-        self._states = [self._step(anchors, self._gru.initial_state(len(anchors)))]
-
-    def _step(self, token_ids: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        if self._table is not None:
-            return self._gru.advance(self._table.rows(token_ids.tolist()), state)
-        return self._gru.step(self._target.embed(token_ids).to(state), state)
+        self._states = [read_tokens(self._gru, target, anchors, self._gru.initial_state(len(anchors)), table)]
 
     def read(self, token_ids: torch.Tensor) -> None:
         """Advance the prefix state by the next proposal, ids `[B]`."""
-        self._states.append(self._step(token_ids, self._states[-1]))
+        state = read_tokens(self._gru, self._target, token_ids, self._states[-1], self._table)
+        self._states.append(state)
 
     def forget(self, num_proposals: int) -> None:
         """Go back to where only the first `num_proposals` had been read."""
@@ -89,3 +86,12 @@ class Corrections:
         low_rank = self._block_part[:, first:count] + self._projection.project_state(states)
         corrected = base_logits[:, first:] + self._projection.expand(low_rank).to(base_logits)
         return torch.cat((base_logits[:, :first], corrected), dim=1) if first else corrected
+
+
+def read_tokens(
+    gru: PrefixGRU, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, table: InputTable | None = None
+) -> torch.Tensor:
+    """Advance prefix states `[N, G]` by a token each, ids `[N]`."""
+    if table is not None:
+        return gru.advance(table.rows(token_ids.tolist()), states)
+    return gru.step(target.embed(token_ids).to(states), states)

@@ -152,7 +152,7 @@ class Tree:
         """
         if self.parents is None:
             right = self.tokens == chosen[:, :-1]
-            return right.long().cumprod(dim=1).sum(dim=1, keepdim=True), None
+            return leading_run(right)[:, None], None
         right = torch.nn.functional.pad(self.tokens == chosen.gather(1, self.parents), (1, 0), value=True)
         lives = ~(self.sees & ~right[:, None]).any(dim=2)  # all on its path are right
         path = self.depths.new_zeros(len(lives), self.depth + 2)
@@ -167,3 +167,8 @@ def along(path: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
         return values
     index = path.to(values.device).view(*path.shape, *[1] * (values.dim() - 2))
     return values.gather(1, index.expand(-1, -1, *values.shape[2:]))
+
+
+def leading_run(accepted: torch.Tensor) -> torch.Tensor:
+    """Length `[R]` of the leading run of True in `[R, P]`."""
+    return accepted.long().cumprod(dim=1).sum(dim=1)

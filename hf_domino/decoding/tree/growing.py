@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 import torch
 
 from hf_domino.decoding.correcting.candidates import CandidatePool
+from hf_domino.decoding.correcting.corrections import read_tokens
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import EXACT_POOL_SIZE
+from hf_domino.decoding.rollout import EXACT_POOL_SIZE, over_drafted
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -59,7 +60,8 @@ class DominoLanes:
             self._gru, self._projection = drafter.prefix_gru, drafter.embed_proj
             self._first_corrected = drafter.config.pure_draft_prefix_len
             self._block_part = self._projection.project_hidden(draft_hidden)[0]  # [C, R]
-            self._states = self._read(prefixes.last()[0].tolist(), self._gru.initial_state(1))  # [L, G]
+            state = self._gru.initial_state(1)
+            self._states = read_tokens(self._gru, target, prefixes.last()[0], state, table)  # [L, G]
 
     @property
     def num_depths(self) -> int:
@@ -79,16 +81,10 @@ class DominoLanes:
 
     def advance(self, lanes: torch.Tensor, tokens: Sequence[int]) -> None:
         """Go on with lanes behind these `[L']`, each by a token."""
-        ids = torch.tensor(tokens, device=self._texts.device)[:, None]
-        self._texts = torch.cat((self._texts[lanes], ids), dim=1)
-        if self._has_head:
-            self._states = self._read(tokens, self._states[lanes])
-
-    def _read(self, tokens: Sequence[int], states: torch.Tensor) -> torch.Tensor:
-        if self._table is not None:
-            return self._gru.advance(self._table.rows(tokens), states)
         ids = torch.tensor(tokens, device=self._texts.device)
-        return self._gru.step(self._target.embed(ids).to(states), states)
+        self._texts = torch.cat((self._texts[lanes], ids[:, None]), dim=1)
+        if self._has_head:
+            self._states = read_tokens(self._gru, self._target, ids, self._states[lanes], self._table)
 
 
 @dataclass(frozen=True)
@@ -186,11 +182,7 @@ def grow_tree(
         sharpness (`float`): Alpha.
         least_chance (`float`, *optional*, defaults to 0.0): Nodes that are less likely to be accepted are left out.
     """
-    vocabulary = drafter.vocabulary
-    base_logits = vocabulary.logits(target, draft_hidden.to(prefixes.ids.device))
-    base_logits, law = law.over(vocabulary).settled(prefixes, base_logits)
-    if noise is not None:
-        noise = vocabulary.gather(noise[:, : base_logits.shape[1]])
+    base_logits, law, noise = over_drafted(drafter, target, draft_hidden, prefixes, law, noise)
     size = min(drafter.config.draft_pool_size or EXACT_POOL_SIZE, base_logits.shape[2])
     pool = CandidatePool(base_logits, size, law, prefixes, noise)
     lanes = DominoLanes(drafter, target, draft_hidden, prefixes, pool, table)

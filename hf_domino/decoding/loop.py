@@ -86,6 +86,7 @@ def assisted_decoding(
     do_sample = bool(generation_config.do_sample)
     rule = ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judging)
     stats.chain = why_chain(runner, session, law, rule, batch_size, reads_confidence)
+    stats.tree_size = None if stats.chain else drafter.config.draft_tree_size
     generation = _Generation(
         runner,
         session,

@@ -143,6 +143,7 @@ class DecodingStats:
         copied (`list[list[bool]]`): Per row, whether each round copied its proposals from the text (prompt lookup).
         chain (`str`, *optional*): Why rounds proposed chains although `draft_tree_size` asks for trees; None where
             nothing stood against these.
+        tree_size (`int`, *optional*): Most nodes of a round's tree; None where rounds proposed chains.
     """
 
     num_draft_tokens: int
@@ -157,6 +158,7 @@ class DecodingStats:
     target: str | None = None
     copied: list[list[bool]] = field(default_factory=list)
     chain: str | None = None
+    tree_size: int | None = None
 
     @classmethod
     def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
@@ -211,7 +213,7 @@ class DecodingStats:
 
     @property
     def proposal_length(self) -> float:
-        """Mean proposals of the rounds that drafted; NaN if none did."""
+        """Mean proposals of the rounds that drafted, all nodes of their trees; NaN if none did."""
         return _mean(
             [count for _, count, is_copied in self._rounds if count and not is_copied] if self.proposed else []
         )
@@ -293,7 +295,7 @@ class DecodingStats:
             ("  single steps", f"{self.num_single_steps}"),
             ("    drafting paused", f"{self.num_paused}"),
             ("    to compare times", f"{self.num_compared}"),
-            ("proposals a draft", _number(self.proposal_length)),
+            ("nodes verified a round" if self.tree_size else "proposals a draft", _number(self.proposal_length)),
             ("acceptance length", _number(self.acceptance_length)),
             ("acceptance rate at", rates or "-"),
             *([("tokens of a copy", _number(self.copied_length))] if self.num_copied else []),

@@ -139,6 +139,19 @@ def test_rounds_of_unknown_proposals_count_as_drafted():
     assert stats.acceptance_length == stats.tokens_per_forward == 2.0
 
 
+def test_what_is_printed_tells_nodes_of_trees_from_proposals_of_chains(tiny_qwen3, make_drafter):
+    options = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": -1}
+    for tree_size, line in ((None, "proposals a draft"), (9, "nodes verified a round")):
+        drafter = make_drafter(tiny_qwen3, draft_tree_size=9).view(draft_tree_size=tree_size)
+        tiny_qwen3.generate(PROMPT, assistant_model=drafter, **options)
+        assert drafter.stats.tree_size == tree_size
+        nodes = drafter.stats.proposal_length
+        assert (nodes > drafter.config.num_draft_tokens) == (tree_size is not None)
+        assert f"{line:<24}{nodes:.2f}\n" in str(drafter.stats)
+    tiny_qwen3.generate(PROMPT, assistant_model=drafter, cache_implementation="static", **options)
+    assert (drafter.stats.tree_size, "proposals a draft" in str(drafter.stats)) == (None, True)
+
+
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_pauses_are_told_with_their_reason(tiny_qwen3, make_drafter, monkeypatch, batch_size):
     monkeypatch.setattr(

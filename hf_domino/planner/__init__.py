@@ -11,6 +11,7 @@ from hf_domino.planner.formulas import (
     survival_from,
 )
 from hf_domino.planner.plan import Plan, Round, check_survival, conclusions, make_plan
+from hf_domino.planner.trees import costs_by_width, tree_chances
 
 __all__ = [
     "Costs",
@@ -21,9 +22,11 @@ __all__ = [
     "break_even",
     "check_survival",
     "conclusions",
+    "costs_by_width",
     "expected_tokens",
     "make_plan",
     "max_round_trip",
     "speed_ups",
     "survival_from",
+    "tree_chances",
 ]

@@ -60,6 +60,9 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
         "copy from the text",
     )
     group.add_argument("--early-exit", type=positive_int, metavar="N", help="compare with drafts of the first N layers")
+    group.add_argument(
+        "--tree-size", type=positive_int, metavar="N", help="compare trees of up to N nodes with chains of one drafter"
+    )
     group.add_argument("--lookup-tokens", type=positive_int, default=10, help="most tokens that prompt lookup proposes")
     group.add_argument(
         "--repeats", type=positive_int, default=3, help="timed runs per prompt and method; the median counts"
@@ -72,7 +75,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
-    from hf_domino.evaluation.benchmark.report import details_table, modes_of, results_table
+    from hf_domino.evaluation.benchmark.report import comparisons, details_table, modes_of, results_table
     from hf_domino.evaluation.benchmark.run import measure, report_differences, show
 
     is_new = not (options.readme or options.figures or options.overwrite or options.resume)
@@ -87,6 +90,8 @@ def run(options: argparse.Namespace) -> int:
     print(results_table(rows))
     for mode, name in modes_of(rows).items():
         print(f"{name}:\n\n{details_table(rows, mode)}")
+    for comparison in comparisons(rows):
+        print(comparison)
     return report_differences(rows, options)
 
 

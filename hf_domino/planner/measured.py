@@ -45,7 +45,7 @@ def read_measured(rows: Sequence[Row], method: str, mode: str) -> Measured:
         ValueError: If rows or fields are missing, or rows or rounds differ in their number of proposals.
     """
     drafter, _, way = method.partition("_")
-    if way in ("adaptive", "lookup"):
+    if way in ("adaptive", "lookup", "chain", "tree"):
         raise ValueError(
             f"method must be one that drafts whole blocks, got {method!r}, whose rounds differ in length: plan from "
             f"--method {drafter}."

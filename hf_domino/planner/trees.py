@@ -38,17 +38,17 @@ def tree_chances(shares: Sequence[Sequence[float]], num_nodes: int) -> list[floa
     for depth, ranks in enumerate(shares):
         if min(ranks, default=0) < 0 or math.fsum(ranks) > 1 + 1e-9 or any(a < b for a, b in pairwise(ranks)):
             raise ValueError(
-                f"shares must be 0 or more, sum to 1 at most and not rise, got {list(ranks)} at depth {depth}: give how "
-                "often each rank of candidates is right."
+                f"shares must be 0 or more, sum to 1 at most and not rise, got {list(ranks)} at depth {depth}: give "
+                "how often each rank of candidates is right."
             )
     chances: list[float] = []
-    nodes = [(-1.0, -1, 0)]  # less the chance, depth and rank; the anchor
+    nodes = [(-1.0, -1)]  # less the chance, and depth; the anchor
     while nodes and len(chances) <= num_nodes:
-        chance, depth, rank = heapq.heappop(nodes)
+        chance, depth = heapq.heappop(nodes)
         chances.append(-chance)
         ranks = shares[depth + 1] if depth + 1 < len(shares) else ()
-        for child, share in enumerate(ranks):
-            heapq.heappush(nodes, (chance * share, depth + 1, child))
+        for share in ranks:
+            heapq.heappush(nodes, (chance * share, depth + 1))
     return chances[1:]
 
 

@@ -39,7 +39,8 @@ def can_exit_early():
 @pytest.fixture(scope="module")
 def rows_file(tiny_pair_folder, tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "rows.jsonl"
-    assert bench(tiny_pair_folder, path, "--assistant", str(tiny_pair_folder), "--early-exit", "2") == 0
+    flags = ["--assistant", str(tiny_pair_folder), "--early-exit", "2", "--tree-size", "9"]
+    assert bench(tiny_pair_folder, path, *flags) == 0
     return path
 
 
@@ -88,6 +89,19 @@ def test_rows_carry_times(rows_file):
             assert list(row["ms_per_round"]) == list(PHASES)
         else:
             assert row["ms_per_round"] is None
+
+
+def test_chains_and_trees_of_a_drafter_are_compared_on_request(tiny_pair_folder, tmp_path, capsys):
+    path, methods = tmp_path / "rows.jsonl", "domino,domino_chain,domino_tree"
+    assert bench(tiny_pair_folder, path, "--methods", methods) == cli.USER_ERROR
+    assert "--methods domino_chain needs --tree-size" in capsys.readouterr().err
+    assert bench(tiny_pair_folder, path, "--methods", methods, "--tree-size", "30") == 0
+    lines = re.findall(r"^(greedy|T = 0\.7): Domino, trees over .* 2 equal prompts\.$", capsys.readouterr().out, re.M)
+    assert lines == ["greedy", "T = 0.7"]
+    rows = [row for row in read_rows(path) if row["num_drafted"]]
+    assert {row["tree_size"] for row in rows} == {30}
+    for row in rows:  # blocks are of 6 proposals at most
+        assert (row["proposal_length"] > 6) == (row["method"] == "domino_tree"), row["method"]
 
 
 def test_batches(tiny_pair_folder, tmp_path, capsys):

@@ -157,6 +157,7 @@ class Bench:
             "num_rounds": stats.num_rounds,
             "num_drafted": stats.num_drafted,
             "num_copied": stats.num_copied,
+            "proposal_length": stats.proposal_length if stats.proposed and stats.num_drafted else None,
             "copied_length": stats.copied_length if stats.num_copied else None,
             "acceptance_length": stats.acceptance_length if stats.num_drafted else None,
             "tokens_per_forward": stats.tokens_per_forward if stats.num_rounds else None,

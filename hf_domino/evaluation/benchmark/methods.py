@@ -95,8 +95,16 @@ def _with_lookup(pair: Pair, options: argparse.Namespace) -> Arguments:
     return _drafted(pair.drafter, "adaptive") | {"prompt_lookup_num_tokens": options.lookup_tokens}
 
 
-def _drafted(drafter: DominoDraftModel, draft_length: str) -> Arguments:
-    return {"assistant_model": drafter.view(draft_length=draft_length)}
+def _drafted(drafter: DominoDraftModel, draft_length: str, **changes: Any) -> Arguments:
+    return {"assistant_model": drafter.view(draft_length=draft_length, **changes)}
+
+
+def _whole_blocks(drafter: DominoDraftModel) -> Arguments:
+    return _drafted(drafter, "full", draft_tree_size=None)
+
+
+def _in_shape(pair: Pair, tree_size: int | None) -> Arguments:
+    return _drafted(pair.drafter, "adaptive", draft_tree_size=tree_size)
 
 
 METHODS: dict[str, Method] = {
@@ -106,13 +114,18 @@ METHODS: dict[str, Method] = {
     "assistant": Method("small assistant", _assistant, option="assistant"),
     "early_exit": Method("early exit", _early_exit, option="early_exit"),
     "native_dflash": Method("DFlash twin, Transformers' loop", _native_dflash),
-    "dflash": Method("DFlash twin, whole blocks", lambda pair, options: _drafted(_twin(pair), "full"), keeps_seed=True),
+    "dflash": Method("DFlash twin, whole blocks", lambda pair, options: _whole_blocks(_twin(pair)), keeps_seed=True),
     "dflash_adaptive": Method("DFlash twin", lambda pair, options: _drafted(_twin(pair), "adaptive"), keeps_seed=True),
-    "domino": Method("Domino, whole blocks", lambda pair, options: _drafted(pair.drafter, "full"), keeps_seed=True),
+    "domino": Method("Domino, whole blocks", lambda pair, options: _whole_blocks(pair.drafter), keeps_seed=True),
     "domino_adaptive": Method("**Domino**", lambda pair, options: _drafted(pair.drafter, "adaptive"), keeps_seed=True),
     "domino_lookup": Method("**Domino with prompt lookup**", _with_lookup, keeps_seed=True),
+    "domino_chain": Method("Domino, chains", lambda pair, options: _in_shape(pair, None), "tree_size", keeps_seed=True),
+    "domino_tree": Method(
+        "Domino, trees", lambda pair, options: _in_shape(pair, options.tree_size), "tree_size", keeps_seed=True
+    ),
 }
 BASELINE, FLOOR = "plain", "lean"
+COMPARED = "domino_tree", "domino_chain"  # the same drafter in two ways, of which the first is to be faster
 
 
 def choose_methods(pair: Pair, options: argparse.Namespace) -> tuple[dict[str, Arguments], dict[str, str]]:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hf_domino.drafter.stats import PHASES
-from hf_domino.evaluation.benchmark.methods import BASELINE, FLOOR, METHODS
+from hf_domino.evaluation.benchmark.methods import BASELINE, COMPARED, FLOOR, METHODS
 from hf_domino.evaluation.benchmark.rows import Row, measured
-from hf_domino.evaluation.benchmark.summary import Summary, are_ties, count_equal, rows_of, summarize
+from hf_domino.evaluation.benchmark.summary import Summary, are_ties, count_equal, rows_of, speed_ratio, summarize
 
 # A table of a file that has several is named by its pair.
 MARKERS = re.compile(r"(<!-- results:begin(?: (\S+))? -->\n).*?(<!-- results:end -->)", re.DOTALL)
@@ -78,6 +78,22 @@ def _details(summary: Summary) -> dict[str, str]:
         "outside forwards and rollout": "" if share is None else f"{100 * share:.1f} %",
         "accepted at": " ".join(f"{rate:.2f}" for rate in summary.acceptance_rate_at),
     }
+
+
+def comparisons(rows: Sequence[Row]) -> list[str]:
+    """Say of each mode how trees compare with chains on equal rows, where both were measured."""
+    if not set(COMPARED) <= set(methods_of(rows)):
+        return []
+    lines = []
+    for mode, name in modes_of(rows).items():
+        tree, chain = (summarize(rows, method, mode) for method in COMPARED)
+        ratio, low, high = speed_ratio(rows, *COMPARED, mode)
+        tokens = " over ".join(number(one.tokens_per_forward) for one in (tree, chain))
+        lines.append(
+            f"{name}: {' over '.join(map(label, COMPARED))} {ratio:.2f} x (95 %: {low:.2f} to {high:.2f}) tokens/s, "
+            f"{tokens} tokens per forward, {_count(tree.num_prompts, 'equal prompt')}."
+        )
+    return lines
 
 
 def number(value: float | None, unit: str = "") -> str:

@@ -36,6 +36,7 @@ def provenance_of_run(options: argparse.Namespace, pair: Pair, methods: Iterable
         "lookup_tokens": options.lookup_tokens,
         "assistant": options.assistant and Path(options.assistant).name,
         "early_exit": options.early_exit,
+        "tree_size": options.tree_size,
         "dtype": options.dtype,
         "device": torch.device(options.device).type,
         "seed": options.seed,

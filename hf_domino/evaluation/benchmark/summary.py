@@ -6,12 +6,14 @@ as they tell what to cut.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hf_domino.evaluation.benchmark.methods import BASELINE, FLOOR
 from hf_domino.evaluation.benchmark.rows import Row
+from hf_domino.evaluation.check.estimate import estimate_mean
 
 # Phases of a round that cannot be done without; all others are what a round costs beside them.
 FORWARDS = ("draft", "rollout", "target_forward")
@@ -98,6 +100,19 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
         length_excess=sum(map(_doubtful, chosen)) / drafted,
         rate_excess=sum(min(_surplus(row), len(row["sources"])) for row in chosen) / drafted,
     )
+
+
+def speed_ratio(rows: Sequence[Row], method: str, other: str, mode: str) -> tuple[float, float, float]:
+    """How much faster one method is than another on the same prompts, and the 95 % interval of that.
+
+    Returns:
+        `tuple`: Geometric mean over prompts of the ratio of tokens/s, lower and upper end; 0 and infinity where prompts
+        are too few to tell.
+    """
+    speeds = [{row["prompt"]: row["tokens_per_second"] for row in rows_of(rows, one, mode)} for one in (method, other)]
+    equal = speeds[0].keys() & speeds[1].keys()
+    mean = estimate_mean([[math.log(speeds[0][prompt] / speeds[1][prompt])] for prompt in sorted(equal)])
+    return math.exp(mean), math.exp(mean.low), math.exp(mean.high)
 
 
 def count_equal(rows: Sequence[Row]) -> int | None:

@@ -6,7 +6,14 @@ import measured
 import pytest
 from measured import ORIGIN, row
 
-from hf_domino.evaluation.benchmark.report import MARKERS, caption, details_table, fill_readme, results_table
+from hf_domino.evaluation.benchmark.report import (
+    MARKERS,
+    caption,
+    comparisons,
+    details_table,
+    fill_readme,
+    results_table,
+)
 from hf_domino.evaluation.benchmark.rows import read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
 from hf_domino.pair import BUNDLED
@@ -37,6 +44,17 @@ def test_summary_of_rows():
     assert summary.tpot_ms == pytest.approx(1000 / 180)
     assert summary.overhead == pytest.approx(0.1)
     assert summary.peak_memory_bytes is None
+
+
+@pytest.mark.parametrize(("factors", "low", "high"), [([1.2, 1.0] * 5, "1.02", "1.17"), ([1.2, 1.0], "0.00", "inf")])
+def test_trees_and_chains_are_compared_on_equal_prompts(factors, low, high):
+    rows = [row("plain", prompt, [100]) for prompt in range(len(factors))]
+    for prompt, factor in enumerate(factors):
+        rows += [row("domino_chain", prompt, [100 * (1 + prompt)], [3, 1])]
+        rows += [row("domino_tree", prompt, [100 * (1 + prompt) * factor], [3, 2])]
+    found = f"1.10 x (95 %: {low} to {high}) tokens/s, 2.50 over 2.00 tokens per forward, {len(factors)} equal prompts."
+    assert comparisons(rows) == [f"greedy: Domino, trees over Domino, chains {found}"]
+    assert comparisons(ALL) == []
 
 
 def test_rates_are_means_over_rounds_of_all_prompts():

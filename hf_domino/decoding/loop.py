@@ -86,7 +86,6 @@ def assisted_decoding(
     do_sample = bool(generation_config.do_sample)
     rule = ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judging)
     stats.chain = why_chain(runner, session, law, rule, batch_size, reads_confidence)
-    stats.tree_size = None if stats.chain else drafter.config.draft_tree_size
     generation = _Generation(
         runner,
         session,
@@ -168,6 +167,7 @@ class _Generation:
         """Note what the whole call did, in that time, as the drafter's last statistics."""
         self.stats.cut(self.committed.num_new_tokens)
         self.stats.seconds = seconds
+        self.stats.tree_size = None if self.stats.chain else drafter.config.draft_tree_size
         self.stats.phases = self.timer.seconds() if self.timer.enabled else None
         record_stats(drafter, self.stats)
 

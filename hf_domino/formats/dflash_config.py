@@ -59,6 +59,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "target_layer_ids": layer_ids,
         "projector_type": _projector_type(stored),
         "shift_label": stored.get("shift_label", False),
+        "target_config_digest": stored.get("target_config_digest"),
     }
     fields |= _window_fields(stored, fields)
     if fields["projector_type"] == "domino":
@@ -119,6 +120,8 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
         top["emb_dim"] = config.emb_dim
     elif config.shift_label:
         section["shift_label"] = True  # ours to read; the others know only the releases' convention
+    if config.target_config_digest is not None:
+        top["target_config_digest"] = config.target_config_digest  # ours to compare
     return top | {SECTION: section}
 
 

@@ -77,9 +77,21 @@ def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Te
         return None
     if T2D not in stored:
         return None
-    t2d = stored[T2D].read()
-    if t2d.shape != (config.vocab_size,) or t2d.is_floating_point() or not t2d.any():
-        expected = f"a truth value for each of {config.vocab_size} tokens (vocab_size), one of them true"
+    return drafted_ids(stored[T2D].read(), config.vocab_size)
+
+
+def drafted_ids(t2d: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """The ids `[D]` of the tokens of which a stored `t2d` `[V]` says that they are drafted.
+
+    Args:
+        t2d (`torch.Tensor`): As a checkpoint holds it.
+        vocab_size (`int`): Tokens of the target (V).
+
+    Raises:
+        ValueError: If it does not say of each token whether it is drafted.
+    """
+    if t2d.shape != (vocab_size,) or t2d.is_floating_point() or not t2d.any():
+        expected = f"a truth value for each of {vocab_size} tokens (vocab_size), one of them true"
         raise refusal(f"the checkpoint's {T2D}", expected, f"{tuple(t2d.shape)} of {t2d.dtype}", AGAIN)
     return t2d.nonzero().flatten()
 

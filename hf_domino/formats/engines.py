@@ -2,7 +2,8 @@
 
 Read in the engines' own code: `speculative/{dflash_utils,domino_utils,dflash_worker_v2}.py` and `models/dflash.py` of
 SGLang 0.5.20 to 0.5.23; `transformers_utils/configs/speculators/`, `model_executor/models/qwen3_dflash.py` and
-`v1/worker/gpu/spec_decode/dflash/` of vLLM 0.33.0; `dflash/model.py` of z-lab's dflash 0.1.0.
+`v1/worker/gpu/spec_decode/dflash/` of vLLM 0.32.0 and 0.33.0, which `serving` has more of; `dflash/model.py` of z-lab's
+dflash 0.1.0.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class Engine:
         command (`Template`): How it is started with `$target`, `$drafter` and `$num_draft_tokens`.
         rules (`tuple[Rule, ...]`): What it wants of a config.json.
         note (`str`): What it wants of the target and the machine, and does otherwise than hf_domino.
+        plugin (`str`, *optional*): What serves Domino, and DFlash with `shift_label`, in it; none where it does itself.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Engine:
     command: Template
     rules: tuple[Rule, ...]
     note: str
+    plugin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,10 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _not_shifted(engine: str, otherwise: str) -> Rule:
+def _not_shifted(engine: str) -> Rule:
     why = (
-        f"{engine} reads a DFlash block's proposals from its second position on; {otherwise}. "
-        "Train with shift_label: false."
+        f"{engine} reads a DFlash block's proposals from its second position on; drafts of this one would be one token "
+        "off, without an error. Train with shift_label: false."
     )
     return Rule(("shift_label", "sample_from_anchor"), "False (plain DFlash)", lambda value: not value, why, DFLASH)
 
@@ -93,7 +96,6 @@ _CLASS = Rule(
     ("architectures",), repr([DFLASH_CLASS]), lambda value: value == [DFLASH_CLASS], "It knows no other name for them."
 )
 _ACTIVATION = Rule(("hidden_act",), "'silu'", lambda value: value == "silu", "It has MLPs of no other activation.")
-_ONE_OFF = "drafts of this one would be one token off, without an error"
 
 SGLANG = Engine(
     name="sglang",
@@ -127,7 +129,7 @@ SGLANG = Engine(
             DOMINO,
         ),
         Rule(("block_size",), "at least 2", lambda value: value is None or value > 1, "Nothing is drafted.", DOMINO),
-        _not_shifted("SGLang", _ONE_OFF),
+        _not_shifted("SGLang"),
         _ACTIVATION,
     ),
     note="Domino: a CUDA device, target in bfloat16 without added vocabulary, no data-parallel attention, greedy "
@@ -135,7 +137,7 @@ SGLANG = Engine(
 )
 VLLM = Engine(
     name="vllm",
-    title="vLLM 0.33",
+    title="vLLM 0.32 to 0.33",
     reads=(DFLASH_CONFIG, SPECULATORS),
     command=Template(
         "vllm serve $target --speculative-config "
@@ -143,18 +145,26 @@ VLLM = Engine(
     ),
     rules=(
         Rule(
-            ("projector_type", KIND),
-            "'dflash'",
-            lambda value: False,
-            "vLLM has no Domino (its pull request 48241 is open). Train with projector_type: dflash, or serve this one "
-            "with SGLang.",
+            (KIND,),
+            "absent",
+            lambda value: value is None,
+            "Its reader of speculators drops the head's fields. Export as specforge.",
             DOMINO,
         ),
         _CLASS,
-        _not_shifted("vLLM", f"where the configuration says so it refuses, else {_ONE_OFF}"),
+        Rule(
+            ("sample_from_anchor",),
+            "False",
+            lambda value: not value,
+            "It reads a block's proposals from its second position on and refuses. Export as specforge.",
+            DFLASH,
+        ),
         _ACTIVATION,
     ),
-    note="block_size - 1 proposals a round.",
+    note="Domino, and DFlash with shift_label, by hf_domino's plugin, so install hf_domino beside vLLM: without it "
+    "Domino drafts without its head, and shift_label one token off. block_size - 1 proposals a round, one fewer than "
+    "hf_domino where shift_label is true; one device.",
+    plugin="hf_domino's plugin",
 )
 ZLAB = Engine(
     name="dflash",
@@ -163,7 +173,7 @@ ZLAB = Engine(
     command=Template("dflash generate transformers --model $target --draft $drafter PROMPT"),
     rules=(
         Rule(("projector_type",), "'dflash'", lambda value: False, "It has no Domino.", DOMINO),
-        _not_shifted("It", _ONE_OFF),
+        _not_shifted("It"),
         Rule(
             ("num_target_layers",),
             "given",
@@ -204,7 +214,7 @@ def unmet(stored: StoredConfig, engine: Engine) -> tuple[Unmet, ...]:
     ```python
     >>> from hf_domino.formats.engines import ENGINES, unmet
     >>> stored = {"architectures": ["DFlashDraftModel"], "hidden_act": "silu", "dflash_config": {"shift_label": True}}
-    >>> [found.field for found in unmet(stored, ENGINES["vllm"])]
+    >>> [found.field for found in unmet(stored, ENGINES["sglang"])]
     ['shift_label']
 
     ```

@@ -122,7 +122,7 @@ def identify(target: PreTrainedModel, tokenizer: Any = None) -> TargetIdentity:
     return TargetIdentity(
         name=name,
         revision=revision,
-        config_digest=_config_digest(target.config),
+        config_digest=config_digest(target.config),
         weights_digest=_stands_for.get(target) or _weights_digest(target),
         tokenizer_size=_size_of(tokenizer),
         dtype=str(target.dtype).removeprefix("torch."),
@@ -175,7 +175,8 @@ def _size_of(tokenizer: Any) -> int | None:
     return len(tokenizer) if hasattr(tokenizer, "__len__") else None
 
 
-def _config_digest(config: PreTrainedConfig) -> str:
+def config_digest(config: PreTrainedConfig) -> str:
+    """Digest of the sizes in a target's configuration; targets of equal shape have the same."""
     text = config.get_text_config(decoder=True)
     values, names = text.to_dict(), getattr(text, "attribute_map", None) or {}
     named = {field: values.get(names.get(field, field)) for field in CONFIG_FIELDS}

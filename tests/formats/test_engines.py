@@ -19,7 +19,14 @@ DOMINO = DOMINO_8B | {"architectures": ["DFlashDraftModel"]}
 SERVED = DFLASH | {"hidden_act": "silu"}
 SPECULATORS = copy.deepcopy(SPECULATORS_DFLASH)
 SPECULATORS["transformer_layer_config"]["hidden_act"] = "silu"
-TAKEN = [("sglang", DOMINO), ("sglang", SERVED), ("vllm", SERVED), ("vllm", SPECULATORS), ("dflash", SERVED)]
+TAKEN = [
+    ("sglang", DOMINO),
+    ("sglang", SERVED),
+    ("vllm", DOMINO),
+    ("vllm", SERVED),
+    ("vllm", SPECULATORS),
+    ("dflash", SERVED),
+]
 # Engine, configuration, change (in the section where it nests one; None removes), field.
 BROKEN = [
     ("sglang", DOMINO, {"architectures": ["DominoDraftModel"]}, "architectures"),
@@ -36,8 +43,8 @@ BROKEN = [
     ("sglang", DOMINO, {"hidden_act": "gelu"}, "hidden_act"),
     ("sglang", SERVED, {"shift_label": True}, "shift_label"),
     ("sglang", SPECULATORS, {}, "the format"),
-    ("vllm", DOMINO, {}, "projector_type"),
-    ("vllm", SERVED, {"shift_label": True}, "shift_label"),
+    ("vllm", DOMINO, {"architectures": ["DominoDraftModel"]}, "architectures"),
+    ("vllm", SPECULATORS, {"speculators_model_type": "domino"}, "speculators_model_type"),
     ("vllm", SPECULATORS, {"sample_from_anchor": True}, "sample_from_anchor"),
     ("vllm", SERVED, {"hidden_act": "gelu"}, "hidden_act"),
     ("dflash", DOMINO, {}, "projector_type"),
@@ -83,7 +90,7 @@ def test_what_we_write_breaks_no_rule_that_writing_can_keep():
         if not reasons
     }
     assert taken == {
-        ("sglang", "specforge", "domino"),
+        *((engine, "specforge", "domino") for engine in ("sglang", "vllm")),
         *((engine, "specforge", "dflash") for engine in ENGINES),
         ("vllm", "speculators", "dflash"),
     }
@@ -92,6 +99,5 @@ def test_what_we_write_breaks_no_rule_that_writing_can_keep():
 @pytest.mark.parametrize("name", ["sglang", "vllm"])
 def test_the_page_on_serving_starts_engines_as_we_say(name):
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
-    folder = {"sglang": "my-drafter-served", "vllm": "my-dflash-served"}[name]
     assert ENGINES[name].title in page
-    assert ENGINES[name].command.substitute(target="TARGET", drafter=folder, num_draft_tokens=15) in page
+    assert ENGINES[name].command.substitute(target="TARGET", drafter="my-drafter-served", num_draft_tokens=15) in page

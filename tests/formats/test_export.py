@@ -110,7 +110,7 @@ def test_bfloat16_in_shards(tiny_drafter, tmp_path):
             r"SGLang 0.5.20 to 0.5.23 will not take this drafter: pure_draft_prefix_len must be 1, got 0. SGLang takes "
             r"the first proposal from the base logits .* Train with pure_draft_prefix_len: 1.",
         ),
-        ({"engine": "vllm"}, "vLLM 0.33 will not take this drafter: projector_type must be 'dflash', got 'domino'"),
+        ({"engine": "dflash"}, "z-lab's dflash 0.1.0 will not take .*: projector_type must be 'dflash', got 'domino'"),
     ],
 )
 def test_refused_before_anything_is_written(tiny_drafter, tmp_path, options, message):
@@ -145,7 +145,7 @@ def test_of_a_wanted_engine_alone_is_said_what_it_will_not_take(tiny_qwen3, tmp_
     with caplog.at_level("WARNING"):
         found = served.export(tmp_path, engine="sglang").refusals
     assert not found["sglang"]
-    assert found["vllm"]
+    assert found["dflash"]
     assert "will not take" not in caplog.text
 
 

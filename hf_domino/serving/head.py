@@ -1,0 +1,89 @@
+"""The correction head along the blocks of a batch, where a server takes the likeliest tokens of logits itself.
+
+vLLM asks for logits of all proposals at once. So the tokens that the head reads are chosen here, and the logits that
+are returned have them as their argmax: the server's own choice is Domino's.
+
+Shapes: B requests, P proposals, H hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from hf_domino.configuration import DominoConfig
+from hf_domino.decoding.correcting.corrections import Corrections
+from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU
+
+
+class BlockHead(nn.Module):
+    """A correction head, under the names of the releases' tensors.
+
+    Args:
+        config ([`DominoConfig`]): The drafter's.
+    """
+
+    def __init__(self, config: DominoConfig):
+        super().__init__()
+        sizes = config.hidden_size, config.gru_hidden_dim
+        self.config = config
+        self.prefix_gru = PrefixGRU(*sizes)
+        self.embed_proj = CorrectionProjection(*sizes, config.emb_dim, config.vocab_size)
+
+    def forward(
+        self,
+        base_logits: torch.Tensor,
+        draft_hidden: torch.Tensor,
+        anchors: torch.Tensor,
+        embed: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """Correct whole blocks, each proposal behind the likeliest tokens before it.
+
+        Args:
+            base_logits (`torch.Tensor`): `[B, P, V]`; minus infinity for tokens that are not drafted.
+            draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
+            anchors (`torch.Tensor`): Ids of the tokens before the first proposal, `[B]`.
+            embed (`Callable`): The target's embeddings `[B, H]` of ids `[B]`.
+
+        Returns:
+            `torch.Tensor`: Corrected logits `[B, P, V]`, whose argmax are the proposals.
+        """
+        corrections = Corrections(cast(Any, self), cast(Any, SimpleNamespace(embed=embed)), draft_hidden, anchors)
+        corrected = [corrections.apply(0, base_logits[:, 0])]
+        for index in range(1, base_logits.shape[1]):
+            corrections.read(corrected[-1].argmax(dim=-1))
+            corrected.append(corrections.apply(index, base_logits[:, index]))
+        return torch.stack(corrected, dim=1)
+
+
+def anchors_of(rows: torch.Tensor, count: int, num_proposals: int) -> torch.Tensor:
+    """The anchors of a server's blocks.
+
+    Args:
+        rows (`torch.Tensor`): Ids `[B (1 + P)]`, or more where they are padded: an anchor and P masks of each request.
+        count (`int`): Proposals of all requests, B P.
+        num_proposals (`int`): Of each of them, P.
+
+    Returns:
+        `torch.Tensor`: Ids `[B]`.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from hf_domino.serving.head import anchors_of
+    >>> anchors_of(torch.tensor([7, 1, 1, 9, 1, 1, 0, 0]), count=4, num_proposals=2)
+    tensor([7, 9])
+
+    ```
+    """
+    width = 1 + num_proposals
+    return rows[: count // num_proposals * width : width]
+
+
+def shifted(rows: torch.Tensor) -> torch.Tensor:
+    """Move each row `[N, H]` to the next: what predicts the token behind it stands where a server looks for its own."""
+    return rows.roll(1, dims=0)

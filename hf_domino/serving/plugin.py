@@ -1,0 +1,27 @@
+"""What vLLM calls in each of its processes, by the entry point `hf_domino` of `vllm.general_plugins`."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+ARCHITECTURE = "DFlashDraftModel"
+MODEL = "hf_domino.serving.vllm_model:ServedDrafter"
+BASE = "vllm.model_executor.models.qwen3_dflash"
+
+
+def register() -> None:
+    """Put our model in the place of vLLM's for DFlash drafters, by name: nothing of it is imported until one is served.
+
+    An error here would end every server of the environment, so there is none: what fails is a warning, and vLLM's own
+    model stays.
+    """
+    try:
+        from vllm import ModelRegistry
+
+        if importlib.util.find_spec(BASE) is None:
+            raise ModuleNotFoundError(f"this vLLM has no {BASE}")
+        ModelRegistry.register_model(ARCHITECTURE, MODEL)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        logging.getLogger("vllm.hf_domino").warning("hf_domino serves no Domino drafters here. %s", reason)

@@ -1,0 +1,133 @@
+"""What of a drafter's folder and of a server's settings is served, and what is refused by name.
+
+Settings are those of `--speculative-config`; nothing here imports vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from hf_domino._common.refusal import refusal
+from hf_domino.configuration import DominoConfig
+from hf_domino.formats.dflash_config import PROJECTOR_TYPES, SECTION
+from hf_domino.formats.fields import merged
+from hf_domino.formats.format import StoredConfig
+from hf_domino.formats.loading import interpret
+from hf_domino.target.identity import config_digest
+
+TESTED, READ = ("0.32.0",), ("0.33.0",)
+# Setting -> the values that are served, in words, whether one is among them, and why not.
+SETTINGS = {
+    "draft_sample_method": (
+        "'greedy'",
+        lambda value: value in (None, "greedy"),
+        "The head reads its likeliest tokens, so drafts that are drawn would not be those that it has read.",
+    ),
+    "use_local_argmax_reduction": ("False", lambda value: not value, "The head corrects whole rows of logits."),
+    "use_heterogeneous_vocab": ("False", lambda value: not value, "Drafts are tokens of the target's vocabulary."),
+    "num_speculative_tokens_per_batch_size": (
+        "absent",
+        lambda value: not value,
+        "Blocks must have the same length while the server runs.",
+    ),
+}
+
+
+def served_config(stored: StoredConfig) -> DominoConfig | None:
+    """Read a folder that is more than plain DFlash as vLLM knows it.
+
+    Args:
+        stored (`Mapping`): Its config.json.
+
+    Returns:
+        [`DominoConfig`]: Of a Domino drafter, or of DFlash with `shift_label`; None for what vLLM serves as it is.
+
+    Raises:
+        ValueError: If it says that it is one and cannot be read.
+
+    Example:
+    ```python
+    >>> from hf_domino import DominoConfig
+    >>> from hf_domino.formats.exporting import stored_config
+    >>> from hf_domino.serving.settings import served_config
+    >>> served_config(stored_config(DominoConfig(block_size=8))).num_draft_tokens
+    8
+    >>> served_config(stored_config(DominoConfig(projector_type="dflash", shift_label=False))) is None
+    True
+
+    ```
+    """
+    section = stored.get(SECTION)
+    if not isinstance(section, Mapping):
+        return None
+    given = merged(stored, SECTION)
+    is_domino = PROJECTOR_TYPES.get(given.get("projector_type") or "") == "domino"
+    return interpret(stored)[1] if is_domino or given.get("shift_label") else None
+
+
+def check_settings(
+    config: DominoConfig, settings: Mapping[str, Any], tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1
+) -> None:
+    """Refuse settings of a server under which the drafter would draft otherwise than it was trained to.
+
+    Args:
+        config ([`DominoConfig`]): The drafter's, as [`served_config`] read it.
+        settings (`Mapping`): The server's `--speculative-config`, defaults included.
+        tensor_parallel_size (`int`, *optional*, defaults to 1): The server's.
+        pipeline_parallel_size (`int`, *optional*, defaults to 1): The server's.
+
+    Raises:
+        ValueError: Naming the setting.
+    """
+    for name, (expected, is_served, why) in SETTINGS.items():
+        if not is_served(value := settings.get(name)):
+            raise refusal(name, expected, value, f"{why} Leave it out of --speculative-config.")
+    most, count = config.block_size - 1, settings.get("num_speculative_tokens")
+    if not isinstance(count, int) or not 1 <= count <= most:
+        remedy = f"A block has the anchor and {most} proposals."
+        raise refusal("num_speculative_tokens", f"in [1, {most}] (block_size={config.block_size})", count, remedy)
+    sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
+    for name, size in sizes.items():
+        if size != 1:
+            raise refusal(name, 1, size, "The head's weights are not split. Serve on one device, or without it.")
+
+
+def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
+    """Refuse a target for which the drafter was not made, as far as sizes tell: equal shapes cannot be told apart.
+
+    Args:
+        config ([`DominoConfig`]): The drafter's.
+        target (`PreTrainedConfig`): The target's; of a multimodal one, the text part.
+
+    Raises:
+        ValueError: Naming the field.
+    """
+    remedy = "Serve the drafter with the target that it was trained for."
+    for name, ours in (("vocab_size",) * 2, ("num_hidden_layers", "num_target_layers"), ("hidden_size",) * 2):
+        expected, value = getattr(config, ours), getattr(target, name)
+        if expected not in (None, value):
+            raise refusal(f"the target's {name}", f"{expected} (the drafter's {ours})", value, remedy)
+    recorded = config.target_config_digest
+    if recorded not in (None, found := config_digest(target)):
+        raise refusal("the target's config_digest", f"{recorded!r} (the drafter's target_config_digest)", found, remedy)
+    if target.model_type.startswith("gemma"):
+        why = "Gemma scales its embeddings, which vLLM's drafters read unscaled. Generate with Transformers."
+        raise refusal("the target's model_type", "another than Gemma's", target.model_type, why)
+
+
+def version_notice(version: str) -> str | None:
+    """What is to be said of a version of vLLM; None of one that was tested.
+
+    Args:
+        version (`str`): Such as `"0.32.0"`, with or without a local part.
+    """
+    if version.partition("+")[0] in TESTED:
+        return None
+    tested, read = ", ".join(TESTED), ", ".join(READ)
+    return (
+        f"hf_domino's plugin was tested with vLLM {tested} and its seams were read in {read}; this is {version}. "
+        "Run `hf-domino serve-check` before you rely on it."
+    )

@@ -1,0 +1,140 @@
+"""vLLM's model of a DFlash drafter, which serves Domino and `shift_label` too, where the folder says so.
+
+Shapes: B requests, P proposals, N rows (B (1 + P), or more where they are padded), H hidden size, V vocabulary, L
+layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from types import MethodType
+from typing import Any
+
+import torch
+import vllm
+from vllm import _custom_ops as ops
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
+
+from hf_domino.configuration import DominoConfig
+from hf_domino.formats.d2t import T2D
+from hf_domino.formats.dflash_config import DFLASH_CONFIG
+from hf_domino.formats.draft_vocabulary import drafted_ids
+from hf_domino.formats.sizes import HEAD_MODULES, check_tensors
+from hf_domino.serving.head import BlockHead, anchors_of, shifted
+from hf_domino.serving.settings import check_settings, check_target, served_config, version_notice
+
+logger = init_logger("vllm.hf_domino")
+V2_NOTICE = (
+    "hf_domino's plugin was run with vLLM's V1 runner. This is the V2 runner, whose code was read and not run: compare "
+    "the acceptance with `hf-domino serve-check`, or set VLLM_USE_V2_MODEL_RUNNER=0."
+)
+
+
+class ServedDrafter(DFlashQwen3ForCausalLM):
+    """vLLM's DFlash drafter; of a folder that says so a Domino one, or one whose labels are shifted.
+
+    Args:
+        vllm_config (`VllmConfig`): The server's.
+        prefix (`str`, *optional*): Of its modules' names.
+
+    Raises:
+        ValueError: If the folder, the target or the settings cannot be served; naming the field.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
+        told = _told(vllm_config)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.told = told
+        self.num_proposals = vllm_config.speculative_config.num_speculative_tokens
+        self.head = BlockHead(told) if told is not None and told.projector_type == "domino" else None
+        self.left_out: torch.Tensor | None = None  # [V], true of tokens that are not drafted
+        self._rows: torch.Tensor | None = None  # ids [N] of the last forward
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Draft hidden states `[N, H]` of ids `[N]`, each in the row of the token that it predicts."""
+        hidden = super().forward(input_ids, positions, inputs_embeds)
+        self._rows = input_ids
+        return shifted(hidden) if self.told is not None and self.told.shift_label else hidden
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Logits `[B P, V]` of proposals, corrected along each block; their argmax are the proposals."""
+        logits = super().compute_logits(hidden_states)
+        if self.left_out is not None:
+            logits = logits.masked_fill(self.left_out, -torch.inf)
+        if self.head is None:
+            return logits
+        anchors = anchors_of(self._rows, len(hidden_states), self.num_proposals)
+        blocks = (part.unflatten(0, (-1, self.num_proposals)) for part in (logits, hidden_states))  # [B, P, ...]
+        return self.head(*blocks, anchors, self.model.embed_tokens).flatten(end_dim=1)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load a folder's tensors, the head's here and the others as vLLM does."""
+        if self.told is not None:
+            weights = self._load_head(dict(_renamed(weights))).items()
+        super().load_weights(weights)
+        mend_context_norms(self.model)
+
+    def _load_head(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Load what vLLM does not know; returns the rest."""
+        check_tensors(self.told, DFLASH_CONFIG, tensors)
+        if (t2d := tensors.pop(T2D, None)) is not None:
+            ids = drafted_ids(t2d, self.told.vocab_size)
+            self.left_out = torch.ones(self.told.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
+            self.left_out = self.left_out.to(self.lm_head.weight.device)
+        if self.head is not None:
+            own = [name for name in tensors if name.partition(".")[0] in HEAD_MODULES]
+            self.head.load_state_dict({name: tensors.pop(name) for name in own})
+        return tensors
+
+
+def _renamed(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
+    for name, tensor in weights:
+        for pattern, replacement in DFLASH_CONFIG.renames.items():
+            name = re.sub(pattern, replacement, name)
+        yield name, tensor
+
+
+def _told(vllm_config: VllmConfig) -> DominoConfig | None:
+    """What the folder says beyond plain DFlash, once everything about it is known to fit."""
+    speculative, target = vllm_config.speculative_config, vllm_config.model_config
+    stored = speculative.draft_model_config.hf_config.to_dict()
+    told = served_config(stored.get("model") or stored)  # vLLM wraps the folder's own
+    if told is None:
+        return None
+    parallel = vllm_config.parallel_config
+    check_settings(told, vars(speculative), parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    check_target(told, target.hf_text_config)
+    if notice := version_notice(vllm.__version__):
+        logger.warning_once(notice)
+    if vllm_config.use_v2_model_runner:
+        logger.warning_once(V2_NOTICE)
+    return told
+
+
+def mend_context_norms(model: Any) -> None:
+    """Give each layer's context keys its own norm, where vLLM's kernel gives all of them the first layer's.
+
+    On a CPU `rms_norm` does not know weights `[L, D]` of one row per layer. Whether it does is tried, so that nothing
+    is touched where it does.
+
+    Args:
+        model (`DFlashQwen3Model`): With its weights loaded.
+    """
+    weights = model._k_norm_weights  # [L, D]
+    ones = weights.new_ones(len(weights), 1, 1, weights.shape[1])
+    normed = model._normalize_context_k(ones)[:, 0, 0]
+    if not torch.allclose(normed.float(), weights.float(), rtol=1e-2, atol=1e-3):
+        model._normalize_context_k = MethodType(_normalize_by_layer, model)
+        logger.info_once("hf_domino: this vLLM norms all layers' context keys by the first layer's weight; mended.")
+
+
+def _normalize_by_layer(model: Any, all_k: torch.Tensor) -> torch.Tensor:
+    normed = torch.empty_like(all_k)  # [L, C, heads, D]
+    for out, keys, weight in zip(normed, all_k, model._k_norm_weights, strict=True):
+        ops.rms_norm(out, keys, weight, model._rms_norm_eps)
+    return normed

@@ -1,0 +1,106 @@
+"""Which folders are served, and which settings and targets are refused by name."""
+
+import pytest
+from builders import TINY, build_drafter
+from transformers import Gemma3TextConfig, Qwen3Config
+
+from hf_domino import DominoConfig
+from hf_domino.formats.exporting import stored_config
+from hf_domino.serving.settings import READ, TESTED, check_settings, check_target, served_config, version_notice
+from hf_domino.target.identity import config_digest
+
+GREEDY = {
+    "num_speculative_tokens": 7,
+    "draft_sample_method": "greedy",
+    "use_local_argmax_reduction": False,
+    "use_heterogeneous_vocab": False,
+    "num_speculative_tokens_per_batch_size": None,
+}
+REFUSED = [
+    ("draft_sample_method", "probabilistic"),
+    ("use_local_argmax_reduction", True),
+    ("use_heterogeneous_vocab", True),
+    ("num_speculative_tokens_per_batch_size", [(1, 4, 7)]),
+    ("num_speculative_tokens", 8),
+    ("num_speculative_tokens", 0),
+    ("num_speculative_tokens", None),
+]
+
+
+PLAIN = DominoConfig(projector_type="dflash", shift_label=False)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [stored_config(PLAIN), stored_config(PLAIN, "speculators"), {"architectures": ["LlamaForCausalLM"]}],
+    ids=["specforge", "speculators", "none"],
+)
+def test_other_peoples_drafters_are_left_to_vllm(stored):
+    assert served_config(stored) is None
+
+
+@pytest.mark.parametrize("projector_type", ["domino", "dflash"])
+@pytest.mark.parametrize("shift_label", [True, False])
+@pytest.mark.parametrize("prefix_len", [0, 1])
+def test_what_we_export_is_served_as_it_is(tiny_qwen3, projector_type, shift_label, prefix_len):
+    shape = {"projector_type": projector_type, "shift_label": shift_label, "pure_draft_prefix_len": prefix_len}
+    config = build_drafter(tiny_qwen3, **shape).config
+    told = served_config(Qwen3Config.from_dict(stored_config(config)).to_dict())  # as vLLM hands it over
+    if projector_type == "dflash" and not shift_label:
+        assert told is None
+        return
+    names = ["projector_type", "shift_label", "block_size", "target_layer_ids", "emb_dim", "gru_hidden_dim"]
+    names = names[:4] if projector_type == "dflash" else [*names, "pure_draft_prefix_len"]
+    assert [getattr(told, name) for name in names] == [getattr(config, name) for name in names]
+
+
+def test_a_folder_that_contradicts_itself():
+    with pytest.raises(ValueError, match=r"emb_dim in the checkpoint's config\.json must be 256"):
+        served_config(stored_config(DominoConfig()) | {"emb_dim": 128})
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_settings_that_are_served(count):
+    check_settings(DominoConfig(block_size=8), GREEDY | {"num_speculative_tokens": count})
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_settings_that_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be .*, got {'.*'}"):
+        check_settings(DominoConfig(block_size=8), GREEDY | {name: value})
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_several_devices_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be 1, got 2"):
+        check_settings(DominoConfig(block_size=8), GREEDY, **{name: 2})
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "num_hidden_layers", "hidden_size"])
+def test_another_target_is_refused(tiny_qwen3, name):
+    config = build_drafter(tiny_qwen3).config
+    check_target(config, tiny_qwen3.config)
+    other = Qwen3Config(**(TINY | {name: 2 * TINY[name]}))
+    with pytest.raises(ValueError, match=f"the target's {name} must be {TINY[name]} .*, got {2 * TINY[name]}"):
+        check_target(config, other)
+
+
+def test_a_target_that_differs_in_another_size_is_refused(tiny_qwen3):
+    config = build_drafter(tiny_qwen3).config
+    config.target_config_digest = config_digest(tiny_qwen3.config)
+    told = served_config(stored_config(config))
+    check_target(told, tiny_qwen3.config)
+    with pytest.raises(ValueError, match=r"the target's config_digest must be '[0-9a-f]{16}' "):
+        check_target(told, Qwen3Config(**(TINY | {"intermediate_size": 96})))
+
+
+def test_scaled_embeddings_are_refused():
+    target = Gemma3TextConfig(**(TINY | {"vocab_size": 64}))
+    with pytest.raises(ValueError, match="the target's model_type must be another than Gemma's, got 'gemma3_text'"):
+        check_target(DominoConfig.for_target(target), target)
+
+
+def test_versions_that_were_not_tested_are_said():
+    assert all(version_notice(version) is None for version in (*TESTED, f"{TESTED[0]}+cpu"))
+    notice = version_notice("0.40.1")
+    assert all(part in notice for part in (*TESTED, *READ, "0.40.1"))

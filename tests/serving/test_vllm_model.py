@@ -1,0 +1,126 @@
+"""Our model of a drafter over a stand-in for vLLM's: rows, logits, weights, refusals."""
+
+import importlib
+import logging
+
+import pytest
+import torch
+from builders import MASK, VOCAB_SIZE, build_drafter
+from safetensors.torch import load_file
+from stand_in import install, server
+
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.formats.exporting import stored_config
+from hf_domino.target.view import TargetModel
+
+IDS = [0, 3, 4, 9, 11, 40, 62]
+COUNT, REQUESTS = 5, 3
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The class, over the stand-in."""
+    install(monkeypatch)
+    return importlib.import_module("hf_domino.serving.vllm_model").ServedDrafter
+
+
+def loaded(served, target, drafter, folder, **settings):
+    drafter.export(folder, dtype=torch.float32, overwrite=True)
+    model = served(vllm_config=server(target, stored_config(drafter.config, dtype="float32"), **settings))
+    model.load_weights(load_file(folder / "model.safetensors").items())
+    return model
+
+
+def drafts(model, hidden, anchors):
+    """Proposals `[B, P]` as the server takes them: of draft hidden states `[B, 1 + P, H]`, three rows of padding."""
+    rows = torch.full((REQUESTS, COUNT + 1), MASK)
+    rows[:, 0] = anchors
+    model.model.hidden = torch.cat((hidden.flatten(end_dim=1), torch.randn(3, hidden.shape[2])))
+    states = model(torch.cat((rows.flatten(), torch.zeros(3, dtype=torch.long))), None)
+    asked = torch.arange(REQUESTS * (COUNT + 1)).view(REQUESTS, -1)[:, 1:].flatten()
+    return model.compute_logits(states[asked]).argmax(dim=-1).view(REQUESTS, COUNT)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["domino", "dflash"])
+@pytest.mark.parametrize("shift_label", [True, False])
+@pytest.mark.parametrize("ids", [None, IDS], ids=["whole", "reduced"])
+def test_the_server_takes_our_proposals(served, tiny_llama, tmp_path, kind, shift_label, ids):
+    shape = {"projector_type": kind, "shift_label": shift_label, "draft_pool_size": None}
+    drafter = build_drafter(tiny_llama, **shape)
+    if ids is not None:
+        drafter = drafter.restricted(ids)
+    model = loaded(served, tiny_llama, drafter, tmp_path)
+    hidden, text = torch.randn(REQUESTS, COUNT + 1, 32), torch.randint(4, VOCAB_SIZE, (REQUESTS, 3))
+    own = hidden[:, :-1] if shift_label else hidden[:, 1:]
+    law = TokenLaw([])
+    prefixes = Prefixes(text, [3] * REQUESTS, [0, 1, 2])
+    expected = rollout(drafter, TargetModel(tiny_llama, drafter.config), own, prefixes, law)
+    if kind == "dflash" and not shift_label and ids is not None:
+        assert model.told is None  # vLLM's own, which knows no t2d
+        return
+    assert torch.equal(drafts(model, hidden, text[:, -1]), expected)
+
+
+def test_weights_that_vllm_knows_are_handed_on(served, tiny_llama, tmp_path):
+    drafter = build_drafter(tiny_llama)
+    model = loaded(served, tiny_llama, drafter, tmp_path)
+    heads = {name for name in drafter.state_dict() if name.split(".")[0] in ("prefix_gru", "embed_proj")}
+    assert model.loaded.keys() == drafter.state_dict().keys() - heads
+    assert {f"head.{name}" for name in heads} <= model.state_dict().keys()
+
+
+def test_plain_dflash_is_untouched(served, tiny_llama):
+    stored = stored_config(build_drafter(tiny_llama, projector_type="dflash", shift_label=False).config)
+    model = served(vllm_config=server(tiny_llama, stored, draft_sample_method="probabilistic"))
+    weights = {"anything": torch.ones(1), "t2d": torch.ones(VOCAB_SIZE, dtype=torch.bool)}
+    model.load_weights(weights.items())
+    assert model.loaded == weights
+    model.model.hidden = torch.randn(12, 32)
+    assert model(torch.arange(12), None) is model.model.hidden
+    assert torch.equal(model.compute_logits(model.model.hidden), tiny_llama.lm_head(model.model.hidden))
+
+
+def test_an_untrained_head_leaves_no_token_out(served, tiny_llama, tmp_path):
+    drafter = build_drafter(tiny_llama)
+    torch.nn.init.zeros_(drafter.embed_proj[2].weight)
+    assert loaded(served, tiny_llama, drafter, tmp_path).left_out is None
+
+
+def test_a_truncated_folder_is_refused(served, tiny_llama, tmp_path):
+    drafter = build_drafter(tiny_llama)
+    model = served(vllm_config=server(tiny_llama, stored_config(drafter.config)))
+    tensors = {name: t for name, t in drafter.state_dict().items() if name != "embed_proj.2.weight"}
+    with pytest.raises(ValueError, match=r"a file without embed_proj\.2\.weight"):
+        model.load_weights(tensors.items())
+    with pytest.raises(ValueError, match=r"embed_proj\.2\.weight must be of shape \(64, 16\)"):
+        model.load_weights((tensors | {"embed_proj.2.weight": torch.zeros(60, 16)}).items())
+
+
+def test_settings_are_refused_before_anything_is_built(served, tiny_llama):
+    stored = stored_config(build_drafter(tiny_llama).config)
+    with pytest.raises(ValueError, match=r"num_speculative_tokens must be in \[1, 5\] \(block_size=6\), got 6"):
+        served(vllm_config=server(tiny_llama, stored, num_speculative_tokens=6))
+
+
+@pytest.mark.parametrize(("version", "is_v2", "said"), [("0.40.0", False, "0.40.0"), ("0.32.0", True, "V2_MODEL_RUN")])
+def test_what_was_not_run_is_said(monkeypatch, tiny_llama, caplog, version, is_v2, said):
+    install(monkeypatch, version)
+    served = importlib.import_module("hf_domino.serving.vllm_model").ServedDrafter
+    with caplog.at_level(logging.WARNING, "vllm.hf_domino"):
+        served(vllm_config=server(tiny_llama, stored_config(build_drafter(tiny_llama).config), is_v2=is_v2))
+    assert said in caplog.text
+
+
+def test_context_keys_get_the_norm_of_their_layer(served, tiny_llama, tmp_path):
+    norms, keys = torch.rand(3, 8) + 0.5, torch.randn(3, 4, 2, 8)
+    model = loaded(served, tiny_llama, build_drafter(tiny_llama), tmp_path, k_norms=norms).model
+    expected = torch.stack([torch.nn.functional.rms_norm(k, (8,), w, 1e-6) for k, w in zip(keys, norms, strict=True)])
+    torch.testing.assert_close(model._normalize_context_k(keys), expected)
+
+
+def test_norms_that_are_right_are_left_alone(served, tiny_llama, tmp_path):
+    model = loaded(served, tiny_llama, build_drafter(tiny_llama), tmp_path, k_norms=torch.ones(3, 8)).model
+    assert "_normalize_context_k" not in vars(model)

@@ -97,9 +97,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 
 
-def build(model_type: str) -> PreTrainedModel:
-    """A random fp32 model of this type in evaluation mode."""
-    config = tiny_config(CONFIG_MAPPING[model_type], OVERRIDES.get(model_type, {}))
+def build(model_type: str, **overrides: Any) -> PreTrainedModel:
+    """A random fp32 model of this type in evaluation mode, with these fields of its configuration."""
+    config = tiny_config(CONFIG_MAPPING[model_type], OVERRIDES.get(model_type, {}) | overrides)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     for weight in model.parameters():

@@ -10,7 +10,7 @@ import torch
 import transformers
 from builders import build_drafter, left_padded
 from families import MODEL_TYPES, VOCAB_SIZE, build
-from oracle import faults
+from oracle import faults, tree_faults
 
 NEW_TOKENS = 60  # two cycles of faults
 LOGITS_TOL = {"atol": 1e-4, "rtol": 1e-4}  # fp32 sums in another order, through four layers
@@ -99,3 +99,17 @@ def test_exact_or_refused(model_type):
         refusal = refusal_of(target, batch_size, do_sample)
         assert (refusal is None) == (expected is None), refusal
         assert expected is None or expected in refusal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted({*MODEL_TYPES} - {*REFUSED, *NOT_BUILT}))
+def test_trees_are_exact(model_type):
+    target, prompt = build(model_type), PROMPTS[0][None]
+    drafter = build_drafter(target, draft_tree_size=11)
+    for do_sample in (False, True):
+        options = {"do_sample": do_sample, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1, "use_cache": True}
+        torch.manual_seed(0)
+        plain = target.generate(prompt, **options)
+        torch.manual_seed(0)
+        with tree_faults(plain[0].tolist(), VOCAB_SIZE, 11):
+            assert torch.equal(target.generate(prompt, assistant_model=drafter, **options), plain)

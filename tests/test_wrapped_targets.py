@@ -7,7 +7,7 @@ import torch
 import transformers
 from accelerate import cpu_offload, disk_offload
 from builders import left_padded
-from oracle import oracle
+from oracle import oracle, tree_faults
 from peft import LoraConfig, get_peft_model
 from test_families import build
 
@@ -104,3 +104,8 @@ def test_text_of_a_multimodal_target(make_drafter, family):
     config = getattr(transformers, f"{family}Config")(**fields)
     target = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
     check(target, make_drafter(target))
+    ids, drafter = PROMPTS[0][None], make_drafter(target, draft_tree_size=11)
+    plain = target.generate(ids, **OPTIONS)
+    with tree_faults(plain[0].tolist(), 96, 11):
+        assert torch.equal(target.generate(ids, assistant_model=drafter, **OPTIONS), plain)
+    assert drafter.stats.chain is None

@@ -200,7 +200,7 @@ class _Generation:
                 kept, path = self._verify_at_once(prefixes, block, proposals, logits)
             captured = self.runner.follow(path, captured)
         if self.step_outputs.forward_kwargs:
-            self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows)
+            self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows, path)
         unfinished = self.committed.unfinished
         if unfinished or len(self.rows) == 1:
             self.session.observe_block(captured, kept)

@@ -25,6 +25,7 @@ from hf_domino.decoding.caches.rewind import (
     recurrent_layers,
 )
 from hf_domino.decoding.tree.form import Tree, along
+from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.drafter.stats import PhaseTimer
 from hf_domino.target.view import TargetModel
 
@@ -67,11 +68,6 @@ class TargetRunner:
     def cache(self) -> Any:
         """The target's cache."""
         return self.kwargs["past_key_values"]
-
-    @property
-    def asks_for_outputs(self) -> bool:
-        """Whether forwards are asked for more than logits and what drafting reads."""
-        return self._keeps_outputs
 
     def prefill(
         self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
@@ -162,16 +158,13 @@ class TargetRunner:
         self._checked = self._advanced(copy.copy(self.kwargs), width - 1) if width > 1 else self.kwargs
         self._block = torch.cat((anchors, proposed.tokens), dim=1)
         self._snapshot = StateSnapshot(self.cache) if recurrent_layers(self.cache) else None
-        cached = int(self.cache.get_seq_length())
-        mask = self.mask(cached + 1)  # the anchor has a column already
-        seen = None if mask is None else mask[:, :-1]
         return self._forward(
             self._block,
             self._checked,
             width,
             logits_to_keep=width,
             is_first_iteration=False,
-            arrange=lambda inputs: proposed.inputs(inputs, cached, seen, self.model.dtype),
+            arrange=lambda inputs: tree_inputs(proposed, inputs, self.model),
         )
 
     def follow(self, path: torch.Tensor | None, captured: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

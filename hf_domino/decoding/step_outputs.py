@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
+
+from hf_domino.decoding.tree.form import along
 
 
 class StepOutputs:
@@ -33,25 +36,45 @@ class StepOutputs:
         for name, steps in self._steps.items():
             steps.append(getattr(outputs, name))
 
-    def add_block(self, outputs: ModelOutput, num_kept: int, sliding_windows: list[int | None]) -> None:
+    def add_block(
+        self,
+        outputs: ModelOutput,
+        num_kept: int,
+        sliding_windows: list[int | None],
+        path: torch.Tensor | None = None,
+    ) -> None:
         """Keep what belongs to the committed tokens of a round.
 
         Args:
             outputs (`ModelOutput`): Of the verification forward: hidden states `[1, W, H]`, attentions `[1, A, W, K]`.
             num_kept (`int`): Committed tokens.
             sliding_windows (`list[int | None]`): Window of each layer of the cache, None for all positions.
+            path (`torch.Tensor`, *optional*): Their places in the block `[1, C]`; None for the first ones.
         """
+        states = [along(path, layer) for layer in self._of(outputs, "hidden_states")]
+        attentions = [_attention_along(path, layer) for layer in self._of(outputs, "attentions")]
         for index in range(num_kept):
             if "hidden_states" in self._steps:
-                states = tuple(layer[:, index : index + 1] for layer in outputs.hidden_states)
-                self._steps["hidden_states"].append(states)
+                self._steps["hidden_states"].append(tuple(layer[:, index : index + 1] for layer in states))
             if "attentions" in self._steps:
-                pairs = zip(outputs.attentions, sliding_windows, strict=True)
+                pairs = zip(attentions, sliding_windows, strict=True)
                 self._steps["attentions"].append(tuple(_attention_of(layer, index, window) for layer, window in pairs))
+
+    def _of(self, outputs: ModelOutput, name: str) -> Any:
+        return getattr(outputs, name) if name in self._steps else ()
 
     def results(self) -> dict[str, tuple]:
         """Fields for what `generate` returns: for each token a tuple over layers."""
         return {name: tuple(steps) for name, steps in self._steps.items()}
+
+
+def _attention_along(path: torch.Tensor | None, attention: torch.Tensor) -> torch.Tensor:
+    """Of weights `[1, A, W, K]` those that positions of a path give each other and what is cached."""
+    if path is None:
+        return attention
+    num_cached, path = attention.shape[3] - attention.shape[2], path[0].to(attention.device)
+    columns = torch.cat((torch.arange(num_cached, device=path.device), num_cached + path))
+    return attention[:, :, path][..., columns]
 
 
 def _attention_of(attention: Any, index: int, window: int | None) -> Any:

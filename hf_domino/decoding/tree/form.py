@@ -5,14 +5,13 @@ of a node at most one is right, and the right nodes are one path from the anchor
 
 The verification forward goes over W = N + 1 positions: 0 is the anchor, and node n stands at n + 1.
 
-Shapes: B rows, N nodes, W positions, C longest path, S cached positions, T tokens so far, V vocabulary.
+Shapes: B rows, N nodes, W positions, C longest path, T tokens so far, V vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -75,30 +74,6 @@ class Tree:
             )
         own = torch.eye(width, dtype=torch.bool, device=self.tokens.device).repeat(len(self.tokens), 1, 1)
         return own.scatter(2, self._jumps, True)  # the anchor, which all see, is all there is behind it
-
-    def inputs(
-        self, inputs: dict[str, Any], num_cached: int, mask: torch.Tensor | None, dtype: torch.dtype
-    ) -> dict[str, Any]:
-        """The target's inputs `[B, W]` for a chain of these tokens, rearranged for this tree.
-
-        Args:
-            inputs (`dict`): What `prepare_inputs_for_generation` gives.
-            num_cached (`int`): Positions of the target's cache (S).
-            mask (`torch.Tensor`, *optional*): Which cached columns are no padding, `[B, S]`; None for all.
-            dtype (`torch.dtype`): Of the target's attention scores.
-        """
-        if self.parents is None:
-            return inputs
-        sees = self.sees
-        columns = sees.new_ones(len(sees), num_cached) if mask is None else mask.bool()
-        visible = torch.cat((columns[:, None].expand(-1, sees.shape[1], -1), sees), dim=2)[:, None]
-        # Eager attention adds its mask, a boolean one as 0 and 1.
-        added = torch.zeros(visible.shape, dtype=dtype, device=sees.device)
-        rearranged = {
-            "attention_mask": added.masked_fill_(~visible, torch.finfo(dtype).min),
-            "position_ids": inputs["position_ids"][..., :1] + self.depths,
-        }
-        return inputs | rearranged
 
     def seen_by(self, prefixes: Prefixes) -> Prefixes:
         """What each position sees: `B * W` texts, those of the first row first."""

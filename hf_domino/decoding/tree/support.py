@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import DynamicCache
 
+from hf_domino.decoding.caches.alignment import PER_POSITION, unalignable
 from hf_domino.decoding.correcting.candidates import fits_pool
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.residual.rule import ResidualRule
@@ -20,6 +21,7 @@ from hf_domino.decoding.rollout import EXACT_POOL_SIZE
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.decoding.verification import CoupledRule
 
 # Attention whose window or temperature goes by columns, which are positions in a chain only.
@@ -60,16 +62,13 @@ def why_chain(
         return "the residual rule"
     if law.may_keep_state or not fits_pool(session.law, config.draft_pool_size or EXACT_POOL_SIZE):
         return "logits processors that keep state or look at all tokens"
-    if runner.asks_for_outputs:
-        return "hidden states or attentions are returned"
     if runner.kwargs.get("position_ids") is None:
         return "the target is not told positions"
     if unknown := [name for name, value in runner.kwargs.items() if not _is_known(name, value)]:
         return f"the target reads {unknown[0]}"
-    # A cache of the caller's may know nothing of windows, and an empty one has no layers yet.
-    layers = (*runner.cache.layers, *DynamicCache(config=text).layers)
-    if kinds := [type(layer).__name__ for layer in layers if type(layer) is not DynamicLayer]:
-        return f"a cache with {kinds[0]}"
+    # An empty cache of the caller's has no layers yet.
+    if kind := unalignable(runner.cache) or unalignable(DynamicCache(config=text)):
+        return f"a cache with {kind}"
     attention = getattr(text, "_attn_implementation", "eager")
     if attention not in ("eager", "sdpa"):
         return f"{attention} attention"
@@ -80,9 +79,10 @@ def why_chain(
 
 def _is_known(name: str, value: Any) -> bool:
     """Whether a keyword argument of the target's forward is a text's, which is masked and counted by us."""
-    if name in ("attention_mask", "position_ids") and value is not None:
+    if name == "attention_mask" and value is not None:
         return value.dim() == 2
-    return not isinstance(value, torch.Tensor) or name in ("inputs_embeds", "logits_to_keep")
+    # Token types stay what they are behind the prompt, and positions of a kind of their own go up by one, too.
+    return not isinstance(value, torch.Tensor) or name in (*PER_POSITION, "inputs_embeds", "logits_to_keep")
 
 
 def _trial(target: PreTrainedModel, attention: str) -> str | None:
@@ -95,19 +95,21 @@ def _trial(target: PreTrainedModel, attention: str) -> str | None:
 
 def _try(target: PreTrainedModel) -> str | None:
     """Verify a text as a chain and as a branch of a tree; why not, where the logits are others."""
-    chain = torch.arange(1, NUM_TRIED + 1, device=target.device)[None]
-    # A wrong token behind the first, the second and the third one; the text goes on beside them.
-    order, parents = [0, 6, 1, 6, 2, 6, 3, 4, 5], [0, 0, 2, 2, 4, 4, 6, 7]
+    positions = torch.arange(NUM_TRIED, device=target.device)[None]
+    chain = positions + 1
+    # Behind the first token a wrong one follows the next three; the text goes on beside them.
+    order, parents = [1, 6, 2, 6, 3, 6, 4, 5], [0, 0, 2, 2, 4, 4, 6]
     tree = Tree(chain[:, order[1:]], torch.tensor([parents], device=target.device))
     try:
-        expected = target(input_ids=chain, use_cache=False).logits
-        positions = torch.arange(len(order), device=target.device)[None]
-        inputs = {"input_ids": chain[:, order], "position_ids": positions}
-        logits = target(**tree.inputs(inputs, 0, None, target.dtype), use_cache=False).logits
+        expected = target(input_ids=chain, position_ids=positions, use_cache=False).logits[:, 1:6]
+        cache = DynamicCache(config=target.config)
+        target(input_ids=chain[:, :1], position_ids=positions[:, :1], past_key_values=cache, use_cache=True)
+        inputs = {"input_ids": chain[:, order], "position_ids": positions[:, 1:], "past_key_values": cache}
+        logits = target(**tree_inputs(tree, inputs, target), use_cache=True).logits
     except Exception as error:  # whatever a target makes of such inputs
         return f"the target does not take trees: {type(error).__name__}: {error}"
     right = [place for place, index in enumerate(order) if index != 6]
-    difference = (logits[:, right].float() - expected[:, :6].float()).abs().max()
+    difference = (logits[:, right].float() - expected.float()).abs().max()
     if not difference <= TOLERANCE.get(target.dtype, 0.0) * expected.float().std():
         return f"the target's logits in a tree differ by {float(difference):.2g}"
     return None

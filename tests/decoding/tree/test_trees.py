@@ -14,23 +14,34 @@ from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, Tex
 NEW_TOKENS, MOST_NODES = 40, 11
 TAKE_TREES = (
     "cohere",
+    "cohere2",
+    "cohere_compass_text",
     "deepseek_v3",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
     "glm",
     "gpt2",
     "gpt_neox",
+    "gpt_oss",
     "llama",
+    "mistral",
+    "mixtral",
     "olmo2",
     "opt",
+    "phi3",
     "qwen2_moe",
+    "qwen3",
+    "roberta",
     "stablelm",
+    "starcoder2",
 )
 WHY_CHAIN = {
     "bamba": "a cache with",
     "bart": "positions",
     "bloom": "positions",
-    "gemma3_text": "a cache with DynamicSlidingWindowLayer",
     "gpt_neo": "by columns",
-    "qwen3": "a cache with DynamicSlidingWindowLayer",
+    "llama4_text": "by columns",
 }
 SETTINGS = {
     "greedy": {},
@@ -101,13 +112,49 @@ def test_what_a_mask_hides_stays_hidden(tiny_qwen3, mask, do_sample):
     assert stats.chain is None
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "mistral", "qwen3"])
-def test_windows_are_known_where_the_callers_cache_knows_none(model_type):
+@pytest.mark.parametrize("model_type", ["gemma3_text", "mistral"])
+@pytest.mark.parametrize("window", [4, 16])
+@pytest.mark.parametrize("length", [3, 24])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_windows_before_in_and_behind_the_prompt_are_exact(model_type, window, length, do_sample):
+    target = build(model_type, sliding_window=window)
+    assert check_equal(target, prompt=torch.arange(7, 7 + length)[None], do_sample=do_sample)[0].chain is None
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "mistral"])
+def test_windows_are_kept_where_the_callers_cache_knows_none(model_type):
     target = build(model_type)
     drafter = build_drafter(target, draft_tree_size=MOST_NODES)
     plain = text_of(target, past_key_values=DynamicCache())[0]
-    assert torch.equal(text_of(target, drafter, past_key_values=DynamicCache())[0], plain)
-    assert "SlidingWindow" in drafter.stats.chain
+    with tree_faults(plain[0].tolist(), target.config.vocab_size, MOST_NODES):
+        assert torch.equal(text_of(target, drafter, past_key_values=DynamicCache())[0], plain)
+    assert drafter.stats.chain is None
+
+
+def test_types_of_tokens_are_exact():
+    stats, _ = check_equal(build("gpt2"), token_type_ids=torch.arange(12)[None])
+    assert stats.chain is None
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text", "mistral", "gpt2"])
+def test_hidden_states_and_attentions_are_those_of_the_path(model_type):
+    target = build(model_type)
+    target.set_attn_implementation("eager")
+    options = {"return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": True}
+    plain, drafter = text_of(target, **options)[0], build_drafter(target, draft_tree_size=MOST_NODES)
+    with tree_faults(plain.sequences[0].tolist(), target.config.vocab_size, MOST_NODES):
+        ours = text_of(target, drafter, **options)[0]
+    assert drafter.stats.chain is None
+    torch.testing.assert_close(ours.hidden_states, plain.hidden_states, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(ours.attentions, plain.attentions, atol=1e-4, rtol=1e-4)
+
+
+def test_a_stop_string_ends_the_text(tiny_qwen3, tiny_tokenizer):
+    text = tiny_tokenizer.decode(text_of(tiny_qwen3)[0][0])
+    for start in range(len(text) // 2, len(text) - 4, 9):
+        options = {"stop_strings": text[start : start + 3], "tokenizer": tiny_tokenizer}
+        stats, _ = check_equal(tiny_qwen3, **options)
+        assert stats.chain is None
 
 
 def test_an_end_inside_a_branch_ends_the_text(tiny_qwen3):
@@ -128,14 +175,16 @@ def test_scores_and_logits_are_those_of_the_path(tiny_qwen3):
     torch.testing.assert_close(keys, expected[:, :, : keys.shape[2]], atol=1e-4, rtol=1e-4)
 
 
-def test_a_second_turn_goes_on_from_the_cache(tiny_qwen3):
-    drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
-    caches = DynamicCache(config=tiny_qwen3.config), DynamicCache(config=tiny_qwen3.config)
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text", "mistral", "llama"])
+def test_a_second_turn_goes_on_from_the_cache(model_type):
+    target = build(model_type)
+    drafter = build_drafter(target, draft_tree_size=MOST_NODES)
+    caches = DynamicCache(config=target.config), DynamicCache(config=target.config)
     prompt = torch.arange(7, 19)[None]
     for _ in range(3):
-        plain = text_of(tiny_qwen3, prompt=prompt, past_key_values=caches[0], max_new_tokens=12)[0]
-        with tree_faults(plain[0].tolist(), tiny_qwen3.config.vocab_size, MOST_NODES):
-            ours = text_of(tiny_qwen3, drafter, prompt, past_key_values=caches[1], max_new_tokens=12)[0]
+        plain = text_of(target, prompt=prompt, past_key_values=caches[0], max_new_tokens=12)[0]
+        with tree_faults(plain[0].tolist(), target.config.vocab_size, MOST_NODES):
+            ours = text_of(target, drafter, prompt, past_key_values=caches[1], max_new_tokens=12)[0]
         assert torch.equal(ours, plain)
         assert drafter.stats.chain is None
         prompt = torch.cat((plain, torch.tensor([[20, 21, 22]])), dim=1)
@@ -164,7 +213,6 @@ def test_calls_that_cannot_take_trees_get_chains_and_say_why(tiny_qwen3):
         (drafter, {"prompt": ids, "attention_mask": mask}, "a batch"),
         (drafter, {"cache_implementation": "static"}, "fixed shape"),
         (drafter, {"logits_processor": LogitsProcessorList([_Counting()])}, "processors"),
-        (drafter, {"return_dict_in_generate": True, "output_hidden_states": True}, "hidden states"),
         (residual, {"do_sample": True}, "residual"),
     ):
         text_of(tiny_qwen3, own, **options)

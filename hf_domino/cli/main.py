@@ -43,6 +43,10 @@ COMMANDS = {
     "find": ("hf_domino.cli.find", "List drafters on the Hub for a target, and say which of them load."),
     "push": ("hf_domino.cli.push", "Publish a drafter's folder on the Hub: weights, configuration, card, results."),
     "export": ("hf_domino.cli.export", "Write a drafter as a folder that SGLang, vLLM and others read."),
+    "serve-check": (
+        "hf_domino.cli.serve_check",
+        "Compare a vLLM server with a drafter with Transformers and our loop.",
+    ),
     "study": ("hf_domino.cli.study", "Train Domino, its twin and variants alike, and show what made a difference."),
     "recipe": ("hf_domino.cli.recipe", "Make a pair from nothing: the bundled one, or that of SmolLM2."),
     "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),

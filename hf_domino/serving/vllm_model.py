@@ -68,6 +68,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
             logits = logits.masked_fill(self.left_out, -torch.inf)
         if self.head is None:
             return logits
+        assert self._rows is not None
         anchors = anchors_of(self._rows, len(hidden_states), self.num_proposals)
         blocks = (part.unflatten(0, (-1, self.num_proposals)) for part in (logits, hidden_states))  # [B, P, ...]
         return self.head(*blocks, anchors, self.model.embed_tokens).flatten(end_dim=1)
@@ -75,16 +76,16 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load a folder's tensors, the head's here and the others as vLLM does."""
         if self.told is not None:
-            weights = self._load_head(dict(_renamed(weights))).items()
+            weights = self._load_head(self.told, dict(_renamed(weights))).items()
         super().load_weights(weights)
         mend_context_norms(self.model)
 
-    def _load_head(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _load_head(self, told: DominoConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Load what vLLM does not know; returns the rest."""
-        check_tensors(self.told, DFLASH_CONFIG, tensors)
+        check_tensors(told, DFLASH_CONFIG, tensors)
         if (t2d := tensors.pop(T2D, None)) is not None:
-            ids = drafted_ids(t2d, self.told.vocab_size)
-            self.left_out = torch.ones(self.told.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
+            ids = drafted_ids(t2d, told.vocab_size)
+            self.left_out = torch.ones(told.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
             self.left_out = self.left_out.to(self.lm_head.weight.device)
         if self.head is not None:
             own = [name for name in tensors if name.partition(".")[0] in HEAD_MODULES]

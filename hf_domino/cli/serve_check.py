@@ -1,0 +1,72 @@
+"""`hf-domino serve-check`: does a vLLM server draft as we do; exit code 0 if it does, 1 if not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+from hf_domino._common.fields import PROMPT_FIELDS
+from hf_domino.cli.exits import FAILED_CHECK
+from hf_domino.cli.flags import add_models, load_models, positive_int
+
+EXAMPLES = """\
+  hf-domino serve-check --python vllm-env/bin/python --num-prompts 10 --max-new-tokens 64
+  hf-domino serve-check --target Qwen/Qwen3-0.6B --drafter my-drafter --at-once 1,4,8 --server-flags="--enforce-eager"
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `hf-domino serve-check`."""
+    add_models(parser.add_argument_group("models"), measures=True)
+    add = parser.add_argument_group("texts").add_argument
+    add("--prompts", type=Path, help=f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target)")
+    add("--num-prompts", type=positive_int, default=50, help="use the first N prompts")
+    add("--max-new-tokens", type=positive_int, default=128, help="tokens to generate per prompt")
+    add = parser.add_argument_group("server").add_argument
+    add(
+        "--python", default=sys.executable, help="Python of the environment with vLLM and hf_domino (default: this one)"
+    )
+    add("--num-proposals", type=positive_int, help="proposals of a round (default: block_size - 1)")
+    add("--at-once", type=_counts, default=(1, 8), help="requests open together, a run each (default: 1,8)")
+    add(
+        "--server-flags",
+        type=shlex.split,
+        default=[],
+        help='more flags of vLLM\'s server, as --server-flags="--enforce-eager"',
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run `hf-domino serve-check`; returns 1 where texts differ in fp32, or rounds are more than ours."""
+    from hf_domino._common.provenance import provenance
+    from hf_domino.pair import PROMPTS, read_prompts
+    from hf_domino.serving.run import Serving, check_server
+
+    given = options.prompts and read_prompts(options.prompts)  # a wrong file is refused before models are loaded
+    pair = load_models(options)
+    prompts = (given or read_prompts(pair.folder / PROMPTS))[: options.num_prompts]
+    serving = Serving(
+        python=options.python,
+        dtype=options.dtype,
+        num_proposals=options.num_proposals or pair.drafter.config.block_size - 1,
+        max_new_tokens=options.max_new_tokens,
+        at_once=options.at_once,
+        flags=options.server_flags,
+    )
+    found = check_server(pair, prompts, serving)
+    if options.json:
+        flags = serving.all_flags()
+        made = {"target": pair.name, "dtype": serving.dtype, "num_proposals": serving.num_proposals, "flags": flags}
+        for row in found.rows():
+            print(json.dumps(row | made | provenance()))
+    else:
+        print(found)
+    return FAILED_CHECK if found.faults else 0
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(positive_int(part) for part in text.split(","))

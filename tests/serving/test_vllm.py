@@ -1,0 +1,142 @@
+"""Our drafters in vLLM's own server, on loopback: `environment.sh` makes what these tests need. Ten minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from builders import build_drafter
+from scipy.stats import chisquare
+
+from hf_domino.pair import PROMPTS, load_pair, read_prompts
+from hf_domino.serving.client import ask
+from hf_domino.serving.reference import encoded, reference
+from hf_domino.serving.run import Serving, check_server
+from hf_domino.serving.server import Server
+
+PYTHON = os.environ.get("HF_DOMINO_VLLM")
+ROOT = Path(__file__).parents[2]
+FLAGS = ("--dtype", "float32", "--generation-config", "vllm", "--enforce-eager", "--max-num-seqs", "8")
+PROPOSALS, DRAWS, LEAST_EXPECTED, LEAST_P = 7, 4000, 5.0, 1e-3
+BIASED = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.9] * PROPOSALS}
+
+pytestmark = [pytest.mark.vllm, pytest.mark.skipif(PYTHON is None, reason="HF_DOMINO_VLLM names no environment")]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return load_pair()
+
+
+@pytest.fixture(scope="module")
+def prompts(pair):
+    return read_prompts(pair.folder / PROMPTS)[:6]
+
+
+def drafted(folder, **settings):
+    fields = {"method": "dflash", "model": str(folder), "num_speculative_tokens": PROPOSALS}
+    return [*FLAGS, "--speculative-config", json.dumps(fields | settings)]
+
+
+def test_the_server_drafts_as_we_do(pair, prompts):
+    found = check_server(pair, prompts, Serving(PYTHON, "float32", PROPOSALS, 48, (1, 4), ("--enforce-eager",)))
+    assert found.faults == (), str(found)
+    assert {row["equal_to_transformers"] for row in found.rows()} == {len(prompts)}
+
+
+def test_other_peoples_drafters_are_served_as_without_us(pair, prompts, tmp_path, monkeypatch):
+    stranger = build_drafter(pair.target, projector_type="dflash", shift_label=False, block_size=8, mask_token_id=1)
+    stranger.export(tmp_path / "dflash", dtype="float32")
+    ids, found = encoded(pair, prompts), []
+    for plugins in (None, ""):
+        if plugins is not None:
+            monkeypatch.setenv("VLLM_PLUGINS", plugins)
+        with Server(PYTHON, str(pair.folder), drafted(tmp_path / "dflash"), tmp_path / "log") as server:
+            found.append(ask(server.url, ids, 16))
+    assert found[0].texts == found[1].texts == reference(pair, ids, 16).texts
+    assert min(answers.rounds for answers in found) > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_speculative_tokens": 8}, r"num_speculative_tokens must be in \[1, 7\] \(block_size=8\), got 8"),
+        ({"draft_sample_method": "probabilistic"}, "draft_sample_method must be 'greedy', got 'probabilistic'"),
+    ],
+)
+def test_what_is_refused_is_named(pair, tmp_path, settings, said):
+    pair.drafter.export(tmp_path / "domino", dtype="float32")
+    flags = drafted(tmp_path / "domino", **settings)
+    with pytest.raises(ChildProcessError, match=said), Server(PYTHON, str(pair.folder), flags, tmp_path / "log"):
+        pass
+
+
+@torch.no_grad()
+def law_of(pair, prompt):
+    """The target's law `[V, V]` of tokens 2 and 3 behind a prompt and its likeliest first token."""
+    first = int(pair.target(torch.tensor([prompt])).logits[0, -1].argmax())
+    text = [*prompt, first]
+    second = pair.target(torch.tensor([text])).logits[0, -1].softmax(dim=-1)
+    likely = (second > 1e-5).nonzero().flatten()
+    law = torch.zeros(len(second), len(second), dtype=torch.float64)
+    for piece in likely.split(64):
+        rows = torch.cat((torch.tensor(text).expand(len(piece), -1), piece[:, None]), dim=1)
+        law[piece] = (second[piece, None] * pair.target(rows).logits[:, -1].softmax(dim=-1)).double()
+    return first, law
+
+
+def surest(pair):
+    """Of the prompts, the one whose first token is the surest."""
+    ids = encoded(pair, read_prompts(pair.folder / PROMPTS))
+    chance = [float(pair.target(torch.tensor([prompt])).logits[0, -1].softmax(dim=-1).max()) for prompt in ids]
+    return ids[max(range(len(ids)), key=chance.__getitem__)]
+
+
+def p_value(texts, first, law):
+    """Of tokens 2 and 3 under the law, bins of few together."""
+    texts = [text for text in texts if text[0] == first]
+    counts = torch.zeros_like(law)
+    for _, second, third in texts:
+        counts[second, third] += 1
+    expected = law * len(texts)
+    rare = expected < LEAST_EXPECTED
+    seen = [*counts[~rare].tolist(), float(counts[rare].sum())]
+    awaited = [*expected[~rare].tolist(), len(texts) - float(expected[~rare].sum())]
+    assert len(seen) > 5
+    return chisquare(seen, awaited).pvalue
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_sampled_tokens_have_the_targets_law(pair, tmp_path, biased):
+    pair.drafter.export(tmp_path / "domino", dtype="float32")
+    prompt = surest(pair)
+    first, law = law_of(pair, prompt)
+    flags = drafted(tmp_path / "domino", **(BIASED if biased else {}))
+    with Server(PYTHON, str(pair.folder), flags, tmp_path / "log") as server:
+        found = ask(server.url, [prompt] * DRAWS, 3, at_once=8, temperature=1.0, ignore_eos=True)
+    assert found.rounds > DRAWS / 2
+    assert sum(found.accepted) > 0
+    assert (p_value(found.texts, first, law) < LEAST_P) is biased
+
+
+def test_vllm_does_not_call_what_we_wrap():
+    script = "import vllm, pathlib; print(pathlib.Path(vllm.__file__).parent)"
+    done = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, check=True)
+    names = re.compile(
+        r"_validate_generation_mode|_assisted_decoding|_get_candidate_generator|load_assistant_model"
+        r"|transformers\.pipelines|transformers import pipeline"
+    )
+    modules = list(Path(done.stdout.split()[-1]).rglob("*.py"))
+    assert len(modules) > 1000
+    assert [str(path) for path in modules if names.search(path.read_text(errors="replace"))] == []
+
+
+def test_the_fault_of_the_page_is_still_there():
+    (code, _) = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs" / "upstream.md").read_text(), re.MULTILINE | re.DOTALL)
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
+    assert "cpu [1.0, 1.0]" in done.stdout, "mended: mend_context_norms and the page can go"

@@ -26,6 +26,9 @@ from hf_domino.decoding.verification import CoupledRule
 
 # Attention whose window or temperature goes by columns, which are positions in a chain only.
 COUNTS_COLUMNS = ("gpt_neo", "llama4_text")
+# Tensors that a target may read: masks are rearranged, token types stay the same behind the prompt, and positions of
+# several axes go up by one in each.
+FOLLOW_TREES = (*PER_POSITION, "inputs_embeds", "logits_to_keep")
 # Of a right tree's logits, in standard deviations: sums in another order, and far less than a wrong position costs.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 NUM_TRIED = 7  # tokens of the text that a target is tried with
@@ -64,7 +67,8 @@ def why_chain(
         return "logits processors that keep state or look at all tokens"
     if runner.kwargs.get("position_ids") is None:
         return "the target is not told positions"
-    if unknown := [name for name, value in runner.kwargs.items() if not _is_known(name, value)]:
+    tensors = [name for name, value in runner.kwargs.items() if isinstance(value, torch.Tensor)]
+    if unknown := [name for name in tensors if name not in FOLLOW_TREES]:
         return f"the target reads {unknown[0]}"
     # An empty cache of the caller's has no layers yet.
     if kind := unalignable(runner.cache) or unalignable(DynamicCache(config=text)):
@@ -75,14 +79,6 @@ def why_chain(
     if text.model_type in COUNTS_COLUMNS:
         return f"attention of {text.model_type} goes by columns"
     return _trial(runner.target.model, attention)
-
-
-def _is_known(name: str, value: Any) -> bool:
-    """Whether a keyword argument of the target's forward is a text's, which is masked and counted by us."""
-    if name == "attention_mask" and value is not None:
-        return value.dim() == 2
-    # Token types stay what they are behind the prompt, and positions of a kind of their own go up by one, too.
-    return not isinstance(value, torch.Tensor) or name in (*PER_POSITION, "inputs_embeds", "logits_to_keep")
 
 
 def _trial(target: PreTrainedModel, attention: str) -> str | None:

@@ -15,24 +15,15 @@ PROMPTS = [torch.arange(7, 27), torch.arange(40, 43), torch.arange(30, 41)]
 TOL = {"atol": 1e-4, "rtol": 1e-4}  # fp32 sums in another order, through four layers
 # Node by node its parent's position: bushes, and paths of up to ten.
 PARENTS = [[0, 1, 1, 0, 3, 2, 4, 5, 6, 0], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 0, 0, 3, 3, 4, 2, 7, 7, 9]]
-# One mask, several, none of windows, keys of other layers, chunks in place of windows.
-WINDOWS = {
-    "mistral": ("sliding_window",),
-    "gemma3_text": ("sliding_window",),
-    "llama": (),
-    "gemma4_text": ("sliding_window",),
-    "llama4_text": ("attention_chunk_size",),
-}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("window", [4, 16])
 @pytest.mark.parametrize("knows_windows", [True, False])
-@pytest.mark.parametrize("model_type", WINDOWS)
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text", "mistral"])
 def test_each_node_sees_its_own_text(model_type, knows_windows, window, attention):
-    # By columns, padding included, if it is on.
-    target = build(model_type, attn_temperature_tuning=False, **dict.fromkeys(WINDOWS[model_type], window))
+    target = build(model_type, sliding_window=window)
     target.set_attn_implementation(attention)
     tree = Tree(torch.arange(30).view(3, 10) + 50, torch.tensor(PARENTS))
     ids, mask = left_padded(PROMPTS)

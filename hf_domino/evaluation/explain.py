@@ -1,13 +1,15 @@
 """One round, opened: what the drafter proposed and why, and what the target makes of it.
 
-For looking at and for drawing. The block is drafted by the code of a round and chosen from the laws of a call to
-`generate`, the processors of the target's generation configuration included.
+For looking at and for drawing. It is the round that the loop would make, by the code of a round: a tree where the
+drafter's configuration asks for one and the target takes it, else a chain. Proposals are chosen from the laws of a call
+to `generate`, the processors of the target's generation configuration included.
 
-Shapes: T tokens so far, P proposals, H hidden size, V vocabulary.
+Shapes: T tokens so far, C depths, N proposals, H hidden size, V vocabulary, D tokens that are drafted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +17,22 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
+from hf_domino.decoding.caches.alignment import PER_POSITION
 from hf_domino.decoding.correcting.corrections import Corrections
+from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.form import leading_run
+from hf_domino.decoding.stopping import KnownStops
+from hf_domino.decoding.tree.block import FIRST_SHARPNESS
+from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree.growing import grow_tree
+from hf_domino.decoding.tree.support import why_chain
+from hf_domino.decoding.verification import CoupledRule
 from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.integration.call_checks import check_inputs
 from hf_domino.target.compatibility import check_drafter, check_target
 from hf_domino.target.view import TargetModel
 
@@ -30,46 +41,83 @@ from hf_domino.target.view import TargetModel
 class Round:
     """What happened inside one greedy round, on the CPU; distributions are in fp32, after `generate`'s processors.
 
+    Position 0 is the anchor, and proposal n stands at n + 1.
+
     Args:
         anchor (`int`): The token the block starts from.
-        proposals (`torch.Tensor`): Token ids `[P]` that the drafter proposed.
-        base_probs (`torch.Tensor`): `[P, V]` of the backbone alone, which chose no token and knows none but the anchor.
-        corrected_probs (`torch.Tensor`): `[P, V]` after the correction head has read the anchor and the proposals
+        proposals (`torch.Tensor`): Token ids `[N]` that the drafter proposed; of a tree, parents before their children.
+        parents (`torch.Tensor`): The position that each stands behind, `[N]`; in a chain the one before.
+        chances (`torch.Tensor`, *optional*): That each is accepted with all before it, `[N]`, by what is known of a
+            drafter at first; None for a chain, which is drafted without.
+        base_probs (`torch.Tensor`): `[N, V]` of the backbone alone, which chose no token and knows none but the anchor.
+        corrected_probs (`torch.Tensor`): `[N, V]` after the correction head has read the anchor and the proposals
             before; `base_probs` itself where nothing is corrected.
-        target_probs (`torch.Tensor`): The target's `[P + 1, V]`, each position behind the proposals before it.
+        target_probs (`torch.Tensor`): The target's `[N + 1, V]`, each position behind the proposals before it.
     """
 
     anchor: int
     proposals: torch.Tensor
+    parents: torch.Tensor
+    chances: torch.Tensor | None
     base_probs: torch.Tensor
     corrected_probs: torch.Tensor
     target_probs: torch.Tensor
 
     @property
     def choices(self) -> torch.Tensor:
-        """The target's own tokens `[P + 1]`, each behind the proposals before it."""
+        """The target's own tokens `[N + 1]`, each behind the proposals before it."""
         return self.target_probs.argmax(dim=-1)
 
     @property
+    def path(self) -> list[int]:
+        """Positions that the round keeps, from the anchor on: each is what the target chose at the one before."""
+        choices, path = self.choices.tolist(), [0]
+        for position, (parent, token) in enumerate(zip(self.parents.tolist(), self.proposals.tolist(), strict=True), 1):
+            if parent == path[-1] and token == choices[parent]:
+                path.append(position)
+        return path
+
+    @property
     def num_accepted(self) -> int:
-        """How many proposals, from the first on, are the target's own tokens."""
-        return int(leading_run((self.proposals == self.choices[:-1])[None]))
+        """How many proposals, from the anchor on, are the target's own tokens."""
+        return len(self.path) - 1
 
     @property
     def committed(self) -> torch.Tensor:
         """What the round adds to the text: accepted proposals and the bonus token, `[num_accepted + 1]`."""
-        return self.choices[: self.num_accepted + 1]
+        return self.choices[self.path]
+
+    def walk(self, position: int = 0, depth: int = 0) -> Iterator[tuple[int, int]]:
+        """Positions and their depths, branch by branch, the likeliest first."""
+        yield position, depth
+        for child, parent in enumerate(self.parents.tolist(), 1):
+            if parent == position:
+                yield from self.walk(child, depth + 1)
+
+    def text(self, show: Callable[[int], str] = str) -> str:
+        """The round in lines: a star at what is kept, the token, its chance, and the target's own choice behind it.
+
+        Args:
+            show (`Callable`, *optional*): The text of a token id.
+        """
+        tokens, choices, lines = [self.anchor, *self.proposals.tolist()], self.choices.tolist(), []
+        for place, depth in self.walk():
+            kept = "*" if place in self.path else " "
+            chance = "" if self.chances is None or not place else f"{self.chances[place - 1]:.0%}"
+            lines.append(f"{kept} {chance:>4} {'  ' * depth}{show(tokens[place])} -> {show(choices[place])}")
+        return "\n".join(lines)
 
 
 def explain_round(
     drafter: DominoDraftModel, target: PreTrainedModel, input_ids: torch.Tensor, **generate_kwargs: Any
 ) -> Round:
-    """Draft and verify one whole block behind a text, greedily, and return everything that decides it.
+    """Draft and verify one whole block or tree behind a text, greedily, and return everything that decides it.
 
-    Nothing is changed, and nothing is kept between calls: the text is read twice, which takes longer than a round.
+    Nothing is changed, and nothing is kept between calls: the text is read anew, which takes longer than a round.
 
     Args:
-        drafter (`DominoDraftModel`): The drafter. `drafter.view(projector_type="dflash")` leaves its head out.
+        drafter (`DominoDraftModel`): The drafter. `drafter.view(projector_type="dflash")` leaves its head out,
+            `drafter.view(draft_tree_size=None)` forces a chain, and a number there asks for a tree of so many nodes.
         target (`PreTrainedModel`): The target.
         input_ids (`torch.Tensor`): The tokens so far, the anchor last, `[1, T]` with T at least 2.
         generate_kwargs: Arguments of `generate` that change the law of the next token, such as `repetition_penalty`.
@@ -78,7 +126,8 @@ def explain_round(
         [`Round`]: Proposals, the distributions they were chosen from, and the target's.
 
     Raises:
-        ValueError: If the drafter does not fit the target, or `input_ids` is not one text of at least two tokens.
+        ValueError: If the drafter does not fit the target, `generate` could not run the round, or `input_ids` is not
+            one text of at least two tokens.
 
     Example:
     ```python
@@ -104,13 +153,15 @@ def explain_round(
     found: list[Round] = []
 
     def look(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
-        found.append(_explain(drafter, TargetModel(model, drafter.config), input_ids, TokenLaw(logits_processor)))
+        law = TokenLaw(logits_processor, KnownStops.among(stopping_criteria))
+        found.append(_explain(drafter, TargetModel(model, drafter.config), input_ids, law, model_kwargs))
         return input_ids
 
     fixed = {
         "do_sample": False,
         "num_beams": 1,
         "num_return_sequences": 1,
+        "use_cache": True,
         "attention_mask": torch.ones_like(input_ids),
     }
     fixed["max_new_tokens"] = drafter.config.num_draft_tokens + 1
@@ -120,51 +171,86 @@ def explain_round(
 
 
 @torch.no_grad()
-def _explain(drafter: DominoDraftModel, target: TargetModel, input_ids: torch.Tensor, law: TokenLaw) -> Round:
-    count, prefixes = drafter.config.num_draft_tokens, Prefixes.of(input_ids)
+def _explain(
+    drafter: DominoDraftModel, target: TargetModel, input_ids: torch.Tensor, law: TokenLaw, kwargs: dict[str, Any]
+) -> Round:
+    check_inputs(target.model, input_ids, kwargs)
+    # The anchor has not been through the target.
+    before = {name: kwargs[name][..., :-1] for name in PER_POSITION if kwargs.get(name) is not None}
+    runner, prefixes = TargetRunner(target, kwargs | before), Prefixes.of(input_ids)
+    _, captured = runner.prefill(input_ids[:, :-1])
+    runner.begin([0])
+    draft_hidden = _draft(drafter, target, input_ids, captured)
+    tree, chances = _propose(drafter, runner, law, draft_hidden, prefixes)
+    logits, _ = runner.check_block(prefixes.last(), tree)
+    seen = tree.seen_by(prefixes)
+    parents = torch.arange(tree.num_nodes) if tree.parents is None else tree.parents[0].cpu()
+    behind = Prefixes(seen.ids[parents], [seen.lengths[parent] for parent in parents], [0] * tree.num_nodes)
     draft_law = law.without_state().over(drafter.vocabulary)
-    draft_hidden = _draft(drafter, target, input_ids)
-    proposals = rollout(drafter, target, draft_hidden, prefixes, draft_law)
-    base_logits = drafter.vocabulary.logits(target, draft_hidden.to(input_ids.device))
-    corrected_logits = _corrected(drafter, target, draft_hidden, base_logits, input_ids[:, -1], proposals)
-    text = torch.cat((input_ids, proposals), dim=1)
-    logits = target.model(input_ids=text, use_cache=False, logits_to_keep=count + 1).logits[:, -count - 1 :]
+    base_logits, corrected_logits = _draft_logits(drafter, target, draft_hidden, prefixes, tree, seen)
     return Round(
         anchor=int(input_ids[0, -1]),
-        proposals=proposals[0].cpu(),
-        base_probs=_probs(draft_law, prefixes, base_logits, proposals[:, :-1]),
-        corrected_probs=_probs(draft_law, prefixes, corrected_logits, proposals[:, :-1]),
-        target_probs=_probs(law, prefixes, logits, proposals),
+        proposals=tree.tokens[0].cpu(),
+        parents=parents,
+        chances=chances,
+        base_probs=_probs(draft_law, prefixes, behind, base_logits),
+        corrected_probs=_probs(draft_law, prefixes, behind, corrected_logits),
+        target_probs=_probs(law, prefixes, seen, logits[0]),
     )
 
 
-def _draft(drafter: DominoDraftModel, target: TargetModel, input_ids: torch.Tensor) -> torch.Tensor:
-    """Draft hidden states `[1, P, H]` of the positions that predict, in the block at the last token."""
-    outputs = target.model(input_ids=input_ids[:, :-1], use_cache=False, logits_to_keep=1, **target.capture_kwargs())
-    context = drafter.fuse_context([states.to(drafter.device) for states in target.captured(outputs)])
+def _propose(
+    drafter: DominoDraftModel,
+    runner: TargetRunner,
+    law: TokenLaw,
+    draft_hidden: torch.Tensor,
+    prefixes: Prefixes,
+) -> tuple[Tree, torch.Tensor | None]:
+    """What a round proposes by what is known at first, and the chances `[N]` of a tree's nodes."""
+    target, size, is_growing = runner.target, drafter.config.draft_tree_size, prefixes.ids.device.type == "cpu"
+    session = DraftSession(drafter, target, law.without_state())
+    if size is None or why_chain(runner, session, law, CoupledRule(law, do_sample=False), 1, is_growing) is not None:
+        return Tree(rollout(drafter, target, draft_hidden, prefixes, session.law)), None
+    options = {"num_nodes": size, "sharpness": FIRST_SHARPNESS}
+    grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, **options)
+    return grown.tree, grown.log_chances[0].exp().cpu()
+
+
+def _draft(
+    drafter: DominoDraftModel, target: TargetModel, input_ids: torch.Tensor, captured: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    """Draft hidden states `[1, C, H]` of the positions that predict, in the block at the last token."""
+    context = drafter.fuse_context([states.to(drafter.device) for states in captured])
     anchors = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device)
     block = draft_hidden_states(drafter, target, input_ids, context, anchors)[:, 0]  # [1, K, H]
     first = drafter.config.label_offset
     return block[:, first : first + drafter.config.num_draft_tokens]
 
 
-def _corrected(
+def _draft_logits(
     drafter: DominoDraftModel,
     target: TargetModel,
     draft_hidden: torch.Tensor,
-    base_logits: torch.Tensor,
-    anchors: torch.Tensor,
-    proposals: torch.Tensor,
-) -> torch.Tensor:
-    """Corrected logits `[1, P, V]`, each with the proposals before it read."""
+    prefixes: Prefixes,
+    tree: Tree,
+    seen: Prefixes,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Base logits and corrected ones of each node, `[N, D]`, with the tokens before it on its path read."""
+    depths = tree.depths[0, 1:] - 1
+    base_logits = drafter.vocabulary.logits(target, draft_hidden.to(depths.device))[0, depths]
     if not drafter.has_correction_head:
-        return base_logits
-    corrections = Corrections(drafter, target, draft_hidden, anchors)
-    for index in range(proposals.shape[1] - 1):
-        corrections.read(proposals[:, index])
-    return corrections.apply_to_all(base_logits)
+        return base_logits, base_logits
+    count, corrected = tree.num_nodes, base_logits
+    paths = seen.ids[1:, prefixes.lengths[0] :]  # [N, C]
+    corrections = Corrections(drafter, target, draft_hidden.expand(count, -1, -1), prefixes.last()[0].expand(count))
+    for depth in range(tree.depth):
+        here = (depths == depth)[:, None]
+        corrected = torch.where(here, corrections.apply(depth, base_logits), corrected)
+        corrections.read(paths[:, depth])
+    return base_logits, corrected
 
 
-def _probs(law: TokenLaw, prefixes: Prefixes, logits: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
-    """Probabilities `[N, V]` of successive positions of one text, on the CPU."""
-    return law.vocabulary.scatter(law.scores(prefixes, logits, continuation)).softmax(dim=-1)[0].cpu()
+def _probs(law: TokenLaw, prefixes: Prefixes, seen: Prefixes, logits: torch.Tensor) -> torch.Tensor:
+    """Probabilities `[N, V]` of positions that see these texts, on the CPU."""
+    scores = law.scores_behind(lambda: seen, prefixes, logits[None])
+    return law.vocabulary.scatter(scores).softmax(dim=-1)[0].cpu()

@@ -6,45 +6,89 @@ from pathlib import Path
 
 import pytest
 import torch
+from families import build
 
 from hf_domino import explain_round
-from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.runner import TargetRunner
+from hf_domino.decoding.tree.block import FIRST_SHARPNESS
+from hf_domino.evaluation.round_figure import draw_round
 from hf_domino.pair import BUNDLED, load_pair, read_prompts
 
 BUNDLED_FOLDER = Path(__file__).parents[2] / "model_cards" / BUNDLED
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
-ARGUMENTS = {"do_sample": False, "repetition_penalty": 1.3}
+ARGUMENTS = {"do_sample": False, "repetition_penalty": 1.3, "eos_token_id": -1}
 
 
 @pytest.fixture
 def real_rounds(monkeypatch):
-    """What the rounds of the calls to come propose: text so far and proposals of each."""
-    rounds, propose = [], DraftSession.propose
+    """The trees that the rounds of the calls to come propose."""
+    rounds, check_block = [], TargetRunner.check_block
 
-    def noted(self, prefixes, *args, **kwargs):
-        proposals = propose(self, prefixes, *args, **kwargs)
-        rounds.append((prefixes.ids[:, : prefixes.lengths[0]].clone(), proposals[0]))
-        return proposals
+    def noted(self, anchors, proposed):
+        rounds.append(proposed)
+        return check_block(self, anchors, proposed)
 
-    monkeypatch.setattr(DraftSession, "propose", noted)
+    monkeypatch.setattr(TargetRunner, "check_block", noted)
     return rounds
 
 
-@pytest.mark.parametrize("fields", [{}, {"shift_label": False}, {"projector_type": "dflash"}], ids=str)
+SHAPES = [{}, {"shift_label": False}, {"projector_type": "dflash"}, {"draft_tree_size": 11}]
+
+
+@pytest.mark.parametrize("fields", SHAPES, ids=str)
 def test_it_is_the_round_that_generate_runs(tiny_qwen3, make_drafter, real_rounds, fields):
     drafter = make_drafter(tiny_qwen3, **fields)
     text = tiny_qwen3.generate(
-        PROMPT, assistant_model=drafter, max_new_tokens=12, num_assistant_tokens=100, eos_token_id=-1, **ARGUMENTS
+        PROMPT, assistant_model=drafter, max_new_tokens=12, num_assistant_tokens=100, **ARGUMENTS
     )
-    lengths = drafter.stats.acceptance_lengths
-    assert len(lengths) == len(real_rounds) > 3
-    for (before, proposals), length in zip(real_rounds, lengths, strict=True):
-        opened = explain_round(drafter, tiny_qwen3, before, **ARGUMENTS)
-        assert opened.anchor == before[0, -1]
-        assert torch.equal(opened.proposals, proposals)
-        assert opened.num_accepted + 1 == length
-        start = before.shape[1]
+    lengths, rounds, start = drafter.stats.acceptance_lengths, list(real_rounds), PROMPT.shape[1] + 1
+    assert len(lengths) == len(rounds) > 3
+    for proposed, length in zip(rounds, lengths, strict=True):
+        opened = explain_round(drafter, tiny_qwen3, text[:, :start], **ARGUMENTS)
+        assert opened.anchor == text[0, start - 1]
+        assert torch.equal(opened.proposals, proposed.tokens[0])
+        if "draft_tree_size" in fields:
+            assert torch.equal(opened.parents, proposed.parents[0])
+        assert min(opened.num_accepted + 1, text.shape[1] - start) == length
         assert torch.equal(opened.committed[: text.shape[1] - start], text[0, start : start + length])
+        start += length
+
+
+def test_each_node_has_the_laws_of_its_own_path(tiny_qwen3, make_drafter):
+    """Of a tree, what chains along each of its paths have; chances by the scores that are known at first."""
+    drafter = make_drafter(tiny_qwen3, draft_tree_size=11, draft_pool_size=None)
+    opened = explain_round(drafter, tiny_qwen3, PROMPT, **ARGUMENTS)
+    assert len(set(opened.parents.tolist())) < len(opened.proposals) == 11  # it branches
+    paths, chances = [[]], [1.0]
+    for node, (token, parent) in enumerate(zip(opened.proposals.tolist(), opened.parents.tolist(), strict=True)):
+        law = opened.corrected_probs[node].pow(FIRST_SHARPNESS)
+        chances.append(chances[parent] * float(law[token] / law.sum()))
+        paths.append([*paths[parent], token])
+    assert opened.chances.tolist() == pytest.approx(chances[1:], rel=1e-3)
+    for position, path in enumerate(paths):
+        text = torch.cat((PROMPT, torch.tensor([path], dtype=torch.long)), dim=1)
+        output = tiny_qwen3.generate(
+            text, max_new_tokens=1, output_scores=True, return_dict_in_generate=True, **ARGUMENTS
+        )
+        torch.testing.assert_close(opened.target_probs[position], output.scores[0][0].softmax(dim=0), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("tree_size", [None, 11])
+def test_text_and_picture_show_proposals_chances_choices_and_the_path(tiny_qwen3, make_drafter, tree_size):
+    pytest.importorskip("matplotlib")
+    opened = explain_round(make_drafter(tiny_qwen3, draft_tree_size=tree_size), tiny_qwen3, PROMPT)
+    opened.target_probs[0, opened.proposals[0]] = 2.0  # the target's own choice
+    lines = opened.text(lambda token: f"<{token}>").splitlines()
+    assert [line[0] for line in lines].count("*") == len(opened.path) > 1
+    drawn = [text.get_text() for text in draw_round(opened, str).axes[0].texts]
+    for token, choice in zip([41, *opened.proposals.tolist()], opened.choices.tolist(), strict=True):
+        assert any(line.endswith(f"<{token}> -> <{choice}>") for line in lines)
+        assert str(token) in drawn
+    for position in set(range(len(opened.choices))) - set(opened.path[:-1]):
+        assert f" → {opened.choices[position]}" in drawn
+    for chance in [] if tree_size is None else opened.chances.tolist():
+        assert f"{chance:.0%}" in drawn
+        assert any(f" {chance:.0%} " in line for line in lines)
 
 
 def test_proposals_are_chosen_from_the_corrected_law(tiny_qwen3, make_drafter):
@@ -69,11 +113,22 @@ def test_other_shapes_are_refused(tiny_qwen3, tiny_drafter, ids):
         explain_round(tiny_drafter, tiny_qwen3, ids)
 
 
+def test_the_target_runs_as_generate_runs_it(make_drafter):
+    """RoBERTa counts its positions from 2 on where it is not told them; Mamba's state cannot be rewound."""
+    roberta, mamba = build("roberta"), build("mamba")
+    opened = explain_round(make_drafter(roberta), roberta, PROMPT)
+    plain = roberta.generate(PROMPT, max_new_tokens=1, output_logits=True, return_dict_in_generate=True)
+    torch.testing.assert_close(opened.target_probs[0], plain.logits[0][0].softmax(dim=0))
+    with pytest.raises(ValueError, match="cache must be a DynamicCache, got None"):
+        explain_round(make_drafter(mamba), mamba, PROMPT)
+
+
 @pytest.mark.skipif(not BUNDLED_FOLDER.exists(), reason="the bundled pair is not in this checkout")
-def test_rounds_of_the_bundled_pair_end_where_it_says():
+@pytest.mark.parametrize("tree_size", [None, 12])
+def test_rounds_of_the_bundled_pair_end_where_it_says(tree_size):
     """Where drafts are accepted: the whole text, told by opening one round after another."""
     pair = load_pair(BUNDLED_FOLDER)
-    drafter = pair.drafter.view(draft_length="full")
+    drafter = pair.drafter.view(draft_length="full", draft_tree_size=tree_size)
     prompt = pair.tokenizer(read_prompts(BUNDLED_FOLDER / "prompts.jsonl")[5]["text"], return_tensors="pt")["input_ids"]
     text = pair.target.generate(prompt, assistant_model=drafter, max_new_tokens=33, do_sample=False)
     told = text[:, : prompt.shape[1] + 1]

@@ -138,6 +138,11 @@ class Grown:
     races: list[Race]
     lanes: dict[int, tuple[int, int]]
 
+    @property
+    def log_chances(self) -> torch.Tensor:
+        """Of its nodes to be accepted with all before them, `[1, N]`."""
+        return torch.tensor([[node.log_chance for node in self.nodes]])
+
     def path(self, tokens: Sequence[int]) -> Iterator[tuple[Race, int, int]]:
         """The races that a text behind the anchor decided: race, lane, and place of the winner."""
         children = {(node.parent, node.token): place for place, node in enumerate(self.nodes)}

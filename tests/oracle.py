@@ -115,7 +115,7 @@ def tree_faults(truth: list[int], vocab_size: int, most_nodes: int) -> Iterator[
             parents.append(parent)
             depths.append(depths[parent] + 1)
         tree = Tree(torch.tensor([tokens]), torch.tensor([parents]), max(depths))
-        return Grown(tree, [], [], {})
+        return Grown(tree, torch.ones(1, len(tokens)), [], [])
 
     drafting.DraftSession.grow = grow_faulty
     try:

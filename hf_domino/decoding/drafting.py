@@ -6,6 +6,7 @@ Shapes: B batch, C new context positions, K block size, P proposals, H hidden si
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.growing import Grown, grow_tree
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -49,6 +51,7 @@ class DraftSession:
         # On other devices, knowing which token to look up would have to be waited for.
         on_cpu = drafter.has_correction_head and drafter.device.type == "cpu"
         self._table = InputTable(drafter.prefix_gru, target) if on_cpu else None
+        self.copies: CopyLanes | None = None  # how the texts of the round's rows go on, where trees copy from them
         self._captured: list[tuple[torch.Tensor, ...]] = []  # [B, C, H] each, not yet fused and in the cache
         self._new_positions = torch.empty(0)  # [B, C], absolute
         self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
@@ -159,39 +162,18 @@ class DraftSession:
             draft_hidden = self._run_backbone(torch.cat((anchors, masks), dim=1))
         return draft_hidden[:, config.label_offset : config.label_offset + config.num_draft_tokens]
 
-    def grow(
-        self,
-        prefixes: Prefixes,
-        most: int,
-        noise: torch.Tensor | None,
-        num_nodes: int,
-        sharpness: float,
-        least_chance: float = 0.0,
-    ) -> Grown:
-        """Draft a tree behind a single row; all context before the anchor must have been observed.
+    def grow(self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, **options: Any) -> Grown:
+        """Draft trees; all context before the anchors must have been observed.
 
         Args:
             prefixes ([`Prefixes`]): Tokens so far, the anchor last.
             most (`int`): Most tokens of a path.
-            noise (`torch.Tensor`, *optional*): Of the steps, `[1, C, V]` or of more of them.
-            num_nodes (`int`): See [`~hf_domino.decoding.tree.growing.grow_tree`], as for the others.
-            sharpness (`float`): Likewise.
-            least_chance (`float`, *optional*, defaults to 0.0): Likewise.
+            noise (`torch.Tensor`, *optional*): Of the steps, `[B, C, V]` or of more of them.
+            options: Those of [`~hf_domino.decoding.tree.growing.grow_tree`].
         """
         draft_hidden = self._draft_hidden(prefixes.last())[:, :most]
         with self.timer.phase("rollout"):
-            return grow_tree(
-                self.drafter,
-                self.target,
-                draft_hidden,
-                prefixes,
-                self.law,
-                noise,
-                self._table,
-                num_nodes=num_nodes,
-                sharpness=sharpness,
-                least_chance=least_chance,
-            )
+            return grow_tree(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, **options)
 
     def _choose(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None

@@ -39,6 +39,9 @@ from hf_domino.drafter.stats import DecodingStats, PhaseTimer, hand_out, record_
 from hf_domino.target.identity import recognise
 from hf_domino.target.view import TargetModel
 
+# Tokens from which on a position's law costs a CPU more than asking for one at a time: what is not accepted has none.
+WALKED_VOCABULARY = 2**14
+
 
 @torch.no_grad()
 def assisted_decoding(
@@ -97,6 +100,7 @@ def assisted_decoding(
         step_outputs=step_outputs,
         pacer=pacer_for(drafter, model, most, do_sample, reads_confidence, proposes_trees=stats.chain is None),
         rows=list(range(batch_size)),
+        may_walk=batch_size == 1 and reads_confidence and isinstance(rule, CoupledRule),
     )
     generation.run(input_ids, generation_config)
     generation.finish_stats(drafter, time.perf_counter() - start)
@@ -127,6 +131,7 @@ class _Generation:
     step_outputs: StepOutputs
     pacer: Pacer
     rows: list[int]
+    may_walk: bool  # whether a round can be verified position by position at no cost
     lookup: PromptLookup = field(init=False)
 
     def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
@@ -194,8 +199,8 @@ class _Generation:
         block, proposals = self._propose(prefixes)
         with self.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposals)
-            if self.law.may_keep_state:
-                kept, path = self._verify_one_by_one(proposals.tokens, logits), None
+            if self.law.may_keep_state or (self.may_walk and logits.shape[2] >= WALKED_VOCABULARY):
+                kept, path = self._verify_one_by_one(block, proposals, logits)
             else:
                 kept, path = self._verify_at_once(prefixes, block, proposals, logits)
             captured = self.runner.follow(path, captured)
@@ -219,10 +224,12 @@ class _Generation:
         room = self._room(max(prefixes.lengths))
         block: Block | None = self.lookup.begin_round(prefixes, room)
         if block is None:
+            self.session.copies = self.lookup.lanes(prefixes, room)
             room = min(room, self.stats.num_draft_tokens)
             block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
         most = block.choose_length(room)
-        self.rule.begin_round(prefixes, most)
+        copies = self.session.copies.num_depths if most and self.session.copies else 0
+        self.rule.begin_round(prefixes, max(most, copies))
         return block, block.propose(self.session, prefixes, most, self.rule)
 
     def _verify_at_once(
@@ -242,18 +249,24 @@ class _Generation:
         logits, scores = along(path, logits), along(path, judgement.scores)
         return self.committed.commit(self.rows, judgement.tokens, counts, logits, scores, values), path
 
-    def _verify_one_by_one(self, proposals: torch.Tensor, logits: torch.Tensor) -> list[int]:
-        """The same for one row, showing its processors each committed position once, in order, and no other."""
-        drafted, kept = proposals[0].tolist(), 0
-        for index in range(len(drafted) + 1):
-            here, prefixes = logits[:, index : index + 1], self.committed.prefixes(self.rows)
-            scores = self.law.scores(prefixes, here, proposals[:, :0])
-            token = self.rule.choose(index, proposals, scores)
-            kept += self.committed.commit(self.rows, token, [1], here, scores)[0]
-            if not self.committed.unfinished or drafted[index : index + 1] != token[0].tolist():
+    def _verify_one_by_one(
+        self, block: Block, proposals: Tree, logits: torch.Tensor
+    ) -> tuple[list[int], torch.Tensor | None]:
+        """The same for one row, from the anchor on: no processor is shown what no token is chosen from."""
+        branches, path, brought = proposals.branches(), [0], list[int]()
+        while True:
+            here, prefixes = logits[:, path[-1] : path[-1] + 1], self.committed.prefixes(self.rows)
+            scores = self.law.scores(prefixes, here, prefixes.ids[:, :0])
+            token = self.rule.choose(len(brought), proposals.tokens, scores)
+            brought += token[0].tolist()
+            self.committed.commit(self.rows, token, [1], here, scores, [brought[-1:]])
+            position = branches.get((path[-1], brought[-1]))
+            if position is None or not self.committed.unfinished:
                 break
-        self.stats.rows[0].append(kept)
-        return [kept]
+            path.append(position)
+        self.stats.rows[0].append(len(brought))
+        block.teach([brought])
+        return [len(brought)], None if proposals.parents is None else torch.tensor([path])
 
     def _room(self, length: int) -> int:
         """Most proposals behind rows of this length: no copy goes further past the end than a draft may.

@@ -51,15 +51,30 @@ class Prefixes:
         """One value of the host for each row, `[B, 1]` beside the ids, without waiting for their device."""
         return torch.tensor(values)[:, None].to(self.ids.device, non_blocking=True)
 
+    def between(self, starts: list[int]) -> torch.Tensor:
+        """Which ids belong to each row's text, from a place on: `[B, T]` bool."""
+        columns = torch.arange(self.ids.shape[1], device=self.ids.device)
+        where = columns < self.per_row(self.lengths)
+        return where & (columns >= self.per_row(starts)) if any(starts) else where
+
+    def hold(self, tokens: torch.Tensor, starts: list[int], vocab_size: int) -> torch.Tensor:
+        """Which of some tokens `[B, N]` below `vocab_size` stand in each row's text, from a place on: `[B, N]` bool."""
+        is_token = self.between(starts) & (self.ids >= 0) & (self.ids < vocab_size)
+        ids = torch.where(is_token, self.ids, vocab_size)
+        held = torch.zeros(len(ids), vocab_size + 1, dtype=torch.bool, device=ids.device)
+        return held.scatter_(1, ids, True).gather(1, tokens)
+
     def foreseen(self, num_positions: int) -> Prefixes:
         """What successive positions see, with the last known token in place of the block's own, yet to be chosen."""
         return self.along(self.last().expand(-1, num_positions - 1), num_positions)
 
     def lanes(self, count: int) -> Prefixes:
-        """The same for so many texts that begin with a single row, or for the rows there are."""
-        if count == len(self.rows):
+        """So many texts that begin with each row, those of the first row first."""
+        if count == 1:
             return self
-        return Prefixes(self.ids.expand(count, -1), self.lengths * count, self.rows * count)
+        ids = self.ids.expand(count, -1) if len(self.rows) == 1 else self.ids.repeat_interleave(count, dim=0)
+        lengths = [length for length in self.lengths for _ in range(count)]
+        return Prefixes(ids, lengths, [row for row in self.rows for _ in range(count)])
 
     def along(self, continuation: torch.Tensor, num_positions: int) -> Prefixes:
         """What successive positions see: the last one all of a continuation, each one before it a token less.

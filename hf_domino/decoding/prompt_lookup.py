@@ -22,22 +22,17 @@ from transformers import GenerationConfig
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.matches import GUESSES, LENGTHS, Text
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.pacing.blocks import Block, PacedBlock, fitting_length
 from hf_domino.decoding.pacing.estimates import Acceptance, Tokens
 from hf_domino.decoding.pacing.pacer import Pacer
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual.rule import ResidualRule
+from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.verification import CoupledRule
 
-# A copied token's class is the length of the match before it, from each of these on. The first guess of its acceptance
-# is what 132 held-out answers of SmolLM2-135M-Instruct showed. A row without a match copies its beginning, which
-# promises nothing.
-GUESSES = {0: 0.0, 2: 0.4, 3: 0.5, 4: 0.6, 5: 0.7, 7: 0.8, 9: 0.85, 13: 0.9, 32: 0.95}
-LENGTHS = tuple(GUESSES)
-LONGEST_MATCH = LENGTHS[-1]  # longer ones are not told apart
-MOST_PLACES = 64  # the latest ones where the last two tokens stood, whose matches are compared
 DRAFT_TOKENS = 2.0  # of a drafted round, before there was one
 
 
@@ -54,7 +49,12 @@ class PromptLookup:
     """
 
     def __init__(
-        self, committed: CommittedSequences, pacer: Pacer, most: int, vocab_size: int, is_static: bool = False
+        self,
+        committed: CommittedSequences,
+        pacer: Pacer,
+        most: int,
+        vocab_size: int,
+        is_static: bool = False,
     ):
         self.most, self._last_id = most, vocab_size - 1
         self._committed, self._pacer, self._is_static = committed, pacer, is_static
@@ -82,7 +82,7 @@ class PromptLookup:
         return cls(committed, pacer, most, drafter_config.vocab_size, is_static)
 
     def begin_round(self, prefixes: Prefixes, room: int) -> CopiedBlock | None:
-        """What to copy for these rows, `room` tokens at most; None where something else promises more."""
+        """What to copy for these rows in place of drafting, `room` tokens at most; None where that promises more."""
         if not (most := min(self.most, room)):
             return None
         num_rows = len(prefixes.rows)
@@ -98,6 +98,13 @@ class PromptLookup:
         # What has no logits is never the target's token, nor is the first or last one it is replaced by likely to be.
         block.proposals = torch.tensor(copies).clamp(0, self._last_id).to(prefixes.ids.device, non_blocking=True)
         return block
+
+    def lanes(self, prefixes: Prefixes, room: int) -> CopyLanes | None:
+        """What trees of these rows copy from, `room` tokens deep at most; None where they do not."""
+        most = min(self.most, room)
+        if not (most and self._pacer.proposes_trees):
+            return None
+        return CopyLanes([self._text(row) for row in prefixes.rows], most)
 
     def observe(self, block: Block, num_committed: Sequence[int]) -> None:
         """Learn from a round: its block, the tokens it committed per row."""
@@ -149,61 +156,3 @@ class CopiedBlock(PacedBlock):
             if not at_any_price and self.promise(kinds) < self._price:
                 break
             self.add(self.length, kinds)
-
-
-class Text:
-    """The tokens of one row, and where each two of them stood.
-
-    Example:
-    ```python
-    >>> from hf_domino.decoding.prompt_lookup import Text
-    >>> text = Text()
-    >>> text.extend([7, 8, 9, 5, 8, 9, 6, 7, 8, 9])
-    >>> text.longest_match()  # 7 8 9, which ended before token 3
-    (3, 3)
-    >>> text.behind(3, 4)
-    [5, 8, 9, 6]
-
-    ```
-    """
-
-    def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._places: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # of what stands behind the two
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
-        for token in tokens:
-            if len(self._tokens) >= 2:
-                self._places[self._tokens[-2], self._tokens[-1]].append(len(self._tokens))
-            self._tokens.append(token)
-
-    def longest_match(self) -> tuple[int, int]:
-        """How many of the last tokens have stood before, at least two or 0, and the place behind them; the latest."""
-        if len(self) < 2:
-            return 0, 0
-        places, best = self._places.get((self._tokens[-2], self._tokens[-1]), []), (0, 0)
-        for end in reversed(places[-MOST_PLACES:]):
-            if (length := self._match_at(end)) > best[0]:
-                best = (length, end)
-            if length == LONGEST_MATCH:
-                break
-        return best
-
-    def _match_at(self, end: int) -> int:
-        """How many tokens before a place are the last ones of the text."""
-        length, most = 2, min(end, LONGEST_MATCH)
-        while length < most and self._tokens[end - length - 1] == self._tokens[-length - 1]:
-            length += 1
-        return length
-
-    def behind(self, place: int, count: int) -> list[int]:
-        """`count` tokens from a place on; behind the text's end, those go on that were copied."""
-        copied = self._tokens[place : place + count]
-        period = len(self._tokens) - place
-        while len(copied) < count:
-            copied.append(copied[len(copied) - period])
-        return copied

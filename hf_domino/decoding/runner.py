@@ -177,7 +177,7 @@ class TargetRunner:
         Returns:
             `tuple[torch.Tensor]`: The accepted ones first.
         """
-        if path is not None:
+        if path is not None and path.shape[1] > 1:
             assert self._block is not None
             move_forward(self.cache, path, self._block.shape[1])
         return tuple(along(path, states) for states in captured)

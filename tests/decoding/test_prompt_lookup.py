@@ -14,10 +14,11 @@ from test_families import build
 from transformers import LogitsProcessor, LogitsProcessorList
 
 import hf_domino
+from hf_domino.decoding.matches import LENGTHS, MOST_PLACES, Text
 from hf_domino.decoding.pacing.blocks import Block, PacedBlock, SingleStep
 from hf_domino.decoding.pacing.pacer import Pacer, WholeBlocks
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.prompt_lookup import DRAFT_TOKENS, LENGTHS, MOST_PLACES, PromptLookup, Text
+from hf_domino.decoding.prompt_lookup import DRAFT_TOKENS, PromptLookup
 from hf_domino.decoding.static import workspace
 
 PASSAGE = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]

@@ -64,11 +64,14 @@ def move_forward(cache: Any, path: torch.Tensor, num_checked: int) -> None:
     for layer in cache.layers:
         if isinstance(layer, PLACEHOLDERS) or layer.keys is None:
             continue
-        start = layer.keys.shape[2] - num_checked
-        index = (start + path.to(layer.keys.device))[:, None, :, None].expand(-1, layer.keys.shape[1], -1, -1)
+        start, index = layer.keys.shape[2] - num_checked, path.to(layer.keys.device)
         for states in (layer.keys, layer.values):
-            moved = states.gather(2, index.expand(-1, -1, -1, states.shape[3]))
-            states[:, :, start : start + path.shape[1]] = moved
+            block = states[:, :, start:]
+            if len(path) == 1:
+                block[:, :, : path.shape[1]] = block.index_select(2, index[0])
+            else:
+                where = index[:, None, :, None].expand(-1, block.shape[1], -1, block.shape[3])
+                block[:, :, : path.shape[1]] = block.gather(2, where)
 
 
 def attention_kind(layer: Any) -> Any:

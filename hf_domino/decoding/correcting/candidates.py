@@ -52,21 +52,39 @@ class CandidatePool:
         self.columns = likely.topk(size, dim=2).indices  # [B, P, M]
         self.token_ids = law.vocabulary.ids(self.columns)
         self.logits = base_logits.gather(2, self.columns)
+        self._in_text: dict[tuple[int, ...], torch.Tensor] = {}  # by the places from which on: [B, P, M]
         self._ascending, self._order = self.token_ids.sort(dim=2)
 
     def scores(self, logits: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:
         """Process the logits of the candidates behind some proposals, in fp32.
 
         Args:
-            logits (`torch.Tensor`): `[B, M]`, or `[L, M]` of the lanes of a single row.
-            proposals (`torch.Tensor`): `[B, N]`, or `[L, N]`.
+            logits (`torch.Tensor`): `[B, M]`, or `[B * L, M]` of L lanes of each row.
+            proposals (`torch.Tensor`): `[B, N]`, or `[B * L, N]`.
         """
         if not self._law.effects:
             return self._law.process(logits, self._prefixes)
-        own, index, shape = partial(CandidateScores, vocab_size=self._vocab_size), proposals.shape[1], logits.shape
-        ascending, order = self._ascending[:, index].expand(shape), self._order[:, index].expand(shape)
-        changeable = partial(own, token_ids=ascending, order=order)
-        return self._law.process(logits, self._prefixes.lanes(len(logits)).along(proposals, 1), changeable)
+        own, index, count = partial(CandidateScores, vocab_size=self._vocab_size), proposals.shape[1], len(logits)
+        lanes = count // len(self._order)
+        ascending, order = (ids[:, index].repeat_interleave(lanes, dim=0) for ids in (self._ascending, self._order))
+        changeable = partial(own, token_ids=ascending, order=order, seen=partial(self._seen, proposals))
+        return self._law.process(logits, self._prefixes.lanes(lanes).along(proposals, 1), changeable)
+
+    def _seen(self, proposals: torch.Tensor, starts: list[int]) -> torch.Tensor:
+        """Which candidates `[B * L, M]` stand in the texts from some places on, or among the proposals `[B * L, N]`."""
+        lanes = len(proposals) // len(self.token_ids)
+        key = tuple(starts[::lanes])
+        if key not in self._in_text:
+            held = self._prefixes.hold(self.token_ids.flatten(1), starts[::lanes], self._vocab_size)
+            self._in_text[key] = held.view_as(self.token_ids)
+        index = proposals.shape[1]
+        in_text, ids = (each[:, index].repeat_interleave(lanes, dim=0) for each in (self._in_text[key], self.token_ids))
+        is_proposed = ids[..., None] == proposals[:, None]  # [B * L, M, N]
+        if any(starts):
+            texts = self._prefixes.lanes(lanes)
+            places = texts.per_row(texts.lengths) + torch.arange(index, device=ids.device)
+            is_proposed &= (places >= texts.per_row(starts))[:, None]
+        return in_text | is_proposed.any(dim=2)
 
 
 def with_luck(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:

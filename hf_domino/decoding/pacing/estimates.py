@@ -67,8 +67,12 @@ class Acceptance:
     def observe(self, kinds: Sequence[int], num_accepted: int) -> None:
         """Learn from one row's round: its proposals up to the first rejected one were looked at."""
         for position, kind in enumerate(kinds[: num_accepted + 1]):
-            self._accepted[kind] = MEMORY * self._accepted[kind] + (position < num_accepted)
-            self._seen[kind] = MEMORY * self._seen[kind] + 1
+            self.add(kind, position < num_accepted)
+
+    def add(self, kind: int, share: float) -> None:
+        """Learn from one proposal: 1 if it was accepted, 0 if not, or what share it had in that."""
+        self._accepted[kind] = MEMORY * self._accepted[kind] + share
+        self._seen[kind] = MEMORY * self._seen[kind] + 1
 
 
 class Tokens:

@@ -136,6 +136,11 @@ class Pacer:
         self.acceptance = Acceptance.by_confidence() if num_positions is None else Acceptance.by_position(num_positions)
         self._paces: dict[int, Pace] = {}
 
+    @property
+    def proposes_trees(self) -> bool:
+        """Whether rounds propose trees."""
+        return self._trees is not None
+
     def begin_call(self) -> None:
         """A call of `generate` begins."""
         for pace in self._paces.values():

@@ -140,12 +140,8 @@ class SeenPenalty(Effect):
 
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
         """Penalise what stands in the text."""
-        columns = torch.arange(prefixes.ids.shape[1], device=prefixes.ids.device)
-        where = columns < prefixes.per_row(prefixes.lengths)
-        if self._ignored:
-            starts = [self._ignored[row] if isinstance(self._ignored, list) else self._ignored for row in prefixes.rows]
-            where = where & (columns >= prefixes.per_row(starts))
-        scores.change(prefixes.ids, where, partial(_penalise, penalty=self.processor.penalty))
+        starts = [self._ignored[row] if isinstance(self._ignored, list) else self._ignored for row in prefixes.rows]
+        scores.change_seen(prefixes, starts, partial(_penalise, penalty=self.processor.penalty))
 
 
 class PromptPenalty(Effect):

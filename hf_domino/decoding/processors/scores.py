@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from hf_domino.decoding.prefixes import Prefixes
+
 NewScores = Callable[..., torch.Tensor]  # of scores and of values beside them
 
 
@@ -49,6 +51,16 @@ class Scores:
         changed = new(self._flat[index], *values).to(self._flat)
         self._flat.scatter_(0, index.flatten(), changed.flatten())
 
+    def change_seen(self, prefixes: Prefixes, starts: list[int], new: NewScores) -> None:
+        """Replace the scores of the tokens that stand in each position's text, from a place on.
+
+        Args:
+            prefixes ([`Prefixes`]): R texts.
+            starts (`list[int]`): The place in each.
+            new (`Callable`): Gives new scores from old ones.
+        """
+        self.change(prefixes.ids, prefixes.between(starts), new)
+
     def add(self, amounts: torch.Tensor) -> None:
         """Add an amount `[R, V]` to the score of each token."""
         self.tensor.add_(amounts)
@@ -70,11 +82,24 @@ class CandidateScores(Scores):
         token_ids (`torch.Tensor`): The candidates, `[R, M]`, in ascending order.
         order (`torch.Tensor`): The column of each in the scores, `[R, M]`.
         vocab_size (`int`): All tokens there are.
+        seen (`Callable`): Which of them stand in the texts from some places on, `[R, M]` by column.
     """
 
-    def __init__(self, scores: torch.Tensor, token_ids: torch.Tensor, order: torch.Tensor, vocab_size: int):
+    def __init__(
+        self,
+        scores: torch.Tensor,
+        token_ids: torch.Tensor,
+        order: torch.Tensor,
+        vocab_size: int,
+        seen: Callable[[list[int]], torch.Tensor],
+    ):
         super().__init__(scores)
         self._token_ids, self._order, self.vocab_size = token_ids.contiguous(), order, vocab_size
+        self._seen = seen
+
+    def change_seen(self, prefixes: Prefixes, starts: list[int], new: NewScores) -> None:
+        """Replace the scores of the tokens that stand in each position's text, see [`Scores.change_seen`]."""
+        self.tensor.copy_(torch.where(self._seen(starts), new(self.tensor), self.tensor))
 
     def add(self, amounts: torch.Tensor) -> None:
         """Add an amount `[R, V]` to the score of each token."""

@@ -18,6 +18,8 @@ import torch
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import race
 
+MOST_RACED = 2**22  # numbers of noise that are copied at once
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -80,22 +82,15 @@ class Tree:
         if self.parents is None:
             return prefixes.along(self.tokens, self.num_nodes + 1)
         num_rows, width = self.depths.shape
+        positions = torch.arange(width, device=self.tokens.device).expand(num_rows, -1)
+        ancestors = torch.cat((positions[..., None], self._jumps), dim=2)  # [B, W, C + 1], itself first
+        generations = self.depths[..., None] - torch.arange(1, self.depth + 1, device=positions.device)
+        places = ancestors.gather(2, generations.clamp_min(0)).flatten(1)  # of each depth's, or itself again
+        tokens = torch.nn.functional.pad(self.tokens, (1, 0)).gather(1, places)
+        seen = prefixes.lanes(width).along(tokens.view(num_rows * width, self.depth), 1)
         depths = self.depths.flatten().tolist()
-        longest = max(prefixes.lengths)
-        room = prefixes.ids.new_zeros(num_rows * width, self.depth)
-        ids = torch.cat((prefixes.ids[:, :longest].repeat_interleave(width, dim=0), room), dim=1)
-        lengths = [length for length in prefixes.lengths for _ in range(width)]
-        # Each ancestor, itself included, stands in its own depth's column.
-        tokens = torch.nn.functional.pad(self.tokens, (1, 0))
-        positions = torch.arange(width, device=ids.device).expand(num_rows, -1)
-        behind = prefixes.per_row(lengths)[:, 0] - 1
-        for ancestors in (positions, *self._jumps.unbind(dim=2)):
-            columns = behind + self.depths.gather(1, ancestors).flatten()
-            found = tokens.gather(1, ancestors).flatten()
-            here = ids.gather(1, columns[:, None])[:, 0]
-            ids = ids.scatter(1, columns[:, None], torch.where(ancestors.flatten() > 0, found, here)[:, None])
-        lengths = [length + depth for length, depth in zip(lengths, depths, strict=True)]
-        return Prefixes(ids, lengths, [row for row in prefixes.rows for _ in range(width)])
+        lengths = [length - self.depth + depth for length, depth in zip(seen.lengths, depths, strict=True)]
+        return Prefixes(seen.ids, lengths, seen.rows)
 
     def race(self, scores: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What each position draws, see [`~hf_domino.decoding.sampling.race`].
@@ -110,10 +105,18 @@ class Tree:
         if self.parents is None:
             values, tokens = race(scores, noise)
             return values, tokens
-        rows = torch.arange(len(scores), device=scores.device)
-        # One position after the other: the noise of all at once would be as large as their scores.
-        found = [race(scores[:, n], noise[rows, depth]) for n, depth in enumerate(self.depths.unbind(dim=1))]
-        return torch.stack([one.values for one in found], dim=1), torch.stack([one.indices for one in found], dim=1)
+        rows, found = torch.arange(len(scores), device=scores.device)[:, None], []
+        # Not all at once: the noise of all positions may be larger than their scores.
+        step = max(MOST_RACED // (scores.shape[0] * scores.shape[2]), 1)
+        for pieces in zip(scores.split(step, dim=1), self.depths.split(step, dim=1), strict=True):
+            found.append(race(pieces[0], noise[rows, pieces[1]]))
+        return torch.cat([one.values for one in found], dim=1), torch.cat([one.indices for one in found], dim=1)
+
+    def branches(self) -> dict[tuple[int, int], int]:
+        """The position of each node of a single row, by its parent's position and by its token."""
+        tokens = self.tokens[0].tolist()
+        parents = range(len(tokens)) if self.parents is None else self.parents[0].tolist()
+        return {key: place for place, key in enumerate(zip(parents, tokens, strict=True), start=1)}
 
     def accepted(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Which nodes are what was chosen behind them.
@@ -133,7 +136,7 @@ class Tree:
         path = self.depths.new_zeros(len(lives), self.depth + 2)
         positions = torch.arange(lives.shape[1], device=lives.device).expand_as(lives)
         path = path.scatter(1, torch.where(lives, self.depths, self.depth + 1), positions)
-        return lives.sum(dim=1, keepdim=True) - 1, path[:, :-1]
+        return (path[:, 1:-1] > 0).sum(dim=1, keepdim=True), path[:, :-1]
 
 
 def along(path: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:

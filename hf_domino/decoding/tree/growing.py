@@ -1,163 +1,71 @@
-"""Growing a tree: the likeliest branches behind an anchor, depth by depth.
+"""Growing trees: the likeliest branches behind the anchors, depth by depth.
 
-Up to L lanes, nodes that may have children, stand at each depth. A source gives the scores of each lane's candidates;
-their chances, times the lane's own, rank the children of all lanes together. The N best nodes of all depths are the
-tree. As no child is likelier than its parent, that is best-first search but for ties and for what L lanes cannot carry.
+Up to L lanes, nodes that may have children, stand at each depth of a row. The chances of a lane's children, times its
+own, rank the children of all its row's lanes together. The N best nodes of all depths are the tree. As no child is
+likelier than its parent, that is best-first search but for ties and for what L lanes cannot carry.
 
 Where the target samples, candidates race under the noise of their step, which target and drafts share: the one whose
-score plus luck is highest is drawn. The chance of a node is that of winning this race where scores are known up to a
-[`Sharpness`]: softmax(alpha * score - log E) with E the step's exponential noise; greedy is the case without noise.
+score plus luck is highest is drawn. The chance of a candidate is that of winning this race where scores are known up to
+a [`Sharpness`]: softmax(alpha * score - log E) with E the step's exponential noise; greedy is the case without noise.
+Beside the drafter the text itself is a source: where a lane's last tokens stood before, the token behind them takes the
+part of the chance that is learnt of such copies.
 
-Shapes: L lanes, M candidates of a depth, C depths, N nodes, G width of the prefix state, R low rank, H hidden size.
+Shapes: B rows, L lanes, M candidates of a depth, and with copies one more, K children kept of a depth, S of all depths,
+C depths, N nodes, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from hf_domino.decoding.correcting.candidates import CandidatePool
-from hf_domino.decoding.correcting.corrections import read_tokens
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import EXACT_POOL_SIZE, over_drafted
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.tree.chances import Chances, Decided, Race
+from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree.lanes import DominoLanes
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
 
 NUM_LANES = 8  # carry 32 nodes
 
 
-class DominoLanes:
-    """Scores of lanes by the backbone's base logits and the correction head, if there is one.
-
-    Args:
-        drafter ([`DominoDraftModel`]): The drafter.
-        target ([`TargetModel`]): Gives embeddings.
-        draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[1, C, H]`.
-        prefixes ([`Prefixes`]): The tokens so far, the anchor last.
-        pool ([`CandidatePool`]): Candidates of each depth.
-        table ([`InputTable`], *optional*): Input products to use and to add to.
-    """
-
-    def __init__(
-        self,
-        drafter: DominoDraftModel,
-        target: TargetModel,
-        draft_hidden: torch.Tensor,
-        prefixes: Prefixes,
-        pool: CandidatePool,
-        table: InputTable | None = None,
-    ):
-        self._pool, self._prefixes, self._target, self._table = pool, prefixes, target, table
-        self._texts = prefixes.last()[:, :0]  # [L, depth]
-        self._has_head = drafter.has_correction_head
-        if self._has_head:
-            self._gru, self._projection = drafter.prefix_gru, drafter.embed_proj
-            self._first_corrected = drafter.config.pure_draft_prefix_len
-            self._block_part = self._projection.project_hidden(draft_hidden)[0]  # [C, R]
-            state = self._gru.initial_state(1)
-            self._states = read_tokens(self._gru, target, prefixes.last()[0], state, table)  # [L, G]
-
-    @property
-    def num_depths(self) -> int:
-        """How deep it can go (C)."""
-        return self._pool.token_ids.shape[1]
-
-    def scores(self, depth: int) -> torch.Tensor:
-        """The draft law's scores `[L, M]` of the candidates behind each lane."""
-        logits = self._pool.logits[:, depth]
-        if self._has_head and depth >= self._first_corrected:
-            low_rank = self._block_part[depth] + self._projection.project_state(self._states)
-            rows = self._projection.rows(self._pool.columns[0, depth])
-            logits = logits + torch.nn.functional.linear(self._projection[1](low_rank), rows).to(logits)
-        elif len(self._texts) > 1:
-            logits = logits.expand(len(self._texts), -1)
-        return self._pool.scores(logits, self._texts)
-
-    def advance(self, lanes: torch.Tensor, tokens: Sequence[int]) -> None:
-        """Go on with lanes behind these `[L']`, each by a token."""
-        ids = torch.tensor(tokens, device=self._texts.device)
-        self._texts = torch.cat((self._texts[lanes], ids[:, None]), dim=1)
-        if self._has_head:
-            self._states = read_tokens(self._gru, self._target, ids, self._states[lanes], self._table)
-
-
-@dataclass(frozen=True)
-class Race:
-    """What the children of the lanes of one depth were ranked by.
-
-    Args:
-        scores (`torch.Tensor`): The draft law's, `[L, M]`.
-        luck (`torch.Tensor`, *optional*): What noise adds, `[M]`; None for greedy.
-        token_ids (`torch.Tensor`): The candidates, `[M]`.
-    """
-
-    scores: torch.Tensor
-    luck: torch.Tensor | None
-    token_ids: torch.Tensor
-
-    def totals(self, sharpness: float) -> torch.Tensor:
-        """What wins, `[L, M]`: its softmax is each candidate's chance."""
-        raced = sharpness * self.scores
-        return raced if self.luck is None else raced + self.luck
-
-
-@dataclass(frozen=True)
-class Node:
-    """A node, or a candidate to be one.
-
-    Args:
-        log_chance (`float`): That it and all before it are accepted.
-        token (`int`): Its token.
-        parent (`int`): Which node it stands behind; -1 for the anchor.
-    """
-
-    log_chance: float
-    token: int
-    parent: int
-
-
 @dataclass(frozen=True)
 class Grown:
-    """A tree, and how it grew.
+    """Trees, and how they grew.
 
     Args:
-        tree ([`Tree`]): Its N nodes.
-        nodes (`list[Node]`): The same on the host, parents by their places in this list.
+        tree ([`Tree`]): N nodes of each row.
+        chances (`torch.Tensor`): That a node and all before it are accepted, `[B, N]`.
         races (`list[Race]`): Of each depth.
-        lanes (`dict[int, tuple[int, int]]`): Depth and lane of every node that was given children.
+        lanes (`list[list[dict[tuple[int, int], int]]]`): Of each depth and row, the place of each lane by its parent's
+            and by its token.
     """
 
     tree: Tree
-    nodes: list[Node]
+    chances: torch.Tensor
     races: list[Race]
-    lanes: dict[int, tuple[int, int]]
+    lanes: list[list[dict[tuple[int, int], int]]]
 
     @property
     def log_chances(self) -> torch.Tensor:
-        """Of its nodes to be accepted with all before them, `[1, N]`."""
-        return torch.tensor([[node.log_chance for node in self.nodes]])
+        """Logarithms of the chances, `[B, N]`."""
+        return self.chances.log()
 
-    def path(self, tokens: Sequence[int]) -> Iterator[tuple[Race, int, int]]:
-        """The races that a text behind the anchor decided: race, lane, and place of the winner."""
-        children = {(node.parent, node.token): place for place, node in enumerate(self.nodes)}
-        node = -1
-        for token in tokens:
-            if node not in self.lanes:
+    def decided(self, row: int, tokens: Sequence[int]) -> Iterator[Decided]:
+        """The races that a text behind a row's anchor decided."""
+        lane, before = 0, -1
+        for race, lanes, token in zip(self.races, self.lanes, tokens, strict=False):
+            if (lane := lanes[row].get((lane, before), -1)) < 0:
                 return
-            depth, lane = self.lanes[node]
-            race = self.races[depth]
-            winners = (race.token_ids == token).nonzero()[:, 0].tolist()
-            if winners:
-                yield race, lane, winners[0]
-            if (node, token) not in children:
-                return
-            node = children[node, token]
+            yield race.decided(row, lane, token)
+            before = token
 
 
 def grow_tree(
@@ -168,91 +76,130 @@ def grow_tree(
     law: TokenLaw,
     noise: torch.Tensor | None = None,
     table: InputTable | None = None,
+    copies: CopyLanes | None = None,
     *,
     num_nodes: int,
-    sharpness: float,
+    chances: Chances,
     least_chance: float = 0.0,
 ) -> Grown:
-    """Grow the tree of the likeliest nodes, at least one.
+    """Grow trees of the likeliest nodes, at least one.
 
     Args:
         drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
         target ([`TargetModel`]): Gives embeddings and lm_head.
-        draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[1, C, H]`.
-        prefixes ([`Prefixes`]): Tokens so far of one row, the anchor last.
+        draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, C, H]`.
+        prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
         law ([`TokenLaw`]): What drafts are chosen from; it passes [`fits_pool`].
-        noise (`torch.Tensor`, *optional*): Standard exponential, `[1, C, V]` or of more positions.
+        noise (`torch.Tensor`, *optional*): Standard exponential, `[B, C, V]` or of more positions.
         table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
+        copies ([`CopyLanes`], *optional*): How the rows' texts go on.
         num_nodes (`int`): Most nodes (N).
-        sharpness (`float`): Alpha.
+        chances ([`Chances`]): What is known of them.
         least_chance (`float`, *optional*, defaults to 0.0): Nodes that are less likely to be accepted are left out.
     """
     base_logits, law, noise = over_drafted(drafter, target, draft_hidden, prefixes, law, noise)
     size = min(drafter.config.draft_pool_size or EXACT_POOL_SIZE, base_logits.shape[2])
     pool = CandidatePool(base_logits, size, law, prefixes, noise)
     lanes = DominoLanes(drafter, target, draft_hidden, prefixes, pool, table)
-    bound = math.log(least_chance) if least_chance else -math.inf
-    return _Growth(lanes, pool, noise, num_nodes, sharpness, law.stops.eos_token_ids, bound).run()
+    return _Growth(lanes, pool, noise, copies, num_nodes, chances, law.stops.eos_token_ids, least_chance).run()
 
 
 @dataclass
 class _Growth:
-    """A tree while it grows; nothing below the bound can be among its N best nodes, or is wanted."""
+    """Trees while they grow; nothing below the bound can be among a row's N best nodes, or is wanted."""
 
     source: DominoLanes
     pool: CandidatePool
     noise: torch.Tensor | None
+    copies: CopyLanes | None
     num_nodes: int
-    sharpness: float
+    chances: Chances
     eos_token_ids: frozenset[int]
-    bound: float
-    nodes: list[Node] = field(default_factory=list)  # all that were looked at, a parent before its children
+    least_chance: float
     races: list[Race] = field(default_factory=list)
-    lanes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    lanes: list[list[dict[tuple[int, int], int]]] = field(init=False)
+    # Of the children of all depths, [B, K] each; a parent's place among them all, -1 for the anchor.
+    values: list[torch.Tensor] = field(default_factory=list)
+    tokens: list[torch.Tensor] = field(default_factory=list)
+    parents: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lanes = [[{(0, -1): 0}] * len(self.pool.token_ids)]
 
     def run(self) -> Grown:
         """Depth by depth, until no child could be among the best."""
-        lanes, log_chances = [-1], torch.zeros(1, 1)  # node of each lane; [L, 1]
-        for depth in range(self.source.num_depths):
-            race = self._race(depth)
-            self.lanes |= {node: (depth, lane) for lane, node in enumerate(lanes)}
-            children = (log_chances + race.totals(self.sharpness).log_softmax(dim=1)).flatten()
-            best = children.nan_to_num(-torch.inf).topk(min(self.num_nodes, len(children)))
-            owners, places = best.indices // len(race.token_ids), best.indices % len(race.token_ids)
-            first, tokens = len(self.nodes), race.token_ids[places].tolist()
-            for value, token, owner in zip(best.values.tolist(), tokens, owners.tolist(), strict=True):
-                if value > self.bound or not self.nodes:
-                    self.nodes.append(Node(value, token, lanes[owner]))
-            ranked = self._ranked()
-            if len(ranked) == self.num_nodes:
-                self.bound = max(self.bound, self.nodes[ranked[-1]].log_chance)
-            growing = [index for index in range(len(self.nodes) - first) if self._may_grow(self.nodes[first + index])]
-            if not (growing := growing[:NUM_LANES]) or depth + 1 == self.source.num_depths:
-                break
-            lanes = [first + index for index in growing]
-            log_chances = best.values[growing, None]
-            self.source.advance(owners[growing], [self.nodes[node].token for node in lanes])
-        return self._result()
+        num_rows, device = len(self.pool.token_ids), self.pool.token_ids.device
+        places = torch.full((num_rows, 1), -1, device=device)  # [B, L], as parents have them
+        values = torch.ones(num_rows, 1, device=device)  # [B, L]
+        best, start, depth = values[:, :0], 0, 0
+        while True:
+            chances, ids = self._race(depth)
+            children = (values[..., None] * chances).flatten(1)
+            found = children.topk(min(self.num_nodes, children.shape[1]))
+            owners, tokens = self._keep(found, ids.expand(chances.shape), places)
+            best = torch.cat((best, found.values), dim=1)
+            best = best.topk(min(self.num_nodes, best.shape[1])).values
+            width, may_grow = self._width(found.values, tokens, best)
+            depth += 1
+            if not width or depth == self.num_depths:
+                return self._result()
+            values, index = (found.values * may_grow).topk(width)
+            places, start = start + index, start + found.values.shape[1]
+            if not self._go_on(depth, owners.gather(1, index), tokens.gather(1, index)):
+                return self._result()
 
-    def _race(self, depth: int) -> Race:
-        luck = None
-        if self.noise is not None:
-            luck = -self.noise[0, depth].gather(0, self.pool.columns[0, depth]).log()
-        self.races.append(Race(self.source.scores(depth), luck, self.pool.token_ids[0, depth]))
-        return self.races[-1]
+    @property
+    def num_depths(self) -> int:
+        """How deep the sources go."""
+        return max(self.source.num_depths, self.copies.num_depths if self.copies else 0)
 
-    def _ranked(self) -> list[int]:
-        """The N best nodes, the likeliest first; of equals the one that came first, so that no parent is missing."""
-        return sorted(range(len(self.nodes)), key=lambda node: -self.nodes[node].log_chance)[: self.num_nodes]
+    def _race(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chances `[B, L, M]` of the children of all lanes, and their tokens `[B, 1 or L, M]`."""
+        race = Race(copied=None if self.copies is None else self.copies.found(depth))
+        if depth < self.source.num_depths:
+            luck = None
+            if self.noise is not None:
+                luck = -self.noise[:, depth].gather(1, self.pool.columns[:, depth]).log()
+            race = Race(self.source.scores(depth), luck, self.pool.token_ids[:, depth], race.copied)
+        self.races.append(race)
+        return self.chances.of(race)
 
-    def _may_grow(self, node: Node) -> bool:
-        return node.log_chance > self.bound and node.token not in self.eos_token_ids
+    def _keep(
+        self, found: torch.return_types.topk, ids: torch.Tensor, places: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep the likeliest children of a depth; returns the lanes that they stand behind and their tokens."""
+        owners, tokens = found.indices // ids.shape[2], ids.flatten(1).gather(1, found.indices)
+        self.values.append(found.values)
+        self.tokens.append(tokens)
+        self.parents.append(places.gather(1, owners))
+        return owners, tokens
+
+    def _width(self, values: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """How many lanes go on, and which children may be among them."""
+        least = best[:, -1:] if best.shape[1] == self.num_nodes else best.new_zeros(1)
+        may_grow = values > least.clamp_min(self.least_chance)
+        if self.eos_token_ids:
+            may_grow &= ~torch.isin(tokens, tokens.new_tensor(sorted(self.eos_token_ids)))
+        return min(int(may_grow.sum(dim=1).max()), NUM_LANES), may_grow
+
+    def _go_on(self, depth: int, owners: torch.Tensor, tokens: torch.Tensor) -> bool:
+        """Advance the sources that go so deep; returns whether there is any."""
+        rows = zip(owners.tolist(), tokens.tolist(), strict=True)
+        self.lanes.append([{key: lane for lane, key in enumerate(zip(*row, strict=True))} for row in rows])
+        if self.copies is not None:
+            self.copies.advance(self.lanes[-1])
+        if depth < self.source.num_depths:
+            self.source.advance(owners, tokens)
+            return True
+        return self.copies is not None and self.copies.found(depth) is not None
 
     def _result(self) -> Grown:
-        kept = sorted(self._ranked())
-        places = {-1: -1} | {node: place for place, node in enumerate(kept)}
-        nodes = [Node(node.log_chance, node.token, places[node.parent]) for node in map(self.nodes.__getitem__, kept)]
-        ids = torch.tensor([[node.token for node in nodes], [node.parent + 1 for node in nodes]])
-        tokens, parents = ids.to(self.pool.token_ids.device)[:, None]
-        lanes = {places[node]: where for node, where in self.lanes.items() if node in places}
-        return Grown(Tree(tokens, parents, len(self.races)), nodes, self.races, lanes)
+        all_values = torch.cat(self.values, dim=1)
+        values, order = all_values.sort(dim=1, descending=True, stable=True)
+        # What has no chance stands behind no lane, and may be there twice.
+        is_wanted = values[:, : self.num_nodes].mean(dim=0) > self.least_chance
+        # Of equals the one that came first is kept, so no parent is missing.
+        kept = order[:, : max(int(is_wanted.sum()), 1)].sort(dim=1).values  # [B, N]
+        tokens, parents = (torch.cat(pieces, dim=1).gather(1, kept) for pieces in (self.tokens, self.parents))
+        tree = Tree(tokens.clamp_min(0), torch.searchsorted(kept, parents, right=True), len(self.races))
+        return Grown(tree, all_values.gather(1, kept), self.races, self.lanes)

@@ -13,7 +13,7 @@ from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.block import Sharpness
+from hf_domino.decoding.tree.chances import Chances, Sharpness
 from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.target.view import TargetModel
 
@@ -26,13 +26,18 @@ LAWS = {
 }
 
 
-def paths_of(nodes):
-    """The tokens from the anchor to each node, and its log-chance."""
-    paths = []
-    for node in nodes:
-        before = paths[node.parent][0] if node.parent >= 0 else ()
-        paths.append(((*before, node.token), node.log_chance))
-    return dict(paths)
+def paths_of(grown, row=0):
+    """The tokens from the anchor to each node, and its chance."""
+    tree, paths = grown.tree, [()]
+    for token, parent in zip(tree.tokens[row].tolist(), tree.parents[row].tolist(), strict=True):
+        paths.append((*paths[parent], token))
+    return dict(zip(paths[1:], grown.chances[row].tolist(), strict=True))
+
+
+def chances(sharpness):
+    known = Chances()
+    known.sharpness.value = sharpness
+    return known
 
 
 @torch.no_grad()
@@ -61,14 +66,14 @@ def test_the_nodes_are_the_likeliest_of_all(tiny_qwen3, kind):
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(1, DEPTH, drafter.config.hidden_size, generator=generator)
     noise = torch.empty(1, DEPTH, 64).exponential_(generator=generator) if "drawn" in kind else None
-    grown = grow_tree(drafter, target, hidden, prefixes, law, noise, num_nodes=8, sharpness=ALPHA)
+    grown = grow_tree(drafter, target, hidden, prefixes, law, noise, num_nodes=8, chances=chances(ALPHA))
     expected = chances_of_all(drafter, target, hidden, prefixes, law, noise)
     best = dict(sorted(expected.items(), key=lambda item: -item[1])[:8])
     assert min(best.values()) > UNLIKELY
-    found = paths_of(grown.nodes)
+    found = paths_of(grown)
     assert found.keys() == best.keys()
     for path, chance in best.items():
-        assert found[path] == pytest.approx(chance, abs=1e-4)
+        assert found[path] == pytest.approx(math.exp(chance), rel=1e-4)
 
 
 def test_nothing_grows_below_the_least_chance_or_behind_an_end(tiny_qwen3):
@@ -76,15 +81,15 @@ def test_nothing_grows_below_the_least_chance_or_behind_an_end(tiny_qwen3):
     target, prefixes = TargetModel(tiny_qwen3, drafter.config), Prefixes.of(torch.tensor([[5, 9, 33]]))
     hidden = torch.randn(1, 6, drafter.config.hidden_size, generator=torch.Generator().manual_seed(3))
     law = TokenLaw(LogitsProcessorList())
-    options = {"num_nodes": 20, "sharpness": 1.0}
+    options = {"num_nodes": 20, "chances": chances(1.0)}
     whole = grow_tree(drafter, target, hidden, prefixes, law, **options)
     priced = grow_tree(drafter, target, hidden, prefixes, law, least_chance=0.1, **options)
-    likely = {path for path, chance in paths_of(whole.nodes).items() if chance > math.log(0.1)}
+    likely = {path for path, chance in paths_of(whole).items() if chance > 0.1}
     assert 0 < len(likely) < 20
-    assert paths_of(priced.nodes).keys() == likely
-    first = whole.nodes[0].token
+    assert paths_of(priced).keys() == likely
+    first = int(whole.tree.tokens[0, 0])
     ended = TokenLaw(LogitsProcessorList(), KnownStops(frozenset({first})))
-    paths = paths_of(grow_tree(drafter, target, hidden, prefixes, ended, **options).nodes)
+    paths = paths_of(grow_tree(drafter, target, hidden, prefixes, ended, **options))
     assert (first,) in paths
     assert not any(first in path[:-1] for path in paths)
 

@@ -1,0 +1,186 @@
+"""The chance that a candidate is the target's own token: what the drafter says of it, made true by what was verified.
+
+Shapes: B rows, L lanes, M candidates, C verified tokens.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hf_domino.decoding.matches import GUESSES, LENGTHS
+from hf_domino.decoding.pacing.estimates import Acceptance
+
+FIRST_SHARPNESS = 1.2
+LEAST, MOST = 0.25, 4.0
+PRIOR_CURVATURE = 20.0  # weight of the first guess, as curvature of the log-likelihood
+MEMORY = 0.99  # a round
+FAR = 60.0  # what is so far below the best score never wins
+Copied = list[list[tuple[int, int]]]  # of each row's lanes: the copied token and the length of its match, or (-1, 0)
+
+
+class Sharpness:
+    """Alpha, the scale of the draft law's scores that makes verified tokens likeliest; learnt by Newton steps."""
+
+    def __init__(self, value: float = FIRST_SHARPNESS):
+        self.value, self._curvature = value, PRIOR_CURVATURE
+
+    def observe(self, scores: torch.Tensor, luck: torch.Tensor | None, winners: torch.Tensor) -> None:
+        """Learn from races whose winner is known.
+
+        Args:
+            scores (`torch.Tensor`): `[C, M]`.
+            luck (`torch.Tensor`, *optional*): What noise adds, `[C, M]`.
+            winners (`torch.Tensor`): Place of the target's own token among the candidates, `[C]`.
+        """
+        scores = scores.clamp_min(scores.amax(dim=1, keepdim=True) - FAR)
+        chances = (self.value * scores if luck is None else self.value * scores + luck).softmax(dim=1)
+        means = (chances * scores).sum(dim=1)
+        slope = (scores.gather(1, winners[:, None])[:, 0] - means).sum()
+        curvature = (chances * (scores - means[:, None]).square()).sum()
+        slope, curvature = torch.stack((slope, curvature)).tolist()
+        if not (math.isfinite(slope) and math.isfinite(curvature)):
+            return
+        self._curvature = MEMORY * self._curvature + curvature
+        self.value = min(max(self.value + slope / self._curvature, LEAST), MOST)
+
+
+class CopyWeights:
+    """How much of the chance copies take, by the length of the match before them.
+
+    The weight of a source in a mixture of two, learnt by the share that it had in what won.
+
+    Args:
+        guesses (`Iterable[float]`): First guesses, by class of length.
+    """
+
+    def __init__(self, guesses: Iterable[float]):
+        self._acceptance = Acceptance(guesses)
+
+    def of(self, copied: Copied) -> torch.Tensor:
+        """Weights `[B, L, 1]`; 0 without a match."""
+        chance = self._acceptance.chance
+        weights = [[chance(_kind(length)) if length else 0.0 for _, length in row] for row in copied]
+        return torch.tensor(weights)[..., None]
+
+    def observe(self, length: int, has_won: bool, drafted: float = 0.0) -> None:
+        """Learn from a copy behind a match of this length, to whose token the drafter gave a chance, too."""
+        kind = _kind(length)
+        weight = self._acceptance.chance(kind)
+        share = weight / (weight + (1 - weight) * drafted) if has_won and weight else 0.0
+        self._acceptance.add(kind, share)
+
+
+@dataclass(frozen=True)
+class Race:
+    """What the children of the lanes of one depth are ranked by.
+
+    Args:
+        scores (`torch.Tensor`, *optional*): The draft law's, `[B, L, M]`; None where only copies go so deep.
+        luck (`torch.Tensor`, *optional*): What noise adds, `[B, M]`; None for greedy.
+        token_ids (`torch.Tensor`, *optional*): The candidates, `[B, M]`.
+        copied (`list[list[tuple[int, int]]]`, *optional*): How the text goes on behind each lane; None where it does
+            so behind none.
+    """
+
+    scores: torch.Tensor | None = None
+    luck: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
+    copied: Copied | None = None
+
+    def decided(self, row: int, lane: int, token: int) -> Decided:
+        """What became of it behind one lane, where this token is the target's."""
+        copied = None if self.copied is None else self.copied[row][lane]
+        if self.scores is None or self.token_ids is None:
+            return Decided(token, copied)
+        luck = None if self.luck is None else self.luck[row]
+        return Decided(token, copied, self.scores[row, lane], luck, self.token_ids[row])
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A race behind one lane whose winner is known.
+
+    Args:
+        token (`int`): The target's own.
+        copied (`tuple[int, int]`, *optional*): The token that was copied, and the length of the match before it.
+        scores (`torch.Tensor`, *optional*): The candidates', `[M]`.
+        luck (`torch.Tensor`, *optional*): `[M]`.
+        token_ids (`torch.Tensor`, *optional*): `[M]`.
+    """
+
+    token: int
+    copied: tuple[int, int] | None = None
+    scores: torch.Tensor | None = None
+    luck: torch.Tensor | None = None
+    token_ids: torch.Tensor | None = None
+
+
+class Chances:
+    """What is known of the chances of a drafter's and of a text's tokens, for one target and law."""
+
+    def __init__(self) -> None:
+        self.sharpness = Sharpness()
+        self.beside, self.deeper = CopyWeights(GUESSES.values()), CopyWeights(GUESSES.values())
+
+    def of(self, race: Race) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chances `[B, L, M]` of the children of each lane, and their tokens `[B, 1 or L, M]`.
+
+        With copies there is a child more: each lane's copy, where that is no candidate.
+        """
+        if race.scores is None or race.token_ids is None:
+            assert race.copied is not None
+            return self.deeper.of(race.copied), _tokens(race.copied)
+        ids = race.token_ids[:, None]
+        chances = self.drafted(race.scores, None if race.luck is None else race.luck[:, None])
+        if race.copied is None:
+            return chances, ids
+        weights, tokens = self.beside.of(race.copied), _tokens(race.copied)
+        is_copy = ids == tokens
+        chances = torch.addcmul(chances * (1 - weights), is_copy.to(chances), weights)
+        alone = weights.masked_fill(is_copy.any(dim=2, keepdim=True), 0.0)
+        return torch.cat((chances, alone), dim=2), torch.cat((ids.expand(chances.shape), tokens), dim=2)
+
+    def drafted(self, scores: torch.Tensor, luck: torch.Tensor | None) -> torch.Tensor:
+        """Of candidates with these scores `[..., M]` and luck, without copies; where all are forbidden, none."""
+        raced = self.sharpness.value * scores
+        return (raced if luck is None else raced + luck).softmax(dim=-1).nan_to_num(0.0)
+
+    def observe(self, decided: Sequence[Decided]) -> None:
+        """Learn from races whose winner is known."""
+        drafted = [one for one in decided if one.scores is not None]
+        won = self._observe_drafted(drafted) if drafted else []
+        won += [0.0] * (len(decided) - len(won))  # drafted ones come first
+        for one, chance in zip(decided, won, strict=True):
+            if one.copied is not None and one.copied[1]:
+                weights = self.deeper if one.scores is None else self.beside
+                weights.observe(one.copied[1], one.copied[0] == one.token, chance)
+
+    def _observe_drafted(self, decided: Sequence[Decided]) -> list[float]:
+        """Learn from those that have candidates; returns the chance that each winner was given among them."""
+        scores = torch.stack([one.scores for one in decided if one.scores is not None])  # [C, M]
+        luck = (
+            torch.stack([one.luck for one in decided if one.luck is not None]) if decided[0].luck is not None else None
+        )
+        ids = torch.stack([one.token_ids for one in decided if one.token_ids is not None])
+        is_winner = ids == torch.tensor([[one.token] for one in decided])
+        known, winners = is_winner.max(dim=1)
+        chances = (self.drafted(scores, luck) * is_winner).sum(dim=1).tolist()
+        if known.all():
+            self.sharpness.observe(scores, luck, winners)
+        elif known.any():
+            self.sharpness.observe(scores[known], None if luck is None else luck[known], winners[known])
+        return chances
+
+
+def _tokens(copied: Copied) -> torch.Tensor:
+    """Copied tokens `[B, L, 1]`."""
+    return torch.tensor([[token for token, _ in row] for row in copied])[..., None]
+
+
+def _kind(length: int) -> int:
+    return bisect.bisect(LENGTHS, length) - 1

@@ -85,40 +85,51 @@ def faults(truth: list[list[int]], vocab_size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tree_faults(truth: list[int], vocab_size: int, most_nodes: int) -> Iterator[None]:
+def tree_faults(truth: list[list[int]], vocab_size: int, most_nodes: int) -> Iterator[None]:
     """Propose trees in which the target's own continuation stands among wrong branches, up to a fault that moves.
 
     Args:
-        truth (`list[int]`): Prompt and text of one row, as the target alone writes it.
+        truth (`list[list[int]]`): Prompt and text of each row, as the target alone writes it.
         vocab_size (`int`): To take wrong tokens from.
         most_nodes (`int`): Of one tree.
     """
-    grow, draws, rounds = drafting.DraftSession.grow, random.Random(0), iter(range(10**6))
+    grow, draws, rounds = drafting.DraftSession.grow, random.Random(0), [0] * len(truth)
 
     def grow_faulty(self, prefixes, most, *args, **kwargs):
         grow(self, prefixes, most, *args, **kwargs)  # what the session keeps between rounds
-        start, fault = prefixes.lengths[0], next(rounds) % (most + 1)
-        right = truth[start : start + min(most, fault)]
-        wrong = truth[start + len(right)] if start + len(right) < len(truth) else None
-        tokens, parents, depths, end = [], [], [0], 0
-        while len(tokens) < max(most_nodes, len(right)) or right:
-            if right and (draws.random() < 0.4 or len(tokens) >= most_nodes - len(right)):
-                parent, token = end, right.pop(0)
-                end = len(tokens) + 1
-            else:
-                parent, token = draws.randrange(len(depths)), draws.randrange(vocab_size)
-                is_right = parent == end and token in (wrong, *right[:1])
-                siblings = [t for t, p in zip(tokens, parents, strict=True) if p == parent]
-                if is_right or token in siblings or depths[parent] == most:
-                    continue
-            tokens.append(token)
-            parents.append(parent)
-            depths.append(depths[parent] + 1)
-        tree = Tree(torch.tensor([tokens]), torch.tensor([parents]), max(depths))
-        return Grown(tree, torch.ones(1, len(tokens)), [], [])
+        trees = []
+        for row, start in zip(prefixes.rows, prefixes.lengths, strict=True):
+            fault = (rounds[row] + row) % (most + 1)
+            rounds[row] += 1
+            right = truth[row][start : start + fault]
+            wrong = truth[row][start + len(right)] if start + len(right) < len(truth[row]) else None
+            trees.append(_faulty_tree(draws, right, wrong, most, max(most_nodes, most), vocab_size))
+        tokens, parents = torch.tensor(trees).unbind(dim=1)
+        return Grown(Tree(tokens, parents, most), torch.ones(tokens.shape), [], [])
 
     drafting.DraftSession.grow = grow_faulty
     try:
         yield
     finally:
         drafting.DraftSession.grow = grow
+
+
+def _faulty_tree(
+    draws: random.Random, right: list[int], wrong: int | None, most: int, num_nodes: int, vocab_size: int
+) -> tuple[list[int], list[int]]:
+    """Tokens and parents of so many nodes, `most` deep, some of them the right ones in order."""
+    right, tokens, parents, depths, end = list(right), list[int](), list[int](), [0], 0
+    while len(tokens) < num_nodes:
+        if right and (draws.random() < 0.4 or len(tokens) >= num_nodes - len(right)):
+            parent, token = end, right.pop(0)
+            end = len(tokens) + 1
+        else:
+            parent, token = draws.randrange(len(depths)), draws.randrange(vocab_size)
+            is_right = parent == end and token in (wrong, *right[:1])
+            siblings = [t for t, p in zip(tokens, parents, strict=True) if p == parent]
+            if is_right or token in siblings or depths[parent] == most:
+                continue
+        tokens.append(token)
+        parents.append(parent)
+        depths.append(depths[parent] + 1)
+    return tokens, parents

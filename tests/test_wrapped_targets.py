@@ -106,6 +106,6 @@ def test_text_of_a_multimodal_target(make_drafter, family):
     check(target, make_drafter(target))
     ids, drafter = PROMPTS[0][None], make_drafter(target, draft_tree_size=11)
     plain = target.generate(ids, **OPTIONS)
-    with tree_faults(plain[0].tolist(), 96, 11):
+    with tree_faults(plain.tolist(), 96, 11):
         assert torch.equal(target.generate(ids, assistant_model=drafter, **OPTIONS), plain)
     assert drafter.stats.chain is None

@@ -25,7 +25,7 @@ from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.block import FIRST_SHARPNESS
+from hf_domino.decoding.tree.chances import Chances
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.decoding.tree.support import why_chain
@@ -209,11 +209,10 @@ def _propose(
     """What a round proposes by what is known at first, and the chances `[N]` of a tree's nodes."""
     target, size, is_growing = runner.target, drafter.config.draft_tree_size, prefixes.ids.device.type == "cpu"
     session = DraftSession(drafter, target, law.without_state())
-    if size is None or why_chain(runner, session, law, CoupledRule(law, do_sample=False), 1, is_growing) is not None:
+    if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False), is_growing) is not None:
         return Tree(rollout(drafter, target, draft_hidden, prefixes, session.law)), None
-    options = {"num_nodes": size, "sharpness": FIRST_SHARPNESS}
-    grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, **options)
-    return grown.tree, grown.log_chances[0].exp().cpu()
+    grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, num_nodes=size, chances=Chances())
+    return grown.tree, grown.chances[0].cpu()
 
 
 def _draft(

@@ -10,7 +10,7 @@ from families import build
 
 from hf_domino import explain_round
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.tree.block import FIRST_SHARPNESS
+from hf_domino.decoding.tree.chances import FIRST_SHARPNESS
 from hf_domino.evaluation.round_figure import draw_round
 from hf_domino.pair import BUNDLED, load_pair, read_prompts
 

@@ -53,11 +53,6 @@ class Grown:
     races: list[Race]
     lanes: list[list[dict[tuple[int, int], int]]]
 
-    @property
-    def log_chances(self) -> torch.Tensor:
-        """Logarithms of the chances, `[B, N]`."""
-        return self.chances.log()
-
     def decided(self, row: int, tokens: Sequence[int]) -> Iterator[Decided]:
         """The races that a text behind a row's anchor decided."""
         lane, before = 0, -1

@@ -19,7 +19,6 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.rollout import EXACT_POOL_SIZE
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.decoding.verification import CoupledRule
@@ -39,9 +38,7 @@ _tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weak
 def why_chain(
     runner: TargetRunner,
     session: DraftSession,
-    law: TokenLaw,
     rule: CoupledRule | ResidualRule,
-    batch_size: int,
     is_growing: bool,
 ) -> str | None:
     """Why a call's rounds propose chains, where trees are asked for; None where nothing stands against these.
@@ -49,22 +46,18 @@ def why_chain(
     Args:
         runner ([`TargetRunner`]): Runs the target.
         session ([`DraftSession`]): Drafts.
-        law ([`TokenLaw`]): The target's.
         rule ([`CoupledRule`] or [`ResidualRule`]): Accepts proposals.
-        batch_size (`int`): Sequences.
         is_growing (`bool`): Whether the cache grows, and the host can read the draft's chances at no cost.
     """
     config, text = session.drafter.config, runner.target.text_config
     if config.draft_tree_size is None:
         return None
-    if batch_size > 1:
-        return "a batch"
     if not is_growing:
         return "rounds of fixed shape, or not on a CPU"
     if isinstance(rule, ResidualRule):
         return "the residual rule"
-    if law.may_keep_state or not fits_pool(session.law, config.draft_pool_size or EXACT_POOL_SIZE):
-        return "logits processors that keep state or look at all tokens"
+    if not fits_pool(session.law, config.draft_pool_size or EXACT_POOL_SIZE):
+        return "logits processors that look at all tokens"
     if runner.kwargs.get("position_ids") is None:
         return "the target is not told positions"
     tensors = [name for name, value in runner.kwargs.items() if isinstance(value, torch.Tensor)]

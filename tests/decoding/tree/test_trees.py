@@ -11,6 +11,8 @@ from families import build
 from oracle import tree_faults
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, TextStreamer
 
+from hf_domino.decoding import loop
+
 NEW_TOKENS, MOST_NODES = 40, 11
 TAKE_TREES = (
     "cohere",
@@ -64,7 +66,7 @@ def text_of(target, drafter=None, prompt=None, **options):
 def check_equal(target, tree_size=MOST_NODES, **options):
     """Oracle trees with faults, and the drafter's own trees: text and generator are plain's."""
     (plain, state), drafter = text_of(target, **options), build_drafter(target, draft_tree_size=tree_size)
-    with tree_faults(plain[0].tolist(), target.config.vocab_size, tree_size):
+    with tree_faults(plain.tolist(), target.config.vocab_size, tree_size):
         ids, after = text_of(target, drafter, **options)
     assert torch.equal(ids, plain)
     assert torch.equal(after, state)
@@ -126,7 +128,7 @@ def test_windows_are_kept_where_the_callers_cache_knows_none(model_type):
     target = build(model_type)
     drafter = build_drafter(target, draft_tree_size=MOST_NODES)
     plain = text_of(target, past_key_values=DynamicCache())[0]
-    with tree_faults(plain[0].tolist(), target.config.vocab_size, MOST_NODES):
+    with tree_faults(plain.tolist(), target.config.vocab_size, MOST_NODES):
         assert torch.equal(text_of(target, drafter, past_key_values=DynamicCache())[0], plain)
     assert drafter.stats.chain is None
 
@@ -142,7 +144,7 @@ def test_hidden_states_and_attentions_are_those_of_the_path(model_type):
     target.set_attn_implementation("eager")
     options = {"return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": True}
     plain, drafter = text_of(target, **options)[0], build_drafter(target, draft_tree_size=MOST_NODES)
-    with tree_faults(plain.sequences[0].tolist(), target.config.vocab_size, MOST_NODES):
+    with tree_faults(plain.sequences.tolist(), target.config.vocab_size, MOST_NODES):
         ours = text_of(target, drafter, **options)[0]
     assert drafter.stats.chain is None
     torch.testing.assert_close(ours.hidden_states, plain.hidden_states, atol=1e-4, rtol=1e-4)
@@ -167,7 +169,7 @@ def test_an_end_inside_a_branch_ends_the_text(tiny_qwen3):
 def test_scores_and_logits_are_those_of_the_path(tiny_qwen3):
     options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "do_sample": True}
     plain, drafter = text_of(tiny_qwen3, **options)[0], build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
-    with tree_faults(plain.sequences[0].tolist(), tiny_qwen3.config.vocab_size, MOST_NODES):
+    with tree_faults(plain.sequences.tolist(), tiny_qwen3.config.vocab_size, MOST_NODES):
         ours = text_of(tiny_qwen3, drafter, **options)[0]
     torch.testing.assert_close(torch.stack(ours.scores), torch.stack(plain.scores), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(torch.stack(ours.logits), torch.stack(plain.logits), atol=1e-4, rtol=1e-4)
@@ -183,7 +185,7 @@ def test_a_second_turn_goes_on_from_the_cache(model_type):
     prompt = torch.arange(7, 19)[None]
     for _ in range(3):
         plain = text_of(target, prompt=prompt, past_key_values=caches[0], max_new_tokens=12)[0]
-        with tree_faults(plain[0].tolist(), target.config.vocab_size, MOST_NODES):
+        with tree_faults(plain.tolist(), target.config.vocab_size, MOST_NODES):
             ours = text_of(target, drafter, prompt, past_key_values=caches[1], max_new_tokens=12)[0]
         assert torch.equal(ours, plain)
         assert drafter.stats.chain is None
@@ -200,19 +202,61 @@ def test_copies_and_trees_take_turns(tiny_qwen3, draft_length):
         assert torch.equal(text_of(tiny_qwen3, drafter, **options)[0], plain)
 
 
-class _Counting(LogitsProcessor):
+class _Recording(LogitsProcessor):
+    """Keeps state: what it forbids depends on the texts that it was shown before."""
+
+    def __init__(self):
+        self.shown = []
+
     def __call__(self, input_ids, scores):
+        self.shown.append(input_ids[0].tolist())
+        scores = scores.clone()
+        scores[:, len(self.shown) % 7] = -torch.inf
         return scores
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_processors_that_keep_state_see_each_position_once(tiny_qwen3, do_sample):
+    plain, ours = _Recording(), _Recording()
+    text = text_of(tiny_qwen3, logits_processor=LogitsProcessorList([plain]), do_sample=do_sample)[0]
+    drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
+    with tree_faults(text.tolist(), tiny_qwen3.config.vocab_size, MOST_NODES):
+        found = text_of(tiny_qwen3, drafter, logits_processor=LogitsProcessorList([ours]), do_sample=do_sample)[0]
+    assert torch.equal(found, text)
+    assert ours.shown == plain.shown
+    assert drafter.stats.chain is None
+
+
+def test_large_vocabularies_are_verified_from_the_anchor_on(tiny_qwen3, monkeypatch):
+    monkeypatch.setattr(loop, "WALKED_VOCABULARY", 1)
+    for options in SETTINGS.values():
+        check_equal(tiny_qwen3, **options)
+    test_an_end_inside_a_branch_ends_the_text(tiny_qwen3)
+    test_scores_and_logits_are_those_of_the_path(tiny_qwen3)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt2", "llama", "mistral", "qwen3"])
+@pytest.mark.parametrize("setting", sorted(SETTINGS))
+def test_rows_of_a_batch_grow_trees_of_their_own(model_type, setting):
+    ids, mask = left_padded([torch.arange(7, 19), torch.arange(9, 14), torch.arange(30, 39)])
+    stats, most = check_equal(build(model_type).double(), prompt=ids, attention_mask=mask, **SETTINGS[setting])
+    assert stats.chain is None
+    assert all(set(row) >= set(range(1, most + 2)) for row in stats.rows)
+
+
+def test_rows_end_inside_branches_of_their_own(tiny_qwen3):
+    ids, mask = left_padded([torch.arange(7, 19), torch.arange(9, 14), torch.arange(30, 39)])
+    plain = text_of(tiny_qwen3, prompt=ids, attention_mask=mask)[0]
+    for row, place in ((0, 17), (1, 22), (2, 29)):
+        check_equal(tiny_qwen3, prompt=ids, attention_mask=mask, eos_token_id=int(plain[row, place]))
 
 
 def test_calls_that_cannot_take_trees_get_chains_and_say_why(tiny_qwen3):
     drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
-    ids, mask = left_padded([torch.arange(7, 19), torch.arange(9, 14)])
     residual = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, acceptance_rule="residual")
     for own, options, why in (
-        (drafter, {"prompt": ids, "attention_mask": mask}, "a batch"),
         (drafter, {"cache_implementation": "static"}, "fixed shape"),
-        (drafter, {"logits_processor": LogitsProcessorList([_Counting()])}, "processors"),
+        (drafter, {"do_sample": True, "typical_p": 0.9, "repetition_penalty": 1.2}, "all tokens"),
         (residual, {"do_sample": True}, "residual"),
     ):
         text_of(tiny_qwen3, own, **options)

@@ -84,3 +84,13 @@ def test_the_table_of_draft_vocabularies_is_that_of_its_rows():
         one = summarize(read_rows(path), "domino", "greedy")
         measured = f"{one.acceptance_length:.2f} | {one.ms_per_round['rollout']:.1f} | {one.speed_up:.2f} x |"
         assert re.search(rf"^\| {int(path.stem):,} \| \d+ % \| {re.escape(measured)}$", table, re.MULTILINE)
+
+
+def test_the_table_of_a_served_drafter_is_that_of_its_rows():
+    page = (CARDS.parent / "docs" / "serving.md").read_text()
+    rows = [json.loads(line) for line in (CARDS / NAMES[1] / "serving.jsonl").read_text().splitlines()]
+    assert len(rows) == 6
+    for row in rows:
+        rounds = f"{row['rounds']:,} | {row['acceptance_length']:.2f}" if row["rounds"] else " | "
+        equal = f"{row['equal_to_transformers']} of {row['texts']}"
+        assert f"| {row['name']} | {row['at_once']} | {equal} | {rounds} |" in page

@@ -88,11 +88,9 @@ def _engines(config: DominoConfig) -> list[str]:
     lines = {
         name: "; ".join(f"{rule.field} must be {rule.expected}" for rule in rules) for name, rules in found.items()
     }
-    is_plain = config.projector_type == "dflash" and not config.shift_label
-    taken = dict.fromkeys(lines, "takes its export") | {
-        name: f"takes its export with {engine.plugin}"
+    taken = {
+        name: f"takes its export with {plugin}" if (plugin := engine.plugin_for(config)) else "takes its export"
         for name, engine in ENGINES.items()
-        if engine.plugin and not is_plain
     }
     return [
         f"{ENGINES[name].title} {f'does not take it: {line}' if line else taken[name]}." for name, line in lines.items()

@@ -4,7 +4,7 @@ speculators stores `d2t` and `t2d`, and rows of lm_head that engines do not take
 and `load_weights` of vLLM's `qwen3_dflash.py`). The layout of SpecForge has no such thing for Domino and DFlash: there
 W2 is of all tokens. Rows of tokens that are not drafted are the mean of those that are: what training gave to all of
 them alike changes no law, and a token without it would win against all that have it. `t2d` alone is stored beside it,
-which engines pass over, so that the drafter that was exported can be read back.
+which engines pass over, so that the drafter that was exported can be read back, and served by our plugin for vLLM.
 
 Shapes: V tokens of the target, D of the draft vocabulary, H hidden size, R low rank.
 """
@@ -25,7 +25,10 @@ from hf_domino.target.compatibility import check_target
 from hf_domino.target.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
-SPREAD = "The layout has no draft vocabulary: in engines the drafter proposes all {} tokens instead of {}"
+SPREAD = (
+    "The layout has no draft vocabulary. hf_domino's plugin for vLLM reads t2d; in other engines the drafter proposes "
+    "all {} tokens instead of {}"
+)
 UNLEARNED = ", and W2 has the mean of their rows for the others"
 NO_HEAD = (
     "Engines want the draft vocabulary's rows of the target's lm_head beside d2t: export with target=target "

@@ -14,6 +14,7 @@ from string import Template
 from typing import Any
 
 from hf_domino._common.refusal import refusal
+from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CLASS, DFLASH_CONFIG, DOMINO_CLASS, PROJECTOR_TYPES
 from hf_domino.formats.dflash_config import SECTION as DFLASH_SECTION
 from hf_domino.formats.fields import merged, section_of
@@ -65,6 +66,11 @@ class Engine:
     rules: tuple[Rule, ...]
     note: str
     plugin: str | None = None
+
+    def plugin_for(self, config: DominoConfig) -> str | None:
+        """What serves this drafter in it; None where it does itself."""
+        is_plain = config.projector_type == "dflash" and not config.shift_label
+        return None if is_plain else self.plugin
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,12 @@ def counters(url: str) -> tuple[int, tuple[int, ...]]:
         return read_counters(answer.read().decode())
 
 
+def version(url: str) -> str:
+    """The server's version of vLLM."""
+    with urllib.request.urlopen(f"{url}/version", timeout=MOST_SECONDS) as answer:
+        return json.load(answer)["version"]
+
+
 def read_counters(page: str) -> tuple[int, tuple[int, ...]]:
     """Read [`counters`] from a page of metrics; zero and nothing where there is no drafter.
 

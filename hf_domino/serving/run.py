@@ -12,7 +12,7 @@ from typing import Any
 from hf_domino._common.refusal import refusal
 from hf_domino.pair import Pair
 from hf_domino.serving.check import Leg, ServeCheck
-from hf_domino.serving.client import ask
+from hf_domino.serving.client import ask, version
 from hf_domino.serving.reference import encoded, reference
 from hf_domino.serving.server import Server
 
@@ -65,9 +65,9 @@ def check_server(pair: Pair, prompts: Sequence[dict[str, Any]], serving: Serving
         drafter = Path(folder) / "drafter"
         pair.drafter.export(drafter, engine="vllm", dtype=serving.dtype)
         speculative = {"method": "dflash", "model": str(drafter), "num_speculative_tokens": serving.num_proposals}
-        control = _legs("vLLM", pair, ids, serving, [], Path(folder))
+        control = _legs("", pair, ids, serving, [], Path(folder))
         flags = ["--speculative-config", json.dumps(speculative)]
-        served = _legs("vLLM with the drafter", pair, ids, serving, flags, Path(folder))
+        served = _legs(" with the drafter", pair, ids, serving, flags, Path(folder))
     return ServeCheck(serving.dtype, plain, ours, control, served)
 
 
@@ -78,4 +78,5 @@ def _legs(
     log = folder / "server.log"
     with Server(serving.python, str(pair.folder), [*serving.all_flags(), *flags], log) as server:
         ask(server.url, ids[:1], 4)  # what is compiled at the first request
+        name = f"vLLM {version(server.url)}{name}"
         return tuple(Leg(name, count, ask(server.url, ids, serving.max_new_tokens, count)) for count in serving.at_once)

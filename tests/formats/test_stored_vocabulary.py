@@ -113,7 +113,7 @@ def test_specforge_gets_the_whole_vocabulary(tiny_qwen3, tmp_path, overrides, ca
     with caplog.at_level(logging.WARNING):
         written = drafter.export(tmp_path / "0", dtype=torch.float32)
     rest = ", and W2 has the mean of their rows for the others." if whole.has_correction_head else "."
-    note = f"in engines the drafter proposes all {VOCAB_SIZE} tokens instead of {len(IDS)}{rest}"
+    note = f"in other engines the drafter proposes all {VOCAB_SIZE} tokens instead of {len(IDS)}{rest}"
     assert written.notes[0].endswith(note)
     assert note in caplog.text
     tensors = load_file(tmp_path / "0" / "model.safetensors")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hf_domino.serving import server as server_module
-from hf_domino.serving.client import ask, read_counters
+from hf_domino.serving.client import ask, read_counters, version
 from hf_domino.serving.server import Server, reason_in
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +30,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def do_GET(self):
-        self.reply(f'vllm:spec_decode_num_drafts_total{{a="0"}} {rounds}.0')
+        metrics = f'vllm:spec_decode_num_drafts_total{{a="0"}} {rounds}.0'
+        self.reply('{"version": "0.1"}' if self.path == "/version" else metrics)
 
     def do_POST(self):
         global rounds
@@ -93,6 +94,7 @@ def test_requests_are_answered_and_rounds_counted(program):
         numbers = processes(program)
         assert all(map(is_running, numbers))
         found = ask(server.url, [[1, 2], [3], [4, 5, 6]], 3, at_once=2)
+        assert version(server.url) == "0.1"
     assert found.texts == [[2, 2, 2], [3, 3, 3], [6, 6, 6]]
     assert (found.rounds, found.accepted) == (6, ())
     assert all_gone(numbers)

@@ -94,3 +94,15 @@ def test_the_table_of_a_served_drafter_is_that_of_its_rows():
         rounds = f"{row['rounds']:,} | {row['acceptance_length']:.2f}" if row["rounds"] else " | "
         equal = f"{row['equal_to_transformers']} of {row['texts']}"
         assert f"| {row['name']} | {row['at_once']} | {equal} | {rounds} |" in page
+
+
+def test_what_default_flags_gave_is_that_of_its_rows():
+    page = (CARDS.parent / "docs" / "serving.md").read_text()
+    lines = (CARDS / NAMES[1] / "serving-default-flags.jsonl").read_text().splitlines()
+    alone, _, *served = [json.loads(line) for line in lines]
+    assert len(served) == 2
+    for row in served:
+        figures = f"{row['equal_to_server']} of {row['texts']} | {row['rounds']:,} | {row['acceptance_length']:.2f}"
+        assert f"| turn {row['turn']} | {figures} |" in page
+    hits, asked, without = served[0]["prefix_cache_hits"], served[0]["prefix_cache_queries"], alone["prefix_cache_hits"]
+    assert f"{hits:,} of {asked:,} tokens, against {without:,} without" in page

@@ -48,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
 
     given = options.prompts and read_prompts(options.prompts)  # a wrong file is refused before models are loaded
     pair = load_models(options)
+    if not given and not (pair.folder / PROMPTS).is_file():
+        raise ValueError(f"--prompts must be given: {pair.folder} has no {PROMPTS}.")
     prompts = (given or read_prompts(pair.folder / PROMPTS))[: options.num_prompts]
     serving = Serving(
         python=options.python,

@@ -13,7 +13,6 @@ from transformers import PreTrainedConfig
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import PROJECTOR_TYPES, SECTION
-from hf_domino.formats.fields import merged
 from hf_domino.formats.format import StoredConfig
 from hf_domino.formats.loading import interpret
 from hf_domino.target.identity import config_digest
@@ -63,9 +62,8 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     section = stored.get(SECTION)
     if not isinstance(section, Mapping):
         return None
-    given = merged(stored, SECTION)
-    is_domino = PROJECTOR_TYPES.get(given.get("projector_type") or "") == "domino"
-    return interpret(stored)[1] if is_domino or given.get("shift_label") else None
+    kind, shifts = (section.get(name, stored.get(name)) for name in ("projector_type", "shift_label"))
+    return interpret(stored)[1] if PROJECTOR_TYPES.get(kind or "") == "domino" or shifts else None
 
 
 def check_settings(

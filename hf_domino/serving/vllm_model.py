@@ -126,6 +126,8 @@ def mend_context_norms(model: Any) -> None:
     Args:
         model (`DFlashQwen3Model`): With its weights loaded.
     """
+    if not hasattr(model, "_k_norm_weights") or not hasattr(model, "_normalize_context_k"):
+        return  # another version; drafters that are not ours must load there, too
     weights = model._k_norm_weights  # [L, D]
     ones = weights.new_ones(len(weights), 1, 1, weights.shape[1])
     normed = model._normalize_context_k(ones)[:, 0, 0]

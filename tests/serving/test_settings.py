@@ -54,6 +54,12 @@ def test_what_we_export_is_served_as_it_is(tiny_qwen3, projector_type, shift_lab
     assert [getattr(told, name) for name in names] == [getattr(config, name) for name in names]
 
 
+def test_a_strangers_folder_is_not_judged():
+    assert (
+        served_config(stored_config(PLAIN) | {"mask_token_id": 7, "rope_theta": 1, "quantization_config": {}}) is None
+    )
+
+
 def test_a_folder_that_contradicts_itself():
     with pytest.raises(ValueError, match=r"emb_dim in the checkpoint's config\.json must be 256"):
         served_config(stored_config(DominoConfig()) | {"emb_dim": 128})

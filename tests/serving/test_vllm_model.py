@@ -121,6 +121,14 @@ def test_context_keys_get_the_norm_of_their_layer(served, tiny_llama, tmp_path):
     torch.testing.assert_close(model._normalize_context_k(keys), expected)
 
 
+def test_a_version_without_these_norms_loads_other_peoples_drafters(served, tiny_llama, monkeypatch):
+    monkeypatch.delattr("stand_in.Backbone._normalize_context_k")
+    stored = stored_config(build_drafter(tiny_llama, projector_type="dflash", shift_label=False).config)
+    model = served(vllm_config=server(tiny_llama, stored))
+    model.load_weights({"anything": torch.ones(1)}.items())
+    assert model.loaded.keys() == {"anything"}
+
+
 def test_norms_that_are_right_are_left_alone(served, tiny_llama, tmp_path):
     model = loaded(served, tiny_llama, build_drafter(tiny_llama), tmp_path, k_norms=torch.ones(3, 8)).model
     assert "_normalize_context_k" not in vars(model)

@@ -1,8 +1,10 @@
 """Domino inside vLLM: a plugin that lets its server take a drafter of ours, and a check of such a server.
 
-`plugin` is what vLLM calls in each of its processes: it hands over a name. `vllm_model` is the model behind that name,
-the only module that imports vLLM; `settings` says what of a folder and of a server's settings it takes, `head` has the
-mathematics. Other people's DFlash drafters go through the model as through vLLM's own.
+`plugin` is what vLLM calls in each of its processes: it hands over a name. `vllm_model` is the model behind that name
+and `vllm_faults` mends what a CPU does wrong: these two alone import vLLM. `settings` says what of a folder and of
+a server's settings is taken, `head` has the mathematics. Other people's DFlash drafters go through the model as through
+vLLM's own. `run` is the check: texts of Transformers (`reference`), a `server` that a `keeper` ends whatever happens,
+requests to it (`client`), and what they make together (`check`).
 
 What it leans on, read in vLLM 0.32.0 and 0.33.0:
 
@@ -13,6 +15,7 @@ What it leans on, read in vLLM 0.32.0 and 0.33.0:
 - `model_executor/models/qwen3_dflash.py`, `DFlashQwen3ForCausalLM` and `DFlashQwen3Model`: what is built upon.
 - `v1/spec_decode/llm_base_proposer.py`, `SpecDecodeBaseProposer`: insists on that class (`propose`) and takes the
   argmax of `compute_logits` for proposals (`_greedy_sample`).
+- `v1/sample/rejection_sampler.py`, `expand_batch_to_tokens`: one temperature per proposal; a fault on a CPU.
 - `v1/spec_decode/dflash.py`, `DFlashProposer.set_inputs_first_pass`: rows `[B (1 + P)]` of which each request's first
   is the anchor and the other P are asked for logits, request by request.
 - `v1/worker/gpu/spec_decode/dflash/speculator.py`, `DFlashSpeculator`: the same of the runner where Triton has a

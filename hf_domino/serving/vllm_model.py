@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from types import MethodType
-from typing import Any
 
 import torch
 import vllm
-from vllm import _custom_ops as ops
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
@@ -25,6 +22,7 @@ from hf_domino.formats.draft_vocabulary import drafted_ids
 from hf_domino.formats.sizes import HEAD_MODULES, check_tensors
 from hf_domino.serving.head import BlockHead, anchors_of, shifted
 from hf_domino.serving.settings import check_settings, check_target, served_config, version_notice
+from hf_domino.serving.vllm_faults import mend_context_norms, mend_expansion
 
 logger = init_logger("vllm.hf_domino")
 V2_NOTICE = (
@@ -79,6 +77,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
             weights = self._load_head(self.told, dict(_renamed(weights))).items()
         super().load_weights(weights)
         mend_context_norms(self.model)
+        mend_expansion(self.lm_head.weight.device)
 
     def _load_head(self, told: DominoConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Load what vLLM does not know; returns the rest."""
@@ -115,29 +114,3 @@ def _told(vllm_config: VllmConfig) -> DominoConfig | None:
     if vllm_config.use_v2_model_runner:
         logger.warning_once(V2_NOTICE)
     return told
-
-
-def mend_context_norms(model: Any) -> None:
-    """Give each layer's context keys its own norm, where vLLM's kernel gives all of them the first layer's.
-
-    On a CPU `rms_norm` does not know weights `[L, D]` of one row per layer. Whether it does is tried, so that nothing
-    is touched where it does.
-
-    Args:
-        model (`DFlashQwen3Model`): With its weights loaded.
-    """
-    if not hasattr(model, "_k_norm_weights") or not hasattr(model, "_normalize_context_k"):
-        return  # another version; drafters that are not ours must load there, too
-    weights = model._k_norm_weights  # [L, D]
-    ones = weights.new_ones(len(weights), 1, 1, weights.shape[1])
-    normed = model._normalize_context_k(ones)[:, 0, 0]
-    if not torch.allclose(normed.float(), weights.float(), rtol=1e-2, atol=1e-3):
-        model._normalize_context_k = MethodType(_normalize_by_layer, model)
-        logger.info_once("hf_domino: this vLLM norms all layers' context keys by the first layer's weight; mended.")
-
-
-def _normalize_by_layer(model: Any, all_k: torch.Tensor) -> torch.Tensor:
-    normed = torch.empty_like(all_k)  # [L, C, heads, D]
-    for out, keys, weight in zip(normed, all_k, model._k_norm_weights, strict=True):
-        ops.rms_norm(out, keys, weight, model._rms_norm_eps)
-    return normed

@@ -54,6 +54,11 @@ def rms_norm(out, rows, weight, eps):
     out.copy_(normed * weight.reshape(-1, rows.shape[-1])[0])
 
 
+def expand_batch_to_tokens(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
+    """The fault of a CPU: nothing is written."""
+    return torch.full((num_tokens,), torch.nan).to(x)
+
+
 def install(monkeypatch, version="0.32.0", **modules: Any) -> None:
     """Put the modules where imports look."""
     logger = logging.getLogger("vllm.hf_domino")
@@ -63,6 +68,9 @@ def install(monkeypatch, version="0.32.0", **modules: Any) -> None:
         "_custom_ops": {"rms_norm": rms_norm},
         "config": {"VllmConfig": object},
         "logger": {"init_logger": lambda name: logger},
+        "v1": {"__path__": []},
+        "v1.sample": {"__path__": []},
+        "v1.sample.rejection_sampler": {"expand_batch_to_tokens": expand_batch_to_tokens},
         "model_executor": {"__path__": []},
         "model_executor.models": {"__path__": []},
         "model_executor.models.qwen3_dflash": {"DFlashQwen3ForCausalLM": DFlashQwen3ForCausalLM},
@@ -72,7 +80,9 @@ def install(monkeypatch, version="0.32.0", **modules: Any) -> None:
         vars(module).update(values)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     sys.modules["vllm"]._custom_ops = sys.modules["vllm._custom_ops"]  # type: ignore[attr-defined]
-    monkeypatch.delitem(sys.modules, "hf_domino.serving.vllm_model", raising=False)
+    sys.modules["vllm.v1.sample"].rejection_sampler = sys.modules["vllm.v1.sample.rejection_sampler"]  # type: ignore
+    for name in ("vllm_model", "vllm_faults"):
+        monkeypatch.delitem(sys.modules, f"hf_domino.serving.{name}", raising=False)
 
 
 def server(target, stored, k_norms=None, is_v2=False, **settings) -> SimpleNamespace:

@@ -23,7 +23,6 @@ PYTHON = os.environ.get("HF_DOMINO_VLLM")
 ROOT = Path(__file__).parents[2]
 FLAGS = ("--dtype", "float32", "--generation-config", "vllm", "--enforce-eager", "--max-num-seqs", "8")
 PROPOSALS, DRAWS, LEAST_EXPECTED, LEAST_P = 7, 1500, 5.0, 1e-3
-BIASED = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.9] * PROPOSALS}
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(PYTHON is None, reason="HF_DOMINO_VLLM names no environment")]
 
@@ -90,6 +89,7 @@ def law_of(pair, prompt):
     return first, law
 
 
+@torch.no_grad()
 def surest(pair):
     """Of the prompts, the one whose first token is the surest."""
     ids = encoded(pair, read_prompts(pair.folder / PROMPTS))
@@ -111,17 +111,19 @@ def p_value(texts, first, law):
     return chisquare(seen, awaited).pvalue
 
 
-@pytest.mark.parametrize("biased", [False, True])
-def test_sampled_tokens_have_the_targets_law(pair, tmp_path, biased):
-    pair.drafter.export(tmp_path / "domino", dtype="float32")
+@pytest.mark.parametrize("is_mended", [True, False])
+def test_sampled_tokens_have_the_targets_law(pair, tmp_path, monkeypatch, is_mended):
+    # Without our plugin the verifier of a CPU is biased, by the fault that the page describes: the same test sees it.
+    (pair.drafter if is_mended else pair.twin).export(tmp_path / "drafter", dtype="float32")
+    if not is_mended:
+        monkeypatch.setenv("VLLM_PLUGINS", "")
     prompt = surest(pair)
     first, law = law_of(pair, prompt)
-    flags = drafted(tmp_path / "domino", **(BIASED if biased else {}))
-    with Server(PYTHON, str(pair.folder), flags, tmp_path / "log") as server:
+    with Server(PYTHON, str(pair.folder), drafted(tmp_path / "drafter"), tmp_path / "log") as server:
         found = ask(server.url, [prompt] * DRAWS, 3, at_once=8, temperature=1.0, ignore_eos=True)
     assert found.rounds > DRAWS / 2
     assert sum(found.accepted) > 0
-    assert (p_value(found.texts, first, law) < LEAST_P) is biased
+    assert (p_value(found.texts, first, law) > LEAST_P) is is_mended
 
 
 def test_vllm_does_not_call_what_we_wrap():
@@ -136,7 +138,8 @@ def test_vllm_does_not_call_what_we_wrap():
     assert [str(path) for path in modules if names.search(path.read_text(errors="replace"))] == []
 
 
-def test_the_fault_of_the_page_is_still_there():
-    (code, _) = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs" / "upstream.md").read_text(), re.MULTILINE | re.DOTALL)
-    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
-    assert "cpu [1.0, 1.0]" in done.stdout, "mended: mend_context_norms and the page can go"
+def test_the_faults_of_the_page_are_still_there():
+    blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs" / "upstream.md").read_text(), re.MULTILINE | re.DOTALL)
+    for code, said in zip(blocks[::2], ("cpu [1.0, 1.0]", "cpu [7.0, 7.0, 7.0]"), strict=True):
+        done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
+        assert said in done.stdout, "mended: its part of vllm_faults.py and of the page can go"

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import sys
 
 import pytest
 import torch
@@ -132,3 +133,22 @@ def test_a_version_without_these_norms_loads_other_peoples_drafters(served, tiny
 def test_norms_that_are_right_are_left_alone(served, tiny_llama, tmp_path):
     model = loaded(served, tiny_llama, build_drafter(tiny_llama), tmp_path, k_norms=torch.ones(3, 8)).model
     assert "_normalize_context_k" not in vars(model)
+
+
+def test_each_proposal_gets_the_temperature_of_its_request(served, tiny_llama, tmp_path):
+    loaded(served, tiny_llama, build_drafter(tiny_llama), tmp_path)
+    expand = sys.modules["vllm.v1.sample.rejection_sampler"].expand_batch_to_tokens
+    ends = torch.tensor([2, 3, 6], dtype=torch.int32)
+    temperatures = expand(torch.tensor([0.7, 0.0, 1.5]), ends, 6, replace_from=0, replace_to=1)
+    torch.testing.assert_close(temperatures, torch.tensor([0.7, 0.7, 1.0, 1.5, 1.5, 1.5]))
+    assert expand(torch.tensor([50, 0, 9], dtype=torch.int32), ends, 6).tolist() == [50, 50, 0, 9, 9, 9]
+
+
+def test_an_expansion_that_is_right_is_left_alone(served, tiny_llama, tmp_path):
+    def right(x, cu_num_tokens, num_tokens, replace_from=0, replace_to=0):
+        return x[torch.bucketize(torch.arange(num_tokens), cu_num_tokens, right=True)]
+
+    module = sys.modules["vllm.v1.sample.rejection_sampler"]
+    module.expand_batch_to_tokens = right
+    loaded(served, tiny_llama, build_drafter(tiny_llama), tmp_path)
+    assert module.expand_batch_to_tokens is right

@@ -83,6 +83,17 @@ class ServeCheck:
                 )
         return found
 
+    @property
+    def slower(self) -> tuple[str, ...]:
+        """Where the drafter slows the server, a sentence each: no fault, but no reason to serve with it either."""
+        pairs = zip(self.control, self.served, strict=True)
+        speeds = [(leg.at_once, *(one.answers.tokens_per_second for one in (leg, alone))) for alone, leg in pairs]
+        return tuple(
+            f"With {count} at once the drafter slows the server: {found:.0f} tokens/s, {alone:.0f} without."
+            for count, found, alone in speeds
+            if found < alone
+        )
+
     def rows(self) -> list[dict[str, Any]]:
         """A row for each leg, as JSON holds it."""
         return [
@@ -108,8 +119,11 @@ class ServeCheck:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = [f"{line[0]:<{widths[0]}}  {_right(line[1:], widths[1:])}".rstrip() for line in lines]
         accepted = [f"{leg.name}, {leg.at_once} at once: {_rates(leg)}" for leg in (self.ours, *self.served)]
-        verdict = self.faults or ("The server drafts as we do.",)
-        return "\n".join([*table, "", "accepted by position:", *accepted, "", *verdict])
+        fine = (
+            "The server drafts as we do." if self.dtype == SAME_LAW else f"Texts and rounds are judged in {SAME_LAW}."
+        )
+        verdict = self.faults or (fine,)
+        return "\n".join([*table, "", "accepted by position:", *accepted, "", *verdict, *self.slower])
 
     def _line(self, leg: Leg) -> tuple[str, ...]:
         answers, whole = leg.answers, len(leg.answers.texts)

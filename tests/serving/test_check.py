@@ -14,21 +14,30 @@ from hf_domino.serving.run import Serving, check_server
 TEXTS = [[1, 2, 3, 4], [5, 6, 7, 8]]
 
 
-def leg(name, rounds=0, texts=TEXTS, at_once=1, accepted=()):
-    return Leg(name, at_once, Answers(texts, 2.0, rounds, accepted))
+def leg(name, rounds=0, texts=TEXTS, at_once=1, accepted=(), seconds=2.0):
+    return Leg(name, at_once, Answers(texts, seconds, rounds, accepted))
 
 
 def check(*served, dtype="float32", control=TEXTS):
     plain, ours = leg("Transformers"), leg("ours", 100, accepted=(60, 30))
-    return ServeCheck(dtype, plain, ours, (leg("vLLM", texts=control),), served)
+    alone = tuple(leg("vLLM", texts=control, at_once=other.at_once) for other in served)
+    return ServeCheck(dtype, plain, ours, alone, served)
 
 
 def test_a_server_that_drafts_as_we_do():
     found = check(leg("served", 102, accepted=(60, 30)), leg("served", 99, at_once=8, accepted=(61, 30)))
     assert found.faults == ()
     assert "The server drafts as we do." in str(found)
-    assert [row["acceptance_length"] for row in found.rows()] == [None, 1.9, None, 1 + 90 / 102, 1 + 91 / 99]
-    assert found.rows()[3]["tokens_per_second"] == 4
+    assert [row["acceptance_length"] for row in found.rows()] == [None, 1.9, None, None, 1 + 90 / 102, 1 + 91 / 99]
+    assert found.rows()[4]["tokens_per_second"] == 4
+    assert found.slower == ()
+
+
+def test_a_drafter_that_slows_a_busy_server_is_said_to():
+    found = check(leg("served", 100, seconds=1.0), leg("served", 100, at_once=8, seconds=4.0))
+    assert found.slower == ("With 8 at once the drafter slows the server: 2 tokens/s, 4 without.",)
+    assert str(found).endswith(found.slower[0])
+    assert found.faults == ()
 
 
 @pytest.mark.parametrize(
@@ -50,6 +59,7 @@ def test_narrow_floats_are_shown_and_not_judged():
     other = [[1, 2, 3, 9], TEXTS[1]]
     found = check(leg("served", 150, other), dtype="bfloat16", control=other)
     assert found.faults == ()
+    assert "Texts and rounds are judged in float32." in str(found)
     assert [found.rows()[3][f"equal_to_{name}"] for name in ("transformers", "server")] == [1, 2]
 
 

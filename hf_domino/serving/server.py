@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from types import TracebackType
 MODULE = "vllm.entrypoints.openai.api_server"  # `vllm serve` wants a package that is called vllm; CPU builds are not
 MODEL = "target"  # what requests call it
 MOST_SECONDS_TO_START = 900.0
+ERROR = re.compile(r"(?:^|\] )(\w+Error): (.+)")  # behind the logger's place; a warning may name one in its text
 PATIENCE = 15  # seconds that it has to end by itself
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}  # where it is not set
 
@@ -82,9 +84,8 @@ class Server:
 def reason_in(log: str) -> str:
     """Why a server ended: the first error that its log has, or the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = (line.partition("Error: ") for line in lines)
-    found = next((f"{kind.split()[-1]}Error: {text}" for kind, mark, text in errors if mark and kind.split()), None)
-    return found or (lines[-1] if lines else "it said nothing")
+    errors = filter(None, map(ERROR.search, lines))
+    return next((f"{found[1]}: {found[2]}" for found in errors), lines[-1] if lines else "it said nothing")
 
 
 def _free_port() -> int:

@@ -76,10 +76,9 @@ def assisted_decoding(
     input_ids, batch_size = input_ids.long(), len(input_ids)
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
-    target = TargetModel(model, drafter.config)
-    law = TokenLaw(logits_processor, KnownStops.among(stopping_criteria))
-    most, known = most_proposals(drafter, model, generation_config), recognise(drafter.config, model)
-    stats, step_outputs = DecodingStats.of_rows(most, batch_size, known), StepOutputs(generation_config)
+    target, most = TargetModel(model, drafter.config), most_proposals(drafter, model, generation_config)
+    law, step_outputs = TokenLaw(logits_processor, KnownStops.among(stopping_criteria)), StepOutputs(generation_config)
+    stats = DecodingStats.of_rows(most, batch_size, recognise(drafter.config, model))
     hand_out(streamer, stats)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)

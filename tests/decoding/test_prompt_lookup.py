@@ -33,10 +33,10 @@ def generate(target, prompt, seed=0, **options):
     return target.generate(prompt, **options).tolist()
 
 
-def longest_by_hand(tokens):
-    """The longest repetition of the last tokens, by comparing with every place."""
+def longest_by_hand(tokens, num_of_text=None):
+    """The longest repetition of the last tokens, by comparing with every place of the text."""
     best = (0, 0)
-    for end in range(2, len(tokens)):
+    for end in range(2, len(tokens) if num_of_text is None else num_of_text):
         length = 0
         while length < min(end, LENGTHS[-1]) and tokens[end - 1 - length] == tokens[-1 - length]:
             length += 1
@@ -51,6 +51,9 @@ def test_the_longest_match_is_found(tokens, split):
     text.extend(tokens[:split])
     text.extend(tokens[split:])
     assert text.longest_match() == longest_by_hand(tokens)
+    behind = Text()
+    behind.extend(tokens[:split])
+    assert behind.longest_match(tokens[split:]) == longest_by_hand(tokens, min(split, len(tokens)))
 
 
 def test_a_copy_goes_on_behind_the_end_with_what_was_copied():

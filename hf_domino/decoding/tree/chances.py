@@ -61,18 +61,19 @@ class CopyWeights:
     def __init__(self, guesses: Iterable[float]):
         self._acceptance = Acceptance(guesses)
 
+    def weight(self, length: int) -> float:
+        """Of a copy behind a match of this length; 0 without a match."""
+        return self._acceptance.chance(_kind(length)) if length else 0.0
+
     def of(self, copied: Copied) -> torch.Tensor:
-        """Weights `[B, L, 1]`; 0 without a match."""
-        chance = self._acceptance.chance
-        weights = [[chance(_kind(length)) if length else 0.0 for _, length in row] for row in copied]
-        return torch.tensor(weights)[..., None]
+        """Weights `[B, L, 1]`."""
+        return torch.tensor([[self.weight(length) for _, length in row] for row in copied])[..., None]
 
     def observe(self, length: int, has_won: bool, drafted: float = 0.0) -> None:
         """Learn from a copy behind a match of this length, to whose token the drafter gave a chance, too."""
-        kind = _kind(length)
-        weight = self._acceptance.chance(kind)
+        weight = self.weight(length)
         share = weight / (weight + (1 - weight) * drafted) if has_won and weight else 0.0
-        self._acceptance.add(kind, share)
+        self._acceptance.add(_kind(length), share)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from builders import EOS, build_drafter
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
 from hf_domino.decoding.correcting.corrections import Corrections
+from hf_domino.decoding.matches import Text
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree.chances import Chances, Sharpness
+from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.target.view import TargetModel
 
@@ -114,3 +116,48 @@ def test_a_round_without_a_law_teaches_nothing():
     scores[0, 1] = torch.inf
     sharpness.observe(scores, None, torch.tensor([1]))
     assert sharpness.value == Sharpness().value
+
+
+def copying(drafter, target, text, **options):
+    """A tree behind a text that it may copy from, twelve tokens deep."""
+    prefixes, known = Prefixes.of(torch.tensor([text])), Text()
+    known.extend(text)
+    hidden = torch.randn(1, DEPTH, drafter.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    law, copies = TokenLaw(LogitsProcessorList()), CopyLanes([known], 12)
+    return grow_tree(drafter, target, hidden, prefixes, law, copies=copies, num_nodes=20, **options)
+
+
+@pytest.mark.parametrize("pool_size", [None, 4])
+def test_copies_are_branches_and_go_deeper_than_drafts(tiny_qwen3, pool_size):
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=pool_size)
+    target, text = TargetModel(tiny_qwen3, drafter.config), [*range(5, 30), *range(5, 30), 5, 6, 7]
+    known = Chances()
+    drafted = paths_of(copying(drafter, target, text[:3], chances=known))  # nothing to copy
+    found = paths_of(copying(drafter, target, text, chances=known))
+    weights = [known.beside.weight(28 + depth) for depth in range(DEPTH)]
+    weights += [known.deeper.weight(28 + depth) for depth in range(DEPTH, 12)]
+    chance = 1.0
+    for depth, weight in enumerate(weights):
+        copied, path = chance * weight, tuple(range(8, 9 + depth))
+        chance = found[path]
+        if depth >= DEPTH:
+            assert chance == pytest.approx(copied, rel=1e-5)
+        elif depth == 0 and path in drafted:
+            assert chance == pytest.approx(copied + (1 - weight) * drafted[path], rel=1e-4)
+        else:
+            assert chance >= copied * (1 - 1e-5)
+    assert max(map(len, drafted)) <= DEPTH < max(map(len, found)) == 12
+
+
+def test_copies_are_believed_as_far_as_they_come_true(tiny_qwen3):
+    drafter = build_drafter(tiny_qwen3)
+    target, text = TargetModel(tiny_qwen3, drafter.config), [*range(5, 30), *range(5, 30), 5, 6, 7]
+    right, wrong = Chances(), Chances()
+    for known, token in ((right, 8), (wrong, 60)):
+        for _ in range(40):
+            grown = copying(drafter, target, text, chances=known)
+            known.observe(list(grown.decided(0, [token])))
+    first = Chances().beside.weight(28)
+    assert wrong.beside.weight(28) < 0.5 * first
+    assert right.beside.weight(28) > first
+    assert right.beside.weight(2) == Chances().beside.weight(2)

@@ -12,6 +12,7 @@ from oracle import tree_faults
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, TextStreamer
 
 from hf_domino.decoding import loop
+from hf_domino.decoding.prompt_lookup import PromptLookup
 
 NEW_TOKENS, MOST_NODES = 40, 11
 TAKE_TREES = (
@@ -193,13 +194,21 @@ def test_a_second_turn_goes_on_from_the_cache(model_type):
 
 
 @pytest.mark.parametrize("draft_length", ["adaptive", "full"])
-def test_copies_and_trees_take_turns(tiny_qwen3, draft_length):
+@pytest.mark.parametrize("is_batch", [False, True])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_copies_and_trees_write_plain_text(tiny_qwen3, draft_length, is_batch, do_sample, monkeypatch):
     prompt = torch.arange(7, 19).repeat(3)[None]
+    options = {"prompt": prompt, "do_sample": do_sample}
+    if is_batch:
+        ids, mask = left_padded([prompt[0], torch.arange(9, 14).repeat(4)])
+        options |= {"prompt": ids, "attention_mask": mask}
+    plain = text_of(tiny_qwen3, **options)[0]
     drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, draft_length=draft_length)
-    for do_sample in (False, True):
-        options = {"prompt": prompt, "prompt_lookup_num_tokens": 5, "do_sample": do_sample}
-        plain = text_of(tiny_qwen3, **options | {"prompt_lookup_num_tokens": None})[0]
-        assert torch.equal(text_of(tiny_qwen3, drafter, **options)[0], plain)
+    for takes_turns in (True, False):
+        if not takes_turns:
+            monkeypatch.setattr(PromptLookup, "begin_round", lambda self, prefixes, room: None)
+        for most in (1, 5, 20):
+            assert torch.equal(text_of(tiny_qwen3, drafter, **options, prompt_lookup_num_tokens=most)[0], plain)
 
 
 class _Recording(LogitsProcessor):

@@ -104,7 +104,7 @@ class PromptLookup:
         most = min(self.most, room)
         if not (most and self._pacer.proposes_trees):
             return None
-        return CopyLanes([self._text(row) for row in prefixes.rows], most)
+        return CopyLanes([self._text(row) for row in prefixes.rows], most, self._last_id + 1)
 
     def observe(self, block: Block, num_committed: Sequence[int]) -> None:
         """Learn from a round: its block, the tokens it committed per row."""

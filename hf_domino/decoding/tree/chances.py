@@ -20,7 +20,7 @@ LEAST, MOST = 0.25, 4.0
 PRIOR_CURVATURE = 20.0  # weight of the first guess, as curvature of the log-likelihood
 MEMORY = 0.99  # a round
 FAR = 60.0  # what is so far below the best score never wins
-Copied = list[list[tuple[int, int]]]  # of each row's lanes: the copied token and the length of its match, or (-1, 0)
+Copied = list[list[tuple[int, int]]]  # of each row's lanes: the copied token and the length of its match, or (0, 0)
 
 
 class Sharpness:

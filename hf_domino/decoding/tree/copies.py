@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hf_domino.decoding.matches import Text
 from hf_domino.decoding.tree.chances import Copied
 
-NOTHING = (-1, 0)
+NOTHING = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -32,27 +32,30 @@ class CopyLanes:
     Args:
         texts (`Sequence[Text]`): Of the B rows.
         num_depths (`int`): Most tokens of a path.
+        vocab_size (`int`): Other ids, such as a placeholder of an image, are not copied.
     """
 
-    def __init__(self, texts: Sequence[Text], num_depths: int):
-        self.num_depths, self._texts = num_depths, texts
+    def __init__(self, texts: Sequence[Text], num_depths: int, vocab_size: int):
+        self.num_depths, self._texts, self._vocab_size = num_depths, texts, vocab_size
         self._lanes = [[_Lane((), *text.longest_match())] for text in texts]
 
     def found(self, depth: int) -> Copied | None:
         """Of each row's lanes at this depth, how the text goes on; None where it does so for none of them."""
         if depth >= self.num_depths or not any(lane.length for lanes in self._lanes for lane in lanes):
             return None
-        return [
-            [(text.token(lane.place, lane.path), lane.length) if lane.length else NOTHING for lane in lanes]
-            for text, lanes in zip(self._texts, self._lanes, strict=True)
-        ]
+        rows = zip(self._texts, self._lanes, strict=True)
+        return [[self._copied(text, lane) for lane in lanes] for text, lanes in rows]
 
-    def advance(self, lanes: Sequence[Iterable[tuple[int, int]]]) -> None:
+    def advance(self, lanes: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Go on with lanes behind these, each by a token, given as pairs per row."""
         self._lanes = [
             [self._behind(text, before[lane], token) for lane, token in row]
             for text, before, row in zip(self._texts, self._lanes, lanes, strict=True)
         ]
+
+    def _copied(self, text: Text, lane: _Lane) -> tuple[int, int]:
+        token = text.token(lane.place, lane.path) if lane.length else -1
+        return (token, lane.length) if 0 <= token < self._vocab_size else NOTHING
 
     def _behind(self, text: Text, lane: _Lane, token: int) -> _Lane:
         path = (*lane.path, token)

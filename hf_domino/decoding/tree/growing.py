@@ -179,10 +179,10 @@ class _Growth:
 
     def _go_on(self, depth: int, owners: torch.Tensor, tokens: torch.Tensor) -> bool:
         """Advance the sources that go so deep; returns whether there is any."""
-        rows = zip(owners.tolist(), tokens.tolist(), strict=True)
-        self.lanes.append([{key: lane for lane, key in enumerate(zip(*row, strict=True))} for row in rows])
+        rows = [list(zip(*row, strict=True)) for row in zip(owners.tolist(), tokens.tolist(), strict=True)]
+        self.lanes.append([{key: lane for lane, key in enumerate(row)} for row in rows])
         if self.copies is not None:
-            self.copies.advance(self.lanes[-1])
+            self.copies.advance(rows)
         if depth < self.source.num_depths:
             self.source.advance(owners, tokens)
             return True
@@ -196,5 +196,5 @@ class _Growth:
         # Of equals the one that came first is kept, so no parent is missing.
         kept = order[:, : max(int(is_wanted.sum()), 1)].sort(dim=1).values  # [B, N]
         tokens, parents = (torch.cat(pieces, dim=1).gather(1, kept) for pieces in (self.tokens, self.parents))
-        tree = Tree(tokens.clamp_min(0), torch.searchsorted(kept, parents, right=True), len(self.races))
+        tree = Tree(tokens, torch.searchsorted(kept, parents, right=True), len(self.races))
         return Grown(tree, all_values.gather(1, kept), self.races, self.lanes)

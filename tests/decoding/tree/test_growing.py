@@ -123,7 +123,7 @@ def copying(drafter, target, text, **options):
     prefixes, known = Prefixes.of(torch.tensor([text])), Text()
     known.extend(text)
     hidden = torch.randn(1, DEPTH, drafter.config.hidden_size, generator=torch.Generator().manual_seed(3))
-    law, copies = TokenLaw(LogitsProcessorList()), CopyLanes([known], 12)
+    law, copies = TokenLaw(LogitsProcessorList()), CopyLanes([known], 12, 64)
     return grow_tree(drafter, target, hidden, prefixes, law, copies=copies, num_nodes=20, **options)
 
 
@@ -161,3 +161,27 @@ def test_copies_are_believed_as_far_as_they_come_true(tiny_qwen3):
     assert wrong.beside.weight(28) < 0.5 * first
     assert right.beside.weight(28) > first
     assert right.beside.weight(2) == Chances().beside.weight(2)
+
+
+def test_rows_whose_lanes_have_ended_grow_beside_rows_that_go_on(tiny_qwen3):
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=4)
+    target = TargetModel(tiny_qwen3, drafter.config)
+    rows, texts = torch.tensor([[5, 6, 7, 8, 5, 6, 7], [40, 41, 42, 43, 44, 45, 46]]), [Text(), Text()]
+    for text, row in zip(texts, rows.tolist(), strict=True):
+        text.extend(row)
+    hidden = torch.randn(2, DEPTH, drafter.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    ends = KnownStops(frozenset(range(9, 64)))  # all but what is copied
+    law, copies = TokenLaw(LogitsProcessorList(), ends), CopyLanes(texts, 12, 64)
+    options = {"num_nodes": 20, "chances": Chances()}
+    grown = grow_tree(drafter, target, hidden, Prefixes.of(rows), law, copies=copies, **options)
+    assert (8, 5, 6, 7, 8) in paths_of(grown, 0)
+    for row in (0, 1):
+        paths = paths_of(grown, row)
+        assert not any(token > 8 for path, chance in paths.items() if chance for token in path[:-1])
+
+
+def test_what_has_no_logits_is_not_copied():
+    text = Text()
+    text.extend([5, 6, 99, 5, 6])
+    assert CopyLanes([text], 4, 64).found(0) == [[(0, 0)]]
+    assert CopyLanes([text], 4, 100).found(0) == [[(99, 2)]]

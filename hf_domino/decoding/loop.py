@@ -223,7 +223,7 @@ class _Generation:
         room = self._room(max(prefixes.lengths))
         block: Block | None = self.lookup.begin_round(prefixes, room)
         if block is None:
-            self.session.copies = self.lookup.lanes(prefixes, room)
+            self.session.copies = self.lookup.lanes(prefixes, room, self.stats.num_draft_tokens)
             room = min(room, self.stats.num_draft_tokens)
             block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
         most = block.choose_length(room)

@@ -99,12 +99,18 @@ class PromptLookup:
         block.proposals = torch.tensor(copies).clamp(0, self._last_id).to(prefixes.ids.device, non_blocking=True)
         return block
 
-    def lanes(self, prefixes: Prefixes, room: int) -> CopyLanes | None:
-        """What trees of these rows copy from, `room` tokens deep at most; None where they do not."""
+    def lanes(self, prefixes: Prefixes, room: int, num_drafted: int) -> CopyLanes | None:
+        """What trees of these rows copy from, `room` tokens deep at most; None where they do not.
+
+        Where no row's last tokens have stood before, no deeper than what is drafted: noise is drawn for all depths.
+        """
         most = min(self.most, room)
         if not (most and self._pacer.proposes_trees):
             return None
-        return CopyLanes([self._text(row) for row in prefixes.rows], most, self._last_id + 1)
+        copies = CopyLanes([self._text(row) for row in prefixes.rows], most, self._last_id + 1)
+        if copies.found(0) is None:
+            copies.num_depths = min(most, num_drafted)
+        return copies
 
     def observe(self, block: Block, num_committed: Sequence[int]) -> None:
         """Learn from a round: its block, the tokens it committed per row."""

@@ -206,7 +206,7 @@ class DecodingStats:
         """Share of drafted rounds that accepted proposal k, for k in `[0, num_draft_tokens)`; empty if none did.
 
         A round that made fewer proposals, or ended the text before, did not accept it; the sum is the acceptance length
-        less one.
+        less one, as long as no branch of a tree copies deeper than the drafter goes.
         """
         lengths = self._drafted_lengths
         return [sum(n > k + 1 for n in lengths) / len(lengths) for k in range(self.num_draft_tokens)] if lengths else []

@@ -25,10 +25,10 @@ class TreeBlock(Block):
     Args:
         chances ([`Chances`]): What is known of them.
         most_nodes (`int`): Most nodes of a tree.
-        price (`float`): Tokens that one more node must bring, a row.
+        price (`float`, *optional*): Tokens that one more node must bring, a row; None to keep all and learn nothing.
     """
 
-    def __init__(self, chances: Chances, most_nodes: int, price: float = 0.0):
+    def __init__(self, chances: Chances, most_nodes: int, price: float | None = None):
         self._chances, self._most_nodes, self._price = chances, most_nodes, price
         self._grown: Grown | None = None
 
@@ -42,13 +42,14 @@ class TreeBlock(Block):
         noise = rule.draft_noise
         assert noise is None or isinstance(noise, torch.Tensor), "a tree is drafted with the noise of its steps"
         self._grown = session.grow(
-            prefixes, most, noise, num_nodes=self._most_nodes, chances=self._chances, least_chance=self._price
+            prefixes, most, noise, num_nodes=self._most_nodes, chances=self._chances, least_chance=self._price or 0.0
         )
         return self._grown.tree
 
     def teach(self, brought: Sequence[Sequence[int]]) -> None:
         """Learn from the tokens that the round brought each row."""
-        assert self._grown is not None
+        if self._grown is None or self._price is None:
+            return
         decided = [one for row, tokens in enumerate(brought) for one in self._grown.decided(row, tokens)]
         if decided:
             self._chances.observe(decided)
@@ -66,6 +67,4 @@ class Trees:
 
     def block(self, price: float | None = None) -> TreeBlock:
         """A round's trees; without a price, ones of the same size always, by what is known at first."""
-        if price is None:
-            return TreeBlock(Chances(), self._most_nodes)
-        return TreeBlock(self._chances, self._most_nodes, price)
+        return TreeBlock(Chances() if price is None else self._chances, self._most_nodes, price)

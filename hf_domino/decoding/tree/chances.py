@@ -154,9 +154,9 @@ class Chances:
     def observe(self, decided: Sequence[Decided]) -> None:
         """Learn from races whose winner is known."""
         drafted = [one for one in decided if one.scores is not None]
+        copied_alone = [one for one in decided if one.scores is None]
         won = self._observe_drafted(drafted) if drafted else []
-        won += [0.0] * (len(decided) - len(won))  # drafted ones come first
-        for one, chance in zip(decided, won, strict=True):
+        for one, chance in zip((*drafted, *copied_alone), (*won, *(0.0 for _ in copied_alone)), strict=True):
             if one.copied is not None and one.copied[1]:
                 weights = self.deeper if one.scores is None else self.beside
                 weights.observe(one.copied[1], one.copied[0] == one.token, chance)

@@ -14,7 +14,7 @@ from hf_domino.decoding.matches import Text
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.chances import Chances, Sharpness
+from hf_domino.decoding.tree.chances import Chances, Decided, Sharpness
 from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.target.view import TargetModel
@@ -185,3 +185,15 @@ def test_what_has_no_logits_is_not_copied():
     text.extend([5, 6, 99, 5, 6])
     assert CopyLanes([text], 4, 64).found(0) == [[(0, 0)]]
     assert CopyLanes([text], 4, 100).found(0) == [[(99, 2)]]
+
+
+def test_rows_teach_their_own_races():
+    scores, ids = torch.tensor([5.0, 0.0]), torch.tensor([7, 8])
+    drafted = Decided(7, (7, 2), scores, None, ids)  # sure without the copy, too
+    deeper = Decided(9, (9, 2))
+    rows = Chances(), Chances()
+    rows[0].observe([drafted, deeper, drafted])
+    rows[1].observe([drafted, drafted, deeper])
+    for weights in ("beside", "deeper"):
+        assert getattr(rows[0], weights).weight(2) == pytest.approx(getattr(rows[1], weights).weight(2))
+    assert rows[0].beside.weight(2) < rows[0].deeper.weight(2)

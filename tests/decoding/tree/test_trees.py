@@ -211,6 +211,16 @@ def test_copies_and_trees_write_plain_text(tiny_qwen3, draft_length, is_batch, d
             assert torch.equal(text_of(tiny_qwen3, drafter, **options, prompt_lookup_num_tokens=most)[0], plain)
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("pool_size", [2, 16])
+def test_rows_with_and_without_copies_share_their_rounds(tiny_qwen3, pool_size, do_sample):
+    ids, mask = left_padded([torch.arange(7, 13).repeat(4), torch.arange(30, 35)])
+    batch = {"prompt": ids, "attention_mask": mask, "do_sample": do_sample}
+    drafter = build_drafter(tiny_qwen3, draft_tree_size=16, draft_pool_size=pool_size)
+    ours = text_of(tiny_qwen3, drafter, **batch, prompt_lookup_num_tokens=12)[0]
+    assert torch.equal(ours, text_of(tiny_qwen3, **batch)[0])
+
+
 class _Recording(LogitsProcessor):
     """Keeps state: what it forbids depends on the texts that it was shown before."""
 

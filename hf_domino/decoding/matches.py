@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -12,6 +13,11 @@ GUESSES = {0: 0.0, 2: 0.4, 3: 0.5, 4: 0.6, 5: 0.7, 7: 0.8, 9: 0.85, 13: 0.9, 32:
 LENGTHS = tuple(GUESSES)
 LONGEST_MATCH = LENGTHS[-1]  # longer ones are not told apart
 MOST_PLACES = 64  # the latest ones where the last two tokens stood, whose matches are compared
+
+
+def kind_of(length: int) -> int:
+    """Class of what is copied behind a match of this length."""
+    return bisect.bisect(LENGTHS, length) - 1
 
 
 class Text:

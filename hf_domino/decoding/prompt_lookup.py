@@ -13,7 +13,6 @@ Shapes: B rows still generated, P proposals.
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -22,7 +21,7 @@ from transformers import GenerationConfig
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.matches import GUESSES, LENGTHS, Text
+from hf_domino.decoding.matches import GUESSES, Text, kind_of
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.pacing.blocks import Block, PacedBlock, fitting_length
 from hf_domino.decoding.pacing.estimates import Acceptance, Tokens
@@ -158,7 +157,7 @@ class CopiedBlock(PacedBlock):
         while self.length < most:
             # Where all before a token are accepted, its match is longer by those.
             matches = [match + self.length if match else 0 for match in self.matches]
-            kinds = [bisect.bisect(LENGTHS, match) - 1 for match in matches]
+            kinds = [kind_of(match) for match in matches]
             if not at_any_price and self.promise(kinds) < self._price:
                 break
             self.add(self.length, kinds)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -63,12 +64,12 @@ class Round:
     corrected_probs: torch.Tensor
     target_probs: torch.Tensor
 
-    @property
+    @cached_property
     def choices(self) -> torch.Tensor:
         """The target's own tokens `[N + 1]`, each behind the proposals before it."""
         return self.target_probs.argmax(dim=-1)
 
-    @property
+    @cached_property
     def path(self) -> list[int]:
         """Positions that the round keeps, from the anchor on: each is what the target chose at the one before."""
         choices, path = self.choices.tolist(), [0]

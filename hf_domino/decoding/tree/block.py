@@ -1,7 +1,4 @@
-"""A round that proposes trees: how wide they grow, and what they teach about chances.
-
-Shapes: none of its own.
-"""
+"""A round that proposes trees: how wide they grow, and what they teach about chances."""
 
 from __future__ import annotations
 

@@ -5,14 +5,13 @@ Shapes: B rows, L lanes, M candidates, C verified tokens.
 
 from __future__ import annotations
 
-import bisect
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from hf_domino.decoding.matches import GUESSES, LENGTHS
+from hf_domino.decoding.matches import GUESSES, kind_of
 from hf_domino.decoding.pacing.estimates import Acceptance
 
 FIRST_SHARPNESS = 1.2
@@ -63,7 +62,7 @@ class CopyWeights:
 
     def weight(self, length: int) -> float:
         """Of a copy behind a match of this length; 0 without a match."""
-        return self._acceptance.chance(_kind(length)) if length else 0.0
+        return self._acceptance.chance(kind_of(length)) if length else 0.0
 
     def of(self, copied: Copied) -> torch.Tensor:
         """Weights `[B, L, 1]`."""
@@ -73,7 +72,7 @@ class CopyWeights:
         """Learn from a copy behind a match of this length, to whose token the drafter gave a chance, too."""
         weight = self.weight(length)
         share = weight / (weight + (1 - weight) * drafted) if has_won and weight else 0.0
-        self._acceptance.add(_kind(length), share)
+        self._acceptance.add(kind_of(length), share)
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,3 @@ class Chances:
 def _tokens(copied: Copied) -> torch.Tensor:
     """Copied tokens `[B, L, 1]`."""
     return torch.tensor([[token for token, _ in row] for row in copied])[..., None]
-
-
-def _kind(length: int) -> int:
-    return bisect.bisect(LENGTHS, length) - 1

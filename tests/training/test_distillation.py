@@ -11,26 +11,22 @@ from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.distillation import DIVERGENCES, Distillation, check_final, gather_final
 from hf_domino.training.objective.forward import read_target
-from hf_domino.training.objective.losses import LossOptions, ScoredPositions, draft_logits
+from hf_domino.training.objective.losses import LossOptions, ScoredBlocks, corrected_positions, draft_logits
 from hf_domino.training.objective.scoring import draft_losses
 
 
-def scored_positions(drafter, view, loss_decay=4.0) -> tuple[ScoredPositions, torch.Tensor]:
-    """Random hidden states at real positions, and the position before each label as `[row, position]`."""
-    input_ids = torch.randint(4, 64, (2, 18), generator=torch.Generator().manual_seed(0))
-    labels, weights = block_labels(input_ids, torch.ones_like(input_ids), ANCHORS, drafter.config, loss_decay)
-    chosen = weights > 0
+def scored_blocks(drafter, view, loss_decay=4.0) -> tuple[ScoredBlocks, torch.Tensor]:
+    """Random hidden states at real positions, and the target's logits before each label, `[N, K, V]`."""
+    input_ids, config = torch.randint(4, 64, (2, 18), generator=torch.Generator().manual_seed(0)), drafter.config
+    labels, weights = block_labels(input_ids, torch.ones_like(input_ids), ANCHORS, config, loss_decay)
     final = gather_final(
-        read_target(view, input_ids, final=True).final, ANCHORS, chosen, drafter.config.label_offset
-    )  # fmt: skip
-    steps = torch.arange(drafter.config.block_size) - drafter.config.label_offset
-    before = (ANCHORS[..., None] + steps)[chosen]
-    size = int(chosen.sum())
-    states = torch.randn(size, drafter.config.gru_hidden_dim)
-    hidden, corrected = torch.randn(size, drafter.config.hidden_size), torch.ones(size, dtype=torch.bool)
-    positions = ScoredPositions(hidden, states, corrected, labels[chosen], weights[chosen], final)
-    laws = view.model(input_ids).logits[chosen.nonzero()[:, 0], before]
-    return positions, laws
+        read_target(view, input_ids, final=True).final, ANCHORS, config.block_size, config.label_offset
+    )
+    before = (ANCHORS[..., None] + torch.arange(config.block_size) - config.label_offset).clamp(0, 17)
+    laws = view.model(input_ids).logits[torch.arange(2)[:, None, None], before]
+    states = torch.randn(*labels.shape, config.gru_hidden_dim)
+    fields = torch.randn(*labels.shape, config.hidden_size), states, labels, weights, final
+    return ScoredBlocks(*(field.flatten(0, 1) for field in fields)), laws.flatten(0, 1)
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
@@ -38,19 +34,22 @@ def scored_positions(drafter, view, loss_decay=4.0) -> tuple[ScoredPositions, to
 def test_losses_are_the_divergence_from_the_targets_law(kind, divergence, temperature, target, make_drafter):
     drafter = make_drafter(target, **kind)
     view = TargetModel(target, drafter.config)
-    positions, laws = scored_positions(drafter, view)
-    found = draft_losses(
-        drafter, view, positions, 0.3, 3 * 64, LossOptions(Distillation(0.25, temperature, divergence))
-    )
-    for logits, loss in zip(draft_logits(drafter, view, positions), (found.base, found.corrected), strict=True):
+    blocks, laws = scored_blocks(drafter, view)
+    options = LossOptions(Distillation(0.25, temperature, divergence))
+    found = draft_losses(drafter, view, blocks, 0.3, 3 * 64, options)
+    is_corrected = corrected_positions(drafter.config, laws.device)
+    both = draft_logits(drafter, view, blocks.hidden, blocks.states, is_corrected)
+    for logits, loss in zip(both, (found.base, found.corrected), strict=True):
         expected = 0.0
-        for drafted, law, label, weight in zip(logits, laws, positions.labels, positions.weights, strict=True):
+        for block, k in blocks.has_loss.nonzero().tolist():
+            drafted, law = logits[block, k], laws[block, k]
             taught, learned = (law / temperature).softmax(-1), (drafted / temperature).softmax(-1)
             if divergence == "tv":
                 distance = 1 - torch.minimum(taught, learned).sum()  # what is rejected
             else:
                 distance = (taught * (taught.log() - learned.log())).sum() * temperature**2
-            expected += weight * (0.25 * distance - 0.75 * drafted.log_softmax(-1)[label])
+            entropy = -drafted.log_softmax(-1)[blocks.labels[block, k]]
+            expected += blocks.weights[block, k] * (0.25 * distance + 0.75 * entropy)
         torch.testing.assert_close(loss, expected, **TOLERANCE)
 
 
@@ -76,9 +75,9 @@ def test_the_divergence_and_its_gradient_are_torchs_own():
 def test_without_weight_nothing_changes_by_a_bit(target, make_drafter):
     drafter = make_drafter(target)
     view = TargetModel(target, drafter.config)
-    positions, _ = scored_positions(drafter, view)
+    blocks, _ = scored_blocks(drafter, view)
     plain, mixed = (
-        draft_losses(drafter, view, positions, 0.3, 2**26, LossOptions(d)) for d in (None, Distillation(0.0, 1.0))
+        draft_losses(drafter, view, blocks, 0.3, 2**26, LossOptions(d)) for d in (None, Distillation(0.0, 1.0))
     )
     assert torch.equal(plain.base, mixed.base)
     assert torch.equal(plain.corrected, mixed.corrected)

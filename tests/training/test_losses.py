@@ -11,7 +11,7 @@ from naive import naive_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.forward import draft_blocks, read_target
-from hf_domino.training.objective.losses import lambda_base_at, score_chunk
+from hf_domino.training.objective.losses import ScoredBlocks, lambda_base_at, score_chunk
 from hf_domino.training.objective.scoring import draft_losses
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # fp32 sums in another order
@@ -26,16 +26,17 @@ KINDS = [
 ANCHORS = torch.tensor([[3, 9, 14], [5, 12, -1]])
 
 
-def scored_positions(drafter, target, input_ids, loss_mask):
+def scored_blocks(drafter, target, input_ids, loss_mask) -> tuple[TargetModel, ScoredBlocks]:
     view = TargetModel(target, drafter.config)
     context = drafter.fuse_context(read_target(view, input_ids).captured)
     blocks = draft_blocks(drafter, view, input_ids, context, ANCHORS)
     labels, weights = block_labels(input_ids, loss_mask, ANCHORS, drafter.config, loss_decay=4.0)
-    return view, blocks.select(weights > 0, labels, weights, drafter.config)
+    fields = (blocks.hidden, blocks.states, labels, weights)
+    return view, ScoredBlocks(*(None if field is None else field.flatten(0, 1) for field in fields))
 
 
 def package_losses(drafter, target, input_ids, loss_mask, lambda_base=0.3, max_logits_per_chunk=2**26):
-    view, scored = scored_positions(drafter, target, input_ids, loss_mask)
+    view, scored = scored_blocks(drafter, target, input_ids, loss_mask)
     return draft_losses(drafter, view, scored, lambda_base, max_logits_per_chunk)
 
 
@@ -70,17 +71,17 @@ def test_losses_equal_the_naive_ones(kind, target, make_drafter, batch):
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3], KINDS[4]])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_chunks_change_neither_loss_nor_gradient(kind, autocast, target, make_drafter, batch):
+def test_chunks_and_masks_change_neither_loss_nor_gradient(kind, autocast, target, make_drafter, batch):
     target.requires_grad_(False)
     results = []
-    for size in (None, 2**26, 3 * 64):
+    for size, gathers in ((None, True), (2**26, True), (3 * 64, True), (3 * 64, False)):
         drafter = make_drafter(target, **kind).train()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            view, scored = scored_positions(drafter, target, *batch)
+            view, scored = scored_blocks(drafter, target, *batch)
             losses = (
                 score_chunk(drafter, view, scored, 0.3)
                 if size is None
-                else draft_losses(drafter, view, scored, 0.3, size)
+                else draft_losses(drafter, view, scored, 0.3, size, gathers=gathers)
             )
         (losses.loss / 7).backward()
         results.append((losses, [parameter.grad for parameter in drafter.parameters()]))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_losses import ANCHORS, KINDS, TOLERANCE, scored_positions
+from test_losses import KINDS, TOLERANCE, scored_blocks
 
-from hf_domino.training.objective.anchors import block_labels
-from hf_domino.training.objective.losses import LossOptions, draft_logits
+from hf_domino.training.objective.losses import LossOptions, corrected_positions, draft_logits
 from hf_domino.training.objective.position_weights import dynamic_weights
 from hf_domino.training.objective.scoring import draft_losses
 
@@ -36,15 +35,14 @@ def test_losses_are_weighted_block_by_block(kind, target, make_drafter):
     input_ids = torch.randint(4, 64, (2, 18), generator=torch.Generator().manual_seed(0))
     loss_mask = torch.ones_like(input_ids)
     loss_mask[1, 15] = 0
-    view, scored = scored_positions(drafter, target, input_ids, loss_mask)
-    chosen = block_labels(input_ids, loss_mask, ANCHORS, drafter.config, 4.0)[1] > 0
-    scored = type(scored)(**(vars(scored) | {"places": chosen.flatten(0, 1).nonzero()}))
-    for logits, name in zip(draft_logits(drafter, view, scored), ("base", "corrected"), strict=True):
-        entropy = torch.nn.functional.cross_entropy(logits, scored.labels, reduction="none")
-        dense = torch.zeros_like(chosen, dtype=torch.float).masked_scatter(chosen, entropy)
-        weights = dynamic_weights(dense.neg().exp(), chosen, ALPHA)[chosen] * scored.weights
-        for size in (2**26, 7 * 64):
-            losses = draft_losses(drafter, view, scored, 0.3, size, LossOptions(dpace_alpha=ALPHA))
+    view, scored = scored_blocks(drafter, target, input_ids, loss_mask)
+    is_corrected = corrected_positions(drafter.config, input_ids.device)
+    both = draft_logits(drafter, view, scored.hidden, scored.states, is_corrected)
+    for logits, name in zip(both, ("base", "corrected"), strict=True):
+        entropy = torch.nn.functional.cross_entropy(logits.transpose(1, 2), scored.labels, reduction="none")
+        weights = dynamic_weights(entropy.neg().exp(), scored.weights > 0, ALPHA) * scored.weights
+        for size, gathers in ((2**26, True), (7 * 64, True), (7 * 64, False)):
+            losses = draft_losses(drafter, view, scored, 0.3, size, LossOptions(dpace_alpha=ALPHA), gathers)
             torch.testing.assert_close(getattr(losses, name), (entropy * weights).sum().detach(), **TOLERANCE)
 
 

@@ -23,7 +23,7 @@ from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.hidden_states.reading import STATES, states_of_batch
 from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.forward import draft_blocks
-from hf_domino.training.objective.losses import draft_logits
+from hf_domino.training.objective.losses import corrected_positions, draft_logits
 
 ANCHORS_PER_FORWARD = 64
 
@@ -135,15 +135,16 @@ def _accept_lengths(
     # No block here sees past the last anchor.
     end = int(anchors.max())
     blocks = draft_blocks(drafter, target, input_ids, context_features[:, :end], anchors)
-    labels, weights = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
-    scored = blocks.select(torch.ones_like(labels, dtype=torch.bool), labels, weights, config)
+    labels, _ = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
     positions = (block_positions(anchors, config.block_size) + 1 - config.label_offset).flatten()
     vocabulary = drafter.vocabulary
     choices = [
-        vocabulary.ids(_penalise(logits, input_ids, positions, target.model, vocabulary).argmax(dim=-1))
-        for logits in draft_logits(drafter, target, scored)
+        vocabulary.ids(_penalise(logits.flatten(0, 2), input_ids, positions, target.model, vocabulary).argmax(dim=-1))
+        for logits in draft_logits(
+            drafter, target, blocks.hidden, blocks.states, corrected_positions(config, anchors.device)
+        )
     ]
-    is_correct = (torch.stack(choices) == scored.labels).view(2, *labels.shape[1:])
+    is_correct = (torch.stack(choices) == labels.flatten()).view(2, *labels.shape[1:])
     return accepted_runs(is_correct, config.label_offset) + 1
 
 

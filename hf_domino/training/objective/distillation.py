@@ -91,30 +91,32 @@ class _LeanCrossEntropyOfLaws(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, taught: torch.Tensor) -> torch.Tensor:
         """Of logits and probabilities, both `[M, D]`; keeps log-probabilities and probabilities."""
-        ctx.log_probs, ctx.taught = F.log_softmax(logits, dim=-1), taught
-        return (ctx.log_probs * taught).sum(dim=-1).neg()
+        log_probs = F.log_softmax(logits, dim=-1)
+        ctx.save_for_backward(log_probs, taught)
+        return (log_probs * taught).sum(dim=-1).neg()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """The difference of the two laws, times `gradient` `[M]`."""
-        difference = ctx.__dict__.pop("log_probs").exp_()
-        return difference.sub_(ctx.taught).mul_(gradient[:, None]), None
+        log_probs, taught = ctx.saved_tensors
+        return log_probs.exp_().sub_(taught).mul_(gradient[:, None]), None
 
 
-def gather_final(final: torch.Tensor, anchors: torch.Tensor, chosen: torch.Tensor, label_offset: int) -> torch.Tensor:
-    """Final hidden states from which the target predicts the labels of the chosen block positions.
+def gather_final(final: torch.Tensor, anchors: torch.Tensor, block_size: int, label_offset: int) -> torch.Tensor:
+    """Final hidden states from which the target predicts the labels of block positions.
 
     Args:
         final (`torch.Tensor`): `[B, S, H]`.
         anchors (`torch.Tensor`): `[B, N]`.
-        chosen (`torch.Tensor`): `[B, N, K]` bool; M of them are set, all with their label inside the sequence.
+        block_size (`int`): Positions of a block (K).
         label_offset (`int`): As in the drafter's configuration: 0 if position k predicts the token after it.
 
     Returns:
-        `torch.Tensor`: `[M, H]`.
+        `torch.Tensor`: `[B, N, K, H]`; of some position of the row where a label is outside the sequence.
     """
-    rows = chosen.nonzero()[:, 0]
-    return final[rows, (block_positions(anchors, chosen.shape[-1]) - label_offset)[chosen]]
+    positions = (block_positions(anchors, block_size) - label_offset).clamp(0, final.shape[1] - 1)
+    rows = torch.arange(len(final), device=final.device)
+    return final[rows[:, None, None], positions]
 
 
 def check_final(target: TargetModel, final: torch.Tensor, logits: torch.Tensor) -> None:

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.blocks import block_positions, draft_hidden_states, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
-from hf_domino.training.objective.losses import ScoredPositions
 
 
 @dataclass(frozen=True)
@@ -30,15 +28,6 @@ class DraftedBlocks:
 
     hidden: torch.Tensor
     states: torch.Tensor | None
-
-    def select(
-        self, chosen: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, config: DominoConfig
-    ) -> ScoredPositions:
-        """Keep the `chosen` block positions only; all arguments are `[B, N, K]`, the result is flat."""
-        first_corrected = config.label_offset + config.pure_draft_prefix_len
-        is_corrected = (torch.arange(config.block_size, device=chosen.device) >= first_corrected).expand_as(chosen)
-        states = None if self.states is None else self.states[chosen]
-        return ScoredPositions(self.hidden[chosen], states, is_corrected[chosen], labels[chosen], weights[chosen])
 
 
 class TargetStates(NamedTuple):

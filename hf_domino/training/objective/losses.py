@@ -4,8 +4,8 @@ L = (1 - lambda_base) CE(corrected) + lambda_base CE(base), each a weighted sum 
 sum of the weights; lambda_base falls linearly from 1 to 0 (arXiv 2605.29707). Without a correction head it is CE(base).
 With a draft vocabulary both are over its tokens, and labels that are not among them carry no loss.
 
-Shapes: M scored block positions, H hidden size, G width of the prefix state, D tokens that are drafted, all of the
-target's or fewer.
+Shapes: N blocks, K block size, M of their positions, H hidden size, G width of the prefix state, D tokens that are
+drafted, all of the target's or fewer.
 """
 
 from __future__ import annotations
@@ -17,60 +17,71 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.distillation import Distillation, TaughtLaw
-from hf_domino.training.objective.position_weights import weigh_flat
+from hf_domino.training.objective.position_weights import dynamic_weights
 
 
 @dataclass(frozen=True)
-class ScoredPositions:
-    """The block positions that count, flat.
+class ScoredBlocks:
+    """Blocks, and what their positions are scored on.
 
     Args:
-        hidden (`torch.Tensor`): Draft hidden states `[M, H]`.
-        states (`torch.Tensor`, *optional*): Prefix states `[M, G]` used with them; None without a correction head.
-        is_corrected (`torch.Tensor`): `[M]` bool, False where base logits are final.
-        labels (`torch.Tensor`): Columns of the labels `[M]` int64.
-        weights (`torch.Tensor`): `[M]` fp32.
-        final (`torch.Tensor`, *optional*): The target's final hidden states `[M, H]` before the labels, to learn from.
-        places (`torch.Tensor`, *optional*): Block and position in it `[M, 2]`, where blocks must not be cut.
-        outside (`torch.Tensor`, *optional*): Which labels of its block `[M, K]` are not in the draft vocabulary.
+        hidden (`torch.Tensor`): Draft hidden states `[N, K, H]`.
+        states (`torch.Tensor`, *optional*): Prefix states `[N, K, G]` used with them; None without a correction head.
+        labels (`torch.Tensor`): Columns of the labels `[N, K]` int64; -1 where the label is not drafted, which counts
+            and carries no loss.
+        weights (`torch.Tensor`): `[N, K]` fp32, 0 where a label does not count.
+        final (`torch.Tensor`, *optional*): The target's final hidden states `[N, K, H]` before the labels, to learn
+            from.
     """
 
     hidden: torch.Tensor
     states: torch.Tensor | None
-    is_corrected: torch.Tensor
     labels: torch.Tensor
     weights: torch.Tensor
     final: torch.Tensor | None = None
-    places: torch.Tensor | None = None
-    outside: torch.Tensor | None = None
 
-    def split(self, size: int) -> list[ScoredPositions]:
-        """Cut into pieces of at most `size` positions; at least one piece, which may be empty.
-
-        With `places`, pieces are of whole blocks, and a block of more positions than `size` is a piece.
-        """
-        if self.places is not None:
-            return self._split_by(_lengths_of_whole_blocks(self.places[:, 0], size))
-        num_positions = len(self.labels)
-        return self._split_by([min(size, num_positions - start) for start in range(0, max(num_positions, 1), size)])
-
-    def _split_by(self, lengths: list[int]) -> list[ScoredPositions]:
+    def split(self, size: int) -> list[ScoredBlocks]:
+        """Cut into pieces of at most `size` blocks."""
         values = [getattr(self, field.name) for field in fields(self)]
-        pieces = [value.split(lengths) if value is not None else (None,) * len(lengths) for value in values]
-        return [ScoredPositions(*piece) for piece in zip(*pieces, strict=True)]
+        count = -(-len(self.labels) // size)
+        pieces = [(None,) * count if value is None else value.split(size) for value in values]
+        return [ScoredBlocks(*piece) for piece in zip(*pieces, strict=True)]
+
+    @property
+    def has_loss(self) -> torch.Tensor:
+        """Which positions carry a loss, `[N, K]` bool."""
+        return (self.weights > 0) & (self.labels >= 0)
 
 
-def _lengths_of_whole_blocks(blocks: torch.Tensor, size: int) -> list[int]:
-    """Lengths of pieces of at most `size` positions that end where a block `[M]` does."""
-    lengths = [0]
-    for length in blocks.unique_consecutive(return_counts=True)[1].tolist():
-        if lengths[-1] and lengths[-1] + length > size:
-            lengths.append(0)
-        lengths[-1] += length
-    return lengths
+class Selection:
+    """The M positions whose logits are made, of `[N, K]`: all of them, or those alone that carry a loss.
+
+    All of them have shapes that do not depend on the text, so that nothing waits for a device. Choosing some of them
+    reads how many there are, and saves their products: for a CPU.
+
+    Args:
+        has_loss (`torch.Tensor`): `[N, K]` bool.
+        gathers (`bool`): Whether to choose.
+    """
+
+    def __init__(self, has_loss: torch.Tensor, gathers: bool):
+        self._shape = has_loss.shape
+        self._places = has_loss.flatten().nonzero()[:, 0] if gathers else None
+
+    def take(self, values: torch.Tensor) -> torch.Tensor:
+        """Of values `[N, K, ...]` those of the positions, `[M, ...]`."""
+        flat = values.flatten(0, 1)
+        return flat if self._places is None else flat.index_select(0, self._places)
+
+    def put_back(self, values: torch.Tensor) -> torch.Tensor:
+        """Values `[M]` at their places, `[N, K]`; zeros elsewhere."""
+        if self._places is None:
+            return values.view(self._shape)
+        return values.new_zeros(self._shape.numel()).index_copy(0, self._places, values).view(self._shape)
 
 
 @dataclass(frozen=True)
@@ -78,10 +89,9 @@ class LossOptions:
     """What the published loss does not have.
 
     Args:
-        distillation (`Distillation`, *optional*): What is learned from `ScoredPositions.final`.
+        distillation (`Distillation`, *optional*): What is learned from `ScoredBlocks.final`.
         dpace_alpha (`float`, *optional*): Smoothing of dynamic weights
-            ([`~training.objective.position_weights`]), which multiply the given ones, each term by its own confidence;
-            needs `ScoredPositions.places`.
+            ([`~training.objective.position_weights`]), which multiply the given ones, each term by its own confidence.
     """
 
     distillation: Distillation | None = None
@@ -102,7 +112,8 @@ class DraftLosses:
             gradient.
         base (`torch.Tensor`): Scalar, of the base logits; a figure without gradient, as is the next one.
         corrected (`torch.Tensor`): Scalar, of the corrected logits; equal to `base` without a correction head.
-        is_correct (`torch.Tensor`): `[M]` bool, whether the drafter's first choice is the label.
+        is_correct (`torch.Tensor`): `[N, K]` bool, whether the drafter's first choice is the label, where that carries
+            a loss.
         is_base_correct (`torch.Tensor`): The same of the base logits; while gradients are followed, which would pay
             for one more pass over the logits, `is_correct` itself.
     """
@@ -139,75 +150,101 @@ def lambda_base_at(step: int, num_steps: int, decay_ratio: float, start: float =
     return start * max(0.0, 1.0 - step / max(decay_ratio * num_steps, 1))
 
 
+def corrected_positions(config: DominoConfig, device: torch.device) -> torch.Tensor:
+    """Which positions of a block are corrected, `[K]` bool; base logits are final at the others."""
+    return torch.arange(config.block_size, device=device) >= config.label_offset + config.pure_draft_prefix_len
+
+
 def draft_logits(
-    drafter: DominoDraftModel, target: TargetModel, positions: ScoredPositions
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    hidden: torch.Tensor,
+    states: torch.Tensor | None,
+    is_corrected: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Base and corrected logits of some positions.
 
     Args:
         drafter (`DominoDraftModel`): For the correction head.
         target (`TargetModel`): For lm_head.
-        positions (`ScoredPositions`): M positions.
+        hidden (`torch.Tensor`): Draft hidden states `[..., H]`.
+        states (`torch.Tensor`, *optional*): Prefix states `[..., G]`; None without a correction head.
+        is_corrected (`torch.Tensor`): `[...]` bool, from [`corrected_positions`].
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: Both `[M, D]` in fp32; the same tensor without a correction head.
+        `tuple[torch.Tensor, torch.Tensor]`: Both `[..., D]` in fp32; the same tensor without a correction head.
     """
-    base = drafter.vocabulary.logits(target, positions.hidden).float()
-    if positions.states is None:
+    base = drafter.vocabulary.logits(target, hidden).float()
+    if states is None:
         return base, base
     head = drafter.embed_proj
-    low_rank = head.project_hidden(positions.hidden) + head.project_state(positions.states)
-    return base, base + head.expand(low_rank).float() * positions.is_corrected[:, None]
+    low_rank = head.project_hidden(hidden) + head.project_state(states)
+    return base, base + head.expand(low_rank).float() * is_corrected[..., None]
 
 
 def score_chunk(
     drafter: DominoDraftModel,
     target: TargetModel,
-    chunk: ScoredPositions,
+    chunk: ScoredBlocks,
     lambda_base: float,
     options: LossOptions = PUBLISHED,
+    gathers: bool = True,
     cross_entropy: CrossEntropy = cross_entropies,
 ) -> DraftLosses:
-    """Score positions whose logits fit into memory, as the formula says.
+    """Score blocks whose logits fit into memory, as the formula says.
 
     Args:
         drafter (`DominoDraftModel`): For the correction head.
         target (`TargetModel`): For lm_head.
-        chunk (`ScoredPositions`): M positions, M may be 0.
+        chunk (`ScoredBlocks`): N blocks.
         lambda_base (`float`): Share of the base term in `loss`, in [0, 1].
         options (`LossOptions`, *optional*): What else the loss is made of.
+        gathers (`bool`, *optional*, defaults to `True`): Whether logits are made where a loss is carried alone, as in
+            [`Selection`].
         cross_entropy (`Callable`, *optional*): Of logits `[M, D]` and labels `[M]`, gives `[M]`.
 
     Returns:
         `DraftLosses`: Sums over the chunk.
     """
-    base, corrected = draft_logits(drafter, target, chunk)
+    selection, has_loss = Selection(chunk.has_loss, gathers), chunk.has_loss
+    labels = selection.take(chunk.labels).clamp(min=0)
+    states = None if chunk.states is None else selection.take(chunk.states)
+    is_corrected = selection.take(corrected_positions(drafter.config, labels.device).expand_as(has_loss))
+    base, corrected = draft_logits(drafter, target, selection.take(chunk.hidden), states, is_corrected)
     taught = None
     if options.distillation is not None:
         assert chunk.final is not None
         with torch.no_grad():
-            taught = options.distillation.teach(drafter.vocabulary.logits(target, chunk.final))
-    is_correct = is_base_correct = corrected.detach().argmax(dim=-1) == chunk.labels
-    loss = base_loss = corrected_loss = _weighted_sum(cross_entropy(base, chunk.labels), base, chunk, options, taught)
+            taught = options.distillation.teach(drafter.vocabulary.logits(target, selection.take(chunk.final)))
+
+    def loss_of(logits: torch.Tensor) -> torch.Tensor:
+        return _weighted_sum(cross_entropy(logits, labels), logits, chunk, selection, options, taught)
+
+    def hits(logits: torch.Tensor) -> torch.Tensor:
+        return selection.put_back(logits.detach().argmax(dim=-1) == labels) & has_loss
+
+    is_correct = is_base_correct = hits(corrected)
+    loss = base_loss = corrected_loss = loss_of(base)
     if corrected is not base:
-        corrected_loss = _weighted_sum(cross_entropy(corrected, chunk.labels), corrected, chunk, options, taught)
+        corrected_loss = loss_of(corrected)
         loss = (1 - lambda_base) * corrected_loss + lambda_base * base_loss
         if not torch.is_grad_enabled():
-            is_base_correct = base.argmax(dim=-1) == chunk.labels
+            is_base_correct = hits(base)
     return DraftLosses(loss, base_loss.detach(), corrected_loss.detach(), is_correct, is_base_correct)
 
 
 def _weighted_sum(
     losses: torch.Tensor,
     logits: torch.Tensor,
-    chunk: ScoredPositions,
+    chunk: ScoredBlocks,
+    selection: Selection,
     options: LossOptions,
     taught: TaughtLaw | None,
 ) -> torch.Tensor:
-    weights = chunk.weights
+    weights = torch.where(chunk.has_loss, chunk.weights, 0.0)
     if options.dpace_alpha is not None:
-        assert chunk.places is not None
-        weights = weights * weigh_flat(losses, chunk.places, options.dpace_alpha, chunk.outside)
+        confidence = torch.where(chunk.has_loss, selection.put_back(losses.detach()).neg().exp(), 0.0)
+        weights = weights * dynamic_weights(confidence, chunk.weights > 0, options.dpace_alpha)
     if options.distillation is not None and taught is not None:
         losses = options.distillation.mix(losses, logits, taught)
-    return (losses * weights).sum()
+    return (selection.put_back(losses) * weights).sum()

@@ -26,7 +26,7 @@ from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.distillation import check_final, gather_final
 from hf_domino.training.objective.faults import find_fault
 from hf_domino.training.objective.forward import DraftedBlocks, TargetStates, draft_blocks, prefix_states
-from hf_domino.training.objective.losses import PUBLISHED, DraftLosses
+from hf_domino.training.objective.losses import PUBLISHED, DraftLosses, ScoredBlocks
 from hf_domino.training.objective.own_prefixes import write_own_prefixes
 from hf_domino.training.objective.scoring import draft_losses
 
@@ -79,6 +79,7 @@ class Objective:
         self.options = args.loss_options()
         self.max_logits = args.logits_per_chunk(drafter.config.draft_width)
         self._autocast = autocast
+        self.gathers = args.device.type == "cpu"  # elsewhere nothing may wait for a device
         self._final_is_known = False
 
     def labels(self, batch: Batch, evaluating: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,9 +117,6 @@ class Objective:
         options = PUBLISHED if evaluating else self.options
         labels, weights = self.labels(batch, evaluating)
         columns = drafter.vocabulary.columns(labels)
-        has_loss = columns >= 0
-        counts = weights > 0
-        chosen = counts & has_loss
         with self._autocast():
             read = states_of_batch(self.target, batch, final=options.distillation is not None)
             blocks = draft_blocks(
@@ -127,21 +125,19 @@ class Objective:
             )  # fmt: skip
             if "own_prefixes" in batch and blocks.states is not None:
                 blocks = replace(blocks, states=self._own_states(blocks, batch))
-            scored = blocks.select(chosen, columns, weights, drafter.config)
-            if read.final is not None:
-                scored = replace(scored, final=self._final_of(read, batch["anchors"], chosen))
-            if options.dpace_alpha is not None:
-                places, outside = chosen.flatten(0, 1).nonzero(), (counts & ~has_loss).flatten(0, 1)
-                scored = replace(scored, places=places, outside=outside[places[:, 0]])
-            losses = draft_losses(drafter, self.target, scored, lambda_base or 0.0, self.max_logits, options)
+            final = None if read.final is None else self._final_of(read, batch["anchors"])
+            scored = ScoredBlocks(  # [B * N, ...]
+                blocks.hidden.flatten(0, 1), None if blocks.states is None else blocks.states.flatten(0, 1),
+                columns.flatten(0, 1), weights.flatten(0, 1), None if final is None else final.flatten(0, 1),
+            )  # fmt: skip
+            losses = draft_losses(
+                drafter, self.target, scored, lambda_base or 0.0, self.max_logits, options, self.gathers
+            )
             if not (evaluating or torch.isfinite(losses.loss)):
                 fault = find_fault(self.target, read, batch, drafter.config.mask_token_id, self.max_logits)
                 raise refusal(f"the loss of step {step}", "finite", losses.loss.item(), fault)
-        is_correct, is_base_correct = (
-            torch.zeros_like(chosen).masked_scatter(chosen, hits)
-            for hits in (losses.is_correct, losses.is_base_correct)
-        )
-        return ScoredBatch(losses, is_correct, is_base_correct, weights, has_loss)
+        is_correct, is_base_correct = (hits.view_as(weights) for hits in (losses.is_correct, losses.is_base_correct))
+        return ScoredBatch(losses, is_correct, is_base_correct, weights, columns >= 0)
 
     def _own_states(self, blocks: DraftedBlocks, batch: Batch) -> torch.Tensor:
         """Prefix states `[B, N, K, G]` with the drafter's own tokens where `own_prefixes` `[B, N]` says so."""
@@ -151,10 +147,10 @@ class Objective:
         )
         return prefix_states(self.drafter, self.target, tokens)
 
-    def _final_of(self, read: TargetStates, anchors: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """What the target predicts the chosen labels from `[M, H]`; the first batch is checked."""
+    def _final_of(self, read: TargetStates, anchors: torch.Tensor) -> torch.Tensor:
+        """What the target predicts the labels from `[B, N, K, H]`; the first batch is checked."""
         assert read.final is not None
         if not self._final_is_known and read.logits is not None:
             check_final(self.target, read.final, read.logits)
             self._final_is_known = True
-        return gather_final(read.final, anchors, chosen, self.drafter.config.label_offset)
+        return gather_final(read.final, anchors, self.drafter.config.block_size, self.drafter.config.label_offset)

@@ -5,7 +5,7 @@ j is the sum over m >= j of the product over i <= m of q~_i: without smoothing, 
 length with respect to log q_j. Labels that do not count are passed by. Weights carry no gradient, and are not divided
 by their sum: their size is part of the objective.
 
-Shapes: M scored block positions, N blocks, K block size.
+Shapes: K block size.
 """
 
 from __future__ import annotations
@@ -36,30 +36,3 @@ def dynamic_weights(confidence: torch.Tensor, counts: torch.Tensor, alpha: float
     smooth = torch.where(counts, torch.lerp(confidence, torch.ones_like(confidence), alpha), 1.0)
     accepted = smooth.cumprod(dim=-1) * counts
     return accepted.flip(-1).cumsum(dim=-1).flip(-1) * counts
-
-
-def weigh_flat(
-    cross_entropy: torch.Tensor, places: torch.Tensor, alpha: float, outside: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The weights of flat positions of whole blocks.
-
-    Args:
-        cross_entropy (`torch.Tensor`): `[M]`, whose gradient is left alone.
-        places (`torch.Tensor`): `[M, 2]` int64, block and position in it, in order.
-        alpha (`float`): As in [`dynamic_weights`].
-        outside (`torch.Tensor`, *optional*): `[M, K]` bool, which labels of a position's block count though they are
-            not drafted: the drafter's probability of these is 0.
-
-    Returns:
-        `torch.Tensor`: `[M]`.
-    """
-    blocks, rows = places[:, 0].unique_consecutive(return_inverse=True)
-    steps = places[:, 1]
-    size = int(steps.max()) + 1 if len(steps) else 0
-    confidence = cross_entropy.new_zeros(len(blocks), size if outside is None else outside.shape[1])
-    confidence[rows, steps] = cross_entropy.detach().neg().exp()
-    counts = torch.zeros_like(confidence, dtype=torch.bool)
-    if outside is not None:
-        counts[rows] = outside
-    counts[rows, steps] = True
-    return dynamic_weights(confidence, counts, alpha)[rows, steps]

@@ -4,7 +4,8 @@ Positions are scored chunk by chunk, and the gradients of a chunk are made while
 computed again in the backward pass, which only scales what was found (as Liger's fused losses do, arXiv 2410.10989).
 lm_head is called and differentiated as a module, so it may be quantised or offloaded.
 
-Shapes: M scored block positions, H hidden size, G width of the prefix state, D tokens that are drafted.
+Shapes: N blocks, K block size, M of their positions, H hidden size, G width of the prefix state, D tokens that are
+drafted.
 """
 
 from __future__ import annotations
@@ -19,39 +20,42 @@ import torch.nn.functional as F
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
-from hf_domino.training.objective.losses import PUBLISHED, DraftLosses, LossOptions, ScoredPositions, score_chunk
+from hf_domino.training.objective.losses import PUBLISHED, DraftLosses, LossOptions, ScoredBlocks, score_chunk
 
 
 def draft_losses(
     drafter: DominoDraftModel,
     target: TargetModel,
-    positions: ScoredPositions,
+    blocks: ScoredBlocks,
     lambda_base: float,
     max_logits_per_chunk: int,
     options: LossOptions = PUBLISHED,
+    gathers: bool = True,
 ) -> DraftLosses:
-    """Score positions in chunks, each with its gradients where they are wanted.
+    """Score blocks in chunks, each with its gradients where they are wanted.
 
     Args:
         drafter (`DominoDraftModel`): For the correction head.
         target (`TargetModel`): For lm_head, which is frozen: it is given no gradient.
-        positions (`ScoredPositions`): M positions, M may be 0.
+        blocks (`ScoredBlocks`): N blocks.
         lambda_base (`float`): Share of the base term in `loss`, in [0, 1].
-        max_logits_per_chunk (`int`): Most logits in one chunk, over all its positions.
+        max_logits_per_chunk (`int`): Most logits in one chunk, which is of one block at least.
         options (`LossOptions`, *optional*): What else the loss is made of.
+        gathers (`bool`, *optional*, defaults to `True`): As in [`score_chunk`].
 
     Returns:
-        `DraftLosses`: Sums over all positions.
+        `DraftLosses`: Sums over all blocks.
     """
     score = partial(
-        score_chunk, drafter, target, lambda_base=lambda_base, options=options, cross_entropy=_LeanCrossEntropy.apply
-    )
-    chunks = positions.split(max(1, max_logits_per_chunk // drafter.config.draft_width))
+        score_chunk, drafter, target, lambda_base=lambda_base, options=options, gathers=gathers,
+        cross_entropy=_LeanCrossEntropy.apply,
+    )  # fmt: skip
+    chunks = blocks.split(max(1, max_logits_per_chunk // (drafter.config.draft_width * drafter.config.block_size)))
     if not torch.is_grad_enabled():
         return _sum_up([score(chunk) for chunk in chunks])
     head = drafter.embed_proj.parameters() if drafter.has_correction_head else ()
     trained = [parameter for parameter in head if parameter.requires_grad]
-    return DraftLosses(*_GradientsAtOnce.apply(score, chunks, positions.hidden, positions.states, *trained))
+    return DraftLosses(*_GradientsAtOnce.apply(score, chunks, blocks.hidden, blocks.states, *trained))
 
 
 def _sum_up(parts: list[DraftLosses]) -> DraftLosses:
@@ -68,25 +72,27 @@ class _LeanCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Of logits `[M, D]` and labels `[M]`; keeps the log-probabilities."""
-        ctx.log_probs, ctx.labels = F.log_softmax(logits, dim=-1), labels[:, None]
-        return ctx.log_probs.gather(1, ctx.labels)[:, 0].neg()
+        log_probs = F.log_softmax(logits, dim=-1)
+        ctx.save_for_backward(log_probs, labels[:, None])
+        return log_probs.gather(1, labels[:, None])[:, 0].neg()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Probabilities less the labels, times `gradient` `[M]`."""
-        probs = ctx.__dict__.pop("log_probs").exp_()
-        probs.scatter_add_(1, ctx.labels, probs.new_full(ctx.labels.shape, -1.0))
+        log_probs, labels = ctx.saved_tensors
+        probs = log_probs.exp_()
+        probs.scatter_add_(1, labels, probs.new_full(labels.shape, -1.0))
         return probs.mul_(gradient[:, None]), None
 
 
 class _GradientsAtOnce(torch.autograd.Function):
-    """Sums chunks, and keeps the gradients of hidden states `[M, H]`, prefix states `[M, G]` and parameters."""
+    """Sums chunks, and keeps the gradients of hidden states `[N, K, H]`, prefix states and parameters."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        score: Callable[[ScoredPositions], DraftLosses],
-        chunks: list[ScoredPositions],
+        score: Callable[[ScoredBlocks], DraftLosses],
+        chunks: list[ScoredBlocks],
         hidden: torch.Tensor,
         states: torch.Tensor | None,
         *parameters: torch.Tensor,

@@ -13,7 +13,7 @@ from hf_domino.target.view import TargetModel
 
 VOCAB = 96
 PROMPT = torch.arange(7, 27)[None]
-NEW_TOKENS = 40
+NEW_TOKENS = 28
 WINDOW = 16  # shorter than the prompt: rewinding must restore what the window had dropped
 
 BASE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "initializer_range": 0.2}
@@ -62,22 +62,29 @@ def build(family, **overrides):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("entry", ["install", "attach"])
-def test_greedy_is_lossless(family, entry, make_drafter):
+def test_greedy_is_lossless(family, make_drafter):
     target = build(family)
-    drafter = make_drafter(target)
-    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
-    plain = target.generate(PROMPT, **options)
-    if entry == "attach":
-        hf_domino.uninstall()
-        hf_domino.attach(target)
+    check_greedy(target, make_drafter(target))
+
+
+@pytest.mark.parametrize("family", ["Gemma3", "Gemma4", "GptOss", "GPT2", "SmolLM3"])
+def test_greedy_is_lossless_where_attached(family, make_drafter):
+    target = build(family)
+    hf_domino.uninstall()
+    hf_domino.attach(target)
     try:
-        for accuracy in (0.6, 0.9):
-            with oracle(target, PROMPT, accuracy, plain):
-                assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **options), plain)
-            assert drafter.stats.acceptance_length > 1.5
+        check_greedy(target, make_drafter(target))
     finally:
         hf_domino.install()
+
+
+def check_greedy(target, drafter):
+    """Drafts of which most are accepted, and some are not."""
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    plain = target.generate(PROMPT, **options)
+    with oracle(target, PROMPT, 0.7, plain):
+        assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **options), plain)
+    assert 1.5 < drafter.stats.acceptance_length < drafter.config.num_draft_tokens
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,10 +95,9 @@ def test_every_row_of_a_batch_is_lossless(family, make_drafter):
     options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
     ids, mask = left_padded([PROMPT[0, :5], PROMPT[0], PROMPT[0, 3:12]])
     plain = target.generate(ids, attention_mask=mask, **options)
-    for accuracy in (0.0, 0.7):
-        with oracle(target, ids, accuracy, plain):
-            batch = target.generate(ids, attention_mask=mask, assistant_model=drafter, **options)
-        assert torch.equal(batch, plain)
+    with oracle(target, ids, 0.7, plain):
+        batch = target.generate(ids, attention_mask=mask, assistant_model=drafter, **options)
+    assert torch.equal(batch, plain)
     assert len({len(row) for row in drafter.stats.rows}) > 1  # rows advanced by themselves
     alone = target.generate(ids[:1, mask[0].bool()], assistant_model=drafter, **options)
     assert torch.equal(alone[0, -NEW_TOKENS:], batch[0, -NEW_TOKENS:])
@@ -108,7 +114,7 @@ def test_prefill_in_chunks(family, make_drafter):
         whole = target.generate(**prompt, assistant_model=drafter, **options)
         rounds = drafter.stats.acceptance_lengths
         assert torch.equal(whole, plain)
-        for chunk_size in (1, 7, 20, 64):
+        for chunk_size in (1, 7, 64):
             chunked = target.generate(**prompt, assistant_model=drafter, prefill_chunk_size=chunk_size, **options)
             assert torch.equal(chunked, plain)
             assert drafter.stats.acceptance_lengths == rounds  # the drafter saw all of the prompt

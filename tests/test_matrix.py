@@ -109,7 +109,7 @@ SELECTED = [
 ]
 
 
-@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.__name__)
 @pytest.mark.parametrize("family", SELECTED)
 def test_lossless(family, feature, batch_size, make_drafter, tiny_tokenizer):

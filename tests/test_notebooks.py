@@ -23,6 +23,13 @@ TIMEOUT_SECONDS = 600  # a notebook; on a busy machine
 PATH_OF_ONE_MACHINE = re.compile(r"(?<![\w.<>/])/(?:home|root|Users|tmp|work|content|private)/\w")
 COLAB = "https://colab.research.google.com"
 BADGE = f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]"
+# Fewer steps and prompts than a reader sees: every cell runs all the same.
+QUICK = {
+    "max_steps=64": "max_steps=8",
+    "[4:9]": "[4:6]",
+    "prompts[6:8]": "prompts[6:7]",
+    "prompts[5:8]": "prompts[6:7]",
+}
 QUIET = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}  # tests run side by side
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -61,6 +68,9 @@ def test_it_runs(path, kernel):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
     shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    for cell in notebook.cells:
+        for slow, quick in QUICK.items():
+            cell.source = cell.source.replace(slow, quick)
     notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))
     nbclient.NotebookClient(notebook, kernel, timeout=TIMEOUT_SECONDS).execute()  # raises what a cell raises
     again = [output for cell in notebook.cells for output in cell.get("outputs", [])]
@@ -70,6 +80,11 @@ def test_it_runs(path, kernel):
 def count_pictures(shown: list[dict]) -> int:
     """How many of these outputs are pictures."""
     return sum("image/png" in output.get("data", {}) for output in shown)
+
+
+def test_what_is_made_quick_is_there():
+    text = "".join(source for path in NOTEBOOKS for source in cells(path, "code"))
+    assert [slow for slow in QUICK if slow not in text] == []
 
 
 def test_there_are_six():

@@ -84,7 +84,7 @@ def generate(target, drafter, config=None, prompt=PROMPT, **options):
     return target.generate(prompt, assistant_model=drafter, compile_config=config, **GREEDY | STATIC | options)
 
 
-@pytest.mark.parametrize("family", ["Mistral", "GptOss", "GPT2"])
+@pytest.mark.parametrize("family", ["GptOss", "GPT2"])
 def test_text_is_that_of_the_target(family, make_drafter, config, traced, warned):
     target = build(family, **{"n_layer" if family == "GPT2" else "num_hidden_layers": 2})
     drafter, plain = make_drafter(target), target.generate(PROMPT, **GREEDY)
@@ -170,7 +170,7 @@ def test_nothing_that_is_kept_holds_a_model(make_drafter, config):
 
 
 def test_paced_blocks(tiny_qwen3, make_drafter, config, warned):
-    drafter = make_drafter(tiny_qwen3, draft_length="adaptive")
+    drafter = make_drafter(tiny_qwen3, draft_length="adaptive", block_size=4)  # a stage for each of its widths
     for options in ({"do_sample": False}, {"do_sample": True, "top_k": 0}):
         options |= {"max_new_tokens": 60}
         torch.manual_seed(SEED)

@@ -65,7 +65,7 @@ def test_draws_win_the_race(tiny_qwen3, pool_size, temperature):
 @torch.no_grad()
 def test_output_is_that_of_the_target_alone(tiny_qwen3, tiny_drafter, monkeypatch):
     prompt = torch.randint(4, VOCAB_SIZE, (1, 9))
-    arguments = {"max_new_tokens": 12, "do_sample": False}
+    arguments = {"max_new_tokens": 6, "do_sample": False}
     calls = []
     choose = fused.correct_and_choose
     monkeypatch.setattr(

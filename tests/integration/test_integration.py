@@ -455,10 +455,9 @@ print(type(piped.assistant_model).__name__, piped.assistant_model.stats.num_new_
 """
 
 
-SLOW_ORDERS = [pytest.param(order, marks=pytest.mark.slow) for order in ("after models", "after pipelines")]
-
-
-@pytest.mark.parametrize("order", ["alone", "replaced module", *SLOW_ORDERS])
+@pytest.mark.parametrize(
+    "order", ["alone", *(pytest.param(order, marks=pytest.mark.slow) for order in ORDERS if order != "alone")]
+)
 def test_import_orders(saved_pair, order):
     target, drafter = saved_pair
     lines = [f"TARGET, DRAFTER = {str(target)!r}, {str(drafter)!r}", *ORDERS[order], ASK]

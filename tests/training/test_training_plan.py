@@ -51,11 +51,10 @@ def measure(folder, vocab_size, num_layers, rows, length, anchors, **fields):
     DominoTrainer(DominoDraftModel(shape), Qwen3ForCausalLM(config), args, train_dataset=records).train()
     return plan_training(config, shape, args).peak_bytes, kilobytes("VmHWM") - before
 
-logits = measure(sys.argv[1], 20_000, 1, rows=1, length=128, anchors=32)
 distilled = measure(sys.argv[1], 20_000, 1, rows=1, length=128, anchors=32, distillation_weight=0.5)
 activations = measure(sys.argv[1], 2_000, 2, rows=4, length=256, anchors=64)
 checkpointed = measure(sys.argv[1], 2_000, 4, rows=4, length=256, anchors=64, gradient_checkpointing=True)
-print(json.dumps([logits, distilled, activations, checkpointed]))
+print(json.dumps([distilled, activations, checkpointed]))
 """
 
 

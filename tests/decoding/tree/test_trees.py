@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -78,8 +79,9 @@ def check_equal(target, tree_size=MOST_NODES, **options):
     return stats, most
 
 
-@pytest.mark.parametrize("model_type", TAKE_TREES)
-@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "do_sample"), list(zip(TAKE_TREES, itertools.cycle((False, True)), strict=False))
+)
 def test_families_that_take_trees_are_exact(model_type, do_sample):
     stats, most = check_equal(build(model_type), do_sample=do_sample)
     assert stats.chain is None
@@ -94,8 +96,9 @@ def test_other_families_get_chains_and_say_why(model_type, why):
     assert why in drafter.stats.chain
 
 
-@pytest.mark.parametrize("setting", sorted(SETTINGS))
-@pytest.mark.parametrize("tree_size", [1, 4, 30])
+@pytest.mark.parametrize(
+    ("setting", "tree_size"), [*((setting, 30) for setting in SETTINGS), ("seeded", 1), ("penalised", 4)]
+)
 def test_laws_and_sizes_are_exact(tiny_qwen3, setting, tree_size):
     stats, _ = check_equal(tiny_qwen3, tree_size, **SETTINGS[setting])
     assert stats.chain is None
@@ -116,9 +119,9 @@ def test_what_a_mask_hides_stays_hidden(tiny_qwen3, mask, do_sample):
 
 
 @pytest.mark.parametrize("model_type", ["gemma3_text", "mistral"])
-@pytest.mark.parametrize("window", [4, 16])
-@pytest.mark.parametrize("length", [3, 24])
-@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize(
+    ("window", "length", "do_sample"), [(4, 3, True), (4, 24, False), (16, 3, False), (16, 24, True)]
+)
 def test_windows_before_in_and_behind_the_prompt_are_exact(model_type, window, length, do_sample):
     target = build(model_type, sliding_window=window)
     assert check_equal(target, prompt=torch.arange(7, 7 + length)[None], do_sample=do_sample)[0].chain is None
@@ -193,9 +196,10 @@ def test_a_second_turn_goes_on_from_the_cache(model_type):
         prompt = torch.cat((plain, torch.tensor([[20, 21, 22]])), dim=1)
 
 
-@pytest.mark.parametrize("draft_length", ["adaptive", "full"])
-@pytest.mark.parametrize("is_batch", [False, True])
-@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize(
+    ("draft_length", "is_batch", "do_sample"),
+    [("adaptive", False, True), ("adaptive", True, False), ("full", False, False), ("full", True, True)],
+)
 def test_copies_and_trees_write_plain_text(tiny_qwen3, draft_length, is_batch, do_sample, monkeypatch):
     prompt = torch.arange(7, 19).repeat(3)[None]
     options = {"prompt": prompt, "do_sample": do_sample}
@@ -254,8 +258,13 @@ def test_large_vocabularies_are_verified_from_the_anchor_on(tiny_qwen3, monkeypa
     test_scores_and_logits_are_those_of_the_path(tiny_qwen3)
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "gpt2", "llama", "mistral", "qwen3"])
-@pytest.mark.parametrize("setting", sorted(SETTINGS))
+@pytest.mark.parametrize(
+    ("model_type", "setting"),
+    [
+        *(("qwen3", setting) for setting in SETTINGS),
+        *zip(("gemma3_text", "gpt2", "mistral"), ("seeded", "greedy", "penalised and seeded"), strict=True),
+    ],
+)
 def test_rows_of_a_batch_grow_trees_of_their_own(model_type, setting):
     ids, mask = left_padded([torch.arange(7, 19), torch.arange(9, 14), torch.arange(30, 39)])
     stats, most = check_equal(build(model_type).double(), prompt=ids, attention_mask=mask, **SETTINGS[setting])

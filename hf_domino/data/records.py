@@ -1,9 +1,8 @@
-"""Records of training files, one at a time and each with its place for errors; no file is in memory as a whole."""
+"""Records of training files, each with its place for errors. Only a JSON list is in memory as a whole."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ from hf_domino._common.refusal import refusal
 Record = dict[str, Any]
 PlacedRecord = tuple[str, Record]  # where it stands, and what it is
 RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
-SPACE = re.compile(r"\s*")
 CHUNK = 2**20  # characters that are read at once
 PARQUET_ROWS = 256  # of wide rows too, a batch stays small
 
@@ -83,68 +81,15 @@ def _read_lines(path: Path) -> Iterator[PlacedRecord]:
 
 
 def _read_list(path: Path) -> Iterator[PlacedRecord]:
-    """The objects of a JSON list, decoded one by one as the file is read."""
     with open_utf8(path) as file:
-        buffer = _Buffer(path, file)
-        buffer.take("[")
-        number = 0
-        while buffer.peek() != "]":
-            if number:
-                buffer.take(",")
-            number += 1
-            value = buffer.take_value()
-            yield f"{path}, item {number}", checked(value, f"{path}, item {number}")
-        buffer.take("]")
-        if left := buffer.peek():
-            raise buffer.error(f"{left!r} after its end")
-
-
-class _Buffer:
-    """The part of a JSON file that is read and not yet decoded: `text` from `at` on."""
-
-    def __init__(self, path: Path, file: TextIO):
-        self.path, self.file, self.text, self.at, self.line = path, file, "", 0, 1
-        self.decoder = json.JSONDecoder()
-
-    def peek(self) -> str:
-        """The next character that is no space; empty at the end."""
-        while True:
-            self.at = SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
-            if self.at < len(self.text) or not self._read():
-                return self.text[self.at : self.at + 1]
-
-    def take(self, character: str) -> None:
-        """Pass this character, which must come next."""
-        if self.peek() != character:
-            raise self.error(f"{self.peek()!r} where {character!r} is due")
-        self.at += 1
-
-    def take_value(self) -> Any:
-        """Decode the value that comes next."""
-        self.peek()
-        while True:
-            try:
-                value, self.at = self.decoder.raw_decode(self.text, self.at)
-                return value
-            except json.JSONDecodeError as error:
-                # What is only cut off fails at the end of what was read, or in a string that does not end.
-                is_cut = error.msg.startswith("Unterminated") or error.pos > len(self.text) - 16
-                if not (is_cut and self._read()):
-                    raise self.error(error.msg, error.pos) from error
-
-    def error(self, found: str, position: int | None = None) -> ValueError:
-        """What is wrong at a position, by default the next, with its line."""
-        line = self.line + self.text.count("\n", 0, self.at if position is None else position)
-        return ValueError(f"{self.path}, line {line}: must be a JSON list of objects, got {found}.")
-
-    def _read(self) -> bool:
-        """Read on, and forget what is decoded."""
-        # As much again as there is, so that a large value is not tried anew too often.
-        more = self.file.read(max(CHUNK, len(self.text) - self.at))
-        if more:
-            self.line += self.text.count("\n", 0, self.at)
-            self.text, self.at = self.text[self.at :] + more, 0
-        return bool(more)
+        try:
+            records = json.load(file)
+        except json.JSONDecodeError as error:
+            expected = "must be a JSON list of objects"
+            raise ValueError(f"{path}, line {error.lineno}: {expected}, got {error.msg}.") from error
+    for number, record in enumerate(records, start=1):
+        place = f"{path}, item {number}"
+        yield place, checked(record, place)
 
 
 def _read_parquet(path: Path) -> Iterator[PlacedRecord]:

@@ -92,22 +92,18 @@ def _wrap_validation(original: Callable) -> Callable:
     return validate
 
 
-def _wrap_decoding(original: Callable) -> Callable:
-    @_wrapper_of(original)
-    def decode(self, *args, **kwargs):
-        is_ours = _drafter_of(kwargs.get("assistant_model")) is not None
-        return (_assisted_call().decode if is_ours else original)(self, *args, **kwargs)
+def _wrap_assisted(replacement: str) -> Callable[[Callable], Callable]:
+    """Wraps a method that is told the assistant by name: with our drafter it is this function of ours."""
 
-    return decode
+    def wrap(original: Callable) -> Callable:
+        @_wrapper_of(original)
+        def assisted(self, *args, **kwargs):
+            is_ours = _drafter_of(kwargs.get("assistant_model")) is not None
+            return (getattr(_assisted_call(), replacement) if is_ours else original)(self, *args, **kwargs)
 
+        return assisted
 
-def _wrap_candidate_generator(original: Callable) -> Callable:
-    @_wrapper_of(original)
-    def get_candidate_generator(self, *args, **kwargs):
-        is_ours = _drafter_of(kwargs.get("assistant_model")) is not None
-        return (_assisted_call().candidate_generator if is_ours else original)(self, *args, **kwargs)
-
-    return get_candidate_generator
+    return wrap
 
 
 def _wrap_pipeline_loading(original: Callable) -> Callable:
@@ -152,12 +148,13 @@ def _wrap_model_loading(original: Callable) -> Callable:
 _PATCHES: dict[str, dict[str, tuple[str | None, Callable[[Callable], Callable]]]] = {
     "transformers.generation.utils": {
         "_validate_generation_mode": ("GenerationMixin", _wrap_validation),
-        "_assisted_decoding": ("GenerationMixin", _wrap_decoding),
-        "_get_candidate_generator": ("GenerationMixin", _wrap_candidate_generator),
+        "_assisted_decoding": ("GenerationMixin", _wrap_assisted("decode")),
+        "_get_candidate_generator": ("GenerationMixin", _wrap_assisted("candidate_generator")),
     },
     "transformers.pipelines.base": {"load_assistant_model": (None, _wrap_pipeline_loading)},
     "transformers.pipelines": {"pipeline": (None, _wrap_pipeline), "load_model": (None, _wrap_model_loading)},
 }
+_ATTACHED = ("_validate_generation_mode", "_get_candidate_generator")  # what `attach` wraps, on one target
 
 
 def _owner(module: ModuleType, class_name: str | None) -> Any:
@@ -251,21 +248,21 @@ def attach(target: PreTrainedModel) -> None:
     Raises:
         ValueError: If this version of Transformers does not have these methods.
     """
-    names = ("_validate_generation_mode", "_get_candidate_generator")
-    missing = [name for name in names if not hasattr(target, name)]
+    missing = [name for name in _ATTACHED if not hasattr(target, name)]
     if missing:
         raise ValueError(
-            f"attach needs a target with {', '.join(names)}; {type(target).__name__} in transformers "
+            f"attach needs a target with {', '.join(_ATTACHED)}; {type(target).__name__} in transformers "
             f"{_version()} lacks {', '.join(missing)}. Use a supported version of transformers."
         )
     detach(target)
-    for name, wrap in zip(names, (_wrap_validation, _wrap_candidate_generator), strict=True):
+    for name in _ATTACHED:
+        _, wrap = _PATCHES["transformers.generation.utils"][name]
         original = getattr(target, name).__func__
         setattr(target, name, MethodType(wrap(_original_of(original) or original), target))
 
 
 def detach(target: PreTrainedModel) -> None:
     """Undo [`attach`] on `target`. Calling it again changes nothing."""
-    for name in ("_validate_generation_mode", "_get_candidate_generator"):
+    for name in _ATTACHED:
         if hasattr(target.__dict__.get(name), _MARK):
             delattr(target, name)

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from hf_domino._common.refusal import refusal
 from hf_domino.data.counts import RowCounts
 from hf_domino.data.encoding import Row
-from hf_domino.data.rows import RowDataset, collate_rows
+from hf_domino.data.rows import RowDataset, collate_rows, pad_rows
 
 NEEDS_LENGTHS = "Which rows fit together depends on all lengths: load them, or leave packing out."
 
@@ -102,18 +101,18 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
-def collate_packed(rows: Sequence[Row], pad_token_id: int = 0) -> dict[str, torch.Tensor]:
+def collate_packed(rows: Sequence[Row], pad_token_id: int = 0, multiple: int = 1) -> dict[str, torch.Tensor]:
     """Pad rows on the right as [`~data.rows.collate_rows`] does, packed ones or not.
 
     Returns:
         `dict[str, torch.Tensor]`: As there, and of packed rows `position_ids` `[B, S]` int64, in which the padding is a
         row of its own.
     """
-    batch = collate_rows(rows, pad_token_id)
+    batch = collate_rows(rows, pad_token_id, multiple)
     if "position_ids" in rows[0]:
         position_ids = [torch.as_tensor(row["position_ids"], dtype=torch.int64) for row in rows]
         padding = (1 - batch["attention_mask"]).cumsum(dim=1) - 1
-        padded = pad_sequence(position_ids, batch_first=True)
+        padded = pad_rows(position_ids, multiple)
         batch["position_ids"] = torch.where(batch["attention_mask"].bool(), padded, padding)
     return batch
 

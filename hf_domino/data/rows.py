@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
@@ -178,12 +179,13 @@ def encode_dataset(
     return RowDataset(rows, sieve.counts)
 
 
-def collate_rows(rows: Sequence[Row], pad_token_id: int = 0) -> dict[str, torch.Tensor]:
+def collate_rows(rows: Sequence[Row], pad_token_id: int = 0, multiple: int = 1) -> dict[str, torch.Tensor]:
     """Pad rows on the right.
 
     Args:
         rows (`Sequence[dict]`): Items of a [`RowDataset`].
         pad_token_id (`int`, *optional*, defaults to 0): Fills `input_ids`; never seen and never scored.
+        multiple (`int`, *optional*, defaults to 1): Of which S is one.
 
     Returns:
         `dict[str, torch.Tensor]`: `input_ids`, `loss_mask` and `attention_mask`, `[B, S]` int64.
@@ -197,10 +199,17 @@ def collate_rows(rows: Sequence[Row], pad_token_id: int = 0) -> dict[str, torch.
     ids = [torch.as_tensor(row["input_ids"], dtype=torch.int64) for row in rows]
     masks = [torch.as_tensor(row["loss_mask"], dtype=torch.int64) for row in rows]
     return {
-        "input_ids": pad_sequence(ids, batch_first=True, padding_value=pad_token_id),
-        "loss_mask": pad_sequence(masks, batch_first=True),
-        "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+        "input_ids": pad_rows(ids, multiple, pad_token_id),
+        "loss_mask": pad_rows(masks, multiple),
+        "attention_mask": pad_rows([torch.ones_like(row) for row in ids], multiple),
     }
+
+
+def pad_rows(rows: Sequence[torch.Tensor], multiple: int = 1, value: int = 0) -> torch.Tensor:
+    """Stack rows `[S, ...]` of several lengths, padded on the right to a multiple."""
+    padded = pad_sequence(list(rows), batch_first=True, padding_value=value)
+    spare = -padded.shape[1] % multiple
+    return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value) if spare else padded
 
 
 def _encode(source: Source, encoder: RowEncoder, sieve: Sieve, max_rows: int | None = None) -> Iterator[PlacedRow]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, rotate_half
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.context import ContextCache
@@ -193,5 +193,5 @@ def attend_side_by_side(
 
 def _rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """Apply RoPE in fp32 to `[B, A, T, D]` and return its dtype."""
-    rotated, _ = apply_rotary_pos_emb(states.float(), states[:, :0].float(), cosines, sines)
-    return rotated.to(states.dtype)
+    wide = states.float()
+    return (wide * cosines[:, None] + rotate_half(wide) * sines[:, None]).to(states.dtype)

@@ -10,7 +10,7 @@ drafted, which have columns: all of the target's or fewer.
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import nn
 import domino_kernels
 
 
-class PrefixGRU(nn.GRU):
+class PrefixGRU(nn.Module):
     """A one-layer bias-free GRU that reads the anchor and then each chosen token (gate order r, z, n).
 
     Args:
@@ -27,15 +27,19 @@ class PrefixGRU(nn.GRU):
         state_size (`int`): Width of the prefix state (G).
     """
 
-    weight_ih_l0: nn.Parameter  # [3G, H]
-    weight_hh_l0: nn.Parameter  # [3G, G]
-
     def __init__(self, hidden_size: int, state_size: int):
-        super().__init__(hidden_size, state_size, bias=False, batch_first=True)
+        super().__init__()
+        self.hidden_size, bound = state_size, state_size**-0.5
+        self.weight_ih_l0 = nn.Parameter(torch.empty(3 * state_size, hidden_size).uniform_(-bound, bound))
+        self.weight_hh_l0 = nn.Parameter(torch.empty(3 * state_size, state_size).uniform_(-bound, bound))
 
     def initial_state(self, batch_size: int) -> torch.Tensor:
         """The zero prefix state `[B, G]` that every block starts from."""
         return self.weight_hh_l0.new_zeros(batch_size, self.hidden_size)
+
+    def forward(self, token_embeds: torch.Tensor) -> torch.Tensor:
+        """Read tokens from the start: `[B, T, H]` give the prefix state after each, `[B, T, G]`."""
+        return _ReadInOrder.apply(self.project_inputs(token_embeds), self.weight_hh_l0)
 
     def step(self, token_embeds: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Read one token: `[B, H]` and the prefix state `[B, G]` give the next prefix state `[B, G]`."""
@@ -53,6 +57,51 @@ class PrefixGRU(nn.GRU):
         state_gates, state_new = F.linear(state, self.weight_hh_l0).split(sizes, dim=1)
         reset, update = (gates + state_gates).sigmoid().chunk(2, dim=1)
         return torch.lerp(torch.addcmul(new, reset, state_new).tanh(), state, update)
+
+
+class _ReadInOrder(torch.autograd.Function):
+    """A GRU from zeros over the tokens' part of its gates, in few and plain operations that can be compiled.
+
+    Products are of the dtype of that part, which autocast makes narrow; states and all else are of the weight's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Of `[B, T, 3G]` and `[3G, G]`: states `[B, T, G]`."""
+        narrow, width = weight.to(inputs.dtype), weight.shape[1]
+        states, kept = [weight.new_zeros(len(inputs), width)], []
+        for of_token in inputs.to(weight.dtype).unbind(1):
+            gates, new = of_token.split((2 * width, width), dim=1)
+            state_gates, state_new = F.linear(states[-1].to(narrow.dtype), narrow).split((2 * width, width), dim=1)
+            opened = (gates + state_gates).sigmoid_()
+            reset, update = opened.chunk(2, dim=1)
+            candidate = torch.addcmul(new, reset, state_new.to(new.dtype)).tanh_()
+            states.append(torch.lerp(candidate, states[-1], update))
+            kept += [opened, candidate, state_new]
+        ctx.save_for_backward(narrow, *states, *kept)
+        return torch.stack(states[1:], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """From the last token to the first; the weight's gradient is one product over all of them."""
+        narrow, *saved = ctx.saved_tensors
+        length = gradient.shape[1]
+        states, kept = saved[: length + 1], saved[length + 1 :]
+        of_inputs, of_products = [], []
+        of_state = torch.zeros_like(states[0])
+        for index in reversed(range(length)):
+            opened, candidate, state_new = kept[3 * index : 3 * index + 3]
+            reset, update = opened.chunk(2, dim=1)
+            of_state = of_state + gradient[:, index]
+            of_new = torch.ops.aten.tanh_backward(of_state - of_state * update, candidate)
+            of_gates = torch.cat((of_new * state_new, of_state * (states[index] - candidate)), dim=1)
+            of_gates = torch.ops.aten.sigmoid_backward(of_gates, opened)
+            of_inputs.append(torch.cat((of_gates, of_new), dim=1))
+            of_products.append(torch.cat((of_gates, of_new * reset), dim=1).to(narrow.dtype))
+            of_state = torch.addcmul(of_products[-1] @ narrow, of_state, update)
+        before = torch.cat(states[:-1][::-1]).to(narrow.dtype)
+        of_weight = (torch.cat(of_products).mT @ before).to(states[0].dtype)
+        return torch.stack(of_inputs[::-1], dim=1).to(narrow.dtype), of_weight
 
 
 def weight_of(layer: nn.Linear) -> torch.Tensor:

@@ -9,7 +9,6 @@ Shapes: B batch, N blocks per row, K block size, C context positions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -63,7 +62,7 @@ class BlockView:
         """Context and block positions of a row, C + N * K."""
         return self.num_context + self.num_queries
 
-    @cached_property
+    @property
     def mask(self) -> torch.Tensor:
         """The view written out, `[B, 1, N * K, C + N * K]` bool, True where a query may look."""
         positions = torch.arange(self.num_context, device=self.ends.device)

@@ -9,7 +9,7 @@ Shapes: V tokens of the target, D of the draft vocabulary, H hidden size.
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -73,11 +73,14 @@ class ReducedVocabulary(DraftVocabulary):
 
     def __init__(self, num_tokens: int, d2t: torch.Tensor, heads: HeadRows):
         self._num_tokens, self._d2t, self._heads = num_tokens, d2t, heads
+        self._token_ids: torch.Tensor | None = None
 
-    @cached_property
+    @property
     def token_ids(self) -> torch.Tensor:
         """The target's ids `[D]` int64 of all columns."""
-        return ids_of(self._d2t)
+        if self._token_ids is None:  # `cached_property` takes a lock, which cannot be compiled
+            self._token_ids = ids_of(self._d2t)
+        return self._token_ids
 
     def total(self, num_columns: int) -> int:
         """See [`DraftVocabulary`]."""
@@ -88,6 +91,9 @@ class ReducedVocabulary(DraftVocabulary):
         head = target.readable_head
         if head is None:
             return self.gather(target.logits(hidden_states))
+        if torch.compiler.is_compiling():  # what is kept cannot be looked at there
+            weight, bias = (None if part is None else part[self.token_ids] for part in (head.weight, head.bias))
+            return target.logits(hidden_states, partial(F.linear, weight=weight, bias=bias))
         rows = self._heads.of(head, self._d2t)
         return target.logits(hidden_states, partial(F.linear, weight=rows.weight, bias=rows.bias))
 

@@ -11,15 +11,14 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 
 HEAD_MODULES = ("prefix_gru", "embed_proj")
-# Read weight by weight, so that what is put around them is passed by.
-HEAD_LAYERS = {"prefix_gru": nn.GRU, "embed_proj.0": nn.Linear, "embed_proj.2": nn.Linear}
+# Read weight by weight, so that what is put around them is passed by; of each a weight that is its own.
+HEAD_LAYERS = {"prefix_gru": "weight_hh_l0", "embed_proj.0": "weight", "embed_proj.2": "weight"}
 # Targets whose forward over several positions behind a cache gives other logits than one position at a time (measured),
 # or none, and what they do there.
 _IGNORES_STATE = "ignores its recurrent state there"
@@ -206,7 +205,8 @@ def check_drafter(drafter: PreTrainedModel) -> None:
         raise refusal("the drafter's device", "one that holds its weights", f"meta ({len(empty)} tensors)", remedy)
     if drafter.config.projector_type == "domino":
         modules = dict(drafter.named_modules())
-        wrapped = [name for name, kind in HEAD_LAYERS.items() if not isinstance(modules.get(name), kind)]
+        own = {name: dict(modules[name].named_parameters(recurse=False)) for name in HEAD_LAYERS if name in modules}
+        wrapped = [name for name, weight in HEAD_LAYERS.items() if weight not in own.get(name, {})]
         if wrapped:
             remedy = "Merge the adapter first: peft.PeftModel.from_pretrained(drafter, adapter).merge_and_unload()."
             raise refusal("the layers of the drafter's correction head", "without adapters", wrapped, remedy)

@@ -20,6 +20,7 @@ from hf_domino.training.objective.losses import LossOptions
 LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
 POSITION_WEIGHTS = ("decay", "dpace")
 MOST_LOGITS = 2**25
+LENGTHS = 8  # of rows on a GPU, where each takes memory and kernels of its own
 POSITIONS_IN_CACHE = 256  # their logits stay in a CPU's caches, and still share one reading of lm_head
 
 
@@ -67,8 +68,9 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         distillation_loss (`str`, *optional*, defaults to `"kl"`): The divergence: KL(target || drafter), or `"tv"` for
             total variation.
         distillation_temperature (`float`, *optional*, defaults to 1.0): Temperature of both laws.
-        max_logits_per_chunk (`int`, *optional*): Most logits held at once. Defaults to 2**25, which are 128 MB in fp32,
-            of which the loss keeps about four copies; on a CPU to those of 256 positions where they are fewer.
+        max_logits_per_chunk (`int`, *optional*): Most logits held at once, of one block at least. Defaults to 2**25,
+            which are 128 MB in fp32, of which the loss keeps about four copies; on a CPU to those of 256 positions
+            where they are fewer.
         muon_learning_rate (`float`, *optional*): Train the backbone's and the GRU's matrices with Muon at this rate, in
             units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third of the steps. Needs
             torch 2.9. Defaults to AdamW for all.
@@ -110,6 +112,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         if (spelled := str(self.__dict__["fsdp"]).lower()) in ("true", "false"):
             self.__dict__["fsdp"] = spelled == "true"
         super().__post_init__()
+        self.accelerator_config.non_blocking = self.dataloader_pin_memory
         self._check_reports()
         for name, low, high in (
             ("max_length", 2, None),
@@ -151,6 +154,16 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
     def computes_in(self) -> torch.dtype:
         """The dtype of what is trained: that of autocast, or fp32 without it."""
         return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else torch.float32
+
+    @property
+    def is_static(self) -> bool:
+        """Whether shapes are to be the same in all steps, and none to wait for the device: not on a CPU."""
+        return self.device.type != "cpu"
+
+    @property
+    def row_multiple(self) -> int:
+        """What lengths of rows are padded to multiples of."""
+        return -(-self.max_length // LENGTHS) if self.is_static else 1
 
     @property
     def template_kwargs(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
 
 from hf_domino._common.notices import notice
@@ -36,9 +37,9 @@ from hf_domino.training.evidence.meter import TrainingMeter
 from hf_domino.training.facts import training_facts
 from hf_domino.training.hidden_states.reading import CachedRows, check_layers, collate_with_states
 from hf_domino.training.muon import MuonWithAdamW
-from hf_domino.training.objective.anchors import OWN_PREFIX_STREAM, TRAINING_STREAM, sample_anchors
+from hf_domino.training.objective.drawing import DrawingCollator
+from hf_domino.training.objective.faults import LossWatch
 from hf_domino.training.objective.objective import Batch, Objective
-from hf_domino.training.objective.own_prefixes import choose_own_prefixes
 from hf_domino.training.parts import choose_parts
 from hf_domino.training.runs.averaging import AveragingTrainer
 from hf_domino.training.runs.checkpoints import last_checkpoint
@@ -110,6 +111,7 @@ class DominoTrainer(AveragingTrainer):
     """
 
     optimizer: torch.optim.Optimizer | None
+    data_collator: Any
 
     def __init__(
         self,
@@ -132,7 +134,9 @@ class DominoTrainer(AveragingTrainer):
             shape = (processing_class, args.max_length, model.config.vocab_size)
             train_dataset = encode_dataset(train_dataset, *shape, "train_dataset", args.template_kwargs)
             eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
-            data_collator = partial(collate_with_states, pad_token_id=model.config.pad_token_id or 0)
+            data_collator = partial(
+                collate_with_states, pad_token_id=model.config.pad_token_id or 0, multiple=args.row_multiple
+            )
             if args.packing and train_dataset is not None:
                 train_dataset = PackedRows(train_dataset, args.max_length)
         super().__init__(
@@ -147,6 +151,9 @@ class DominoTrainer(AveragingTrainer):
         target = shard_target(target, args) if args.shard_target else place_target(target, args.device)
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
+        self._drawer = DrawingCollator(data_collator, args)
+        self._losses = LossWatch(self.accelerator, self.objective.find_fault)
+        self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # since they were last counted
         self.meter = TrainingMeter(model.config.label_offset, args.device)
         self.gradient_norms = GradientNorms(model)
         self.add_callback(self.gradient_norms)
@@ -178,25 +185,34 @@ class DominoTrainer(AveragingTrainer):
             self.optimizer = MuonWithAdamW(self.drafter, rate, self.args.learning_rate, self.args.weight_decay)
         return super().create_optimizer(*args, **kwargs)
 
+    def get_train_dataloader(self) -> DataLoader:
+        """Rows for training, whose anchors are drawn while they are collated."""
+        self.data_collator = self._drawer
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.data_collator = self._drawer.collate
+
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor]:
-        """Fetch the micro-batches of one optimizer step, draw their anchors, and sum their weights.
+        """Fetch the micro-batches of one optimizer step, and sum their weights.
 
         Returns:
-            `tuple[list[dict], torch.Tensor]`: Micro-batches with `anchors` `[B, N]` added, and the sum of the loss
-            weights over all of them and all processes (scalar, fp32).
+            `tuple[list[dict], torch.Tensor]`: Micro-batches, and the sum of the loss weights over all of them and all
+            processes (scalar, fp32).
         """
         if self.state.global_step >= self.state.max_steps:  # a checkpoint's; Transformers would train a step more
             self.control.should_training_stop = True
             return [], torch.zeros(())
+        self._drawer.epoch.fill_(int(self.state.epoch or 0))
         batches = list(itertools.islice(epoch_iterator, num_batches))
         sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:
-            weight = self._draw_anchors(batch)
+            weight = self.objective.label(batch)
             sums += torch.stack((weight, batch["attention_mask"].sum().to(weight.dtype))).to(device)
         total, num_tokens = self.accelerator.reduce(sums, "sum")
-        self.state.num_input_tokens_seen += int(num_tokens)
+        self._new_tokens += num_tokens.long()
         return batches, total
 
     def compute_loss(
@@ -209,12 +225,15 @@ class DominoTrainer(AveragingTrainer):
         """This process's share of the loss of one micro-batch, scaled for the averaging of gradients.
 
         Raises:
-            ValueError: If it is not finite; the error names the step and who is at fault.
+            ValueError: If it is not finite; the error names the step and who is at fault. On a GPU it comes with the
+                next line of the log.
         """
         assert num_items_in_batch is not None  # `get_batch_samples` counts
         step = self.state.global_step
-        score = partial(self.objective.score, inputs, self.lambda_base(step), step + 1)
-        scored = model(within=score)
+        scored = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
+        self._losses.add(step + 1, scored.losses.loss, inputs)
+        if not self.args.is_static:
+            self._losses.look()
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(scored, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
@@ -222,6 +241,8 @@ class DominoTrainer(AveragingTrainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""
+        self._losses.look()
+        self._count_tokens()
         if "loss" in logs:
             logs |= {"num_input_tokens_seen": self.state.num_input_tokens_seen, "hours": self._hours()}
             logs |= self.meter.means(self.accelerator) | self.gradient_norms.take(logs.get("grad_norm"))
@@ -275,13 +296,14 @@ class DominoTrainer(AveragingTrainer):
         )
         path.write_text(merge_card(read_text(path), card, wins=metadata), encoding="utf-8")
 
-    def _draw_anchors(self, batch: Batch) -> torch.Tensor:
-        """Add `anchors` to a micro-batch and return the sum of its weights."""
-        epoch = int(self.state.epoch or 0)
-        batch["anchors"] = sample_anchors(batch, self.args.num_anchors, self.args.seed, TRAINING_STREAM, epoch)
-        if share := self.args.own_prefix_share:
-            batch["own_prefixes"] = choose_own_prefixes(batch, share, self.args.seed, OWN_PREFIX_STREAM, epoch)
-        return self.objective.loss_weight(batch)
+    def _count_tokens(self) -> None:
+        """Add what was trained on since the last time to the state; waits for the device."""
+        self.state.num_input_tokens_seen += int(self._new_tokens)
+        self._new_tokens.zero_()
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._count_tokens()
+        super()._save_checkpoint(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it; a drafter has no such choice

@@ -91,7 +91,10 @@ def test_rotary_frequencies_stay_in_fp32(tiny_drafter):
 
 def test_gru_step_equals_the_whole_sequence(tiny_drafter):
     gru, embeds = tiny_drafter.prefix_gru, torch.randn(2, 5, HIDDEN)
-    state, states = gru.initial_state(2), gru(embeds)[0]
+    state, states = gru.initial_state(2), gru(embeds)
+    torchs = torch.nn.GRU(HIDDEN, gru.hidden_size, bias=False, batch_first=True)
+    torchs.load_state_dict(gru.state_dict())
+    torch.testing.assert_close(states, torchs(embeds)[0])
     for index in range(5):
         advanced = gru.advance(gru.project_inputs(embeds)[:, index], state)
         state = gru.step(embeds[:, index], state)

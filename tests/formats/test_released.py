@@ -52,7 +52,7 @@ def draft_logits(drafter, target) -> torch.Tensor:
     hidden = drafter(view.embed(block), positions[:, 12:], context, positions[:, :12])
     logits = drafter.vocabulary.logits(view, hidden)
     if drafter.has_correction_head:
-        states = drafter.prefix_gru(view.embed(ids[:, : drafter.config.block_size]))[0]
+        states = drafter.prefix_gru(view.embed(ids[:, : drafter.config.block_size]))
         logits = logits + drafter.embed_proj(torch.cat((hidden, states), dim=-1))
     return logits
 

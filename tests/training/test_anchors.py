@@ -60,13 +60,13 @@ def test_a_row_draws_the_same_in_any_batch_at_any_place():
 
 def test_a_row_draws_anew_in_each_epoch(target, make_drafter, make_trainer, greedy_rows, monkeypatch):
     trainer, drawn = make_trainer(make_drafter(target), greedy_rows[:1], max_steps=3, num_anchors=4), []
-    weigh = trainer.objective.loss_weight
+    label = trainer.objective.label
 
     def note(batch):
         drawn.append(batch["anchors"].tolist())
-        return weigh(batch)
+        return label(batch)
 
-    monkeypatch.setattr(trainer.objective, "loss_weight", note)
+    monkeypatch.setattr(trainer.objective, "label", note)
     trainer.train()
     assert len(drawn) == 3
     assert all(drawn.count(anchors) == 1 for anchors in drawn)

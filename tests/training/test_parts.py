@@ -27,7 +27,7 @@ def block_of(drafter) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     embeds, hidden = (torch.randn(2, 6, 32, generator=generator) for _ in range(2))
     with torch.no_grad():
-        states, _ = drafter.prefix_gru(embeds)
+        states = drafter.prefix_gru(embeds)
         head = drafter.embed_proj
         return states, head.expand(head.project_hidden(hidden) + head.project_state(states))
 

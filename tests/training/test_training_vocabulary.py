@@ -82,7 +82,7 @@ def test_losses_and_gradients_are_those_of_a_masked_cross_entropy(
         scored = objective.score(batch, 0.3)
         torch.testing.assert_close(scored.losses.loss, expected, **TOLERANCE)
         torch.testing.assert_close(scored.loss_weight.item(), weight, **TOLERANCE)
-        torch.testing.assert_close(objective.loss_weight(batch), scored.loss_weight)
+        torch.testing.assert_close(objective.label(dict(batch)), scored.loss_weight)
         found = torch.autograd.grad(scored.losses.loss, list(drafter.parameters()), allow_unused=True)
         torch.testing.assert_close(found, wanted, **TOLERANCE)
 

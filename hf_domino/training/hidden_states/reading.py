@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
@@ -19,6 +18,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.counts import RowCounts
 from hf_domino.data.packing import collate_packed
+from hf_domino.data.rows import pad_rows
 from hf_domino.target.view import TargetModel
 from hf_domino.training.hidden_states.folder import NO_CHECKSUM, StateFolder, StateSettings, row_key
 from hf_domino.training.objective.forward import TargetStates, read_target
@@ -119,19 +119,22 @@ def check_layers(config: DominoConfig, *datasets: Any) -> None:
                 raise refusal("the drafter's target_layer_ids", made, config.target_layer_ids, remedy)
 
 
-def collate_with_states(rows: Sequence[dict[str, Any]], pad_token_id: int = 0) -> dict[str, torch.Tensor]:
+def collate_with_states(
+    rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple: int = 1
+) -> dict[str, torch.Tensor]:
     """Pad rows as [`~data.packing.collate_packed`] does, and their hidden states, if they carry any, with zeros.
 
     Args:
         rows (`Sequence[dict]`): Items of [`CachedRows`], or rows alone.
         pad_token_id (`int`, *optional*, defaults to 0): Fills `input_ids`.
+        multiple (`int`, *optional*, defaults to 1): Of which S is one.
 
     Returns:
         `dict[str, torch.Tensor]`: A batch; `hidden_states` is `[B, S, C, H]`.
     """
     states = [row[STATES] for row in rows if STATES in row]
-    batch = collate_packed([{key: row[key] for key in row if key != STATES} for row in rows], pad_token_id)
-    return batch | ({STATES: pad_sequence(states, batch_first=True)} if states else {})
+    batch = collate_packed([{key: row[key] for key in row if key != STATES} for row in rows], pad_token_id, multiple)
+    return batch | ({STATES: pad_rows(states, multiple)} if states else {})
 
 
 def states_of_batch(target: TargetModel, batch: dict[str, torch.Tensor], final: bool = False) -> TargetStates:

@@ -1,16 +1,18 @@
 """Who is at fault for a loss that is not finite: what is read of the target is looked at first, the drafter is last.
 
-It is asked only when it happened, so a step costs nothing more.
+It is asked only when it happened, and on a GPU when a line is logged, so a step neither costs more nor waits.
 
 Shapes: B batch, S sequence length, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
+from hf_domino._common.refusal import refusal
 from hf_domino.target.view import TargetModel
 from hf_domino.training.hidden_states.reading import STATES
 from hf_domino.training.objective.forward import TargetStates
@@ -30,6 +32,45 @@ DRAFTER = (
     "The drafter is at fault, as all that is read of the target is finite. Training stops here; checkpoints are from "
     "before. Lower learning_rate or muon_learning_rate, or warm up longer."
 )
+
+TOO_LATE = (
+    "The hidden states of that step are no longer in memory, so whose fault it is cannot be said. Go on from the last "
+    "checkpoint with --logging_steps 1."
+)
+
+
+class LossWatch:
+    """Keeps the losses of steps until they are looked at, and the text that each is of.
+
+    Args:
+        accelerator (`Accelerator`): Tells all processes of what one of them met.
+        find_fault (`Callable`): Says who is at fault for the loss of a batch.
+    """
+
+    def __init__(self, accelerator: Any, find_fault: Callable[[dict[str, torch.Tensor]], str]):
+        self._accelerator, self._find_fault = accelerator, find_fault
+        self._seen: list[tuple[int, torch.Tensor, dict[str, torch.Tensor] | None]] = []
+
+    def add(self, step: int, loss: torch.Tensor, batch: dict[str, torch.Tensor]) -> None:
+        """Keep the loss of a step's micro-batch, and the batch; the last one alone where hidden states are with it."""
+        if self._seen and STATES in batch:
+            self._seen[-1] = *self._seen[-1][:2], None
+        self._seen.append((step, loss.detach(), batch))
+
+    def look(self) -> None:
+        """Read the losses that were added.
+
+        Raises:
+            ValueError: If one is not finite in any process; the error names the step and who is at fault.
+        """
+        if not self._seen:
+            return
+        seen, self._seen = self._seen, []
+        broken = (~torch.isfinite(torch.stack([loss for _, loss, _ in seen]))).float()
+        for (step, loss, batch), count in zip(seen, self._accelerator.reduce(broken, "sum").tolist(), strict=True):
+            if count:
+                fault = TOO_LATE if batch is None else self._find_fault(batch)
+                raise refusal(f"the loss of step {step}", "finite", loss.item(), fault)
 
 
 @torch.no_grad()

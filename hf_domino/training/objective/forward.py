@@ -117,9 +117,7 @@ def prefix_states(drafter: DominoDraftModel, target: TargetModel, tokens: torch.
         `torch.Tensor`: `[B, N, K, G]`.
     """
     embeds = target.embed(tokens.flatten(0, 1)).to(drafter.dtype)  # [B*N, K, H]
-    # Recurrent kernels do not follow autocast on every device, and the GRU is small: keep it in its own dtype.
-    with torch.autocast(tokens.device.type, enabled=False):
-        states, _ = drafter.prefix_gru(embeds)
+    states = drafter.prefix_gru(embeds)
     if drafter.config.label_offset:
         states = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
     return states.unflatten(0, tokens.shape[:2])

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
-from hf_domino.training.objective.distillation import Distillation, TaughtLaw
+from hf_domino.training.objective.distillation import Distillation
 from hf_domino.training.objective.position_weights import dynamic_weights
 
 
@@ -206,7 +206,8 @@ def score_chunk(
     Returns:
         `DraftLosses`: Sums over the chunk.
     """
-    selection, has_loss = Selection(chunk.has_loss, gathers), chunk.has_loss
+    counts, has_loss = chunk.weights > 0, chunk.has_loss
+    selection, weights = Selection(has_loss, gathers), torch.where(has_loss, chunk.weights, 0.0)
     labels = selection.take(chunk.labels).clamp(min=0)
     states = None if chunk.states is None else selection.take(chunk.states)
     is_corrected = selection.take(corrected_positions(drafter.config, labels.device).expand_as(has_loss))
@@ -218,7 +219,13 @@ def score_chunk(
             taught = options.distillation.teach(drafter.vocabulary.logits(target, selection.take(chunk.final)))
 
     def loss_of(logits: torch.Tensor) -> torch.Tensor:
-        return _weighted_sum(cross_entropy(logits, labels), logits, chunk, selection, options, taught)
+        losses, scale = cross_entropy(logits, labels), weights
+        if options.dpace_alpha is not None:
+            confidence = selection.put_back(losses.detach()).neg().exp() * has_loss
+            scale = weights * dynamic_weights(confidence, counts, options.dpace_alpha)
+        if options.distillation is not None and taught is not None:
+            losses = options.distillation.mix(losses, logits, taught)
+        return (selection.put_back(losses) * scale).sum()
 
     def hits(logits: torch.Tensor) -> torch.Tensor:
         return selection.put_back(logits.detach().argmax(dim=-1) == labels) & has_loss
@@ -231,20 +238,3 @@ def score_chunk(
         if not torch.is_grad_enabled():
             is_base_correct = hits(base)
     return DraftLosses(loss, base_loss.detach(), corrected_loss.detach(), is_correct, is_base_correct)
-
-
-def _weighted_sum(
-    losses: torch.Tensor,
-    logits: torch.Tensor,
-    chunk: ScoredBlocks,
-    selection: Selection,
-    options: LossOptions,
-    taught: TaughtLaw | None,
-) -> torch.Tensor:
-    weights = torch.where(chunk.has_loss, chunk.weights, 0.0)
-    if options.dpace_alpha is not None:
-        confidence = torch.where(chunk.has_loss, selection.put_back(losses.detach()).neg().exp(), 0.0)
-        weights = weights * dynamic_weights(confidence, chunk.weights > 0, options.dpace_alpha)
-    if options.distillation is not None and taught is not None:
-        losses = options.distillation.mix(losses, logits, taught)
-    return (selection.put_back(losses) * weights).sum()

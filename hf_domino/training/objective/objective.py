@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import torch
 
-from hf_domino._common.refusal import refusal
 from hf_domino.drafter.blocks import block_positions, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
@@ -79,44 +78,45 @@ class Objective:
         self.options = args.loss_options()
         self.max_logits = args.logits_per_chunk(drafter.config.draft_width)
         self._autocast = autocast
-        self.gathers = args.device.type == "cpu"  # elsewhere nothing may wait for a device
+        self.gathers = not args.is_static
         self._final_is_known = False
 
     def labels(self, batch: Batch, evaluating: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        """Labels and weights of a batch's blocks, both `[B, N, K]`, as in [`~training.objective.anchors.block_labels`].
+        """Columns of the labels, -1 where they are not drafted, and weights of a batch's blocks, both `[B, N, K]`.
 
-        With D-PACE, weights do not fall along the block in training.
+        As in [`~training.objective.anchors.block_labels`]; with D-PACE, weights do not fall along the block.
         """
         dynamic = self.options.dpace_alpha is not None and not evaluating
         decay = math.inf if dynamic else self.loss_decay
-        return block_labels(
+        labels, weights = block_labels(
             batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config, decay,
             batch.get("position_ids"),
         )  # fmt: skip
+        return self.drafter.vocabulary.columns(labels), weights
 
-    def loss_weight(self, batch: Batch) -> torch.Tensor:
-        """The sum of the weights of a training batch's labels that carry a loss: those of the draft vocabulary."""
-        labels, weights = self.labels(batch)
-        return (weights * (self.drafter.vocabulary.columns(labels) >= 0)).sum()
+    def label(self, batch: Batch) -> torch.Tensor:
+        """Add columns of labels and weights to a training batch.
 
-    def score(self, batch: Batch, lambda_base: float | None = None, step: int | None = None) -> ScoredBatch:
+        Returns:
+            `torch.Tensor`: The sum of the weights of labels that carry a loss: those of the draft vocabulary.
+        """
+        batch["columns"], batch["weights"] = self.labels(batch)
+        return (batch["weights"] * (batch["columns"] >= 0)).sum()
+
+    def score(self, batch: Batch, lambda_base: float | None = None) -> ScoredBatch:
         """Draft and score the blocks of a batch.
 
         Args:
             batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` `[B, S]`, `anchors` `[B, N]`, and
                 `position_ids` `[B, S]` where rows are packed, `hidden_states` `[B, S, C, H]` where the target is not
-                to run.
+                to run, and what [`~Objective.label`] adds, if it was asked.
             lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated,
                 by the published loss whatever is trained, so that trainings compare.
-            step (`int`, *optional*): The number of the training step, for an error.
-
-        Raises:
-            ValueError: If the loss of a training batch is not finite; the error says who is at fault.
         """
         drafter, evaluating = self.drafter, lambda_base is None
         options = PUBLISHED if evaluating else self.options
-        labels, weights = self.labels(batch, evaluating)
-        columns = drafter.vocabulary.columns(labels)
+        is_labelled = not evaluating and "columns" in batch
+        columns, weights = (batch["columns"], batch["weights"]) if is_labelled else self.labels(batch, evaluating)
         with self._autocast():
             read = states_of_batch(self.target, batch, final=options.distillation is not None)
             blocks = draft_blocks(
@@ -133,17 +133,20 @@ class Objective:
             losses = draft_losses(
                 drafter, self.target, scored, lambda_base or 0.0, self.max_logits, options, self.gathers
             )
-            if not (evaluating or torch.isfinite(losses.loss)):
-                fault = find_fault(self.target, read, batch, drafter.config.mask_token_id, self.max_logits)
-                raise refusal(f"the loss of step {step}", "finite", losses.loss.item(), fault)
         is_correct, is_base_correct = (hits.view_as(weights) for hits in (losses.is_correct, losses.is_base_correct))
         return ScoredBatch(losses, is_correct, is_base_correct, weights, columns >= 0)
+
+    def find_fault(self, batch: Batch) -> str:
+        """Say who is at fault for a loss that is not finite, as [`~training.objective.faults.find_fault`] does."""
+        with self._autocast(), torch.no_grad():
+            read = states_of_batch(self.target, batch, final=self.options.distillation is not None)
+            return find_fault(self.target, read, batch, self.drafter.config.mask_token_id, self.max_logits)
 
     def _own_states(self, blocks: DraftedBlocks, batch: Batch) -> torch.Tensor:
         """Prefix states `[B, N, K, G]` with the drafter's own tokens where `own_prefixes` `[B, N]` says so."""
         tokens = gather_positions(batch["input_ids"], block_positions(batch["anchors"], blocks.hidden.shape[2]))
         tokens = write_own_prefixes(
-            self.drafter, self.target, blocks.hidden, tokens, batch["own_prefixes"], self.max_logits
+            self.drafter, self.target, blocks.hidden, tokens, batch["own_prefixes"], self.max_logits, self.gathers
         )
         return prefix_states(self.drafter, self.target, tokens)
 

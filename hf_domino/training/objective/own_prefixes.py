@@ -45,6 +45,7 @@ def write_own_prefixes(
     tokens: torch.Tensor,
     chosen: torch.Tensor,
     max_logits_per_chunk: int,
+    gathers: bool = True,
 ) -> torch.Tensor:
     """The tokens of blocks, with the drafter's own greedy proposals behind the anchor in the chosen ones.
 
@@ -55,20 +56,27 @@ def write_own_prefixes(
         tokens (`torch.Tensor`): The text's tokens `[B, N, K]`, the anchor first.
         chosen (`torch.Tensor`): `[B, N]` bool.
         max_logits_per_chunk (`int`): Most base logits held at once.
+        gathers (`bool`, *optional*, defaults to `True`): Whether proposals are made in the chosen blocks alone, which
+            reads how many there are.
 
     Returns:
         `torch.Tensor`: `[B, N, K]` int64.
     """
-    config, own = drafter.config, tokens.clone()
-    blocks = hidden[chosen][:, config.label_offset :]  # the positions that predict
-    anchors = tokens[chosen][:, :1]
+    config = drafter.config
+    blocks, anchors = hidden[..., config.label_offset :, :], tokens[..., :1]  # the positions that predict
+    blocks, anchors = (part[chosen] if gathers else part.flatten(0, 1) for part in (blocks, anchors))
     size = max(1, max_logits_per_chunk // (blocks.shape[1] * config.draft_width))
     law = TokenLaw(LogitsProcessorList())
     written = [
-        rollout(drafter, target, some, Prefixes.of(first), law)
+        rollout(drafter, target, some, Prefixes.of(first), law, is_fixed=not gathers)
         for some, first in zip(blocks.split(size), anchors.split(size), strict=True)
         if len(some)
     ]
-    if written:
-        own[chosen] = torch.cat((anchors, torch.cat(written)), dim=1)[:, : config.block_size]
-    return own
+    if not written:
+        return tokens
+    own = torch.cat((anchors, torch.cat(written)), dim=1)[:, : config.block_size]
+    return (
+        tokens.masked_scatter(chosen[..., None], own)
+        if gathers
+        else torch.where(chosen[..., None], own.view_as(tokens), tokens)
+    )

@@ -51,7 +51,7 @@ def draft_losses(
         cross_entropy=_LeanCrossEntropy.apply,
     )  # fmt: skip
     chunks = blocks.split(max(1, max_logits_per_chunk // (drafter.config.draft_width * drafter.config.block_size)))
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # which makes its own backward pass
         return _sum_up([score(chunk) for chunk in chunks])
     head = drafter.embed_proj.parameters() if drafter.has_correction_head else ()
     trained = [parameter for parameter in head if parameter.requires_grad]

@@ -30,6 +30,7 @@ GO_ON = (
     "(save_total_limit says how many are kept)."
 )
 UNFINISHED = "_unfinished"  # uploads of a trainer leave out names that start so
+STEPS_BETWEEN_QUESTIONS = 10  # of processes for a signal, which wait for each other
 STATE_FILE = "trainer_state.json"  # a trainer writes it last
 
 
@@ -188,11 +189,13 @@ class _StopOnSignal(TrainerCallback):
         self._before = {}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ask all processes, as the signal need not reach them in the same step."""
-        asked = torch.tensor(self._asked, device=self.accelerator.device)
+        """Ask all processes every few steps, as the signal need not reach them in the same step."""
+        number = self._asked
         if self.accelerator.num_processes > 1:
-            asked = self.accelerator.gather(asked).max()
-        if number := int(asked):
+            if state.global_step % STEPS_BETWEEN_QUESTIONS and not control.should_log:
+                return
+            number = int(self.accelerator.gather(torch.tensor(number, device=self.accelerator.device)).max())
+        if number:
             self.stopped_by = signal.Signals(number)
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False

@@ -1,0 +1,178 @@
+"""The step of a GPU: on the meta device, which has nothing to read, and on a CPU beside the step of a CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import TrainerCallback
+
+from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.hidden_states.reading import STATES
+from hf_domino.training.muon import BatchedMuon
+
+META = torch.device("meta")
+MOST_OPERATIONS = 1400
+LOSS_TOL = {"rel": 1e-6}  # fp32 sums in another order
+WEIGHTS_TOL = {"rtol": 1e-5, "atol": 1e-6}  # the same, through steps of SGD
+MUON_TOL = {"rtol": 1e-2, "atol": 1e-4}  # bf16 products in another order
+RICH = {"position_weights": "dpace", "distillation_weight": 1.0}
+
+
+class Dispatched(TorchDispatchMode):
+    """Operations by name, and those among them that bring values of a CPU to the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.copies = Counter(), []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.names[func.overloadpacket.__name__] += 1
+        if {value.device.type for value in (*args, result) if isinstance(value, torch.Tensor)} == {"cpu", "meta"}:
+            self.copies.append(str(func))
+        return result
+
+
+def to_meta(model: nn.Module) -> None:
+    """Leave a model without values; `model.to` would read what a drafter keeps beside its weights."""
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                module._parameters[name] = nn.Parameter(weight.detach().to(META), weight.requires_grad)
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = buffer.to(META)
+
+
+@pytest.fixture
+def static(monkeypatch):
+    """Arguments say that shapes are the same in all steps, as on a GPU, though tensors are on a CPU."""
+    monkeypatch.setattr(DominoTrainingArguments, "is_static", True)
+
+
+@pytest.fixture
+def make_step(make_drafter, target, make_trainer, greedy_rows, static, monkeypatch):
+    """A function that makes a trainer, and returns one that runs a step of it from cached states without any values."""
+    for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
+        devices = [*getattr(_foreach_utils, name)(), "meta"]
+        for module in (_foreach_utils, optimizer):
+            monkeypatch.setattr(module, name, lambda devices=devices: devices)
+
+    def build(**fields):
+        trainer = make_trainer(make_drafter(target), greedy_rows, muon_learning_rate=1e-2, **fields)
+        batch = next(iter(trainer.get_train_dataloader()))
+        batch[STATES] = torch.zeros(*batch["input_ids"].shape, 1 + len(trainer.target.layer_ids), 32)
+        batch = {name: values.to(META) for name, values in batch.items()}
+        to_meta(trainer.drafter)
+        to_meta(trainer.target.model)
+        trainer.create_optimizer()
+        trainer.meter._sums, trainer._new_tokens = trainer.meter._sums.to(META), trainer._new_tokens.to(META)
+        trainer.state.max_steps = 10
+        monkeypatch.setattr(trainer, "_prepare_inputs", lambda inputs: inputs)
+
+        def step():
+            (inputs,), total = trainer.get_batch_samples(iter([dict(batch)]), 1, META)
+            trainer.training_step(trainer.drafter, inputs, total)
+            nn.utils.clip_grad_norm_(trainer.drafter.parameters(), 1.0)
+            trainer.optimizer.step()
+            trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
+            trainer.optimizer.zero_grad()
+
+        return step
+
+    return build
+
+
+@pytest.mark.parametrize("fields", [{}, RICH, {"own_prefix_share": 0.5}], ids=["published", "rich", "own prefixes"])
+def test_a_step_reads_nothing_and_dispatches_few_operations(make_step, fields):
+    step = make_step(**fields)  # reading a value of the meta device is an error
+    step()
+    with Dispatched() as found:
+        step()
+    assert found.copies == []
+    assert sum(found.names.values()) <= MOST_OPERATIONS or "own_prefix_share" in fields
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ({}, {}),
+        ({"shift_label": False}, RICH),
+        ({}, RICH | {"own_prefix_share": 0.5, "gradient_accumulation_steps": 2}),
+    ],
+    ids=["published", "rich", "own prefixes"],
+)
+def test_both_steps_train_alike(kind, fields, target, make_drafter, make_trainer, greedy_rows, monkeypatch):
+    results = []
+    for is_static in (False, True):
+        monkeypatch.setattr(DominoTrainingArguments, "is_static", is_static)
+        trainer = make_trainer(
+            make_drafter(target, **kind), greedy_rows, num_anchors=50, optim="sgd", learning_rate=0.05, logging_steps=1,
+            max_steps=4, max_length=80, per_device_train_batch_size=2, **fields,
+        )  # fmt: skip
+        trainer.train()
+        tokens = trainer.state.num_input_tokens_seen
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        results.append((losses, tokens, trainer.drafter.state_dict()))
+    assert next(iter(trainer.get_train_dataloader()))["anchors"].shape == (2, 50)
+    assert next(iter(trainer.get_train_dataloader()))["input_ids"].shape[1] % 10 == 0
+    assert results[1][0] == pytest.approx(results[0][0], **LOSS_TOL)
+    assert results[1][1] == results[0][1]
+    torch.testing.assert_close(results[1][2], results[0][2], **WEIGHTS_TOL)
+
+
+def test_the_objective_is_one_graph(static, target, make_drafter, make_trainer, greedy_rows):
+    drafter = make_drafter(target).restricted(range(4, 40)).train()
+    trainer = make_trainer(drafter, greedy_rows, **RICH)
+    batch = next(iter(trainer.get_train_dataloader()))
+    batch[STATES] = torch.randn(*batch["input_ids"].shape, 1 + len(trainer.target.layer_ids), 32)
+    trainer.objective.label(batch)
+    expected = trainer.objective.score(batch, 0.3).losses.loss
+    expected.backward()
+    gradients = [parameter.grad.clone() for parameter in drafter.parameters()]
+    drafter.zero_grad()
+    compiled = torch.compile(
+        lambda: trainer.objective.score(batch, 0.3).losses.loss, backend="aot_eager", fullgraph=True
+    )
+    found = compiled()
+    found.backward()
+    torch.testing.assert_close(found, expected, **WEIGHTS_TOL)
+    torch.testing.assert_close([parameter.grad for parameter in drafter.parameters()], gradients, **WEIGHTS_TOL)
+
+
+def test_a_loss_that_is_not_finite_is_named_with_the_next_line_of_the_log(
+    static, target, make_drafter, make_trainer, greedy_rows
+):
+    class Spoil(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                trainer.drafter.fc.weight.data.fill_(torch.nan)
+
+    trainer = make_trainer(make_drafter(target), greedy_rows, logging_steps=4)
+    trainer.add_callback(Spoil())
+    with pytest.raises(ValueError, match=r"the loss of step 2 must be finite, got nan. The drafter is at fault"):
+        trainer.train()
+    assert trainer.state.global_step == 4
+
+
+def test_matrices_of_a_shape_are_orthogonalised_at_once():
+    shapes = [(8, 24), (24, 8), (8, 24), (16, 16), (8, 24)]
+    weights = [[nn.Parameter(torch.randn(shape)) for shape in shapes]]
+    weights.append([nn.Parameter(weight.detach().clone()) for weight in weights[0]])
+    one_by_one, at_once = (
+        BatchedMuon(some, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw") for some in weights
+    )
+    for _ in range(3):
+        for one, other in zip(*weights, strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        one_by_one.step()
+        with torch.no_grad():
+            at_once._step_at_once(weights[1], at_once.param_groups[0])
+    torch.testing.assert_close(weights[1], weights[0], **MUON_TOL)
+    assert at_once.state_dict()["state"].keys() == one_by_one.state_dict()["state"].keys()

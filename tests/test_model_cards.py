@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from itertools import product
 from pathlib import Path
+from statistics import mean
 
 import pytest
 from huggingface_hub import metadata_load
@@ -97,13 +99,20 @@ def test_the_table_of_a_served_drafter_is_that_of_its_rows(name):
         assert f"| {row['name']} | {row['at_once']} | {equal} | {rounds} |" in page
 
 
-def test_what_default_flags_gave_is_that_of_its_rows():
+def test_the_table_of_a_servers_speed_is_that_of_its_rows():
     page = (CARDS.parent / "docs" / "serving.md").read_text()
-    lines = (CARDS / NAMES[1] / "serving-default-flags.jsonl").read_text().splitlines()
-    alone, _, *served = [json.loads(line) for line in lines]
-    assert len(served) == 2
-    for row in served:
-        figures = f"{row['equal_to_server']} of {row['texts']} | {row['rounds']:,} | {row['acceptance_length']:.2f}"
-        assert f"| turn {row['turn']} | {figures} |" in page
-    hits, asked, without = served[0]["prefix_cache_hits"], served[0]["prefix_cache_queries"], alone["prefix_cache_hits"]
-    assert f"{hits:,} of {asked:,} tokens, against {without:,} without" in page
+    rows = [json.loads(line) for line in (CARDS / NAMES[1] / "serving-speed.jsonl").read_text().splitlines()]
+    served = [row for row in rows if row["name"].endswith("with the drafter")]
+    assert {(row["dtype"], row["at_once"]) for row in served} == set(product(("float32", "bfloat16"), (1, 4, 8)))
+    for dtype, at_once in product(("float32", "bfloat16"), (1, 4, 8)):
+        alike = [row for row in rows if (row["dtype"], row["at_once"]) == (dtype, at_once)]
+        alone, drafted = (
+            mean(row["tokens_per_second"] for row in alike if row["name"] == f"vLLM 0.32.0{name}")
+            for name in ("", " with the drafter")
+        )
+        assert f"| {dtype} | {at_once} | {alone:.0f} | {drafted:.0f} | {drafted / alone:.2f} x |" in page
+
+
+def test_rows_are_of_commits():
+    texts = [path.read_text() for path in CARDS.glob("*/*.jsonl")]
+    assert [text for text in texts if '-dirty"' in text] == []

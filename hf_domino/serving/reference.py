@@ -33,14 +33,16 @@ def reference(
         pair ([`Pair`]): The target, whose generation configuration is replaced, and the drafter.
         prompts (`Sequence`): Token ids of each.
         max_new_tokens (`int`): Tokens of each answer.
-        num_proposals (`int`, *optional*): Proposals of a round of our loop; without it the target generates alone.
+        num_proposals (`int`, *optional*): Proposals of a round of our loop, in blocks of no more; without it the target
+            generates alone.
 
     Returns:
         [`Answers`]: Texts, and rounds where there are proposals.
     """
     pair.target.generation_config = GenerationConfig(pad_token_id=pair.tokenizer.pad_token_id or 0)
-    drafter, arguments = pair.drafter.view(draft_length="full"), {}
-    if num_proposals is not None:
+    drafter, arguments = pair.drafter, {}
+    if num_proposals is not None:  # of fewer the server makes shorter blocks
+        drafter = drafter.view(draft_length="full", block_size=1 + num_proposals)
         arguments = {"assistant_model": drafter, "num_assistant_tokens": num_proposals}
     texts, lengths, start = [], [], time.perf_counter()
     for prompt in prompts:

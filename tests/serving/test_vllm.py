@@ -1,4 +1,4 @@
-"""Our drafters in vLLM's own server, on loopback: `environment.sh` makes what these tests need. Ten minutes."""
+"""Our drafters in vLLM's own server, on loopback: `environment.sh` makes what these tests need. 20 minutes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import json
 import os
 import re
 import subprocess
+import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
 from builders import build_drafter
+from safetensors.torch import load_file, save_file
 from scipy.stats import chisquare
+from transformers import AutoModelForCausalLM
 
 from hf_domino.pair import PROMPTS, load_pair, read_prompts
 from hf_domino.serving.client import ask
@@ -37,15 +40,44 @@ def prompts(pair):
     return read_prompts(pair.folder / PROMPTS)[:6]
 
 
-def drafted(folder, **settings):
+def speculative(folder, **settings):
     fields = {"method": "dflash", "model": str(folder), "num_speculative_tokens": PROPOSALS}
-    return [*FLAGS, "--speculative-config", json.dumps(fields | settings)]
+    return ["--speculative-config", json.dumps(fields | settings)]
 
 
-def test_the_server_drafts_as_we_do(pair, prompts):
-    found = check_server(pair, prompts, Serving(PYTHON, "float32", PROPOSALS, 48, (1, 4), ("--enforce-eager",)))
+def drafted(folder, **settings):
+    return [*FLAGS, *speculative(folder, **settings)]
+
+
+@pytest.mark.parametrize("count", [PROPOSALS, 3])
+def test_the_server_drafts_as_we_do(pair, prompts, count):
+    found = check_server(pair, prompts, Serving(PYTHON, "float32", count, 48, (1, 4), ("--enforce-eager",)))
     assert found.faults == (), str(found)
     assert {row["equal_to_transformers"] for row in found.rows()} == {len(prompts)}
+
+
+def cached(url):
+    """Tokens of prompts that the server found in its prefix cache."""
+    with urllib.request.urlopen(f"{url}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total{"))
+
+
+def test_default_flags_and_a_second_turn(pair, tmp_path):
+    pair.drafter.export(tmp_path / "domino", dtype="bfloat16")
+    ids, found = encoded(pair, read_prompts(pair.folder / PROMPTS)[:20]), []
+    for flags in ([], speculative(tmp_path / "domino")):
+        with Server(PYTHON, str(pair.folder), ["--generation-config", "vllm", *flags], tmp_path / "log") as server:
+            answers = [ask(server.url, ids, 64, at_once=8)]
+            texts = (found[0] if found else answers)[0].texts
+            behind = [[*prompt, *text] for prompt, text in zip(ids, texts, strict=True)]
+            answers.append(ask(server.url, behind, 64, at_once=8))
+            found.append(answers)
+            assert cached(server.url) > 0
+    for alone, served in zip(*found, strict=True):
+        equal = sum(map(list.__eq__, alone.texts, served.texts))
+        assert equal > 0.8 * len(ids)  # bf16 parts texts at ties
+        assert served.acceptance_length > 3
 
 
 def test_other_peoples_drafters_are_served_as_without_us(pair, prompts, tmp_path, monkeypatch):
@@ -61,6 +93,12 @@ def test_other_peoples_drafters_are_served_as_without_us(pair, prompts, tmp_path
     assert min(answers.rounds for answers in found) > 0
 
 
+def assert_refused(said, target, folder, **settings):
+    flags, log = drafted(folder, **settings), folder / "log"
+    with pytest.raises(ChildProcessError, match=said), Server(PYTHON, str(target), flags, log):
+        pass
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -68,11 +106,29 @@ def test_other_peoples_drafters_are_served_as_without_us(pair, prompts, tmp_path
         ({"draft_sample_method": "probabilistic"}, "draft_sample_method must be 'greedy', got 'probabilistic'"),
     ],
 )
-def test_what_is_refused_is_named(pair, tmp_path, settings, said):
+def test_settings_that_are_refused_are_named(pair, tmp_path, settings, said):
+    pair.drafter.export(tmp_path, dtype="float32")
+    assert_refused(said, pair.folder, tmp_path, **settings)
+
+
+def test_a_truncated_folder_is_named(pair, tmp_path):
+    pair.drafter.export(tmp_path, dtype="float32")
+    weights = tmp_path / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["embed_proj.2.weight"]
+    save_file(tensors, weights)
+    said = r"the checkpoint's tensors must be complete .*, got 'a file without embed_proj\.2\.weight'"
+    assert_refused(said, pair.folder, tmp_path)
+
+
+def test_another_target_is_named(pair, tmp_path):
+    config = type(pair.target.config)(**(pair.target.config.to_dict() | {"intermediate_size": 320}))
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "target")
+    pair.tokenizer.save_pretrained(tmp_path / "target")
     pair.drafter.export(tmp_path / "domino", dtype="float32")
-    flags = drafted(tmp_path / "domino", **settings)
-    with pytest.raises(ChildProcessError, match=said), Server(PYTHON, str(pair.folder), flags, tmp_path / "log"):
-        pass
+    recorded = pair.drafter.config.target_config_digest
+    said = rf"the target's config_digest must be '{recorded}' \(the drafter's target_config_digest\), got '[0-9a-f]+'"
+    assert_refused(said, tmp_path / "target", tmp_path / "domino")
 
 
 @torch.no_grad()

@@ -47,12 +47,14 @@ if os.environ.get("FAILS"):
     raise ValueError("num_speculative_tokens must be in [1, 7], got 9. A block has less.")
 http.server.ThreadingHTTPServer(("127.0.0.1", int(flags["--port"])), Handler).serve_forever()
 """
+# A shell starts what it puts into the background without Ctrl-C, and its children inherit that.
 MEASURES = """
-import sys
+import signal, sys
 from pathlib import Path
 from hf_domino.serving import server
 from hf_domino.serving.client import ask
 server.MODULE, server.PATIENCE = "program", 1
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with server.Server(sys.executable, "anything", [], Path(sys.argv[1])) as running:
     print("there", flush=True)
     ask(running.url, [[1]], 2)

@@ -164,7 +164,7 @@ def p_value(texts, first, law):
     seen = [*counts[~rare].tolist(), float(counts[rare].sum())]
     awaited = [*expected[~rare].tolist(), len(texts) - float(expected[~rare].sum())]
     assert len(seen) > 5
-    return chisquare(seen, awaited).pvalue
+    return float(chisquare(seen, awaited).pvalue)
 
 
 @pytest.mark.parametrize("is_mended", [True, False])

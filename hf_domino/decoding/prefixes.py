@@ -5,24 +5,29 @@ Shapes: B rows, T tokens so far, N positions, M tokens behind the prefix.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from functools import cached_property
 
 import torch
 
 
-@dataclass(frozen=True)
 class Prefixes:
     """The tokens so far of the rows that are still generated; rows differ in length.
 
     Args:
-        ids (`torch.Tensor`): Ids `[B, T]`, each row from its first token on; what stands behind its length is anything.
+        ids (`torch.Tensor` or `Callable`): Ids `[B, T]`, each row from its first token on; what stands behind its length
+            is anything. Or what gives them, where they may not be asked for.
         lengths (`list[int]`): Tokens of each row.
         rows (`list[int]`): Which row of the batch that `generate` was given each one is.
     """
 
-    ids: torch.Tensor
-    lengths: list[int]
-    rows: list[int]
+    def __init__(self, ids: torch.Tensor | Callable[[], torch.Tensor], lengths: list[int], rows: list[int]):
+        self._ids, self.lengths, self.rows = ids, lengths, rows
+
+    @cached_property
+    def ids(self) -> torch.Tensor:
+        """Ids `[B, T]`."""
+        return self._ids if isinstance(self._ids, torch.Tensor) else self._ids()
 
     @classmethod
     def of(cls, ids: torch.Tensor) -> Prefixes:
@@ -72,9 +77,9 @@ class Prefixes:
         """So many texts that begin with each row, those of the first row first."""
         if count == 1:
             return self
-        ids = self.ids.expand(count, -1) if len(self.rows) == 1 else self.ids.repeat_interleave(count, dim=0)
         lengths = [length for length in self.lengths for _ in range(count)]
-        return Prefixes(ids, lengths, [row for row in self.rows for _ in range(count)])
+        rows = [row for row in self.rows for _ in range(count)]
+        return Prefixes(lambda: self.ids.repeat_interleave(count, dim=0), lengths, rows)
 
     def along(self, continuation: torch.Tensor, num_positions: int) -> Prefixes:
         """What successive positions see: the last one all of a continuation, each one before it a token less.
@@ -86,13 +91,16 @@ class Prefixes:
         Returns:
             [`Prefixes`]: B * N of them, the positions of the first row first.
         """
-        longest, count = max(self.lengths), continuation.shape[1]
-        ids = torch.cat((self.ids[:, :longest], continuation), dim=1)
-        if not self.is_even:
-            columns = self.per_row(self.lengths) + torch.arange(count, device=ids.device)
-            ids = ids.scatter(1, columns, continuation)
+        count = continuation.shape[1]
         first = count - num_positions + 1
         lengths = [length + first + index for length in self.lengths for index in range(num_positions)]
         rows = [row for row in self.rows for _ in range(num_positions)]
-        seen = ids.repeat_interleave(num_positions, dim=0) if num_positions > 1 else ids
-        return Prefixes(seen, lengths, rows)
+        return Prefixes(lambda: self._joined(continuation).repeat_interleave(num_positions, dim=0), lengths, rows)
+
+    def _joined(self, continuation: torch.Tensor) -> torch.Tensor:
+        """Ids `[B, T + M]` with tokens `[B, M]` behind each row's length."""
+        ids = torch.cat((self.ids[:, : max(self.lengths)], continuation), dim=1)
+        if self.is_even:
+            return ids
+        columns = self.per_row(self.lengths) + torch.arange(continuation.shape[1], device=ids.device)
+        return ids.scatter(1, columns, continuation)

@@ -177,7 +177,7 @@ class TargetRunner:
         Returns:
             `tuple[torch.Tensor]`: The accepted ones first.
         """
-        if path is not None and path.shape[1] > 1:
+        if path is not None and not torch.equal(path, torch.arange(path.shape[1]).expand_as(path)):
             assert self._block is not None
             move_forward(self.cache, path, self._block.shape[1])
         return tuple(along(path, states) for states in captured)

@@ -53,7 +53,6 @@ class CandidatePool:
         self.token_ids = law.vocabulary.ids(self.columns)
         self.logits = base_logits.gather(2, self.columns)
         self._in_text: dict[tuple[int, ...], torch.Tensor] = {}  # by the places from which on: [B, P, M]
-        self._ascending, self._order = self.token_ids.sort(dim=2)
 
     def scores(self, logits: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:
         """Process the logits of the candidates behind some proposals, in fp32.
@@ -64,11 +63,19 @@ class CandidatePool:
         """
         if not self._law.effects:
             return self._law.process(logits, self._prefixes)
-        own, index, count = partial(CandidateScores, vocab_size=self._vocab_size), proposals.shape[1], len(logits)
-        lanes = count // len(self._order)
-        ascending, order = (ids[:, index].repeat_interleave(lanes, dim=0) for ids in (self._ascending, self._order))
-        changeable = partial(own, token_ids=ascending, order=order, seen=partial(self._seen, proposals))
+        lanes = len(proposals) // len(self.token_ids)
+        changeable = partial(
+            CandidateScores,
+            vocab_size=self._vocab_size,
+            ordered=lambda: self._ordered(proposals.shape[1], lanes),
+            seen=partial(self._seen, proposals),
+        )
         return self._law.process(logits, self._prefixes.lanes(lanes).along(proposals, 1), changeable)
+
+    def _ordered(self, index: int, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The candidates of a position in ascending order, and their columns, `[B * L, M]`."""
+        token_ids, columns = (each.repeat_interleave(lanes, dim=0) for each in self.token_ids[:, index].sort(dim=1))
+        return token_ids, columns
 
     def _seen(self, proposals: torch.Tensor, starts: list[int]) -> torch.Tensor:
         """Which candidates `[B * L, M]` stand in the texts from some places on, or among the proposals `[B * L, N]`."""
@@ -77,14 +84,13 @@ class CandidatePool:
         if key not in self._in_text:
             held = self._prefixes.hold(self.token_ids.flatten(1), starts[::lanes], self._vocab_size)
             self._in_text[key] = held.view_as(self.token_ids)
-        index = proposals.shape[1]
-        in_text, ids = (each[:, index].repeat_interleave(lanes, dim=0) for each in (self._in_text[key], self.token_ids))
-        is_proposed = ids[..., None] == proposals[:, None]  # [B * L, M, N]
+        index, num_rows = proposals.shape[1], len(self.token_ids)
+        is_proposed = self.token_ids[:, index, None, None] == proposals.view(num_rows, lanes, index, 1)  # [B, L, N, M]
         if any(starts):
             texts = self._prefixes.lanes(lanes)
-            places = texts.per_row(texts.lengths) + torch.arange(index, device=ids.device)
-            is_proposed &= (places >= texts.per_row(starts))[:, None]
-        return in_text | is_proposed.any(dim=2)
+            places = texts.per_row(texts.lengths) + torch.arange(index, device=proposals.device)
+            is_proposed &= (places >= texts.per_row(starts)).view(num_rows, lanes, index, 1)
+        return (self._in_text[key][:, index, None] | is_proposed.any(dim=2)).flatten(0, 1)
 
 
 def with_luck(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:

@@ -6,6 +6,7 @@ Shapes: R positions, C tokens named for each, M candidates, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 
@@ -79,23 +80,24 @@ class CandidateScores(Scores):
 
     Args:
         scores (`torch.Tensor`): `[R, M]`.
-        token_ids (`torch.Tensor`): The candidates, `[R, M]`, in ascending order.
-        order (`torch.Tensor`): The column of each in the scores, `[R, M]`.
         vocab_size (`int`): All tokens there are.
+        ordered (`Callable`): Gives the candidates in ascending order, and the column of each in the scores, `[R, M]`.
         seen (`Callable`): Which of them stand in the texts from some places on, `[R, M]` by column.
     """
 
     def __init__(
         self,
         scores: torch.Tensor,
-        token_ids: torch.Tensor,
-        order: torch.Tensor,
         vocab_size: int,
+        ordered: Callable[[], tuple[torch.Tensor, torch.Tensor]],
         seen: Callable[[list[int]], torch.Tensor],
     ):
         super().__init__(scores)
-        self._token_ids, self._order, self.vocab_size = token_ids.contiguous(), order, vocab_size
-        self._seen = seen
+        self.vocab_size, self._order_of, self._seen = vocab_size, ordered, seen
+
+    @cached_property
+    def _ordered(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._order_of()
 
     def change_seen(self, prefixes: Prefixes, starts: list[int], new: NewScores) -> None:
         """Replace the scores of the tokens that stand in each position's text, see [`Scores.change_seen`]."""
@@ -103,9 +105,10 @@ class CandidateScores(Scores):
 
     def add(self, amounts: torch.Tensor) -> None:
         """Add an amount `[R, V]` to the score of each token."""
-        self.tensor.scatter_add_(1, self._order, amounts.gather(1, self._token_ids))
+        token_ids, order = self._ordered
+        self.tensor.scatter_add_(1, order, amounts.gather(1, token_ids))
 
     def _columns(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        ids = ids.contiguous()
-        rank = torch.searchsorted(self._token_ids, ids).clamp_max(self._token_ids.shape[1] - 1)
-        return self._order.gather(1, rank), self._token_ids.gather(1, rank) == ids
+        ids, (token_ids, order) = ids.contiguous(), self._ordered
+        rank = torch.searchsorted(token_ids, ids).clamp_max(token_ids.shape[1] - 1)
+        return order.gather(1, rank), token_ids.gather(1, rank) == ids

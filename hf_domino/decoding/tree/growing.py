@@ -16,6 +16,7 @@ C depths, N nodes, V vocabulary, H hidden size.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +35,8 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
 
 NUM_LANES = 8  # carry 32 nodes
+# Nodes whose time it costs on a CPU to verify a tree in place of a chain: masks, laws of branches, moving what they keep.
+BRANCHING = 6
 
 
 @dataclass(frozen=True)
@@ -44,23 +47,27 @@ class Grown:
         tree ([`Tree`]): N nodes of each row.
         chances (`torch.Tensor`): That a node and all before it are accepted, `[B, N]`.
         races (`list[Race]`): Of each depth.
-        lanes (`list[list[dict[tuple[int, int], int]]]`): Of each depth and row, the place of each lane by its parent's
-            and by its token.
+        lanes (`list[tuple[torch.Tensor, torch.Tensor]]`): Of each depth but the first, the lane before each lane and
+            its last token, `[B, L]`.
     """
 
     tree: Tree
     chances: torch.Tensor
     races: list[Race]
-    lanes: list[list[dict[tuple[int, int], int]]]
+    lanes: list[tuple[torch.Tensor, torch.Tensor]]
 
     def decided(self, row: int, tokens: Sequence[int]) -> Iterator[Decided]:
         """The races that a text behind a row's anchor decided."""
-        lane, before = 0, -1
-        for race, lanes, token in zip(self.races, self.lanes, tokens, strict=False):
-            if (lane := lanes[row].get((lane, before), -1)) < 0:
-                return
+        lane = 0
+        for depth, (race, token) in enumerate(zip(self.races, tokens, strict=False)):
             yield race.decided(row, lane, token)
-            before = token
+            if depth == len(self.lanes):
+                return
+            before, last = (each[row].tolist() for each in self.lanes[depth])
+            ways = list(zip(before, last, strict=True))
+            if (lane, token) not in ways:
+                return
+            lane = ways.index((lane, token))
 
 
 def grow_tree(
@@ -96,12 +103,18 @@ def grow_tree(
     size = min(drafter.config.draft_pool_size or EXACT_POOL_SIZE, base_logits.shape[2])
     pool = CandidatePool(base_logits, size, law, prefixes, noise)
     lanes = DominoLanes(drafter, target, draft_hidden, prefixes, pool, table)
-    return _Growth(lanes, pool, noise, copies, num_nodes, chances, law.stops.eos_token_ids, least_chance).run()
+    growth = _Growth(lanes, pool, noise, copies, num_nodes, chances, law.stops.eos_token_ids, least_chance)
+    growth.run()
+    return growth.result()
 
 
 @dataclass
 class _Growth:
-    """Trees while they grow; nothing below the bound can be among a row's N best nodes, or is wanted."""
+    """Trees while they grow.
+
+    On a CPU, or where copies are looked up, the host reads how likely the children of a depth are: what is below the
+    bound cannot be among a row's N best nodes, or is not wanted. Elsewhere nothing is read, and all shapes are fixed.
+    """
 
     source: DominoLanes
     pool: CandidatePool
@@ -112,41 +125,46 @@ class _Growth:
     eos_token_ids: frozenset[int]
     least_chance: float
     races: list[Race] = field(default_factory=list)
-    lanes: list[list[dict[tuple[int, int], int]]] = field(init=False)
+    lanes: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     # Of the children of all depths, [B, K] each; a parent's place among them all, -1 for the anchor.
     values: list[torch.Tensor] = field(default_factory=list)
     tokens: list[torch.Tensor] = field(default_factory=list)
     parents: list[torch.Tensor] = field(default_factory=list)
+    best: list[list[float]] = field(init=False)  # chances of the N best nodes of each row, as far as they are read
 
     def __post_init__(self) -> None:
-        self.lanes = [[{(0, -1): 0}] * len(self.pool.token_ids)]
+        self.best = [[] for _ in self.pool.token_ids]
 
-    def run(self) -> Grown:
-        """Depth by depth, until no child could be among the best."""
-        num_rows, device = len(self.pool.token_ids), self.pool.token_ids.device
-        places = torch.full((num_rows, 1), -1, device=device)  # [B, L], as parents have them
-        values = torch.ones(num_rows, 1, device=device)  # [B, L]
-        best, start, depth = values[:, :0], 0, 0
-        while True:
-            chances, ids = self._race(depth)
-            children = (values[..., None] * chances).flatten(1)
-            found = children.topk(min(self.num_nodes, children.shape[1]))
-            owners, tokens = self._keep(found, ids.expand(chances.shape), places)
-            best = torch.cat((best, found.values), dim=1)
-            best = best.topk(min(self.num_nodes, best.shape[1])).values
-            width, may_grow = self._width(found.values, tokens, best)
-            depth += 1
-            if not width or depth == self.num_depths:
-                return self._result()
-            values, index = (found.values * may_grow).topk(width)
-            places, start = start + index, start + found.values.shape[1]
-            if not self._go_on(depth, owners.gather(1, index), tokens.gather(1, index)):
-                return self._result()
+    @property
+    def is_read(self) -> bool:
+        """Whether the host reads chances and lanes."""
+        return self.copies is not None or self.pool.token_ids.device.type == "cpu"
 
     @property
     def num_depths(self) -> int:
         """How deep the sources go."""
         return max(self.source.num_depths, self.copies.num_depths if self.copies else 0)
+
+    def run(self) -> None:
+        """Grow depth by depth, until no child could be among the best."""
+        num_rows, device = len(self.pool.token_ids), self.pool.token_ids.device
+        places = torch.full((num_rows, 1), -1, device=device)  # [B, L], as parents have them
+        values, num_found = torch.ones(num_rows, 1, device=device), 0  # values: [B, L]
+        for depth in range(self.num_depths):
+            chances, ids = self._race(depth)
+            children = (values[..., None] * chances).flatten(1)
+            found = children.topk(min(self.num_nodes, children.shape[1]))  # the likeliest first
+            owners = found.indices // ids.shape[2]
+            tokens = ids.expand(chances.shape).flatten(1).gather(1, found.indices)
+            self.values.append(found.values)
+            self.tokens.append(tokens)
+            self.parents.append(places.gather(1, owners))
+            width = self._width(found.values) if depth + 1 < self.num_depths else 0
+            if not width or not self._go_on(depth + 1, owners[:, :width], tokens[:, :width]):
+                return
+            values = self._growing(found.values[:, :width], tokens[:, :width])
+            places = torch.arange(num_found, num_found + width, device=device).expand(num_rows, -1)
+            num_found += found.values.shape[1]
 
     def _race(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Chances `[B, L, M]` of the children of all lanes, and their tokens `[B, 1 or L, M]`."""
@@ -159,42 +177,70 @@ class _Growth:
         self.races.append(race)
         return self.chances.of(race)
 
-    def _keep(
-        self, found: torch.return_types.topk, ids: torch.Tensor, places: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep the likeliest children of a depth; returns the lanes that they stand behind and their tokens."""
-        owners, tokens = found.indices // ids.shape[2], ids.flatten(1).gather(1, found.indices)
-        self.values.append(found.values)
-        self.tokens.append(tokens)
-        self.parents.append(places.gather(1, owners))
-        return owners, tokens
+    def _width(self, values: torch.Tensor) -> int:
+        """How many lanes go on behind children of these chances `[B, K]`."""
+        most = min(values.shape[1], NUM_LANES)
+        if not self.is_read:
+            return most
+        width = 0
+        for row, found in enumerate(values.tolist()):
+            self.best[row] = best = heapq.nlargest(self.num_nodes, (*self.best[row], *found))
+            least = max(self.least_chance, best[-1] if len(best) == self.num_nodes else 0.0)
+            width = max(width, sum(value > least for value in found[:most]))
+        return width
 
-    def _width(self, values: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """How many lanes go on, and which children may be among them."""
-        least = best[:, -1:] if best.shape[1] == self.num_nodes else best.new_zeros(1)
-        may_grow = values > least.clamp_min(self.least_chance)
-        if self.eos_token_ids:
-            may_grow &= ~torch.isin(tokens, tokens.new_tensor(sorted(self.eos_token_ids)))
-        return min(int(may_grow.sum(dim=1).max()), NUM_LANES), may_grow
+    def _growing(self, values: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Chances of lanes `[B, L]`; nothing grows behind an end of the text."""
+        if not self.eos_token_ids:
+            return values
+        ends = torch.tensor(sorted(self.eos_token_ids), device=tokens.device)
+        return values.masked_fill(torch.isin(tokens, ends), 0.0)
 
     def _go_on(self, depth: int, owners: torch.Tensor, tokens: torch.Tensor) -> bool:
         """Advance the sources that go so deep; returns whether there is any."""
-        rows = [list(zip(*row, strict=True)) for row in zip(owners.tolist(), tokens.tolist(), strict=True)]
-        self.lanes.append([{key: lane for lane, key in enumerate(row)} for row in rows])
+        self.lanes.append((owners, tokens))
         if self.copies is not None:
-            self.copies.advance(rows)
+            rows = zip(owners.tolist(), tokens.tolist(), strict=True)
+            self.copies.advance([list(zip(*row, strict=True)) for row in rows])
         if depth < self.source.num_depths:
             self.source.advance(owners, tokens)
             return True
         return self.copies is not None and self.copies.found(depth) is not None
 
-    def _result(self) -> Grown:
+    def result(self) -> Grown:
+        """The likeliest nodes of all depths."""
         all_values = torch.cat(self.values, dim=1)
         values, order = all_values.sort(dim=1, descending=True, stable=True)
-        # What has no chance stands behind no lane, and may be there twice.
-        is_wanted = values[:, : self.num_nodes].mean(dim=0) > self.least_chance
+        count = min(self.num_nodes, values.shape[1])
+        if self.is_read:  # what has no chance stands behind no lane, and may be there twice
+            count = max(int((values[:, :count].mean(dim=0) > self.least_chance).sum()), 1)
         # Of equals the one that came first is kept, so no parent is missing.
-        kept = order[:, : max(int(is_wanted.sum()), 1)].sort(dim=1).values  # [B, N]
+        kept = order[:, :count].sort(dim=1).values  # [B, N]
         tokens, parents = (torch.cat(pieces, dim=1).gather(1, kept) for pieces in (self.tokens, self.parents))
-        tree = Tree(tokens, torch.searchsorted(kept, parents, right=True), len(self.races))
-        return Grown(tree, all_values.gather(1, kept), self.races, self.lanes)
+        parents, chances = torch.searchsorted(kept, parents, right=True), all_values.gather(1, kept)
+        if not self.is_read:
+            return Grown(Tree(tokens, parents, len(self.races)), chances, self.races, self.lanes)
+        trunks = [_trunk(row) for row in parents.tolist()]
+        if len(trunks) == 1 and not self._branches_pay(chances[0].tolist(), trunks[0]):
+            alone = torch.tensor(trunks)
+            return Grown(Tree(tokens.gather(1, alone)), chances.gather(1, alone), self.races, self.lanes)
+        # What is accepted most often stands where a chain's tokens do.
+        order = [trunk + [node for node in range(count) if node not in trunk] for trunk in trunks]
+        places = torch.tensor([[0] + [row.index(node) + 1 for node in range(count)] for row in order])
+        order = torch.tensor(order)
+        tree = Tree(tokens.gather(1, order), places.gather(1, parents.gather(1, order)), len(self.races))
+        return Grown(tree, chances.gather(1, order), self.races, self.lanes)
+
+    def _branches_pay(self, chances: list[float], trunk: list[int]) -> bool:
+        """Whether the nodes of a tree beside its trunk are worth their time, and that of verifying a tree."""
+        num_others = len(chances) - len(trunk)
+        return sum(chances) - sum(chances[node] for node in trunk) > self.least_chance * (num_others + BRANCHING)
+
+
+def _trunk(parents: list[int]) -> list[int]:
+    """The nodes from the anchor on, each the likeliest child of the one before; siblings go by chance."""
+    trunk, tip = [], 0
+    for node, parent in enumerate(parents):
+        if parent == tip:
+            trunk, tip = [*trunk, node], node + 1
+    return trunk

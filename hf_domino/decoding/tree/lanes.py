@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from hf_domino.decoding.correcting.candidates import CandidatePool
-from hf_domino.decoding.correcting.corrections import read_tokens
+from hf_domino.decoding.correcting.corrections import FORESEEN, read_tokens
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -43,6 +43,9 @@ class DominoLanes:
         if self._has_head:
             self._gru, self._projection = drafter.prefix_gru, drafter.embed_proj
             self._first_corrected = drafter.config.pure_draft_prefix_len
+            if table is not None:
+                likeliest = pool.token_ids[:, :-1, :FORESEEN]
+                table.add([*prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
             self._block_part = self._projection.project_hidden(draft_hidden)  # [B, C, R]
             self._states = self._read(prefixes.last(), self._gru.initial_state(len(draft_hidden))[:, None])  # [B, L, G]
 

@@ -31,7 +31,8 @@ LAWS = {
 def paths_of(grown, row=0):
     """The tokens from the anchor to each node, and its chance."""
     tree, paths = grown.tree, [()]
-    for token, parent in zip(tree.tokens[row].tolist(), tree.parents[row].tolist(), strict=True):
+    parents = range(tree.num_nodes) if tree.parents is None else tree.parents[row].tolist()
+    for token, parent in zip(tree.tokens[row].tolist(), parents, strict=True):
         paths.append((*paths[parent], token))
     return dict(zip(paths[1:], grown.chances[row].tolist(), strict=True))
 
@@ -85,8 +86,8 @@ def test_nothing_grows_below_the_least_chance_or_behind_an_end(tiny_qwen3):
     law = TokenLaw(LogitsProcessorList())
     options = {"num_nodes": 20, "chances": chances(1.0)}
     whole = grow_tree(drafter, target, hidden, prefixes, law, **options)
-    priced = grow_tree(drafter, target, hidden, prefixes, law, least_chance=0.1, **options)
-    likely = {path for path, chance in paths_of(whole).items() if chance > 0.1}
+    priced = grow_tree(drafter, target, hidden, prefixes, law, least_chance=0.02, **options)
+    likely = {path for path, chance in paths_of(whole).items() if chance > 0.02}
     assert 0 < len(likely) < 20
     assert paths_of(priced).keys() == likely
     first = int(whole.tree.tokens[0, 0])
@@ -94,6 +95,24 @@ def test_nothing_grows_below_the_least_chance_or_behind_an_end(tiny_qwen3):
     paths = paths_of(grow_tree(drafter, target, hidden, prefixes, ended, **options))
     assert (first,) in paths
     assert not any(first in path[:-1] for path in paths)
+
+
+def test_the_likeliest_path_comes_first_and_is_all_where_branches_do_not_pay(tiny_qwen3):
+    drafter = build_drafter(tiny_qwen3, draft_pool_size=None)
+    target, prefixes = TargetModel(tiny_qwen3, drafter.config), Prefixes.of(torch.tensor([[5, 9, 33]]))
+    hidden = torch.randn(1, 6, drafter.config.hidden_size, generator=torch.Generator().manual_seed(3))
+    options = {"num_nodes": 20, "chances": chances(1.0)}
+    whole = grow_tree(drafter, target, hidden, prefixes, TokenLaw(LogitsProcessorList()), **options)
+    found, trunk = paths_of(whole), [()]
+    while children := {path: chance for path, chance in found.items() if path[:-1] == trunk[-1]}:
+        trunk.append(max(children, key=children.get))
+    assert list(found)[: len(trunk) - 1] == trunk[1:]
+    price = 0.06  # of what stands beside the trunk there is less than six nodes are worth
+    beside = [chance for path, chance in found.items() if chance > price and path not in trunk]
+    assert 0 < sum(beside) < price * (len(beside) + 6)
+    alone = grow_tree(drafter, target, hidden, prefixes, TokenLaw(LogitsProcessorList()), least_chance=price, **options)
+    assert alone.tree.parents is None
+    assert list(paths_of(alone)) == [path for path in trunk[1:] if found[path] > price]
 
 
 @pytest.mark.parametrize("has_noise", [False, True])

@@ -173,9 +173,14 @@ class DraftSession:
         """
         draft_hidden = self._draft_hidden(prefixes.last())[:, :most]
         with self.timer.phase("rollout"):
-            return grow_tree(
-                self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, self.copies, **options
-            )
+            return self._grow(draft_hidden, prefixes, noise, **options)
+
+    def _grow(
+        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any
+    ) -> Grown:
+        return grow_tree(
+            self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, self.copies, **options
+        )
 
     def _choose(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None

@@ -87,7 +87,7 @@ def assisted_decoding(
     runner, session, judging = _parts(input_ids, runner, session, law, generation_config)
     do_sample = bool(generation_config.do_sample)
     rule = ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judging)
-    stats.chain = why_chain(runner, session, rule, reads_confidence)
+    stats.chain = why_chain(runner, session, rule)
     generation = _Generation(
         runner,
         session,

@@ -6,7 +6,6 @@ Shapes: B rows, T tokens so far, N positions, M tokens behind the prefix.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 
@@ -15,8 +14,8 @@ class Prefixes:
     """The tokens so far of the rows that are still generated; rows differ in length.
 
     Args:
-        ids (`torch.Tensor` or `Callable`): Ids `[B, T]`, each row from its first token on; what stands behind its length
-            is anything. Or what gives them, where they may not be asked for.
+        ids (`torch.Tensor` or `Callable`): Ids `[B, T]`, each row from its first token on, or what gives them if they
+            may not be asked for. What stands behind a row's length is anything.
         lengths (`list[int]`): Tokens of each row.
         rows (`list[int]`): Which row of the batch that `generate` was given each one is.
     """
@@ -24,10 +23,12 @@ class Prefixes:
     def __init__(self, ids: torch.Tensor | Callable[[], torch.Tensor], lengths: list[int], rows: list[int]):
         self._ids, self.lengths, self.rows = ids, lengths, rows
 
-    @cached_property
+    @property
     def ids(self) -> torch.Tensor:
         """Ids `[B, T]`."""
-        return self._ids if isinstance(self._ids, torch.Tensor) else self._ids()
+        if not isinstance(self._ids, torch.Tensor):
+            self._ids = self._ids()
+        return self._ids
 
     @classmethod
     def of(cls, ids: torch.Tensor) -> Prefixes:

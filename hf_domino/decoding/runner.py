@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ class TargetRunner:
         forward_kwargs (`dict`, *optional*): What else to ask the forwards for; see [`StepOutputs`].
         timer ([`PhaseTimer`], *optional*): Times the target's forwards as `target_forward`.
     """
+
+    is_fixed = False  # whether its cache has a fixed shape
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class TargetRunner:
             width,
             logits_to_keep=width,
             is_first_iteration=False,
-            arrange=lambda inputs: tree_inputs(proposed, inputs, self.model),
+            arrange=dict if proposed.parents is None else partial(self._arranged, proposed),
         )
 
     def follow(self, path: torch.Tensor | None, captured: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -177,10 +180,14 @@ class TargetRunner:
         Returns:
             `tuple[torch.Tensor]`: The accepted ones first.
         """
-        if path is not None and not torch.equal(path, torch.arange(path.shape[1]).expand_as(path)):
+        in_place = torch.arange(path.shape[1]).expand_as(path) if path is not None and path.is_cpu else None
+        if path is not None and (in_place is None or not torch.equal(path, in_place)):
             assert self._block is not None
             move_forward(self.cache, path, self._block.shape[1])
         return tuple(along(path, states) for states in captured)
+
+    def _arranged(self, tree: Tree, inputs: dict[str, Any]) -> dict[str, Any]:
+        return tree_inputs(tree.depths, tree.sees, inputs, self.model)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Go on with these rows, after prefill and the first new token of each."""

@@ -78,6 +78,7 @@ class FixedCache(Cache):
                 for layer in like.layers
             ]
         )
+        self._carried: list[torch.Tensor] = []
 
     @torch.no_grad()
     def clear(self) -> None:
@@ -87,6 +88,28 @@ class FixedCache(Cache):
             if layer.keys is not None:
                 layer.keys.zero_()
                 layer.values.zero_()
+
+    def reserve(self, count: int) -> None:
+        """Make room to carry so many positions in."""
+        if not self._carried:
+            with torch.inference_mode(False):
+                self._carried = [torch.empty_like(states[:, :, :count]) for states in self._states()]
+
+    def take(self, path: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Copy what stands at some places `[1, C]` behind the length; C is what there is room for."""
+        for states, carried in zip(self._states(), self._carried, strict=True):
+            torch.index_select(states, 2, self.length + path[0], out=carried)
+        return ()
+
+    def put(self) -> tuple[torch.Tensor, ...]:
+        """Write what was taken right behind the length: apart from taking, so that each can be run again."""
+        for states, carried in zip(self._states(), self._carried, strict=True):
+            states.index_copy_(2, self.length + torch.arange(carried.shape[2], device=self.length.device), carried)
+        return ()
+
+    def _states(self) -> list[torch.Tensor]:
+        """Keys and values of all layers that have any."""
+        return [states for layer in self.layers if layer.keys is not None for states in (layer.keys, layer.values)]
 
     def to_dynamic(self, config: Any) -> DynamicCache:
         """A copy that grows, to go on from with the target of this configuration."""

@@ -45,7 +45,7 @@ class TreeBlock(Block):
 
     def teach(self, brought: Sequence[Sequence[int]]) -> None:
         """Learn from the tokens that the round brought each row."""
-        if self._grown is None or self._price is None:
+        if self._grown is None or self._price is None or not self._chances.wants_to_learn():
             return
         decided = [one for row, tokens in enumerate(brought) for one in self._grown.decided(row, tokens)]
         if decided:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ FIRST_SHARPNESS = 1.2
 LEAST, MOST = 0.25, 4.0
 PRIOR_CURVATURE = 20.0  # weight of the first guess, as curvature of the log-likelihood
 MEMORY = 0.99  # a round
+LEARNT_ROUNDS, LEARN_EVERY = 64, 4  # learning takes 2 % of a small target's round
 FAR = 60.0  # what is so far below the best score never wins
 Copied = list[list[tuple[int, int]]]  # of each row's lanes: the copied token and the length of its match, or (0, 0)
 
@@ -92,6 +94,15 @@ class Race:
     token_ids: torch.Tensor | None = None
     copied: Copied | None = None
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Scores, candidates and, where there is any, luck."""
+        return tuple(each for each in (self.scores, self.token_ids, self.luck) if each is not None)
+
+    @classmethod
+    def of_tensors(cls, tensors: Sequence[torch.Tensor]) -> Race:
+        """What these are all of."""
+        return cls(tensors[0], tensors[2] if len(tensors) == 3 else None, tensors[1])
+
     def decided(self, row: int, lane: int, token: int) -> Decided:
         """What became of it behind one lane, where this token is the target's."""
         copied = None if self.copied is None else self.copied[row][lane]
@@ -121,11 +132,22 @@ class Decided:
 
 
 class Chances:
-    """What is known of the chances of a drafter's and of a text's tokens, for one target and law."""
+    """What is known of the chances of a drafter's and of a text's tokens, for one target and law.
 
-    def __init__(self) -> None:
-        self.sharpness = Sharpness()
+    Args:
+        sharpness (`float` or `torch.Tensor`, *optional*): Alpha to begin with; a tensor `[]` where trees are grown as
+            part of a graph.
+    """
+
+    def __init__(self, sharpness: Any = FIRST_SHARPNESS) -> None:
+        self.sharpness = Sharpness(sharpness)
         self.beside, self.deeper = CopyWeights(GUESSES.values()), CopyWeights(GUESSES.values())
+        self._num_rounds = 0
+
+    def wants_to_learn(self) -> bool:
+        """Whether to learn from a round: from all at first, later from some."""
+        self._num_rounds += 1
+        return self._num_rounds <= LEARNT_ROUNDS or self._num_rounds % LEARN_EVERY == 0
 
     def of(self, race: Race) -> tuple[torch.Tensor, torch.Tensor]:
         """Chances `[B, L, M]` of the children of each lane, and their tokens `[B, 1 or L, M]`.

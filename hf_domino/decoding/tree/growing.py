@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
@@ -35,7 +36,7 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
 
 NUM_LANES = 8  # carry 32 nodes
-# Nodes whose time it costs on a CPU to verify a tree in place of a chain: masks, laws of branches, moving what they keep.
+# Nodes whose time a CPU needs to verify a tree in place of a chain: its mask, and moving what is kept of branches.
 BRANCHING = 6
 
 
@@ -55,6 +56,21 @@ class Grown:
     chances: torch.Tensor
     races: list[Race]
     lanes: list[tuple[torch.Tensor, torch.Tensor]]
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All it is made of, of C depths, where nothing was copied and the host has read nothing."""
+        assert self.tree.parents is not None
+        races = [race.tensors() for race in self.races]
+        return (self.tree.tokens, self.tree.parents, self.chances, *chain(*races, *self.lanes))
+
+    @classmethod
+    def of_tensors(cls, tensors: Sequence[torch.Tensor], num_depths: int) -> Grown:
+        """What these are all of."""
+        (tokens, parents, chances), rest = tensors[:3], tensors[3:]
+        lanes = rest[len(rest) - 2 * (num_depths - 1) :]
+        each = (len(rest) - len(lanes)) // num_depths
+        races = [Race.of_tensors(rest[each * depth : each * (depth + 1)]) for depth in range(num_depths)]
+        return cls(Tree(tokens, parents, num_depths), chances, races, list(zip(lanes[::2], lanes[1::2], strict=True)))
 
     def decided(self, row: int, tokens: Sequence[int]) -> Iterator[Decided]:
         """The races that a text behind a row's anchor decided."""
@@ -83,6 +99,8 @@ def grow_tree(
     num_nodes: int,
     chances: Chances,
     least_chance: float = 0.0,
+    ends: torch.Tensor | None = None,
+    is_fixed: bool = False,
 ) -> Grown:
     """Grow trees of the likeliest nodes, at least one.
 
@@ -97,13 +115,19 @@ def grow_tree(
         copies ([`CopyLanes`], *optional*): How the rows' texts go on.
         num_nodes (`int`): Most nodes (N).
         chances ([`Chances`]): What is known of them.
-        least_chance (`float`, *optional*, defaults to 0.0): Nodes that are less likely to be accepted are left out.
+        least_chance (`float`, *optional*, defaults to 0.0): Nodes that are less likely to be accepted are left out,
+            where the host reads chances.
+        ends (`torch.Tensor`, *optional*): Tokens that end a text, on the device; defaults to those that the law knows.
+        is_fixed (`bool`, *optional*, defaults to `False`): Whether to read nothing back, so that it can be captured.
     """
     base_logits, law, noise = over_drafted(drafter, target, draft_hidden, prefixes, law, noise)
     size = min(drafter.config.draft_pool_size or EXACT_POOL_SIZE, base_logits.shape[2])
     pool = CandidatePool(base_logits, size, law, prefixes, noise)
     lanes = DominoLanes(drafter, target, draft_hidden, prefixes, pool, table)
-    growth = _Growth(lanes, pool, noise, copies, num_nodes, chances, law.stops.eos_token_ids, least_chance)
+    is_read = not is_fixed and (copies is not None or base_logits.device.type == "cpu")
+    if ends is None:
+        ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=base_logits.device)
+    growth = _Growth(lanes, pool, noise, copies, num_nodes, chances, ends, least_chance, is_read)
     growth.run()
     return growth.result()
 
@@ -122,8 +146,9 @@ class _Growth:
     copies: CopyLanes | None
     num_nodes: int
     chances: Chances
-    eos_token_ids: frozenset[int]
+    ends: torch.Tensor
     least_chance: float
+    is_read: bool
     races: list[Race] = field(default_factory=list)
     lanes: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     # Of the children of all depths, [B, K] each; a parent's place among them all, -1 for the anchor.
@@ -134,11 +159,6 @@ class _Growth:
 
     def __post_init__(self) -> None:
         self.best = [[] for _ in self.pool.token_ids]
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the host reads chances and lanes."""
-        return self.copies is not None or self.pool.token_ids.device.type == "cpu"
 
     @property
     def num_depths(self) -> int:
@@ -162,7 +182,8 @@ class _Growth:
             width = self._width(found.values) if depth + 1 < self.num_depths else 0
             if not width or not self._go_on(depth + 1, owners[:, :width], tokens[:, :width]):
                 return
-            values = self._growing(found.values[:, :width], tokens[:, :width])
+            # Nothing grows behind an end of the text.
+            values = found.values[:, :width].masked_fill(torch.isin(tokens[:, :width], self.ends), 0.0)
             places = torch.arange(num_found, num_found + width, device=device).expand(num_rows, -1)
             num_found += found.values.shape[1]
 
@@ -188,13 +209,6 @@ class _Growth:
             least = max(self.least_chance, best[-1] if len(best) == self.num_nodes else 0.0)
             width = max(width, sum(value > least for value in found[:most]))
         return width
-
-    def _growing(self, values: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Chances of lanes `[B, L]`; nothing grows behind an end of the text."""
-        if not self.eos_token_ids:
-            return values
-        ends = torch.tensor(sorted(self.eos_token_ids), device=tokens.device)
-        return values.masked_fill(torch.isin(tokens, ends), 0.0)
 
     def _go_on(self, depth: int, owners: torch.Tensor, tokens: torch.Tensor) -> bool:
         """Advance the sources that go so deep; returns whether there is any."""

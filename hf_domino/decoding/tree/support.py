@@ -39,7 +39,6 @@ def why_chain(
     runner: TargetRunner,
     session: DraftSession,
     rule: CoupledRule | ResidualRule,
-    is_growing: bool,
 ) -> str | None:
     """Why a call's rounds propose chains, where trees are asked for; None where nothing stands against these.
 
@@ -47,13 +46,10 @@ def why_chain(
         runner ([`TargetRunner`]): Runs the target.
         session ([`DraftSession`]): Drafts.
         rule ([`CoupledRule`] or [`ResidualRule`]): Accepts proposals.
-        is_growing (`bool`): Whether the cache grows, and the host can read the draft's chances at no cost.
     """
     config, text = session.drafter.config, runner.target.text_config
     if config.draft_tree_size is None:
         return None
-    if not is_growing:
-        return "rounds of fixed shape, or not on a CPU"
     if isinstance(rule, ResidualRule):
         return "the residual rule"
     if not fits_pool(session.law, config.draft_pool_size or EXACT_POOL_SIZE):
@@ -63,8 +59,8 @@ def why_chain(
     tensors = [name for name, value in runner.kwargs.items() if isinstance(value, torch.Tensor)]
     if unknown := [name for name in tensors if name not in FOLLOW_TREES]:
         return f"the target reads {unknown[0]}"
-    # An empty cache of the caller's has no layers yet.
-    if kind := unalignable(runner.cache) or unalignable(DynamicCache(config=text)):
+    # An empty cache of the caller's has no layers yet, and layers of fixed shape say less.
+    if kind := unalignable(DynamicCache(config=text)) or (not runner.is_fixed and unalignable(runner.cache)):
         return f"a cache with {kind}"
     attention = getattr(text, "_attn_implementation", "eager")
     if attention not in ("eager", "sdpa"):
@@ -94,7 +90,7 @@ def _try(target: PreTrainedModel) -> str | None:
         cache = DynamicCache(config=target.config)
         target(input_ids=chain[:, :1], position_ids=positions[:, :1], past_key_values=cache, use_cache=True)
         inputs = {"input_ids": chain[:, order], "position_ids": positions[:, 1:], "past_key_values": cache}
-        logits = target(**tree_inputs(tree, inputs, target), use_cache=True).logits
+        logits = target(**tree_inputs(tree.depths, tree.sees, inputs, target), use_cache=True).logits
     except Exception as error:  # whatever a target makes of such inputs
         return f"the target does not take trees: {type(error).__name__}: {error}"
     right = [place for place, index in enumerate(order) if index != 6]

@@ -33,7 +33,7 @@ def test_each_node_sees_its_own_text(model_type, knows_windows, window, attentio
     inputs = {"input_ids": block, "past_key_values": cache, "use_cache": True}
     inputs |= {"attention_mask": torch.nn.functional.pad(mask, (0, 11), value=1)}
     inputs |= {"position_ids": mask.sum(dim=1, keepdim=True) + torch.arange(11)}
-    logits = target(**tree_inputs(tree, inputs, target)).logits
+    logits = target(**tree_inputs(tree.depths, tree.sees, inputs, target)).logits
     for row, prompt in enumerate(PROMPTS):
         for node in range(11):
             text = torch.cat((prompt, block[row, tree.sees[row, node]]))

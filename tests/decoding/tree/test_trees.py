@@ -283,7 +283,6 @@ def test_calls_that_cannot_take_trees_get_chains_and_say_why(tiny_qwen3):
     drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
     residual = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, acceptance_rule="residual")
     for own, options, why in (
-        (drafter, {"cache_implementation": "static"}, "fixed shape"),
         (drafter, {"do_sample": True, "eta_cutoff": 1e-3, "repetition_penalty": 1.2}, "all tokens"),
         (residual, {"do_sample": True}, "residual"),
     ):

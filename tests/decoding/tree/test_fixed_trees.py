@@ -1,0 +1,86 @@
+"""Trees in rounds of fixed shape give plain text, launched one by one and played from recordings alike."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from builders import build_drafter
+from families import build
+from oracle import tree_faults
+from recorded_graphs import recorded_graphs
+
+import hf_domino
+from hf_domino.decoding.tree.growing import grow_tree
+
+PROMPT, NEW_TOKENS, MOST_NODES = torch.arange(7, 19)[None], 40, 12
+STATIC = {"cache_implementation": "static"}
+LAWS = {
+    "greedy": {},
+    "penalised": {"repetition_penalty": 1.3},
+    "drawn": {"do_sample": True, "temperature": 0.8, "top_k": 30},
+    "drawn and penalised": {"do_sample": True, "repetition_penalty": 1.3},
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """No workspace of another test, before and after."""
+    hf_domino.release_workspaces()
+    yield
+    hf_domino.release_workspaces()
+
+
+def text_of(target, drafter=None, **options):
+    torch.manual_seed(5)
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": None} | options
+    return target.generate(PROMPT, assistant_model=drafter, **options)[0].tolist()
+
+
+@pytest.mark.parametrize("law", sorted(LAWS))
+@pytest.mark.parametrize("model_type", ["qwen3", "mistral", "gemma3_text", "gpt2"])
+def test_recorded_rounds_write_plain_text(model_type, law):
+    target = build(model_type).double()
+    plain = text_of(target, **LAWS[law])
+    drafter = build_drafter(target, draft_tree_size=MOST_NODES)
+    with recorded_graphs(), tree_faults([plain], target.config.vocab_size, MOST_NODES):
+        assert text_of(target, drafter, **STATIC, **LAWS[law]) == plain
+    assert drafter.stats.chain is None
+    most = drafter.config.num_draft_tokens
+    assert set(drafter.stats.rows[0]) >= set(range(1, most + 2))  # every length of path
+
+
+@pytest.mark.parametrize("law", sorted(LAWS))
+@pytest.mark.parametrize(
+    "options", [{}, {"projector_type": "dflash"}, {"draft_pool_size": None}, {"shift_label": True}]
+)
+def test_trees_are_those_of_rounds_that_grow(tiny_qwen3, law, options):
+    drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, draft_length="full", **options)
+    plain, rounds = text_of(tiny_qwen3, **LAWS[law]), []
+    for cache in ({}, STATIC):
+        with recorded_graphs() if cache else contextlib.nullcontext():
+            assert text_of(tiny_qwen3, drafter, **cache, **LAWS[law]) == plain
+        rounds.append(drafter.stats.rows)
+    assert rounds[0] == rounds[1]
+
+
+def test_an_end_inside_a_branch_and_a_second_call(tiny_qwen3):
+    drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
+    plain = text_of(tiny_qwen3)
+    with recorded_graphs(), tree_faults([plain], tiny_qwen3.config.vocab_size, MOST_NODES):
+        for place in (17, 25, 38):
+            ended = text_of(tiny_qwen3, eos_token_id=plain[place])
+            assert text_of(tiny_qwen3, drafter, eos_token_id=plain[place], **STATIC) == ended
+
+
+def test_rounds_learn_what_the_device_knows(tiny_qwen3, monkeypatch):
+    drafter, seen = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, draft_length="adaptive"), []
+
+    def noting(*args, chances, **kwargs):
+        seen.append(round(float(chances.sharpness.value), 4))
+        return grow_tree(*args, chances=chances, **kwargs)
+
+    monkeypatch.setattr("hf_domino.decoding.static.drafts.grow_tree", noting)
+    text_of(tiny_qwen3, drafter, **STATIC)
+    assert len(set(seen)) > 1

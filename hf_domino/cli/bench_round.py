@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--shapes", choices=SHAPES, help=f"sizes of both models (default: {ON_GPU[0]} on a GPU, else {ON_CPU[0]})")
     add("--context", type=positive_int, default=512, help="tokens of the prompt")
+    add("--tree-size", type=positive_int, metavar="N", help="rounds verify trees of N nodes (default: chains)")
     add("--rounds", type=int, default=64, help="rounds of a text; the time of a shorter one is subtracted")
     add("--repeats", type=positive_int, default=5, help="texts per method; the median counts (launched on a GPU: 3)")
     add("--dtype", choices=DTYPES, help=f"dtype of both models (default: {ON_GPU[1]} on a GPU, else {ON_CPU[1]})")

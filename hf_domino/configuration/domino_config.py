@@ -79,8 +79,8 @@ class DominoConfig(PreTrainedConfig):
         draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
             not worth its time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
         draft_tree_size (`int`, *optional*): Most proposals of a round where they form a tree: the likeliest branches,
-            verified in one forward. Where that cannot be, such as in a batch, rounds propose chains, as they do without
-            it.
+            verified in one forward. Where that cannot be, such as under the residual rule, rounds propose chains, as
+            they do without it.
         target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
             This and the next five are set by training, and compared with a target when they meet; None says nothing.
         target_revision (`str`, *optional*): Its commit on the Hub.

@@ -208,9 +208,9 @@ def _propose(
     prefixes: Prefixes,
 ) -> tuple[Tree, torch.Tensor | None]:
     """What a round proposes by what is known at first, and the chances `[N]` of a tree's nodes."""
-    target, size, is_growing = runner.target, drafter.config.draft_tree_size, prefixes.ids.device.type == "cpu"
+    target, size = runner.target, drafter.config.draft_tree_size
     session = DraftSession(drafter, target, law.without_state())
-    if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False), is_growing) is not None:
+    if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
         return Tree(rollout(drafter, target, draft_hidden, prefixes, session.law)), None
     grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, num_nodes=size, chances=Chances())
     return grown.tree, grown.chances[0].cpu()

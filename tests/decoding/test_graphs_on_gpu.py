@@ -112,3 +112,16 @@ def test_one_synchronisation_a_round(captures):
         counts.append((len(synchronisations), drafter.stats.num_rounds))
     # Prompt and bookkeeping cancel between a short and a long text of the same buffers.
     assert counts[2][0] - counts[1][0] == counts[2][1] - counts[1][1]
+
+
+@pytest.mark.parametrize("law", [{}, {"do_sample": True, "temperature": 0.7}, {"repetition_penalty": 1.3}])
+def test_trees_are_lossless(law, captures):
+    target = build("Mistral").cuda()
+    drafter = build_drafter(target, draft_tree_size=12).cuda()
+    texts = []
+    for options in ({}, {"assistant_model": drafter}, {"assistant_model": drafter} | STATIC):
+        torch.manual_seed(0)
+        texts.append(target.generate(PROMPT.cuda(), **GREEDY | law, **options))
+        assert not options or drafter.stats.chain is None
+    assert all(torch.equal(text, texts[0]) for text in texts)
+    assert captures["failed"] == []

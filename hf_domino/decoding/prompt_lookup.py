@@ -104,7 +104,8 @@ class PromptLookup:
         Where no row's last tokens have stood before, no deeper than what is drafted: noise is drawn for all depths.
         """
         most = min(self.most, room)
-        if not (most and self._pacer.proposes_trees):
+        # Elsewhere what lanes end with would have to be waited for: rounds of trees and of copies take turns.
+        if not (most and self._pacer.proposes_trees and prefixes.ids.is_cpu):
             return None
         copies = CopyLanes([self._text(row) for row in prefixes.rows], most, self._last_id + 1)
         if copies.found(0) is None:

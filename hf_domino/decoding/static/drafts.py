@@ -42,7 +42,7 @@ class StaticDraftSession(DraftSession):
     ):
         super().__init__(drafter, target, law, timer)
         self._fixed, self._graphs = workspace.context, workspace.graphs
-        ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=drafter.device)
+        ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
         self._ends = workspace.hold("ends", ends)
         self._law_key = law_key(law)
         # [1, C, L * H], hidden states of positions that no drafted block has put into the context.
@@ -119,7 +119,7 @@ class StaticDraftSession(DraftSession):
         size, chances = options["num_nodes"], options["chances"]
         if self._law_key is None:
             return self._tree(draft_hidden, prefixes, noise, size, chances)
-        sharpness = draft_hidden.new_full((), chances.sharpness.value, dtype=torch.float32)
+        sharpness = torch.full((), chances.sharpness.value, device=prefixes.ids.device)
         inputs = (draft_hidden, prefixes.last(), sharpness) + (() if noise is None else (noise,))
         found = self._graphs(("grow", self._law_key, size), partial(self._grow_fixed, size), *inputs)
         return Grown.of_tensors(found, num_depths=draft_hidden.shape[1])

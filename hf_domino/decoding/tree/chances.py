@@ -189,7 +189,7 @@ class Chances:
             torch.stack([one.luck for one in decided if one.luck is not None]) if decided[0].luck is not None else None
         )
         ids = torch.stack([one.token_ids for one in decided if one.token_ids is not None])
-        is_winner = ids == torch.tensor([[one.token] for one in decided])
+        is_winner = ids == torch.tensor([[one.token] for one in decided], device=ids.device)
         known, winners = is_winner.max(dim=1)
         chances = (self.drafted(scores, luck) * is_winner).sum(dim=1).tolist()
         if known.all():

@@ -124,7 +124,7 @@ def grow_tree(
     size = min(drafter.config.draft_pool_size or EXACT_POOL_SIZE, base_logits.shape[2])
     pool = CandidatePool(base_logits, size, law, prefixes, noise)
     lanes = DominoLanes(drafter, target, draft_hidden, prefixes, pool, table)
-    is_read = not is_fixed and (copies is not None or base_logits.device.type == "cpu")
+    is_read = not is_fixed and base_logits.is_cpu
     if ends is None:
         ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=base_logits.device)
     growth = _Growth(lanes, pool, noise, copies, num_nodes, chances, ends, least_chance, is_read)
@@ -136,8 +136,8 @@ def grow_tree(
 class _Growth:
     """Trees while they grow.
 
-    On a CPU, or where copies are looked up, the host reads how likely the children of a depth are: what is below the
-    bound cannot be among a row's N best nodes, or is not wanted. Elsewhere nothing is read, and all shapes are fixed.
+    On a CPU the host reads how likely the children of a depth are: what is below the bound cannot be among a row's N
+    best nodes, or is not wanted. Elsewhere nothing is read, and all shapes are fixed.
     """
 
     source: DominoLanes

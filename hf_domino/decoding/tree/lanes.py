@@ -69,6 +69,7 @@ class DominoLanes:
         before = self._texts.gather(1, lanes[..., None].expand(-1, -1, self._texts.shape[2]))
         self._texts = torch.cat((before, tokens[..., None]), dim=2)
         if self._has_head:
+            lanes = lanes.to(self._states.device)
             states = self._states.gather(1, lanes[..., None].expand(-1, -1, self._states.shape[2]))
             self._states = self._read(tokens, states)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -17,6 +18,7 @@ from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree.chances import Chances, Decided, Sharpness
 from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.growing import grow_tree
+from hf_domino.decoding.verification import judge
 from hf_domino.target.view import TargetModel
 
 DEPTH, ALPHA, UNLIKELY = 3, 1.4, -5.0
@@ -216,3 +218,18 @@ def test_rows_teach_their_own_races():
     for weights in ("beside", "deeper"):
         assert getattr(rows[0], weights).weight(2) == pytest.approx(getattr(rows[1], weights).weight(2))
     assert rows[0].beside.weight(2) < rows[0].deeper.weight(2)
+
+
+@pytest.mark.parametrize("kind", ["greedy", "drawn"])
+def test_elsewhere_than_on_a_cpu_nothing_is_read_back(tiny_qwen3, kind):
+    with torch.device("meta"):  # any value that was read, and any tensor left on the CPU, would raise
+        model = copy.deepcopy(tiny_qwen3).to("meta")
+        drafter = build_drafter(tiny_qwen3, draft_pool_size=16).to("meta")
+        target, prefixes = TargetModel(model, drafter.config), Prefixes.of(torch.zeros(2, 3, dtype=torch.long))
+        law = TokenLaw(LogitsProcessorList(LAWS[kind]), KnownStops(frozenset({EOS})))
+        noise = torch.ones(2, 1 + DEPTH, 64) if kind == "drawn" else None
+        hidden = torch.zeros(2, DEPTH, drafter.config.hidden_size)
+        grown = grow_tree(drafter, target, hidden, prefixes, law, noise, num_nodes=20, chances=Chances())
+        assert grown.tree.tokens.shape == (2, 20)
+        judgement = judge(law, prefixes, grown.tree, torch.zeros(2, 21, 64), noise)
+        assert judgement.path.shape == (2, DEPTH + 1)

@@ -196,7 +196,7 @@ class _Growth:
                 luck = -self.noise[:, depth].gather(1, self.pool.columns[:, depth]).log()
             race = Race(self.source.scores(depth), luck, self.pool.token_ids[:, depth], race.copied)
         self.races.append(race)
-        return self.chances.of(race)
+        return self.chances.of(race, self.pool.token_ids.device)
 
     def _width(self, values: torch.Tensor) -> int:
         """How many lanes go on behind children of these chances `[B, K]`."""
@@ -236,12 +236,12 @@ class _Growth:
             return Grown(Tree(tokens, parents, len(self.races)), chances, self.races, self.lanes)
         trunks = [_trunk(row) for row in parents.tolist()]
         if len(trunks) == 1 and not self._branches_pay(chances[0].tolist(), trunks[0]):
-            alone = torch.tensor(trunks)
+            alone = torch.tensor(trunks, device=tokens.device)
             return Grown(Tree(tokens.gather(1, alone)), chances.gather(1, alone), self.races, self.lanes)
         # What is accepted most often stands where a chain's tokens do.
-        order = [trunk + [node for node in range(count) if node not in trunk] for trunk in trunks]
-        places = torch.tensor([[0] + [row.index(node) + 1 for node in range(count)] for row in order])
-        order = torch.tensor(order)
+        orders = [trunk + [node for node in range(count) if node not in trunk] for trunk in trunks]
+        behind = [[0] + [row.index(node) + 1 for node in range(count)] for row in orders]
+        order, places = (torch.tensor(rows, device=tokens.device) for rows in (orders, behind))
         tree = Tree(tokens.gather(1, order), places.gather(1, parents.gather(1, order)), len(self.races))
         return Grown(tree, chances.gather(1, order), self.races, self.lanes)
 
@@ -253,7 +253,7 @@ class _Growth:
 
 def _trunk(parents: list[int]) -> list[int]:
     """The nodes from the anchor on, each the likeliest child of the one before; siblings go by chance."""
-    trunk, tip = [], 0
+    trunk, tip = list[int](), 0
     for node, parent in enumerate(parents):
         if parent == tip:
             trunk, tip = [*trunk, node], node + 1

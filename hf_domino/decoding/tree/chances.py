@@ -66,9 +66,9 @@ class CopyWeights:
         """Of a copy behind a match of this length; 0 without a match."""
         return self._acceptance.chance(kind_of(length)) if length else 0.0
 
-    def of(self, copied: Copied, device: torch.device | None = None) -> torch.Tensor:
+    def of(self, copied: Copied) -> torch.Tensor:
         """Weights `[B, L, 1]`."""
-        return torch.tensor([[self.weight(length) for _, length in row] for row in copied], device=device)[..., None]
+        return torch.tensor([[self.weight(length) for _, length in row] for row in copied])[..., None]
 
     def observe(self, length: int, has_won: bool, drafted: float = 0.0) -> None:
         """Learn from a copy behind a match of this length, to whose token the drafter gave a chance, too."""
@@ -149,19 +149,19 @@ class Chances:
         self._num_rounds += 1
         return self._num_rounds <= LEARNT_ROUNDS or self._num_rounds % LEARN_EVERY == 0
 
-    def of(self, race: Race, device: torch.device | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Chances `[B, L, M]` of the children of each lane, and their tokens `[B, 1 or L, M]`, on the race's device.
+    def of(self, race: Race) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chances `[B, L, M]` of the children of each lane, and their tokens `[B, 1 or L, M]`.
 
         With copies there is a child more: each lane's copy, where that is no candidate.
         """
         if race.scores is None or race.token_ids is None:
             assert race.copied is not None
-            return self.deeper.of(race.copied, device), _tokens(race.copied, device)
+            return self.deeper.of(race.copied), _tokens(race.copied)
         ids = race.token_ids[:, None]
         chances = self.drafted(race.scores, None if race.luck is None else race.luck[:, None])
         if race.copied is None:
             return chances, ids
-        weights, tokens = self.beside.of(race.copied, device), _tokens(race.copied, device)
+        weights, tokens = self.beside.of(race.copied), _tokens(race.copied)
         is_copy = ids == tokens
         chances = torch.addcmul(chances * (1 - weights), is_copy.to(chances), weights)
         alone = weights.masked_fill(is_copy.any(dim=2, keepdim=True), 0.0)
@@ -199,6 +199,6 @@ class Chances:
         return chances
 
 
-def _tokens(copied: Copied, device: torch.device | None) -> torch.Tensor:
+def _tokens(copied: Copied) -> torch.Tensor:
     """Copied tokens `[B, L, 1]`."""
-    return torch.tensor([[token for token, _ in row] for row in copied], device=device)[..., None]
+    return torch.tensor([[token for token, _ in row] for row in copied])[..., None]

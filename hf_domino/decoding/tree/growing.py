@@ -196,7 +196,7 @@ class _Growth:
                 luck = -self.noise[:, depth].gather(1, self.pool.columns[:, depth]).log()
             race = Race(self.source.scores(depth), luck, self.pool.token_ids[:, depth], race.copied)
         self.races.append(race)
-        return self.chances.of(race, self.pool.token_ids.device)
+        return self.chances.of(race)
 
     def _width(self, values: torch.Tensor) -> int:
         """How many lanes go on behind children of these chances `[B, K]`."""
@@ -236,12 +236,12 @@ class _Growth:
             return Grown(Tree(tokens, parents, len(self.races)), chances, self.races, self.lanes)
         trunks = [_trunk(row) for row in parents.tolist()]
         if len(trunks) == 1 and not self._branches_pay(chances[0].tolist(), trunks[0]):
-            alone = torch.tensor(trunks, device=tokens.device)
+            alone = torch.tensor(trunks)
             return Grown(Tree(tokens.gather(1, alone)), chances.gather(1, alone), self.races, self.lanes)
         # What is accepted most often stands where a chain's tokens do.
         orders = [trunk + [node for node in range(count) if node not in trunk] for trunk in trunks]
         behind = [[0] + [row.index(node) + 1 for node in range(count)] for row in orders]
-        order, places = (torch.tensor(rows, device=tokens.device) for rows in (orders, behind))
+        order, places = (torch.tensor(rows) for rows in (orders, behind))
         tree = Tree(tokens.gather(1, order), places.gather(1, parents.gather(1, order)), len(self.races))
         return Grown(tree, chances.gather(1, order), self.races, self.lanes)
 

@@ -178,7 +178,7 @@ def test_sampled_tokens_have_the_targets_law(pair, tmp_path, monkeypatch, is_men
     with Server(PYTHON, str(pair.folder), drafted(tmp_path / "drafter"), tmp_path / "log") as server:
         found = ask(server.url, [prompt] * DRAWS, 3, at_once=8, temperature=1.0, ignore_eos=True)
     assert found.rounds > DRAWS / 2
-    assert sum(found.accepted) > 0
+    assert sum(found.accepted) > 0 or not is_mended  # read by the stock server, the twin drafts one token off
     assert (p_value(found.texts, first, law) > LEAST_P) is is_mended
 
 

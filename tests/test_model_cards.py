@@ -113,6 +113,14 @@ def test_the_table_of_a_servers_speed_is_that_of_its_rows():
         assert f"| {dtype} | {at_once} | {alone:.0f} | {drafted:.0f} | {drafted / alone:.2f} x |" in page
 
 
+def test_the_fault_of_norms_is_that_of_its_rows():
+    rows = map(json.loads, (CARDS / NAMES[2] / "serving-shift-label-false.jsonl").read_text().splitlines())
+    ours, mended, stock = (row["rounds"] for row in rows if row["rounds"])
+    assert mended == ours
+    page = " ".join((CARDS.parent / "docs" / "upstream.md").read_text().split())
+    assert f"needed {stock} rounds for 20 texts of 64 tokens, and {mended} with the norms mended" in page
+
+
 def test_rows_are_of_commits():
     texts = [path.read_text() for path in CARDS.glob("*/*.jsonl")]
     assert [text for text in texts if '-dirty"' in text] == []

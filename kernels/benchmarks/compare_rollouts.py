@@ -151,7 +151,7 @@ def whole_block(drafter: DominoDraftModel, head: Head, block: Block) -> torch.Te
     tokens = torch.full((1, num_positions + 1), drafter.config.mask_token_id)
     tokens[:, 0] = block.anchor
     for index in range(num_positions):
-        states = gru(head.embed(tokens[:, :-1]))[0]
+        states = gru(head.embed(tokens[:, :-1]))
         corrected = block.base_logits + projection(torch.cat((block.draft_hidden, states), dim=-1))
         tokens[:, index + 1] = corrected[:, index].argmax(dim=-1)
     return tokens[:, 1:]

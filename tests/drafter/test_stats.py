@@ -148,7 +148,8 @@ def test_what_is_printed_tells_nodes_of_trees_from_proposals_of_chains(tiny_qwen
         nodes = drafter.stats.proposal_length
         assert (nodes > drafter.config.num_draft_tokens) == (tree_size is not None)
         assert f"{line:<24}{nodes:.2f}\n" in str(drafter.stats)
-    tiny_qwen3.generate(PROMPT, assistant_model=drafter, cache_implementation="static", **options)
+    drafter = make_drafter(tiny_qwen3, draft_tree_size=9, acceptance_rule="residual")
+    tiny_qwen3.generate(PROMPT, assistant_model=drafter, **options | {"do_sample": True})
     assert (drafter.stats.tree_size, "proposals a draft" in str(drafter.stats)) == (None, True)
 
 

@@ -97,17 +97,14 @@ class StaticRunner(TargetRunner):
         Returns:
             `tuple`: Logits `[1, P + 1, V]` and captured hidden states `[1, W, H]`.
         """
-        if proposed.parents is not None:
-            block = torch.cat((anchors, proposed.tokens), dim=1)
-            with self._timer.phase("target_forward"):
-                inputs = (block, proposed.depths, proposed.sees)
-                logits, *captured = self._workspace.graphs(self._key, self._verify, *inputs)
-            return logits, tuple(captured)
-        num_checked = proposed.num_nodes + 1
-        width = fitting_width(proposed.num_nodes, self._most)
-        block = torch.nn.functional.pad(torch.cat((anchors, proposed.tokens), dim=1), (0, width - num_checked))
+        num_checked, block = proposed.num_nodes + 1, torch.cat((anchors, proposed.tokens), dim=1)
+        if proposed.parents is None:
+            width = fitting_width(proposed.num_nodes, self._most)
+            inputs: tuple[torch.Tensor, ...] = (torch.nn.functional.pad(block, (0, width - num_checked)),)
+        else:
+            inputs = (block, proposed.depths, proposed.sees)
         with self._timer.phase("target_forward"):
-            logits, *captured = self._workspace.graphs(self._key, self._verify, block)
+            logits, *captured = self._workspace.graphs(self._key, self._verify, *inputs)
         return logits[:, :num_checked], tuple(captured)
 
     def _verify(

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import domino_kernels
+from domino_kernels.reference import step_from_products
 
 
 class PrefixGRU(nn.Module):
@@ -52,11 +53,7 @@ class PrefixGRU(nn.Module):
 
     def advance(self, inputs: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """What [`~PrefixGRU.step`] does from there: `[B, 3G]` and `[B, G]` give the next prefix state `[B, G]`."""
-        sizes = (2 * self.hidden_size, self.hidden_size)
-        gates, new = inputs.split(sizes, dim=1)
-        state_gates, state_new = F.linear(state, self.weight_hh_l0).split(sizes, dim=1)
-        reset, update = (gates + state_gates).sigmoid().chunk(2, dim=1)
-        return torch.lerp(torch.addcmul(new, reset, state_new).tanh(), state, update)
+        return step_from_products(inputs, state, self.weight_hh_l0)
 
 
 class _ReadInOrder(torch.autograd.Function):
@@ -137,6 +134,11 @@ class CorrectionProjection(nn.Sequential):
     def _w1(self) -> torch.Tensor:
         return weight_of(cast(nn.Linear, self[0]))  # [R, H + G]
 
+    @property
+    def up_weight(self) -> torch.Tensor:
+        """W2, `[D, R]`."""
+        return cast(nn.Linear, self[2]).weight
+
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """The draft hidden states' part of W1: `[..., H]` to `[..., R]`."""
         return F.linear(draft_hidden, self._w1[:, : self.hidden_size])
@@ -147,8 +149,7 @@ class CorrectionProjection(nn.Sequential):
 
     def rows(self, columns: torch.Tensor) -> torch.Tensor:
         """The rows of W2 of some tokens: their columns `[...]` to `[..., R]`."""
-        weight = cast(nn.Linear, self[2]).weight
-        return F.embedding(columns.to(weight.device), weight)
+        return F.embedding(columns.to(self.up_weight.device), self.up_weight)
 
     def expand(self, low_rank: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """SiLU and W2: the sum of both parts `[B, R]` to corrections `[B, D]`, or `[B, M]` of rows `[B, M, R]`."""

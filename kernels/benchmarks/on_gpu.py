@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ("correct_and_choose", "gru_step", "head")
+KERNELS = ("correct_and_choose", "gru_step", "head", "lanes")
 STEPS = ("tests", *KERNELS, "round", "pair")
 
 

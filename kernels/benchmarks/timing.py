@@ -3,7 +3,8 @@
 Every case is run by Triton and by its PyTorch twin. What was computed while timing is checked; a wrong result ends the
 script. The head's sizes are those of the Qwen3-8B drafter, its weights random.
 
-Shapes: B rows, P proposals, V vocabulary, M candidates, R low rank, H width of embeddings, G width of the state.
+Shapes: B rows, P proposals, L lanes, V vocabulary, M candidates, R low rank, H width of embeddings, G width of the
+state.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Sizes:
         vocab_size (`int`, *optional*, defaults to 151936): Vocabulary (V).
         pool_size (`int`, *optional*, defaults to 128): Candidates per position (M).
         num_draft_tokens (`int`, *optional*, defaults to 16): Proposals (P).
+        num_lanes (`int`, *optional*, defaults to 8): Lanes of a tree (L).
     """
 
     hidden_size: int = 4096
@@ -54,9 +56,10 @@ class Sizes:
     vocab_size: int = 151936
     pool_size: int = 128
     num_draft_tokens: int = 16
+    num_lanes: int = 8
 
 
-TINY = Sizes(hidden_size=24, state_size=12, rank=8, vocab_size=200, pool_size=16, num_draft_tokens=3)
+TINY = Sizes(hidden_size=24, state_size=12, rank=8, vocab_size=200, pool_size=16, num_draft_tokens=3, num_lanes=2)
 
 
 class Head:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 import domino_kernels
-from domino_kernels import correct_and_choose, gru_step
+from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, gru_step
 
 # The kernel and PyTorch sum in another order. Where that tips a rounding over, a correction is one ulp off, in the
 # worst case for both of the tokens compared. (Triton's interpreter, besides, cuts bf16 off; a GPU rounds to nearest.)
@@ -39,12 +41,18 @@ def make_noise(num_rows, vocab_size, device, seed=2):
     return torch.empty(num_rows, vocab_size).exponential_(generator=generator).to(device)
 
 
-def choose_both(*inputs, **options):
-    """The ids of the kernel and of its twin."""
+def both(operation, *inputs, **options):
+    """What the kernel and its twin give."""
     with domino_kernels.use_backend("triton"):
-        ours = correct_and_choose(*inputs, **options)
+        ours = operation(*inputs, **options)
     with domino_kernels.use_backend("reference"):
-        return ours, correct_and_choose(*inputs, **options)
+        return ours, operation(*inputs, **options)
+
+
+choose_both = functools.partial(both, correct_and_choose)
+step_both = functools.partial(both, gru_step)
+advance_both = functools.partial(both, advance_lanes)
+correct_both = functools.partial(both, correct_lanes)
 
 
 def assert_equal_up_to_ties(ours, theirs, base, low_rank, up_weight):
@@ -68,9 +76,29 @@ def make_gru(shape, dtype, device, seed=0):
     return tuple(tensor.to(device, dtype) for tensor in (embeds, state, weight_ih, weight_hh))
 
 
-def step_both(*inputs):
-    """The next states of the kernel and of its twin."""
-    with domino_kernels.use_backend("triton"):
-        ours = gru_step(*inputs)
-    with domino_kernels.use_backend("reference"):
-        return ours, gru_step(*inputs)
+def make_advance(shape, dtype, device, seed=0):
+    """Input products `[B, L, 3G]`, states `[B, S, G]`, owners `[B, L]` and a weight `[3G, G]`."""
+    num_rows, num_lanes, num_before, num_units = shape
+    generator = torch.Generator().manual_seed(seed)
+    products = torch.randn(num_rows, num_lanes, 3 * num_units, generator=generator)
+    state = 2 * torch.rand(num_rows, num_before, num_units, generator=generator) - 1
+    owners = torch.randint(num_before, (num_rows, num_lanes), generator=generator)
+    weight_hh = torch.randn(3 * num_units, num_units, generator=generator) / num_units**0.5
+    return products.to(device, dtype), state.to(device, dtype), owners.to(device), weight_hh.to(device, dtype)
+
+
+def make_corrections(shape, dtype, device, base_dtype=torch.float32, seed=0):
+    """Candidates' base logits `[B, M]`, parts of the low rank `[B, R]` and `[B, L, R]`, W2 and candidates `[B, M]`."""
+    num_rows, num_lanes, size, vocab_size, rank = shape
+    base, block_part, up_weight = make_choice((num_rows, vocab_size, rank), dtype, device, base_dtype, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    state_part = torch.randn(num_rows, num_lanes, rank, generator=generator).to(device, dtype)
+    logits, ids = make_pool(base, size)
+    return logits, block_part, state_part, up_weight, ids
+
+
+def assert_equal_corrections(ours, theirs, base, up_weight):
+    """Corrected logits `[B, L, M]` are equal but for an ulp of the correction and one of the sum."""
+    scale = theirs.float().abs().max() + base.float().abs().max()
+    atol = MAX_TIE_ULPS * max(EPS[up_weight.dtype], EPS[base.dtype]) * scale.item()
+    torch.testing.assert_close(ours, theirs, atol=atol, rtol=0)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import domino_kernels
-from domino_kernels import correct_and_choose, dispatch, gru_step
+from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, dispatch, gru_step
 
 
 @pytest.fixture
@@ -192,3 +192,54 @@ def test_gru_refuses(changes, message):
     }
     with pytest.raises(ValueError, match=re.escape(message)):
         gru_step(**(inputs | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state": torch.zeros(2, 4)}, "state must have the shape [B, S, G], got [2, 4]"),
+        ({"state": torch.zeros(2, 3, 4).double()}, "state must have one of the dtypes"),
+        ({"owners": torch.zeros(1, 5).long()}, "owners must have the shape [B = 2, L], got [1, 5]"),
+        ({"owners": torch.zeros(2, 5).int()}, "owners must be torch.int64, got torch.int32"),
+        ({"products": torch.zeros(2, 4, 12)}, "products must have the shape [B = 2, L = 5, 3G = 12], got [2, 4, 12]"),
+        ({"products": torch.zeros(2, 5, 12).half()}, "products must have the dtype of state, torch.float32"),
+        ({"weight_hh": torch.zeros(12, 3)}, "weight_hh must have the shape [3G = 12, G = 4], got [12, 3]"),
+        ({"weight_hh": torch.zeros(12, 4, device="meta")}, "weight_hh must be on the device of state, cpu, got meta"),
+        ({"owners": torch.zeros(2, 5, device="meta").long()}, "owners must be on the device of state, cpu, got meta"),
+    ],
+)
+def test_advance_refuses(changes, message):
+    inputs = {
+        "products": torch.zeros(2, 5, 12),
+        "state": torch.zeros(2, 3, 4),
+        "owners": torch.zeros(2, 5).long(),
+        "weight_hh": torch.zeros(12, 4),
+    }
+    with pytest.raises(ValueError, match=re.escape(message)):
+        advance_lanes(**(inputs | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base_logits": torch.zeros(2, 3, 4)}, "base_logits must have the shape [B, M], got [2, 3, 4]"),
+        ({"base_logits": torch.zeros(2, 6).double()}, "base_logits must have one of the dtypes"),
+        ({"block_part": torch.zeros(2, 4)}, "block_part must have the shape [B = 2, R = 3], got [2, 4]"),
+        ({"state_part": torch.zeros(2, 3)}, "state_part must have the shape [B = 2, L, R = 3], got [2, 3]"),
+        ({"state_part": torch.zeros(2, 5, 3).half()}, "state_part must have the dtype of up_weight, torch.float32"),
+        ({"candidate_ids": torch.zeros(2, 4).long()}, "candidate_ids must have the shape [B = 2, M = 6], got [2, 4]"),
+        ({"candidate_ids": torch.zeros(2, 6).int()}, "candidate_ids must be torch.int64, got torch.int32"),
+        ({"up_weight": torch.zeros(3, 9).T}, "up_weight must be contiguous in its last dimension"),
+        ({"base_logits": torch.zeros(2, 6, device="meta")}, "base_logits must be on the device of up_weight, cpu"),
+    ],
+)
+def test_corrections_refuse(changes, message):
+    inputs = {
+        "base_logits": torch.zeros(2, 6),
+        "block_part": torch.zeros(2, 3),
+        "state_part": torch.zeros(2, 5, 3),
+        "up_weight": torch.zeros(9, 3),
+        "candidate_ids": torch.zeros(2, 6).long(),
+    }
+    with pytest.raises(ValueError, match=re.escape(message)):
+        correct_lanes(**(inputs | changes))

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parity import STATE_TOLERANCE, assert_equal_up_to_ties, choose_both, make_choice, make_gru, make_noise, step_both
+from parity import (
+    STATE_TOLERANCE,
+    advance_both,
+    assert_equal_corrections,
+    assert_equal_up_to_ties,
+    choose_both,
+    correct_both,
+    make_advance,
+    make_choice,
+    make_corrections,
+    make_gru,
+    make_noise,
+    step_both,
+)
 
 import domino_kernels
-from domino_kernels import correct_and_choose
+from domino_kernels import advance_lanes, correct_and_choose, correct_lanes
 
 pytestmark = pytest.mark.gpu
-HIDDEN, STATE, RANK, VOCABULARY, POOL = 4096, 1024, 256, 151936, 128
+HIDDEN, STATE, RANK, VOCABULARY, POOL, LANES = 4096, 1024, 256, 151936, 128, 8
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -67,3 +80,32 @@ def test_a_graph_draws_anew_when_its_noise_is_refilled():
             assert chosen.item() == draw().item()
             seen.add(chosen.item())
     assert len(seen) > 10
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+def test_lanes(num_rows, dtype):
+    states = advance_both(*make_advance((num_rows, LANES, LANES, STATE), dtype, "cuda"))
+    torch.testing.assert_close(*states, atol=max(1e-5, STATE_TOLERANCE[dtype]), rtol=0)  # as above
+    inputs = make_corrections((num_rows, LANES, POOL, VOCABULARY, RANK), dtype, "cuda")
+    assert_equal_corrections(*correct_both(*inputs), inputs[0], inputs[3])
+
+
+def test_a_graph_grows_a_depth_anew_from_other_owners():
+    products, state, owners, weight_hh = make_advance((2, LANES, LANES, STATE), torch.bfloat16, "cuda")
+    base, block_part, _, up_weight, ids = make_corrections((2, LANES, POOL, VOCABULARY, RANK), torch.bfloat16, "cuda")
+
+    def grow():
+        states = advance_lanes(products, state, owners, weight_hh)
+        return states, correct_lanes(base, block_part, states[..., :RANK], up_weight, ids)
+
+    with domino_kernels.use_backend("triton"):
+        grow()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            grown = grow()
+        for _ in range(3):
+            owners.random_(LANES)
+            ids.random_(VOCABULARY)
+            graph.replay()
+            assert all(torch.equal(found, expected) for found, expected in zip(grown, grow(), strict=True))

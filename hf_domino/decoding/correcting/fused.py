@@ -8,10 +8,7 @@ Shapes: B batch, P proposals, H hidden size, M candidates, D tokens that are dra
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
-from torch import nn
 from transformers import TemperatureLogitsWarper
 
 from domino_kernels import correct_and_choose, runs_triton
@@ -26,7 +23,7 @@ from hf_domino.target.view import TargetModel
 def fits_kernels(
     drafter: DominoDraftModel, law: TokenLaw, base_logits: torch.Tensor, noise: torch.Tensor | None = None
 ) -> bool:
-    """Whether [`choose_fused`] can choose the proposals: with nothing but the correction, a temperature and noise.
+    """Whether kernels correct: nothing but the correction, a temperature and noise decides on the proposals.
 
     Args:
         drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
@@ -71,7 +68,7 @@ def choose_fused(
         `torch.Tensor`: Proposals `[B, P]`.
     """
     gru, projection, vocabulary = drafter.prefix_gru, drafter.embed_proj, drafter.vocabulary
-    up_weight, size = cast(nn.Linear, projection[2]).weight, drafter.config.draft_pool_size
+    up_weight, size = projection.up_weight, drafter.config.draft_pool_size
     block_part, logits, candidates = projection.project_hidden(draft_hidden), base_logits, None
     if size is not None and size < base_logits.shape[2]:
         candidates = with_luck(base_logits, noise, temperature or 1.0).topk(size, dim=2).indices  # [B, P, M]

@@ -24,6 +24,7 @@ from itertools import chain
 import torch
 
 from hf_domino.decoding.correcting.candidates import CandidatePool
+from hf_domino.decoding.correcting.fused import fits_kernels
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import EXACT_POOL_SIZE, over_drafted
@@ -123,7 +124,8 @@ def grow_tree(
     base_logits, law, noise = over_drafted(drafter, target, draft_hidden, prefixes, law, noise)
     size = min(drafter.config.draft_pool_size or EXACT_POOL_SIZE, base_logits.shape[2])
     pool = CandidatePool(base_logits, size, law, prefixes, noise)
-    lanes = DominoLanes(drafter, target, draft_hidden, prefixes, pool, table)
+    is_fused = fits_kernels(drafter, law, base_logits, noise)
+    lanes = DominoLanes(drafter, target, draft_hidden, prefixes, pool, table, is_fused)
     is_read = not is_fixed and base_logits.is_cpu
     if ends is None:
         ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=base_logits.device)

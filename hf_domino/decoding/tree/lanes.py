@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from domino_kernels import advance_lanes, correct_lanes, reference
 from hf_domino.decoding.correcting.candidates import CandidatePool
 from hf_domino.decoding.correcting.corrections import FORESEEN, read_tokens
 from hf_domino.decoding.correcting.input_table import InputTable
@@ -26,6 +27,7 @@ class DominoLanes:
         prefixes ([`Prefixes`]): The tokens so far of the B rows, the anchor last.
         pool ([`CandidatePool`]): Candidates of each depth.
         table ([`InputTable`], *optional*): Input products to use and to add to.
+        is_fused (`bool`, *optional*, defaults to `False`): Whether kernels advance and correct lanes.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class DominoLanes:
         prefixes: Prefixes,
         pool: CandidatePool,
         table: InputTable | None = None,
+        is_fused: bool = False,
     ):
-        self._pool, self._target, self._table = pool, target, table
+        self._pool, self._target, self._table, self._is_fused = pool, target, table, is_fused
         self._texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
         self._has_head = drafter.has_correction_head
         if self._has_head:
@@ -58,9 +61,10 @@ class DominoLanes:
         """The draft law's scores `[B, L, M]` of the candidates behind each lane."""
         logits = self._pool.logits[:, depth, None]
         if self._has_head and depth >= self._first_corrected:
-            low_rank = self._block_part[:, depth, None] + self._projection.project_state(self._states)
-            rows = self._projection.rows(self._pool.columns[:, depth])  # [B, M, R]
-            logits = logits + (self._projection[1](low_rank) @ rows.mT).to(logits)
+            correct = correct_lanes if self._is_fused else reference.correct_lanes
+            state_part, up_weight = self._projection.project_state(self._states), self._projection.up_weight
+            columns = self._pool.columns[:, depth].to(up_weight.device)
+            logits = correct(self._pool.logits[:, depth], self._block_part[:, depth], state_part, up_weight, columns)
         logits = logits.expand(-1, self._texts.shape[1], -1)
         return self._pool.scores(logits.flatten(0, 1), self._texts.flatten(0, 1)).view(logits.shape)
 
@@ -68,8 +72,13 @@ class DominoLanes:
         """Go on with lanes behind these `[B, L']`, each by a token `[B, L']`."""
         before = self._texts.gather(1, lanes[..., None].expand(-1, -1, self._texts.shape[2]))
         self._texts = torch.cat((before, tokens[..., None]), dim=2)
-        if self._has_head:
-            lanes = lanes.to(self._states.device)
+        if not self._has_head:
+            return
+        lanes = lanes.to(self._states.device)
+        if self._is_fused:
+            products = self._gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]
+            self._states = advance_lanes(products, self._states, lanes, self._gru.weight_hh_l0)
+        else:
             states = self._states.gather(1, lanes[..., None].expand(-1, -1, self._states.shape[2]))
             self._states = self._read(tokens, states)
 

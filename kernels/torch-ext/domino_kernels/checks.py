@@ -1,6 +1,7 @@
 """What the operations ask of their inputs, in one place, so that both implementations refuse the same.
 
-Shapes: B rows, V vocabulary, M candidates, R low rank, H width of embeddings, G width of the state.
+Shapes: B rows, L lanes of each, S lanes before them, V vocabulary, M candidates, R low rank, H width of embeddings, G
+width of the state.
 """
 
 from __future__ import annotations
@@ -78,6 +79,49 @@ def check_gru(
     for name, tensor in others.items():
         _check_like(name, tensor, "state", state)
     _check_devices("state", state, others)
+
+
+def check_advance(products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor) -> None:
+    """Check the inputs of `advance_lanes`.
+
+    Raises:
+        ValueError: Names the field, its value, what is allowed and the way out.
+    """
+    _check_floats(state=state)
+    _check_shape("state", state, ("B", None), ("S", None), ("G", None))
+    num_rows, _, num_units = state.shape
+    _check_shape("owners", owners, ("B", num_rows), ("L", None))
+    _check_dtype("owners", owners, torch.int64)
+    _check_shape("products", products, ("B", num_rows), ("L", owners.shape[1]), ("3G", 3 * num_units))
+    _check_shape("weight_hh", weight_hh, ("3G", 3 * num_units), ("G", num_units))
+    _check_like("products", products, "state", state)
+    _check_like("weight_hh", weight_hh, "state", state)
+    _check_devices("state", state, {"owners": owners})
+
+
+def check_corrections(
+    base_logits: torch.Tensor,
+    block_part: torch.Tensor,
+    state_part: torch.Tensor,
+    up_weight: torch.Tensor,
+    candidate_ids: torch.Tensor,
+) -> None:
+    """Check the inputs of `correct_lanes`.
+
+    Raises:
+        ValueError: Names the field, its value, what is allowed and the way out.
+    """
+    _check_floats(base_logits=base_logits, up_weight=up_weight)
+    _check_shape("up_weight", up_weight, ("V", None), ("R", None))
+    _check_shape("base_logits", base_logits, ("B", None), ("M", None))
+    (num_rows, pool_size), rank = base_logits.shape, up_weight.shape[1]
+    _check_shape("block_part", block_part, ("B", num_rows), ("R", rank))
+    _check_shape("state_part", state_part, ("B", num_rows), ("L", None), ("R", rank))
+    _check_shape("candidate_ids", candidate_ids, ("B", num_rows), ("M", pool_size))
+    _check_dtype("candidate_ids", candidate_ids, torch.int64)
+    _check_like("block_part", block_part, "up_weight", up_weight)
+    _check_like("state_part", state_part, "up_weight", up_weight)
+    _check_devices("up_weight", up_weight, {"base_logits": base_logits, "candidate_ids": candidate_ids})
 
 
 def _check_temperature(temperature: float, noise: torch.Tensor | None) -> None:

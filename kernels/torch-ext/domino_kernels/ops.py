@@ -1,16 +1,18 @@
-"""The two operations: inputs are checked, then the kernel or its twin runs.
+"""The operations: inputs are checked, then the kernel or its twin runs.
 
-Shapes: B rows, V vocabulary, M candidates, R low rank, H width of embeddings, G width of the state.
+Shapes: B rows, L lanes of each, S lanes before them, V vocabulary, M candidates, R low rank, H width of embeddings, G
+width of the state.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import ModuleType
 
 import torch
 
 from . import reference
-from .checks import check_choice, check_gru
+from .checks import check_advance, check_choice, check_corrections, check_gru
 from .dispatch import runs_triton
 
 
@@ -112,6 +114,76 @@ def gru_step(
     return implementation.gru_step(inputs, state, weight_ih, weight_hh, embedding)
 
 
+def advance_lanes(
+    products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor
+) -> torch.Tensor:
+    """Advance the states of a tree's lanes by a token each: what [`gru_step`] does behind W_ih x.
+
+    Args:
+        products (`torch.Tensor`): The tokens' input products W_ih x, gates in the order r, z, n, `[B, L, 3G]`.
+        state (`torch.Tensor`): Prefix states of the lanes of the depth before, `[B, S, G]`.
+        owners (`torch.Tensor`): The one of those that each lane goes on from, int64 `[B, L]`, all in [0, S).
+        weight_hh (`torch.Tensor`): `[3G, G]`.
+
+    Returns:
+        `torch.Tensor`: Next prefix states `[B, L, G]`.
+
+    Raises:
+        ValueError: If shapes, dtypes or devices do not fit.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from domino_kernels import advance_lanes
+    >>> state = torch.tensor([[[0.0], [0.8]]])  # of two lanes; behind the second one two go on
+    >>> advance_lanes(torch.zeros(1, 2, 3), state, torch.tensor([[1, 1]]), torch.zeros(3, 1))[..., 0]  # z = 1/2
+    tensor([[0.4000, 0.4000]])
+
+    ```
+    """
+    check_advance(products, state, owners, weight_hh)
+    implementation = _implementation("triton_lanes", state, products, weight_hh)
+    return implementation.advance_lanes(products, state, owners, weight_hh)
+
+
+def correct_lanes(
+    base_logits: torch.Tensor,
+    block_part: torch.Tensor,
+    state_part: torch.Tensor,
+    up_weight: torch.Tensor,
+    candidate_ids: torch.Tensor,
+) -> torch.Tensor:
+    """Correct the base logits of a depth's candidates for each of a tree's lanes, rounded as in [`correct_and_choose`].
+
+    Args:
+        base_logits (`torch.Tensor`): Those of the candidates, `[B, M]`.
+        block_part (`torch.Tensor`): Hidden part of W1, `[B, R]`.
+        state_part (`torch.Tensor`): State part of W1 of each lane, `[B, L, R]`.
+        up_weight (`torch.Tensor`): W2, `[V, R]`.
+        candidate_ids (`torch.Tensor`): The candidates, which all lanes of a row share, int64 `[B, M]`.
+
+    Returns:
+        `torch.Tensor`: Corrected logits `[B, L, M]`, in the dtype of the base logits.
+
+    Raises:
+        ValueError: If shapes, dtypes or devices do not fit.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from domino_kernels import correct_lanes
+    >>> base, up_weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0], [0.0], [4.0]])
+    >>> correct_lanes(base, torch.zeros(1, 1), torch.tensor([[[0.0], [20.0]]]), up_weight, torch.tensor([[2, 0]]))
+    tensor([[[ 1.,  2.],
+             [81.,  2.]]])
+
+    ```
+    """
+    check_corrections(base_logits, block_part, state_part, up_weight, candidate_ids)
+    implementation = _implementation("triton_lanes", base_logits, block_part, state_part, up_weight)
+    return implementation.correct_lanes(base_logits, block_part, state_part, up_weight, candidate_ids)
+
+
 def _implementation(kernel: str, rows: torch.Tensor, *others: torch.Tensor) -> ModuleType:
     """The kernel's module, or the twins': the kernels have no backward, and read plain memory alone."""
     tensors = rows, *others
@@ -119,10 +191,4 @@ def _implementation(kernel: str, rows: torch.Tensor, *others: torch.Tensor) -> M
     is_plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
     if needs_gradient or not is_plain or not runs_triton(rows):
         return reference
-    if kernel == "triton_choose":
-        from . import triton_choose
-
-        return triton_choose
-    from . import triton_gru
-
-    return triton_gru
+    return import_module(f".{kernel}", __package__)

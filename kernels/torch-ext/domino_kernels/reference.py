@@ -3,7 +3,8 @@
 Domino (arXiv 2605.29707): corrected = base + W2 SiLU(W1 [z ; state]), where the state is that of a GRU that has read
 the tokens chosen so far.
 
-Shapes: B rows, V vocabulary, M candidates, R low rank, H width of embeddings, G width of the state.
+Shapes: B rows, L lanes of each, S lanes before them, V vocabulary, M candidates, R low rank, H width of embeddings, G
+width of the state.
 """
 
 from __future__ import annotations
@@ -61,3 +62,42 @@ def gru_step(
     """Twin of [`domino_kernels.gru_step`]; see there."""
     embeds = inputs if embedding is None else F.embedding(inputs, embedding)
     return torch.gru_cell(embeds, state, weight_ih, weight_hh)
+
+
+def advance_lanes(
+    products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor
+) -> torch.Tensor:
+    """Twin of [`domino_kernels.advance_lanes`]; see there."""
+    before = state.gather(1, owners[..., None].expand(-1, -1, state.shape[2]))
+    return step_from_products(products, before, weight_hh)
+
+
+def step_from_products(products: torch.Tensor, state: torch.Tensor, weight_hh: torch.Tensor) -> torch.Tensor:
+    """Advance a bias-free GRU by one token whose input products W_ih x are known.
+
+    Args:
+        products (`torch.Tensor`): `[..., 3G]`.
+        state (`torch.Tensor`): `[..., G]`.
+        weight_hh (`torch.Tensor`): `[3G, G]`.
+
+    Returns:
+        `torch.Tensor`: Next state `[..., G]`.
+    """
+    sizes = (2 * state.shape[-1], state.shape[-1])
+    gates, new = products.split(sizes, dim=-1)
+    state_gates, state_new = F.linear(state, weight_hh).split(sizes, dim=-1)
+    reset, update = (gates + state_gates).sigmoid().chunk(2, dim=-1)
+    return torch.lerp(torch.addcmul(new, reset, state_new).tanh(), state, update)
+
+
+def correct_lanes(
+    base_logits: torch.Tensor,
+    block_part: torch.Tensor,
+    state_part: torch.Tensor,
+    up_weight: torch.Tensor,
+    candidate_ids: torch.Tensor,
+) -> torch.Tensor:
+    """Twin of [`domino_kernels.correct_lanes`]; see there."""
+    low_rank = block_part[:, None] + state_part  # [B, L, R]
+    rows = F.embedding(candidate_ids, up_weight)  # [B, M, R]
+    return base_logits[:, None] + (F.silu(low_rank) @ rows.mT).to(base_logits)

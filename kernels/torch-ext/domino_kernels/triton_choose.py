@@ -23,6 +23,19 @@ MIN_NOISE = tl.constexpr(reference.MIN_NOISE)
 
 
 @triton.jit
+def activated(low_rank, weight):
+    """SiLU in fp32, rounded to the dtype of W2."""
+    return (low_rank * tl.sigmoid(low_rank)).to(weight.dtype.element_ty)
+
+
+@triton.jit
+def corrected(logits, correction, weight, base):
+    """Logits and corrections summed: each rounded to the dtype of its tensor, W2 or base logits; fp32."""
+    correction = correction.to(weight.dtype.element_ty).to(tl.float32)
+    return (logits + correction).to(base.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
 def _choose_in_tile(
     base, low_rank, weight, candidates, noise, best_score, best_id,
     num_rows, num_columns, rank, temperature,
@@ -42,11 +55,9 @@ def _choose_in_tile(
             ids = tl.load(candidates + row * candidate_stride + columns, mask=inside, other=0)
             tile = tl.load(weight + ids[:, None] * weight_stride + ranks[None, :], mask=mask, other=0.0)
         x = tl.load(low_rank + row * low_rank_stride + ranks, mask=in_rank, other=0.0).to(tl.float32)
-        activated = (x * tl.sigmoid(x)).to(weight.dtype.element_ty).to(tl.float32)
-        correction = tl.sum(tile.to(tl.float32) * activated[None, :], axis=1)
-        correction = correction.to(weight.dtype.element_ty).to(tl.float32)
+        correction = tl.sum(tile.to(tl.float32) * activated(x, weight).to(tl.float32)[None, :], axis=1)
         logits = tl.load(base + row * base_stride + columns, mask=inside, other=float("-inf")).to(tl.float32)
-        scores = (logits + correction).to(base.dtype.element_ty).to(tl.float32)
+        scores = corrected(logits, correction, weight, base)
         if SAMPLE:
             drawn = tl.load(noise + row * noise_stride + (ids if POOL else columns), mask=inside, other=1.0)
             scores = scores / temperature - tl.log(tl.where(drawn < MIN_NOISE, MIN_NOISE, drawn))

@@ -39,6 +39,15 @@ def _gate_sums(source, weight, units, size, num_units, stride, CHUNK: tl.constex
 
 
 @triton.jit
+def next_units(r, z, n, state_r, state_z, state_n, kept):
+    """Units of the next state, by their gates' sums over the token and over the state."""
+    reset = tl.sigmoid(r + state_r)
+    update = tl.sigmoid(z + state_z)
+    candidate = 2.0 * tl.sigmoid(2.0 * (n + reset * state_n)) - 1.0  # tanh
+    return candidate + update * (kept - candidate)
+
+
+@triton.jit
 def _gru_units(
     inputs, embedding, state, weight_ih, weight_hh, next_state,
     num_rows, input_size, num_units, input_stride, embedding_stride, state_stride, ih_stride, hh_stride,
@@ -56,11 +65,8 @@ def _gru_units(
         state_r, state_z, state_n = _gate_sums(
             old, weight_hh, units, num_units, num_units, hh_stride, STATE_CHUNK, UNITS
         )
-        reset = tl.sigmoid(r + state_r)
-        update = tl.sigmoid(z + state_z)
-        candidate = 2.0 * tl.sigmoid(2.0 * (n + reset * state_n)) - 1.0  # tanh
         kept = tl.load(old + units, mask=inside, other=0.0).to(tl.float32)
-        result = candidate + update * (kept - candidate)
+        result = next_units(r, z, n, state_r, state_z, state_n, kept)
         tl.store(next_state + row * num_units + units, result.to(next_state.dtype.element_ty), mask=inside)
 
 

@@ -15,6 +15,7 @@ from hf_domino.decoding.matches import Text
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
+from hf_domino.decoding.tree import growing
 from hf_domino.decoding.tree.chances import Chances, Decided, Sharpness
 from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.growing import grow_tree
@@ -220,8 +221,10 @@ def test_rows_teach_their_own_races():
     assert rows[0].beside.weight(2) < rows[0].deeper.weight(2)
 
 
+@pytest.mark.parametrize("is_fused", [False, True], ids=["", "fused"])
 @pytest.mark.parametrize("kind", ["greedy", "drawn"])
-def test_elsewhere_than_on_a_cpu_nothing_is_read_back(tiny_qwen3, kind):
+def test_elsewhere_than_on_a_cpu_nothing_is_read_back(tiny_qwen3, kind, is_fused, monkeypatch):
+    monkeypatch.setattr(growing, "fits_kernels", lambda *arguments: is_fused)
     with torch.device("meta"):  # any value that was read, and any tensor left on the CPU, would raise
         model = copy.deepcopy(tiny_qwen3).to("meta")
         drafter = build_drafter(tiny_qwen3, draft_pool_size=16).to("meta")

@@ -1,0 +1,85 @@
+"""`advance_lanes` and `correct_lanes`: the kernels against their twins, and these against the chain's operations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity import (
+    STATE_TOLERANCE,
+    advance_both,
+    assert_equal_corrections,
+    correct_both,
+    make_advance,
+    make_corrections,
+)
+
+from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, gru_step
+
+# B, L, S, G and B, L, M, V, R: one lane, few sizes that fit the tiles, more lanes than a program takes.
+ADVANCES = [(3, 1, 1, 21), (1, 8, 8, 150), (3, 5, 7, 16), (2, 40, 3, 1), (3, 8, 2, 33)]
+CORRECTIONS = [(3, 1, 1, 50, 17), (1, 8, 70, 333, 48), (3, 5, 33, 64, 5), (2, 70, 7, 9, 1), (2, 8, 64, 100, 200)]
+DTYPES = list(STATE_TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", ADVANCES, ids=str)
+def test_states_are_equal(shape, dtype, device):
+    ours, theirs = advance_both(*make_advance(shape, dtype, device))
+    assert ours.dtype == theirs.dtype
+    torch.testing.assert_close(ours, theirs, atol=STATE_TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("base_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", CORRECTIONS, ids=str)
+def test_corrected_logits_are_equal(shape, dtype, base_dtype, device):
+    inputs = make_corrections(shape, dtype, device, base_dtype)
+    ours, theirs = correct_both(*inputs)
+    assert ours.dtype == theirs.dtype == base_dtype
+    assert_equal_corrections(ours, theirs, inputs[0], inputs[3])
+
+
+def test_inputs_may_be_slices(device):
+    products, state, owners, weight_hh = make_advance((4, 8, 6, 21), torch.float32, device)
+    wide, narrow = torch.cat((weight_hh, weight_hh), dim=1)[:, :21], slice(1, 6)
+    sliced = products[::2, narrow], state[1::2, :5], owners[::2, narrow].clamp_max(4), wide
+    torch.testing.assert_close(*advance_both(*sliced), atol=STATE_TOLERANCE[torch.float32], rtol=0)
+    base, block_part, state_part, up_weight, ids = make_corrections((4, 8, 40, 333, 17), torch.float32, device)
+    wide = torch.cat((up_weight, up_weight), dim=1)[:, :17]
+    sliced = base[::2, :30], block_part[1::2], state_part[::2, narrow], wide, ids[1::2, :30]
+    assert_equal_corrections(*correct_both(*sliced), base, up_weight)
+
+
+def test_a_lane_is_a_step_of_the_gru(device):
+    products, state, owners, weight_hh = make_advance((3, 5, 4, 21), torch.float32, device)
+    weight_ih = torch.eye(63, device=device)  # products are what the tokens bring to the gates
+    for row, lane in [(0, 0), (1, 4), (2, 2)]:
+        before = state[row, owners[row, lane]][None]
+        expected = gru_step(products[row, lane][None], before, weight_ih, weight_hh)[0]
+        for states in advance_both(products, state, owners, weight_hh):
+            torch.testing.assert_close(states[row, lane], expected, atol=STATE_TOLERANCE[torch.float32], rtol=0)
+
+
+def test_the_best_child_of_a_lane_is_what_a_chain_chooses(device):
+    base, block_part, state_part, up_weight, ids = make_corrections((3, 5, 40, 333, 17), torch.float32, device)
+    for scores in correct_both(base, block_part, state_part, up_weight, ids):
+        for lane in range(5):
+            chosen = correct_and_choose(base, block_part + state_part[:, lane], up_weight, ids)
+            assert torch.equal(ids.gather(1, scores[:, lane].argmax(dim=1, keepdim=True))[:, 0], chosen)
+
+
+def test_forbidden_candidates_stay_forbidden(device):
+    base, *others = make_corrections((2, 3, 40, 333, 17), torch.float32, device)
+    base[0, 1:] = -torch.inf
+    for scores in correct_both(base, *others):
+        assert torch.equal(scores.isinf(), base.isinf()[:, None].expand_as(scores))
+        assert not scores.isnan().any()
+
+
+def test_gradients_flow_through_pytorch(device):
+    base, block_part, *others = make_corrections((2, 3, 7, 33, 5), torch.float32, device)
+    correct_lanes(base, block_part.requires_grad_(), *others).sum().backward()
+    assert block_part.grad.abs().sum() > 0
+    products, *others = make_advance((2, 3, 4, 5), torch.float32, device)
+    advance_lanes(products.requires_grad_(), *others).sum().backward()
+    assert products.grad.abs().sum() > 0

@@ -15,6 +15,7 @@ from hf_domino.formats.engines import ENGINES
 from hf_domino.formats.exporting import refusals, stored_config
 
 TEMPLATE = Path(__file__).with_name("drafter.md.jinja")
+PAPERS = Path(__file__).with_name("papers")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # The Hub knows no library of this name, so it shows no snippet for it. No `pipeline_tag`, either: those that say
 # text-generation are offered to pipelines and servers as models of their own.
@@ -69,6 +70,7 @@ def render_card(
         on_hub=on_hub,
         is_chat=is_chat,
         engines=_engines(config),
+        papers=[(PAPERS / f"{name}.bib").read_text(encoding="utf-8").strip() for name in config.kind.papers],
         sections={section: mark(section, text) for section, text in sections.items() if text},
     )
     return f"{card}\n"

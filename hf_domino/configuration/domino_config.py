@@ -8,15 +8,10 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.utils import logging
 
-from hf_domino.configuration.from_target import (
-    DEFAULT_ROPE_THETA,
-    MAX_CAPTURED_LAYERS,
-    ROPE_TYPES,
-    default_target_layer_ids,
-    fields_from_target,
-)
+from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROPE_TYPES, fields_from_target
+from hf_domino.configuration.kinds import KINDS, MOST_LAYERS, KindFacts
 
-PROJECTOR_TYPES = ("domino", "dflash")
+PROJECTOR_TYPES = tuple(KINDS)
 logger = logging.get_logger(__name__)
 
 ACCEPTANCE_RULES = ("coupled", "residual")
@@ -150,7 +145,7 @@ class DominoConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs):
         if self.target_layer_ids is None and self.num_target_layers is not None:
-            self.target_layer_ids = default_target_layer_ids(self.num_target_layers)
+            self.target_layer_ids = self.kind.layer_ids(self.num_target_layers)
         if self.rope_parameters is None:
             self.rope_parameters = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
         if self.draft_vocab_size == self.vocab_size:
@@ -168,6 +163,7 @@ class DominoConfig(PreTrainedConfig):
         _check_choices(self)
         _check_windows(self)
         _check_target_layer_ids(self)
+        self.kind.check(self)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -183,6 +179,11 @@ class DominoConfig(PreTrainedConfig):
                 "Load a target with AutoModelForCausalLM; drafters are made by `hf-domino train`."
             )
         return super().from_dict(config_dict, **kwargs)
+
+    @property
+    def kind(self) -> KindFacts:
+        """What is known of its kind of drafter, which `projector_type` names."""
+        return KINDS.get(self.projector_type, KINDS["domino"])  # another name is refused by `check`
 
     @property
     def label_offset(self) -> int:
@@ -245,10 +246,9 @@ class DominoConfig(PreTrainedConfig):
                 "a Domino drafter reads a decoder-only target."
             )
         text = target_config.get_text_config(decoder=True)
-        fields = fields_from_target(text, tokenizer) | overrides
-        if "target_layer_ids" not in overrides:
-            fields["target_layer_ids"] = default_target_layer_ids(fields["num_target_layers"], MAX_CAPTURED_LAYERS)
-        return cls(**fields)
+        kind = KINDS.get(overrides.get("projector_type", cls.projector_type), KINDS["domino"])
+        kind.check_overrides(overrides)
+        return cls(**(fields_from_target(text, tokenizer) | dict(kind.defaults) | overrides))
 
 
 def _check_range(config: DominoConfig, field: str, low: int, high: int | None = None, hint: str = "") -> None:
@@ -330,10 +330,10 @@ def _check_windows(config: DominoConfig) -> None:
 
 def _check_target_layer_ids(config: DominoConfig) -> None:
     ids, num_layers = config.target_layer_ids, config.num_target_layers
-    last = None if num_layers is None else num_layers - 2
-    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or (last is not None and max(ids) > last):
+    allowed = config.kind.readable(num_layers)
+    if not ids or len(set(ids)) != len(ids) or not all(layer in allowed for layer in ids):
+        first, last = ("..." if layer + 1 >= MOST_LAYERS - 1 else layer for layer in (allowed.start, allowed.stop - 1))
         raise ValueError(
-            f"target_layer_ids must be unique and in [0, {'...' if last is None else last}] "
-            f"(num_target_layers={num_layers}; the last layer's hidden state is returned after the final norm and "
-            f"cannot be used), got {ids}."
+            f"target_layer_ids must be unique and in [{first}, {last}] (num_target_layers={num_layers}; "
+            f"{config.kind.why_readable}), got {ids}."
         )

@@ -1,6 +1,6 @@
 """One generation's drafting: context features in, draft proposals out. Both generation loops use it.
 
-Shapes: B batch, C new context positions, K block size, P proposals, H hidden size.
+Shapes: B batch, C new context positions, P proposals, H hidden size.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DraftSession:
         self.drafter, self.target, self.law = drafter, target, law
         drafter.vocabulary.prepare(target)
         self.timer = timer or PhaseTimer(enabled=False)
-        self._cache = context or ContextCache(len(drafter.layers))
+        self._cache = context or drafter.new_context()
         # On other devices, knowing which token to look up would have to be waited for.
         on_cpu = drafter.has_correction_head and drafter.device.type == "cpu"
         self._table = InputTable(drafter.prefix_gru, target) if on_cpu else None
@@ -114,7 +114,7 @@ class DraftSession:
         """All context observed so far, stored."""
         if self._captured:
             with self.timer.phase("draft"):
-                self._run_backbone(self._new_positions.new_zeros(len(self._new_counts), 0))
+                self._draft(self._new_positions.new_zeros(len(self._new_counts), 0))
         return self._cache
 
     def select(self, rows: Sequence[int]) -> None:
@@ -149,18 +149,11 @@ class DraftSession:
         count = config.num_draft_tokens if num_draft_tokens is None else min(num_draft_tokens, config.num_draft_tokens)
         if count <= 0:
             return anchors[:, :0]
-        draft_hidden = self._draft_hidden(anchors)
+        with self.timer.phase("draft"):
+            draft_hidden = self._draft(anchors)
         with self.timer.phase("rollout"):
             noise = noise[:, :count] if isinstance(noise, torch.Tensor) else noise
             return self._choose(draft_hidden[:, :count], prefixes, noise, goes_on)
-
-    def _draft_hidden(self, anchors: torch.Tensor) -> torch.Tensor:
-        """Draft hidden states `[B, P, H]` of the positions that predict, behind the anchors `[B, 1]`."""
-        config = self.drafter.config
-        with self.timer.phase("draft"):
-            masks = anchors.new_full((len(anchors), config.block_size - 1), config.mask_token_id)
-            draft_hidden = self._run_backbone(torch.cat((anchors, masks), dim=1))
-        return draft_hidden[:, config.label_offset : config.label_offset + config.num_draft_tokens]
 
     def grow(self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, **options: Any) -> Grown:
         """Draft trees; all context before the anchors must have been observed.
@@ -171,7 +164,8 @@ class DraftSession:
             noise (`torch.Tensor`, *optional*): Of the steps, `[B, C, V]` or of more of them.
             options: Those of [`~hf_domino.decoding.tree.growing.grow_tree`].
         """
-        draft_hidden = self._draft_hidden(prefixes.last())[:, :most]
+        with self.timer.phase("draft"):
+            draft_hidden = self._draft(prefixes.last())[:, :most]
         with self.timer.phase("rollout"):
             return self._grow(draft_hidden, prefixes, noise, **options)
 
@@ -187,23 +181,16 @@ class DraftSession:
     ) -> torch.Tensor:
         return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, goes_on)
 
-    def _run_backbone(self, block: torch.Tensor) -> torch.Tensor:
-        """Draft hidden states `[B, Q, H]` of the block `[B, Q]` that starts at the anchors; stores the new context."""
-        device = self.drafter.device
-        noise_embeds = self.target.embed(block.long()).to(device)
+    def _draft(self, anchors: torch.Tensor) -> torch.Tensor:
+        """Draft hidden states `[B, P, H]` behind anchors `[B, 1]`; stores the new context, also for `[B, 0]`."""
         assert self._anchors.numel(), "observe the context before proposing"
-        positions = self._anchors + torch.arange(block.shape[1], device=device)
-        is_new, context = len(self._captured) > 0, None
-        if is_new:
+        features = feature_positions = counts = None
+        if self._captured:
             layers = [torch.cat(pieces, dim=1) for pieces in zip(*self._captured, strict=True)]
-            context = self.drafter.fuse_context([states.to(device) for states in layers])
-        draft_hidden = self.drafter(
-            noise_embeds,
-            positions,
-            context,
-            self._new_positions if is_new else None,
-            cache=self._cache,
-            context_counts=self._new_counts if is_new else None,
+            features = self.drafter.fuse_context([states.to(self.drafter.device) for states in layers])
+            feature_positions, counts = self._new_positions, self._new_counts
+        draft_hidden = self.drafter.kind.draft(
+            self.target, anchors, self._anchors, features, feature_positions, self._cache, counts
         )
         self._captured = []
         return draft_hidden

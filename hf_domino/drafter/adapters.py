@@ -44,6 +44,7 @@ def add_lora(drafter: Any, rank: int, alpha: int) -> Any:
     """
     from peft import LoraConfig, get_peft_model
 
+    drafter.config.kind.refuse_what_it_lacks("lora_rank")
     if not drafter.name_or_path:
         remedy = "Save it with save_pretrained, and load it again."
         raise refusal("the drafter of a LoRA training", "one loaded from a folder or the Hub", "a new one", remedy)

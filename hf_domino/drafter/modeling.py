@@ -1,8 +1,8 @@
-"""`DominoDraftModel`: context fusion, backbone and correction head under the tensor names of the releases.
+"""`DominoDraftModel`: the model that a drafter of any kind is, loaded, saved, viewed and counted in one way.
 
-Domino is arXiv 2605.29707, DFlash arXiv 2602.06036. Embeddings and lm_head are the target's and are not stored.
+What it drafts by is its kind's, in `drafter.kinds`. Embeddings and lm_head are the target's and are not stored.
 
-Shapes: B batch, Q block positions, C new context positions, S all context positions, H hidden size, L captured layers.
+Shapes: B batch, C new context positions, H hidden size, L captured layers.
 """
 
 from __future__ import annotations
@@ -15,24 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from hf_domino._common.refusal import refusal
 from hf_domino.cards.pushing import PushesItsCard
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import base_download, base_of, load_adapter
-from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
 from hf_domino.drafter.head_rows import HeadRows
+from hf_domino.drafter.kinds.kind import Kind
+from hf_domino.drafter.kinds.registry import KINDS
 from hf_domino.drafter.restricting import restrict
 from hf_domino.drafter.stats import DecodingStats, last_stats
-from hf_domino.drafter.view import BlockView
 from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
-from hf_domino.drafter.windows import windowed
 from hf_domino.formats.d2t import check_d2t
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
@@ -44,8 +41,8 @@ from hf_domino.formats.standalone.bundle import write_bundle
 class DominoDraftModel(PushesItsCard, PreTrainedModel):
     """A drafter: reads target hidden states and proposes a block of tokens in one parallel pass.
 
-    Pass it as `assistant_model` to `generate` or to a text-generation pipeline. With `projector_type="dflash"` in the
-    configuration there is no correction head.
+    Pass it as `assistant_model` to `generate` or to a text-generation pipeline. Its kind is the configuration's
+    `projector_type`.
 
     Args:
         config (`DominoConfig`): Sizes and conventions; see [`DominoConfig.for_target`].
@@ -73,29 +70,31 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
     _supports_sdpa = True
     supports_gradient_checkpointing = True
     _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
+    prefix_gru: PrefixGRU  # of kinds with a correction head
+    embed_proj: CorrectionProjection
 
     def __init__(self, config: DominoConfig):
         config.check()  # `from_pretrained` sets fields after it has built the configuration
         super().__init__(config)
-        self.fc = nn.Linear(len(config.target_layer_ids or ()) * config.hidden_size, config.hidden_size, bias=False)
-        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.layers = nn.ModuleList(BackboneLayer(config, index) for index in range(config.num_hidden_layers))
-        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        if config.projector_type == "domino":
-            self.prefix_gru = PrefixGRU(config.hidden_size, config.gru_hidden_dim)
-            self.embed_proj = CorrectionProjection(
-                config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.draft_width
-            )
+        self.kind.build()
         if config.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self._head_rows = HeadRows()
-        self._rotary = RotaryTable(config)
         self.post_init()
+
+    @property
+    def kind(self) -> Kind:
+        """What it drafts by."""
+        return KINDS[self.config.projector_type](self)
 
     @property
     def has_correction_head(self) -> bool:
         """Whether drafts are corrected token by token (Domino) or taken as they are (DFlash)."""
-        return self.config.projector_type == "domino"
+        return self.config.kind.has_correction_head
+
+    def new_context(self) -> ContextCache:
+        """An empty cache of its context."""
+        return ContextCache(self.config.kind.context(self.config)[0])
 
     @property
     def vocabulary(self) -> DraftVocabulary:
@@ -153,6 +152,10 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             remedy = "Take a copy with fewer tokens: drafter.restricted(token_ids)."
             raise refusal("draft_vocab_size", self.config.draft_vocab_size, view.config.draft_vocab_size, remedy)
         view.config.check()
+        shapes, own = (each.kind.shapes(each) for each in (view.config, self.config))
+        if not shapes.items() <= own.items():
+            remedy = "Make a drafter of that shape: DominoDraftModel(DominoConfig.for_target(target.config, ...))."
+            raise refusal(f"{', '.join(changes)} of a view", "of the drafter's own weights", changes, remedy)
         return view
 
     def restricted(self, token_ids: Sequence[int] | torch.Tensor) -> DominoDraftModel:
@@ -189,65 +192,20 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         Returns:
             `torch.Tensor`: Context features `[B, C, H]` in the drafter's dtype.
         """
-        return self.hidden_norm(self.fc(torch.cat(tuple(hidden_states), dim=-1).to(self.fc.weight)))
+        return self.kind.fuse_context(hidden_states)
 
     def forward(self, *args: Any, within: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Run the backbone as [`~DominoDraftModel.run_backbone`] does, or whatever else needs the weights.
+        """Run the weights as its kind does, or whatever else needs them.
 
         Args:
-            args, kwargs: Of the backbone.
+            args, kwargs: Of its kind's [`~drafter.kinds.kind.Kind.forward`].
             within (`Callable`, *optional*): Called in its place. Wrappers such as `DistributedDataParallel` and
                 `fully_shard` gather weights and follow gradients of what runs inside a forward.
 
         Returns:
             `torch.Tensor`: Draft hidden states `[B, Q, H]`, or what `within` returns.
         """
-        return self.run_backbone(*args, **kwargs) if within is None else within()
-
-    def run_backbone(
-        self,
-        noise_embeds: torch.Tensor,
-        position_ids: torch.Tensor,
-        context_features: torch.Tensor | None = None,
-        context_position_ids: torch.Tensor | None = None,
-        view: BlockView | None = None,
-        cache: ContextCache | None = None,
-        context_counts: Sequence[int] | None = None,
-    ) -> torch.Tensor:
-        """Run the backbone over one block, or over several side by side.
-
-        Args:
-            noise_embeds (`torch.Tensor`): Target embeddings of anchor and masks, `[B, Q, H]`.
-            position_ids (`torch.Tensor`): Absolute positions `[B, Q]`.
-            context_features (`torch.Tensor`, *optional*): New context `[B, C, H]`, as `fuse_context` returns it.
-            context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
-            view (`BlockView`, *optional*): What blocks side by side see; None for one block, which sees all context
-                and itself. Windows are within it.
-            cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
-            context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
-                positions, where a cache is given; None for all.
-
-        Returns:
-            `torch.Tensor`: Draft hidden states `[B, Q, H]`.
-        """
-        mask = None
-        if cache is not None:
-            num_new = 0 if context_features is None else context_features.shape[1]
-            mask = _block_mask(cache.begin(len(noise_embeds), num_new, context_counts), noise_embeds)
-        if context_position_ids is not None:
-            position_ids = torch.cat((context_position_ids, position_ids), dim=1)
-        inputs = AttentionInputs(context_features, self._rotary(position_ids), mask, cache, view=view)
-        sliding = (
-            windowed(self.config, inputs, position_ids, noise_embeds.shape[1])
-            if self.config.has_sliding_layers
-            else inputs
-        )
-        block = noise_embeds.to(self.fc.weight)  # the final norm may be a shard of its own until it runs
-        for index, layer in enumerate(self.layers):
-            block = layer(block, sliding if self.config.is_sliding(index) else inputs)
-        if cache is not None:
-            cache.advance()
-        return self.norm(block)
+        return self.kind.forward(*args, **kwargs) if within is None else within()
 
     def get_input_embeddings(self) -> None:
         """Return None: embeddings are the target's. Sharding by `accelerate` asks."""
@@ -335,11 +293,3 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         pushed = copy.copy(self)  # it saves itself, without a word of how
         pushed.save_pretrained = partial(self.save_pretrained, standalone=standalone)  # type: ignore[method-assign]
         return super(DominoDraftModel, pushed).push_to_hub(*args, **kwargs)
-
-
-def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:
-    """Mask `[B, 1, 1, S + Q]` of a block that sees the `visible` `[B, S]` context and all of itself."""
-    if visible is None:
-        return None
-    length = noise_embeds.shape[1]
-    return F.pad(visible, (0, length), value=True)[:, None, None].to(noise_embeds.device)

@@ -31,7 +31,6 @@ from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.decoding.tree.support import why_chain
 from hf_domino.decoding.verification import CoupledRule
-from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.integration.call_checks import check_inputs
 from hf_domino.target.compatibility import check_drafter, check_target
@@ -222,7 +221,7 @@ def _draft(
     """Draft hidden states `[1, C, H]` of the positions that predict, in the block at the last token."""
     context = drafter.fuse_context([states.to(drafter.device) for states in captured])
     anchors = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device)
-    block = draft_hidden_states(drafter, target, input_ids, context, anchors)[:, 0]  # [1, K, H]
+    block = drafter.kind.draft_blocks(target, input_ids, context, anchors)[:, 0]  # [1, K, H]
     first = drafter.config.label_offset
     return block[:, first : first + drafter.config.num_draft_tokens]
 

@@ -71,6 +71,7 @@ def stored_config(
     """
     if format not in FORMATS:
         raise refusal("format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own.")
+    config.kind.refuse_what_it_lacks("export")
     described = deepcopy(config)
     described.dtype = _dtype(dtype)
     write = FORMATS[format].stored

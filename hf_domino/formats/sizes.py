@@ -1,8 +1,6 @@
 """The tensors that a configuration describes, compared with a checkpoint's before anything is built.
 
 A size that stands in config.json alone could ask for any amount of memory; the headers of the files say what is there.
-
-Shapes: D drafted tokens, H hidden size, L captured layers, G GRU width, R low rank.
 """
 
 from __future__ import annotations
@@ -14,7 +12,8 @@ import torch
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.d2t import D2T, W2
+from hf_domino.configuration.kinds import Shapes
+from hf_domino.formats.d2t import D2T
 from hf_domino.formats.format import Format, is_of_target
 from hf_domino.formats.stored import StoredTensor
 from hf_domino.target.compatibility import HEAD_MODULES
@@ -24,7 +23,6 @@ SIZES = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("gru_hidden_dim", "emb_dim", "vocab_size", "draft_vocab_size"),
 )
-Shapes = dict[str, tuple[int, ...]]
 
 
 def shapes_of(config: DominoConfig) -> Shapes:
@@ -42,40 +40,10 @@ def shapes_of(config: DominoConfig) -> Shapes:
 
     ```
     """
-    width, state, rank = config.hidden_size, config.gru_hidden_dim, config.emb_dim
-    found: Shapes = {
-        "fc": (width, len(config.target_layer_ids or ()) * width),  # [H, L * H]
-        "hidden_norm": (width,),
-        "norm": (width,),
-    }
-    for index in range(config.num_hidden_layers):
-        found |= {f"layers.{index}.{name}": shape for name, shape in _layer_shapes(config).items()}
-    if config.projector_type == "domino":
-        found |= {"embed_proj.0": (rank, width + state), W2.removesuffix(".weight"): (config.draft_width, rank)}
-    found = {f"{name}.weight": shape for name, shape in found.items()}
-    if config.projector_type == "domino":
-        found |= {f"prefix_gru.weight_{part}_l0": (3 * state, size) for part, size in (("ih", width), ("hh", state))}
+    found = config.kind.shapes(config)
     if config.draft_vocab_size is not None:
         found[D2T] = (config.draft_vocab_size,)
     return found
-
-
-def _layer_shapes(config: DominoConfig) -> Shapes:
-    width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
-    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
-    return {
-        "self_attn.q_proj": (queries, width),
-        "self_attn.k_proj": (keys, width),
-        "self_attn.v_proj": (keys, width),
-        "self_attn.o_proj": (width, queries),
-        "self_attn.q_norm": (head,),
-        "self_attn.k_norm": (head,),
-        "mlp.gate_proj": (inner, width),
-        "mlp.up_proj": (inner, width),
-        "mlp.down_proj": (width, inner),
-        "input_layernorm": (width,),
-        "post_attention_layernorm": (width,),
-    }
 
 
 def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, StoredTensor | torch.Tensor]) -> None:
@@ -91,11 +59,11 @@ def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, Stor
             or of no drafter: it would draft otherwise than it was trained to.
     """
     _check_projector_type(config, stored)
-    depth = len({name.split(".")[1] for name in stored if re.match(r"layers\.\d+\.", name)})
-    if config.num_hidden_layers > depth:
+    modules, field = config.kind.repeated
+    depth = len({name.split(".")[1] for name in stored if re.match(rf"{modules}\.\d+\.", name)})
+    if (wanted := getattr(config, field)) > depth:
         remedy = "Load it with the configuration it was saved with, or download the checkpoint again."
-        expected = f"at most {depth} (layers in the checkpoint's files)"
-        raise refusal("num_hidden_layers", expected, config.num_hidden_layers, remedy)
+        raise refusal(field, f"at most {depth} ({modules} in the checkpoint's files)", wanted, remedy)
     described = shapes_of(config)
     if missing := sorted(described.keys() - stored.keys()):
         expected = f"complete (projector_type={config.projector_type!r})"
@@ -113,7 +81,7 @@ def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, Stor
 
 
 def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:
-    has_head = config.projector_type == "domino"
+    has_head = config.kind.has_correction_head
     parts = {name.split(".")[0] for name in stored}
     if has_head and parts.isdisjoint(HEAD_MODULES):
         raise refusal(

@@ -67,9 +67,10 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         value, expected = getattr(config, field), getattr(text, target_field)
         if value not in (None, expected):
             raise refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
-    last = text.num_hidden_layers - 2
-    if not all(0 <= layer <= last for layer in config.target_layer_ids or ()):
-        expected = f"in [0, {last}] (the target has {text.num_hidden_layers} layers; the last one's output is normed)"
+    allowed = config.kind.readable(text.num_hidden_layers)
+    if not all(layer in allowed for layer in config.target_layer_ids or ()):
+        bounds = f"in [{allowed.start}, {allowed.stop - 1}]"
+        expected = f"{bounds} (the target has {text.num_hidden_layers} layers; {config.kind.why_readable})"
         raise refusal("the drafter's target_layer_ids", expected, config.target_layer_ids, OWN_DRAFTER)
     if config.target_model_type not in (None, text.model_type, target.config.model_type):
         remedy = f"{OWN_DRAFTER} If it does fit, set drafter.config.target_model_type = None."
@@ -203,7 +204,7 @@ def check_drafter(drafter: PreTrainedModel) -> None:
     if empty:
         remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."
         raise refusal("the drafter's device", "one that holds its weights", f"meta ({len(empty)} tensors)", remedy)
-    if drafter.config.projector_type == "domino":
+    if drafter.config.kind.has_correction_head:
         modules = dict(drafter.named_modules())
         own = {name: dict(modules[name].named_parameters(recurse=False)) for name in HEAD_LAYERS if name in modules}
         wrapped = [name for name, weight in HEAD_LAYERS.items() if weight not in own.get(name, {})]

@@ -45,6 +45,7 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
     Raises:
         ValueError: If the target's layers are not made as the drafter's are.
     """
+    drafter.config.kind.refuse_what_it_lacks("start_from_target")
     decoder: Any = target.get_decoder()
     layers = list(getattr(decoder, "layers", ()))[-len(drafter.layers) :]
     if not layers:

@@ -12,8 +12,8 @@ from torch.nn.functional import normalize, silu
 
 from hf_domino.decoding.static.fixed_caches import FixedContext
 from hf_domino.drafter import modeling
-from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.drafter.context import ContextCache
+from hf_domino.drafter.kinds import domino
 from hf_domino.target.view import TargetModel
 
 HIDDEN, BLOCK, WINDOW, LENGTH = 32, 6, 8, 30
@@ -153,7 +153,7 @@ def test_blocks_side_by_side(make, target, windows):
     drafter, ids = make(windows), torch.randint(4, 64, (2, LENGTH))
     view, anchors = TargetModel(target, drafter.config), torch.tensor([[1, 9, 24], [5, 17, -1]])
     context, _, positions = inputs(batch_size=2)
-    found = draft_hidden_states(drafter, view, ids, context, anchors)
+    found = drafter.kind.draft_blocks(view, ids, context, anchors)
     for row, index in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
         anchor = int(anchors[row, index])
         block = torch.tensor([[int(ids[row, anchor])] + [drafter.config.mask_token_id] * (BLOCK - 1)])
@@ -197,7 +197,7 @@ def test_sampled_texts_are_those_of_the_seed(make, target):
 
 
 def test_without_windows_nothing_is_masked(tiny_drafter, monkeypatch):
-    monkeypatch.setattr(modeling, "windowed", None)
+    monkeypatch.setattr(domino, "windowed", None)
     noise, positions = torch.randn(1, BLOCK, HIDDEN), torch.arange(20)[None]
     tiny_drafter(noise, positions[:, 14:], torch.randn(1, 14, HIDDEN), positions[:, :14], cache=ContextCache(2))
 

@@ -18,7 +18,6 @@ import hf_domino
 from hf_domino import DominoDraftModel
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.evaluation import check
 from hf_domino.evaluation.check import check_fit, measure, prompts, verdict
 from hf_domino.evaluation.check.estimate import estimate_mean
@@ -181,7 +180,7 @@ def learned_by_heart(tiny_qwen3):
             captured = view.captured(tiny_qwen3(text.ids, **view.capture_kwargs()))
         anchors = torch.arange(text.prompt_length, text.ids.shape[1] - drafter.config.block_size)
         features = drafter.fuse_context(captured)
-        (hidden,) = draft_hidden_states(drafter, view, text.ids, features, anchors[None])
+        (hidden,) = drafter.kind.draft_blocks(view, text.ids, features, anchors[None])
         labels = text.ids[0, anchors[:, None] + 1 + torch.arange(drafter.config.block_size)]
         optimizer.zero_grad()
         F.cross_entropy(view.logits(hidden).flatten(0, 1), labels.flatten()).backward()

@@ -1,6 +1,6 @@
 """Drafting in rounds of fixed shape: backbone, and rollout or growth, as stages.
 
-Shapes: P proposals, W positions of a verification forward, K block size, H hidden size, L captured layers.
+Shapes: P proposals, W positions of a verification forward, H hidden size, L captured layers.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class StaticDraftSession(DraftSession):
         self._store()
         return self._fixed.to_dynamic()
 
-    def _run_backbone(self, block: torch.Tensor) -> torch.Tensor:
-        """Draft hidden states `[1, K, H]` of the block `[1, K]`; stores the new context."""
+    def _draft(self, anchors: torch.Tensor) -> torch.Tensor:
+        """Draft hidden states `[1, P, H]` behind the anchor `[1, 1]`; stores the new context."""
         pending = self._pending
         if pending is None:  # stored already: positions of which none is valid stand for it
             size = len(self.drafter.config.target_layer_ids) * self.drafter.config.hidden_size
@@ -83,18 +83,15 @@ class StaticDraftSession(DraftSession):
             pending = torch.zeros(1, width, size, dtype=self.target.model.dtype, device=self.drafter.device)
             self._fixed.announce(0)
         self._pending = None
-        return self._graphs("backbone", self._backbone, block, pending)[0]
+        return self._graphs("backbone", self._backbone, anchors, pending)[0]
 
-    def _backbone(self, block: torch.Tensor, pending: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        device, context = self.drafter.device, self._fixed
-        draft_hidden = self.drafter(
-            self.target.embed(block).to(device),
-            (context.length + torch.arange(block.shape[1], device=device))[None],
-            self.drafter.fuse_context([pending]),
-            (context.start + torch.arange(pending.shape[1], device=device))[None],
-            cache=context,
+    def _backbone(self, anchors: torch.Tensor, pending: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        context = self._fixed
+        positions = (context.start + torch.arange(pending.shape[1], device=self.drafter.device))[None]
+        features = self.drafter.fuse_context([pending])
+        return (
+            self.drafter.kind.draft(self.target, anchors, context.length[None, None], features, positions, context),
         )
-        return (draft_hidden,)
 
     def _choose(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None

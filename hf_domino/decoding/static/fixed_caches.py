@@ -8,6 +8,7 @@ Shapes: A key/value heads, S capacity, C new context positions, Q block position
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -127,7 +128,7 @@ class FixedContext:
 
     Args:
         num_layers (`int`): Drafter layers.
-        shape (`tuple[int, int]`): Key/value heads and head width (A, D).
+        shape (`Sequence[int]`): Key/value heads and head width (A, D).
         capacity (`int`): Context positions (S).
         block_size (`int`): Positions of a block.
         dtype (`torch.dtype`): The drafter's.
@@ -137,7 +138,7 @@ class FixedContext:
     def __init__(
         self,
         num_layers: int,
-        shape: tuple[int, int],
+        shape: Sequence[int],
         capacity: int,
         block_size: int,
         dtype: torch.dtype,

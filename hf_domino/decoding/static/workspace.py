@@ -47,16 +47,10 @@ class Workspace:
         self, like: Cache, drafter: DominoDraftModel, capacity: int, device: torch.device, state: Hashable = None
     ):
         config = drafter.config
+        num_layers, *shape = config.kind.context(config)
         self.capacity, self.device, self.state = capacity, device, state
         self.cache = FixedCache(like, capacity, device)
-        self.context = FixedContext(
-            config.num_hidden_layers,
-            (config.num_key_value_heads, config.head_dim),
-            capacity,
-            config.block_size,
-            drafter.dtype,
-            drafter.device,
-        )
+        self.context = FixedContext(num_layers, shape, capacity, config.block_size, drafter.dtype, drafter.device)
         # A graph is of one device.
         self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
         self._held: dict[str, torch.Tensor] = {}

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from hf_domino.configuration.domino_config import DominoConfig, default_target_layer_ids
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.drafter.blocks import draft_hidden_states
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
 from hf_domino.evaluation.check.prompts import Prompt
@@ -116,7 +115,8 @@ def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[t
     yield AS_CONFIGURED, drafter.view()
     for layer_ids in _other_layer_ids(config, num_target_layers):
         yield f"{LAYERS}{layer_ids}", drafter.view(target_layer_ids=layer_ids)
-    if config.pure_draft_prefix_len < config.block_size - int(config.shift_label):
+    can_shift = config.pure_draft_prefix_len < config.block_size - int(config.shift_label)
+    if can_shift and "shift_label" not in config.kind.fixed:
         yield f"{SHIFT_LABEL}{not config.shift_label}", drafter.view(shift_label=not config.shift_label)
     if drafter.has_correction_head:
         yield WITHOUT_HEAD, drafter.view(projector_type="dflash")
@@ -127,11 +127,12 @@ def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[
     """Layers a drafter may have been trained with instead: one off, in order, and by the releases' rule."""
     ids = list(config.target_layer_ids or ())
     candidates = [[layer + 1 for layer in ids], [layer - 1 for layer in ids], sorted(ids)]
-    candidates.append(default_target_layer_ids(num_target_layers, len(ids)))
+    candidates.append(config.kind.layer_ids(num_target_layers, len(ids)))
+    readable = config.kind.readable(num_target_layers)
     found: list[list[int]] = []
     for other in candidates:
-        # The last layer's output is normed: no drafter reads it. `fc` fixes how many there are.
-        is_valid = len(other) == len(ids) and min(other) >= 0 and max(other) <= num_target_layers - 2
+        # The weights fix how many there are.
+        is_valid = len(other) == len(ids) and all(layer in readable for layer in other)
         if is_valid and other != ids and other not in found:
             found.append(other)
     return found
@@ -167,7 +168,7 @@ def _draft_everywhere(
     lengths = []
     for piece in anchors.split(ANCHORS_PER_FORWARD) if len(anchors) else ():
         context = None if features is None else features[:, : int(piece.max())]
-        draft_hidden = draft_hidden_states(drafter, target, text.ids, context, piece[None])[0]
+        draft_hidden = drafter.kind.draft_blocks(target, text.ids, context, piece[None])[0]
         first = drafter.config.label_offset
         prefixes = Prefixes(text.ids.expand(len(piece), -1), (piece + 1).tolist(), [0] * len(piece))
         proposals = rollout(drafter, target, draft_hidden[:, first : first + depth], prefixes, law)

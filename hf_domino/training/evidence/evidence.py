@@ -61,7 +61,7 @@ class EvaluationMeter(TrainingMeter):
 
     def __init__(self, config: DominoConfig, device: torch.device):
         super().__init__(config.label_offset, device)
-        self._has_head = config.projector_type == "domino"
+        self._has_head = config.kind.has_correction_head
         self._places = torch.arange(config.num_draft_tokens + 1, device=device)
         # Blocks with at least 0, 1, ..., P proposals right, of base and corrected logits.
         self._survivors = torch.zeros(2, config.num_draft_tokens + 1, device=device, dtype=torch.int64)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hf_domino.drafter.blocks import block_positions, draft_hidden_states, gather_positions
+from hf_domino.drafter.blocks import block_positions, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
 
@@ -91,12 +91,12 @@ def draft_blocks(
         context_features (`torch.Tensor`): `[B, C, H]` of the first C positions, enough to reach all anchors.
         anchors (`torch.Tensor`): `[B, N]`.
         position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed, as in
-            [`~drafter.blocks.draft_hidden_states`].
+            [`~drafter.kinds.kind.Kind.draft_blocks`].
 
     Returns:
         `DraftedBlocks`: Hidden states and prefix states.
     """
-    hidden = draft_hidden_states(drafter, target, input_ids, context_features, anchors, position_ids)
+    hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors, position_ids)
     if not drafter.has_correction_head:
         return DraftedBlocks(hidden, None)
     tokens = gather_positions(input_ids, block_positions(anchors, drafter.config.block_size))

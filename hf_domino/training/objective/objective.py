@@ -74,9 +74,10 @@ class Objective:
         autocast: Callable[[], AbstractContextManager],
     ):
         self.drafter, self.target, self.args = drafter, target, args
-        self.loss_decay = args.loss_decay or default_loss_decay(drafter.config.block_size)
+        config = drafter.config
+        self.loss_decay = args.loss_decay or config.kind.loss_decay or default_loss_decay(config.block_size)
         self.options = args.loss_options()
-        self.max_logits = args.logits_per_chunk(drafter.config.draft_width)
+        self.max_logits = args.logits_per_chunk(config.draft_width)
         self._autocast = autocast
         self.gathers = not args.is_static
         self._final_is_known = False

@@ -127,6 +127,7 @@ def plan_training(
 
     ```
     """
+    config.kind.refuse_what_it_lacks("plan")
     sizes = count_sizes(target_config, config, target_dtype)
     shape = _Shape(config, args, sizes.dtype)
     memory = _memory(sizes, shape, args, num_processes)
@@ -268,7 +269,7 @@ def _activations(shape: _Shape, checkpointing: bool) -> int:
     by_key = width * hidden + (2 * FP32 + 2 * width) * shape.keys
     layer = block * by_query + (context + block) * by_key
     ends = context * norm * hidden + block * (norm + 2 * FP32) * hidden
-    if config.projector_type == "domino":
+    if config.kind.has_correction_head:
         # The GRU keeps its input, three gates from each side, and its states.
         ends += block * FP32 * (hidden + 8 * config.gru_hidden_dim)
     if checkpointing:
@@ -290,7 +291,7 @@ def _flops(
     attended = 2 * block * (shape.length / 2 + config.block_size) * shape.queries
     layers = config.num_hidden_layers * (projected + attended)
     drafter = layers + context * shape.captured * config.hidden_size
-    if config.projector_type == "domino":
+    if config.kind.has_correction_head:
         state, rank = config.gru_hidden_dim, config.emb_dim
         drafter += block * (3 * state * (config.hidden_size + state) + rank * (config.hidden_size + state))
         drafter += block * rank * config.draft_width

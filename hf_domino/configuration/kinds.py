@@ -1,0 +1,179 @@
+"""The kinds of drafters, as configurations and files know them: `projector_type` names one.
+
+The other half of a kind, what it does with its weights, is in `drafter.kinds`.
+
+Shapes: H hidden size, L captured layers, G GRU width, R low rank, D tokens that are drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hf_domino._common.refusal import refusal
+from hf_domino.configuration.from_target import MAX_CAPTURED_LAYERS, default_target_layer_ids
+
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
+
+Shapes = dict[str, tuple[int, ...]]
+MOST_LAYERS = 10**6  # of a target that does not say how many it has
+
+
+@dataclass(frozen=True)
+class KindFacts:
+    """What is known of a kind of drafter before one is built.
+
+    Args:
+        title (`str`): Its name in messages.
+        link (`str`): Its name in cards, as Markdown.
+        papers (`tuple[str, ...]`): What is cited with it, in `cards/papers`.
+        shapes (`Callable`): Shapes of its weights by name, from a [`DominoConfig`].
+        repeated (`tuple[str, str]`): Its list of modules, and the field that says how many there are.
+        context (`Callable`): Layers of its context cache, their heads and the width of a head.
+        way (`str`, *optional*, defaults to `""`): What a card says of its parallel pass.
+        has_correction_head (`bool`, *optional*, defaults to `False`): Whether drafts are corrected token by token.
+        reads_last_state (`bool`, *optional*, defaults to `False`): Whether it reads what the target's lm_head reads,
+            in place of what inner layers give.
+        defaults (`Mapping`, *optional*): Fields of a new drafter that do not follow its target.
+        fixed (`Mapping`, *optional*): Fields that say nothing of it, each with the value it must have.
+        unread (`tuple[str, ...]`, *optional*): Fields that it has no use for, which a new drafter is not given.
+        lacks (`Mapping`, *optional*): What all other kinds can do, and why this one cannot.
+        loss_decay (`float`, *optional*): Positions after which a weight of its training falls to 1/e; by the size of
+            the block if unset.
+    """
+
+    title: str
+    link: str
+    papers: tuple[str, ...]
+    shapes: Callable[[DominoConfig], Shapes]
+    repeated: tuple[str, str]
+    context: Callable[[DominoConfig], tuple[int, int, int]]
+    way: str = ""
+    has_correction_head: bool = False
+    reads_last_state: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    loss_decay: float | None = None
+
+    def readable(self, num_target_layers: int | None) -> range:
+        """Target layers whose outputs it may read."""
+        last = (MOST_LAYERS if num_target_layers is None else num_target_layers) - 1
+        return range(last, last + 1) if self.reads_last_state else range(last)
+
+    @property
+    def why_readable(self) -> str:
+        """Why these and no others."""
+        if self.reads_last_state:
+            return f"{self.title} reads what lm_head reads, the last layer's output after the final norm"
+        return "the last layer's hidden state is returned after the final norm and cannot be used"
+
+    def layer_ids(self, num_target_layers: int, num_captured: int = MAX_CAPTURED_LAYERS) -> list[int]:
+        """The layers that a new drafter reads."""
+        if self.reads_last_state:
+            return [num_target_layers - 1]
+        return default_target_layer_ids(num_target_layers, num_captured)
+
+    def check(self, config: DominoConfig) -> None:
+        """Refuse fields that say nothing of this kind.
+
+        Args:
+            config ([`DominoConfig`]): Of a drafter of this kind.
+
+        Raises:
+            ValueError: If one is not as it must be.
+        """
+        for name, value in self.fixed.items():
+            if getattr(config, name) != value:
+                raise refusal(f"{name} of a {self.title} drafter", value, getattr(config, name), "Leave it out.")
+
+    def check_overrides(self, overrides: Mapping[str, Any]) -> None:
+        """Refuse fields given for a new drafter that this kind has no use for.
+
+        Args:
+            overrides (`Mapping`): The fields.
+
+        Raises:
+            ValueError: Naming those.
+        """
+        if unread := [name for name in self.unread if name in overrides]:
+            raise refusal(f"{', '.join(unread)} of a {self.title} drafter", "left out", "given", "It has no such part.")
+
+    def refuse_what_it_lacks(self, feature: str) -> None:
+        """Refuse a feature that this kind does not have, by name.
+
+        Args:
+            feature (`str`): Such as `"lora_rank"`.
+
+        Raises:
+            ValueError: If it is among what it lacks.
+        """
+        if feature in self.lacks:
+            raise refusal(f"the drafter's kind with {feature}", "Domino or DFlash", self.title, self.lacks[feature])
+
+
+def _block_shapes(config: DominoConfig) -> Shapes:
+    """Of the backbone that drafts a block."""
+    width = config.hidden_size
+    found: Shapes = {
+        "fc": (width, len(config.target_layer_ids or ()) * width),  # [H, L * H]
+        "hidden_norm": (width,),
+        "norm": (width,),
+    }
+    for index in range(config.num_hidden_layers):
+        found |= {f"layers.{index}.{name}": shape for name, shape in _layer_shapes(config).items()}
+    return {f"{name}.weight": shape for name, shape in found.items()}
+
+
+def _layer_shapes(config: DominoConfig) -> Shapes:
+    width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
+    return {
+        "self_attn.q_proj": (queries, width),
+        "self_attn.k_proj": (keys, width),
+        "self_attn.v_proj": (keys, width),
+        "self_attn.o_proj": (width, queries),
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+        "mlp.gate_proj": (inner, width),
+        "mlp.up_proj": (inner, width),
+        "mlp.down_proj": (width, inner),
+        "input_layernorm": (width,),
+        "post_attention_layernorm": (width,),
+    }
+
+
+def _domino_shapes(config: DominoConfig) -> Shapes:
+    """Of the backbone and the correction head."""
+    width, state, rank = config.hidden_size, config.gru_hidden_dim, config.emb_dim
+    return _block_shapes(config) | {
+        "embed_proj.0.weight": (rank, width + state),
+        "embed_proj.2.weight": (config.draft_width, rank),
+        "prefix_gru.weight_ih_l0": (3 * state, width),
+        "prefix_gru.weight_hh_l0": (3 * state, state),
+    }
+
+
+def _keys_and_values(config: DominoConfig) -> tuple[int, int, int]:
+    return config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+
+
+_DFLASH = "[DFlash](https://arxiv.org/abs/2602.06036)"
+_LAYERS = ("layers", "num_hidden_layers")
+
+KINDS: dict[str, KindFacts] = {
+    "domino": KindFacts(
+        "Domino",
+        "[Domino](https://arxiv.org/abs/2605.29707)",
+        ("domino", "dflash"),
+        _domino_shapes,
+        _LAYERS,
+        _keys_and_values,
+        way=f" (a {_DFLASH} backbone), a GRU corrects them token by token",
+        has_correction_head=True,
+    ),
+    "dflash": KindFacts("DFlash", f"plain {_DFLASH}", ("dflash",), _block_shapes, _LAYERS, _keys_and_values),
+}

@@ -1,0 +1,153 @@
+"""Domino and DFlash: a backbone drafts a block from context features, which Domino's head corrects token by token.
+
+The block of anchor a stands at positions a..a+K-1 and sees the context strictly before a and itself (arXiv 2605.29707,
+2602.06036).
+
+Shapes: B batch, Q block positions, C new context positions, S all context positions or sequence length, N blocks per
+row, K block size, P proposals, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
+from hf_domino.drafter.blocks import block_positions, gather_positions
+from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU
+from hf_domino.drafter.kinds.kind import Kind
+from hf_domino.drafter.view import BlockView
+from hf_domino.drafter.windows import windowed
+from hf_domino.target.view import TargetModel
+
+
+class BlockKind(Kind):
+    """Domino, and DFlash, which has no correction head."""
+
+    def build(self) -> None:
+        """See [`Kind`]; the names are those of the releases."""
+        drafter, config = self.drafter, self.config
+        drafter.fc = nn.Linear(len(config.target_layer_ids or ()) * config.hidden_size, config.hidden_size, bias=False)
+        drafter.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        drafter.layers = nn.ModuleList(BackboneLayer(config, index) for index in range(config.num_hidden_layers))
+        drafter.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if config.kind.has_correction_head:
+            drafter.prefix_gru = PrefixGRU(config.hidden_size, config.gru_hidden_dim)
+            drafter.embed_proj = CorrectionProjection(
+                config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.draft_width
+            )
+        drafter._rotary = RotaryTable(config)
+
+    def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See [`Kind`]."""
+        fc = self.drafter.fc
+        return self.drafter.hidden_norm(fc(torch.cat(tuple(hidden_states), dim=-1).to(fc.weight)))
+
+    def forward(
+        self,
+        noise_embeds: torch.Tensor,
+        position_ids: torch.Tensor,
+        context_features: torch.Tensor | None = None,
+        context_position_ids: torch.Tensor | None = None,
+        view: BlockView | None = None,
+        cache: Any = None,
+        context_counts: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Run the backbone over one block, or over several side by side.
+
+        Args:
+            noise_embeds (`torch.Tensor`): Target embeddings of anchor and masks, `[B, Q, H]`.
+            position_ids (`torch.Tensor`): Absolute positions `[B, Q]`.
+            context_features (`torch.Tensor`, *optional*): New context `[B, C, H]`, as `fuse_context` returns it.
+            context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
+            view (`BlockView`, *optional*): What blocks side by side see; None for one block, which sees all context
+                and itself. Windows are within it.
+            cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
+            context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
+                positions, where a cache is given; None for all.
+
+        Returns:
+            `torch.Tensor`: Draft hidden states `[B, Q, H]`.
+        """
+        mask, drafter = None, self.drafter
+        if cache is not None:
+            num_new = 0 if context_features is None else context_features.shape[1]
+            mask = _block_mask(cache.begin(len(noise_embeds), num_new, context_counts), noise_embeds)
+        if context_position_ids is not None:
+            position_ids = torch.cat((context_position_ids, position_ids), dim=1)
+        inputs = AttentionInputs(context_features, drafter._rotary(position_ids), mask, cache, view=view)
+        sliding = (
+            windowed(self.config, inputs, position_ids, noise_embeds.shape[1])
+            if self.config.has_sliding_layers
+            else inputs
+        )
+        block = noise_embeds.to(drafter.fc.weight)  # the final norm may be a shard of its own until it runs
+        for index, layer in enumerate(drafter.layers):
+            block = layer(block, sliding if self.config.is_sliding(index) else inputs)
+        if cache is not None:
+            cache.advance()
+        return drafter.norm(block)
+
+    def draft(
+        self,
+        target: TargetModel,
+        anchors: torch.Tensor,
+        positions: torch.Tensor,
+        features: torch.Tensor | None,
+        feature_positions: torch.Tensor | None,
+        cache: Any,
+        counts: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """See [`Kind`]."""
+        config, device = self.config, self.drafter.device
+        masks = anchors.new_full((len(anchors), (config.block_size - 1) * anchors.shape[1]), config.mask_token_id)
+        block = torch.cat((anchors, masks), dim=1)
+        draft_hidden = self.drafter(
+            target.embed(block.long()).to(device),
+            positions + torch.arange(block.shape[1], device=device),
+            features,
+            feature_positions,
+            cache=cache,
+            context_counts=counts,
+        )
+        return draft_hidden[:, config.label_offset : config.label_offset + config.num_draft_tokens]
+
+    def draft_blocks(
+        self,
+        target: TargetModel,
+        input_ids: torch.Tensor,
+        features: torch.Tensor | None,
+        anchors: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See [`Kind`]."""
+        config, num_context = self.config, 0 if features is None else features.shape[1]
+        device = self.drafter.device
+        positions = block_positions(anchors, config.block_size)  # [B, N, K]
+        noise_ids = torch.full_like(positions, config.mask_token_id)
+        noise_ids[..., 0] = gather_positions(input_ids, positions[..., :1])[..., 0]
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=anchors.device).expand_as(input_ids)
+        places = position_ids.gather(1, anchors.clamp(min=0))  # of the anchors in their own rows, [B, N]
+        view = BlockView.at(anchors, config.block_size, num_context, anchors.clamp(min=0) - places)
+        hidden = self.forward(
+            noise_embeds=target.embed(noise_ids.flatten(1)).to(device),
+            position_ids=block_positions(places, config.block_size).flatten(1).to(device),
+            context_features=features,
+            context_position_ids=position_ids[:, :num_context].to(device),
+            view=view.to(device),
+        )
+        return hidden.unflatten(1, positions.shape[1:])
+
+
+def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:
+    """Mask `[B, 1, 1, S + Q]` of a block that sees the `visible` `[B, S]` context and all of itself."""
+    if visible is None:
+        return None
+    length = noise_embeds.shape[1]
+    return F.pad(visible, (0, length), value=True)[:, None, None].to(noise_embeds.device)

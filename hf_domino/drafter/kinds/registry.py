@@ -1,0 +1,8 @@
+"""The kinds there are, by `projector_type`, as `configuration.kinds` has their facts."""
+
+from __future__ import annotations
+
+from hf_domino.drafter.kinds.domino import BlockKind
+from hf_domino.drafter.kinds.kind import Kind
+
+KINDS: dict[str, type[Kind]] = {"domino": BlockKind, "dflash": BlockKind}

@@ -16,7 +16,8 @@ logger = logging.get_logger(__name__)
 
 ACCEPTANCE_RULES = ("coupled", "residual")
 DRAFT_LAWS = ("sampled", "greedy")
-DRAFT_LENGTHS = ("adaptive", "full")
+ADAPTIVE = "adaptive"
+DRAFT_LENGTHS = (ADAPTIVE, "full")
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL, SLIDING)
 
@@ -73,9 +74,10 @@ class DominoConfig(PreTrainedConfig):
             stored with the weights, as `d2t`; a new drafter's are the first. None for the whole vocabulary.
         draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
             not worth its time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
-        draft_tree_size (`int`, *optional*): Most proposals of a round where they form a tree: the likeliest branches,
-            verified in one forward. Where that cannot be, such as under the residual rule, rounds propose chains, as
-            they do without it.
+        draft_tree_size (`int` or `str`, *optional*, defaults to `"adaptive"`): Most proposals of a round where they
+            form a tree: the likeliest branches, verified in one forward. `"adaptive"`: trees where rounds show that
+            they bring more tokens in the same time than chains; None: chains. Where there can be no tree, such as under
+            the residual rule, rounds propose chains.
         target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
             This and the next five are set by training, and compared with a target when they meet; None says nothing.
         target_revision (`str`, *optional*): Its commit on the Hub.
@@ -132,7 +134,7 @@ class DominoConfig(PreTrainedConfig):
     draft_pool_size: int | None = 128
     draft_vocab_size: int | None = None
     draft_length: str = "adaptive"
-    draft_tree_size: int | None = None
+    draft_tree_size: int | str | None = ADAPTIVE
     target_name: str | None = None
     target_revision: str | None = None
     target_config_digest: str | None = None
@@ -196,6 +198,11 @@ class DominoConfig(PreTrainedConfig):
         return self.block_size - self.label_offset
 
     @property
+    def fixed_tree_size(self) -> int | None:
+        """Most nodes where all rounds propose trees; None for chains, and where rounds show which of them pay."""
+        return None if isinstance(self.draft_tree_size, str) else self.draft_tree_size
+
+    @property
     def draft_width(self) -> int:
         """Tokens that drafts are chosen among (D): `draft_vocab_size`, or all of the target's."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
@@ -253,11 +260,12 @@ class DominoConfig(PreTrainedConfig):
 
 def _check_range(config: DominoConfig, field: str, low: int, high: int | None = None, hint: str = "") -> None:
     value = getattr(config, field)
+    hint = f" ({hint})" if hint else ""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{field} must be a whole number, got {value!r}.")
+        raise ValueError(f"{field} must be a whole number{hint}, got {value!r}.")
     if value < low or (high is not None and value > high):
         allowed = f"in [{low}, {high}]" if high is not None else f"at least {low}"
-        raise ValueError(f"{field} must be {allowed}{f' ({hint})' if hint else ''}, got {value}.")
+        raise ValueError(f"{field} must be {allowed}{hint}, got {value}.")
 
 
 def _check_positive(field: str, value: Any) -> None:
@@ -272,9 +280,11 @@ def _check_sizes(config: DominoConfig) -> None:
     for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
         _check_range(config, field, 1)
     _check_range(config, "block_size", 2)
-    for field in ("draft_pool_size", "draft_tree_size", "target_tokenizer_size"):
+    for field in ("draft_pool_size", "target_tokenizer_size"):
         if getattr(config, field) is not None:
             _check_range(config, field, 1)
+    if config.draft_tree_size not in (None, ADAPTIVE):
+        _check_range(config, "draft_tree_size", 1, hint=f"or {ADAPTIVE!r}, or None")
     if config.draft_vocab_size is not None:
         _check_range(config, "draft_vocab_size", 1, config.vocab_size, f"vocab_size={config.vocab_size}")
     _check_range(config, "mask_token_id", 0, config.vocab_size - 1, f"vocab_size={config.vocab_size}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -87,7 +88,6 @@ def assisted_decoding(
     runner, session, judging = _parts(input_ids, runner, session, law, generation_config)
     do_sample = bool(generation_config.do_sample)
     rule = ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judging)
-    stats.chain = why_chain(runner, session, rule)
     generation = _Generation(
         runner,
         session,
@@ -97,7 +97,7 @@ def assisted_decoding(
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
-        pacer=pacer_for(drafter, model, most, do_sample, reads_confidence, proposes_trees=stats.chain is None),
+        pacer=pacer_for(drafter, model, most, do_sample, reads_confidence, runner.is_fixed),
         rows=list(range(batch_size)),
         may_walk=batch_size == 1 and reads_confidence and isinstance(rule, CoupledRule),
     )
@@ -132,6 +132,15 @@ class _Generation:
     rows: list[int]
     may_walk: bool  # whether a round can be verified position by position at no cost
     lookup: PromptLookup = field(init=False)
+
+    @cached_property
+    def _why_chain(self) -> str | None:
+        return why_chain(self.runner, self.session, self.rule)
+
+    def _may_branch(self) -> bool:
+        """Whether a round can propose trees, now that one wants to."""
+        self.stats.chain = self._why_chain
+        return self._why_chain is None
 
     def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
         """Prefill and all rounds; a round that is broken off leaves a cache that can be gone on from."""
@@ -171,7 +180,6 @@ class _Generation:
         """Note what the whole call did, in that time, as the drafter's last statistics."""
         self.stats.cut(self.committed.num_new_tokens)
         self.stats.seconds = seconds
-        self.stats.tree_size = None if self.stats.chain else drafter.config.draft_tree_size
         self.stats.phases = self.timer.seconds() if self.timer.enabled else None
         record_stats(drafter, self.stats)
 
@@ -222,10 +230,13 @@ class _Generation:
         """How the round proposes, and its proposals: copied where that promises more, or drafted."""
         room = self._room(max(prefixes.lengths))
         block: Block | None = self.lookup.begin_round(prefixes, room)
+        self.session.copies = None
         if block is None:
-            self.session.copies = self.lookup.lanes(prefixes, room, self.stats.num_draft_tokens)
-            room = min(room, self.stats.num_draft_tokens)
-            block = Block() if room == 0 else self.pacer.begin_round(len(self.rows))
+            drafted = min(room, self.stats.num_draft_tokens)
+            block = self.pacer.begin_round(len(self.rows), self._may_branch) if drafted else Block()
+            if block.tree_size is not None:
+                self.stats.tree_size, self.session.copies = block.tree_size, self.lookup.lanes(prefixes, room, drafted)
+            room = drafted
         most = block.choose_length(room)
         copies = self.session.copies.num_depths if most and self.session.copies else 0
         self.rule.begin_round(prefixes, max(most, copies))

@@ -99,13 +99,13 @@ class PromptLookup:
         return block
 
     def lanes(self, prefixes: Prefixes, room: int, num_drafted: int) -> CopyLanes | None:
-        """What trees of these rows copy from, `room` tokens deep at most; None where they do not.
+        """What a round's trees of these rows copy from, `room` tokens deep at most; None where they do not.
 
         Where no row's last tokens have stood before, no deeper than what is drafted: noise is drawn for all depths.
         """
         most = min(self.most, room)
         # Elsewhere what lanes end with would have to be waited for: rounds of trees and of copies take turns.
-        if not (most and self._pacer.proposes_trees and prefixes.ids.is_cpu):
+        if not most or self._is_static or not prefixes.ids.is_cpu:
             return None
         copies = CopyLanes([self._text(row) for row in prefixes.rows], most, self._last_id + 1)
         if copies.found(0) is None:

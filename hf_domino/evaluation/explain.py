@@ -207,7 +207,7 @@ def _propose(
     prefixes: Prefixes,
 ) -> tuple[Tree, torch.Tensor | None]:
     """What a round proposes by what is known at first, and the chances `[N]` of a tree's nodes."""
-    target, size = runner.target, drafter.config.draft_tree_size
+    target, size = runner.target, drafter.config.fixed_tree_size
     session = DraftSession(drafter, target, law.without_state())
     if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
         return Tree(rollout(drafter, target, draft_hidden, prefixes, session.law)), None

@@ -26,6 +26,8 @@ class Block:
     pause: Pause | None = None  # that it is part of
     is_comparison = False  # whether it is made to compare its time
     is_copied = False  # whether its proposals are copied from the text
+    tree_size: int | None = None  # most of them, where they form a tree
+    gain: float | None = None  # of a tree whose chances were read: its expected tokens in those of its likeliest path
 
     @property
     def length(self) -> int:

@@ -18,13 +18,14 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 from transformers import GenerationConfig
 
 from hf_domino.decoding.pacing.blocks import Block, ConfidentBlock, PlannedBlock, SingleStep
-from hf_domino.decoding.pacing.estimates import NOMINAL_PROPOSAL, Acceptance, RoundCost, Tokens
+from hf_domino.decoding.pacing.estimates import NOMINAL_PROPOSAL, Acceptance
+from hf_domino.decoding.pacing.ways import Contest, Way
 from hf_domino.decoding.tree.block import Trees
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.stats import Pause
@@ -45,7 +46,7 @@ class Pace:
         acceptance ([`Acceptance`]): What is known of proposals.
         by_confidence (`bool`): Whether blocks are [`ConfidentBlock`]s or [`PlannedBlock`]s.
         is_timed (`bool`): Whether costs are measured; nominal otherwise.
-        trees ([`Trees`], *optional*): What is known of trees, where they are proposed.
+        trees ([`Trees`], *optional*): What is known of trees, where they may be proposed.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class Pace:
         trees: Trees | None = None,
     ):
         self.acceptance, self.by_confidence, self.is_timed, self._trees = acceptance, by_confidence, is_timed, trees
-        self.tokens, self.cost = Tokens(), RoundCost()
+        self._chains, self._branches, self._contest = Way(), Way(), Contest()
+        self._last = self._chains  # way of the last round
         self._num_steps = 0
         self._pause = PAUSE  # single steps for each that is lost, after drafting has lost again
         self._why: Pause | None = None
@@ -67,31 +69,43 @@ class Pace:
         self._left = 0  # single steps until drafting is tried again
         self._rounds_since_step = 0
         self._is_first = True  # the first round of a call, which stores the prompt's context too
-        self.cost.part()
+        self.part()
+
+    def part(self) -> None:
+        """What is timed next is no neighbour of what was timed last."""
+        for each in (self._chains.cost, self._branches.cost, self._contest):
+            each.part()
 
     @property
-    def price(self) -> float:
-        """Tokens that the time of one more proposal is worth, in rounds or in single steps; 0 before it is known."""
-        return self.cost.slope * max(self.tokens.mean, self.cost.typical) if self.tokens.num_rounds else 0.0
+    def way(self) -> Way:
+        """How rounds propose, but for those that are made to compare."""
+        if self._trees is None or not self._trees.is_optional:
+            return self._last
+        return self._branches if self._contest.prefers_trees else self._chains
 
-    def begin_round(self, num_rows: int) -> Block:
+    def _wants_trees(self) -> bool:
+        """Whether the next round is to propose trees."""
+        return self._trees is not None and (not self._trees.is_optional or self._contest.wants_trees())
+
+    def begin_round(self, num_rows: int, may_branch: Callable[[], bool]) -> Block:
         """Choose what the next round drafts."""
         if self._left:
             self._left -= 1
             return SingleStep(self._why)
         if self._wants_step():
             return SingleStep()
-        if self._trees is not None:
-            return self._trees.block(self.price)
+        if self._trees is not None and self._wants_trees() and may_branch():
+            return self._trees.block(self._branches.price)
         if self.by_confidence:
-            return ConfidentBlock(self.acceptance, self.price, num_rows)
-        is_whole = self.tokens.num_rounds % EXPLORE_EVERY == 0
-        return PlannedBlock(self.acceptance, 0.0 if is_whole else self.price, num_rows)
+            return ConfidentBlock(self.acceptance, self._chains.price, num_rows)
+        is_whole = self._chains.tokens.num_rounds % EXPLORE_EVERY == 0
+        return PlannedBlock(self.acceptance, 0.0 if is_whole else self._chains.price, num_rows)
 
     def _wants_step(self) -> bool:
         """Whether to compare with a single step: now and then, and in doubt after every round."""
         wanted = ROUNDS_PER_STEP[min(self._num_steps, len(ROUNDS_PER_STEP) - 1)]
-        is_doubtful = self.tokens.num_rounds >= MIN_ROUNDS and self.tokens.expected < self.cost.typical
+        tokens, cost = self.way.tokens, self.way.cost
+        is_doubtful = tokens.num_rounds >= MIN_ROUNDS and tokens.expected < cost.typical
         return self.is_timed and self._rounds_since_step >= (1 if is_doubtful else wanted)
 
     def observe(self, block: Block, num_committed: Sequence[int], seconds: float) -> None:
@@ -99,26 +113,34 @@ class Pace:
         if block.length:
             for kinds, count in zip(block.kinds(), num_committed, strict=False):
                 self.acceptance.observe(kinds, count - 1)
-            self.tokens.observe(sum(num_committed) / len(num_committed))
-            self.cost.observe(block.length, seconds if self.is_timed and not self._is_first else None)
-            self._rounds_since_step, self._is_first = self._rounds_since_step + 1, False
+            typical = seconds if self.is_timed and not self._is_first else None
+            has_trees = block.tree_size is not None
+            way = self._branches if has_trees else self._chains
+            if way is not self._last:
+                self._last.cost.part()
+            way.tokens.observe(sum(num_committed) / len(num_committed))
+            way.cost.observe(block.length, typical)
+            self._contest.observe(has_trees, typical, block.gain)
+            self._rounds_since_step, self._is_first, self._last = self._rounds_since_step + 1, False, way
             self._judge()
         else:
-            self.cost.observe(0, seconds if self.is_timed else None)
+            self._last.cost.observe(0, seconds if self.is_timed else None)
+            self._contest.part()
             self._num_steps, self._rounds_since_step = self._num_steps + 1, 0
             if block.is_comparison:
                 self._judge()
 
     def _judge(self) -> None:
         """Pause drafting if it surely brings less than single steps in the same time, for longer each time."""
-        if self.tokens.num_rounds < MIN_ROUNDS or (self.is_timed and not self.cost.num_pairs):
+        tokens, cost = self.way.tokens, self.way.cost
+        if tokens.num_rounds < MIN_ROUNDS or (self.is_timed and not cost.num_pairs):
             return
-        if max(self.tokens.most, self.tokens.last) < self.cost.least:
-            self._why = Pause(self.tokens.expected, self.cost.typical, self.cost.num_pairs)
+        if max(tokens.most, tokens.last) < cost.least:
+            self._why = Pause(tokens.expected, cost.typical, cost.num_pairs)
             # Few readings of a clock, however bad, make a first pause no longer than one lost step does.
             lost = min(self._why.cost - self._why.tokens, self._pause / PAUSE)
             self._left, self._pause = math.ceil(self._pause * lost), min(2 * self._pause, MAX_PAUSE)
-        elif self.tokens.expected >= self.cost.typical:
+        elif tokens.expected >= cost.typical:
             self._pause = PAUSE
 
 
@@ -128,18 +150,13 @@ class Pacer:
     Args:
         num_positions (`int`, *optional*): Positions of a block, to choose lengths by; None to go by confidence.
         is_timed (`bool`): Whether costs are measured; nominal otherwise, and the same for all sizes.
-        trees ([`Trees`], *optional*): Where single sequences propose trees.
+        trees ([`Trees`], *optional*): What is known of trees, where they may be proposed.
     """
 
     def __init__(self, num_positions: int | None, is_timed: bool, trees: Trees | None = None):
         self._by_confidence, self._is_timed, self._trees = num_positions is None, is_timed, trees
         self.acceptance = Acceptance.by_confidence() if num_positions is None else Acceptance.by_position(num_positions)
         self._paces: dict[int, Pace] = {}
-
-    @property
-    def proposes_trees(self) -> bool:
-        """Whether rounds propose trees."""
-        return self._trees is not None
 
     def begin_call(self) -> None:
         """A call of `generate` begins."""
@@ -152,9 +169,9 @@ class Pacer:
             self._paces[key] = Pace(self.acceptance, self._by_confidence, self._is_timed, self._trees)
         return self._paces[key]
 
-    def begin_round(self, num_rows: int) -> Block:
-        """Choose what the next round drafts for this many rows."""
-        return self._pace(num_rows).begin_round(num_rows)
+    def begin_round(self, num_rows: int, may_branch: Callable[[], bool] = bool) -> Block:
+        """Choose what the next round drafts for this many rows; asks whether it may be a tree where that is wanted."""
+        return self._pace(num_rows).begin_round(num_rows, may_branch)
 
     def observe(self, block: Block, num_committed: Sequence[int], seconds: float) -> None:
         """Learn from a round: its block, the tokens it committed per row, its wall time."""
@@ -162,16 +179,16 @@ class Pacer:
 
     def skip_round(self, num_rows: int) -> None:
         """A round was made for this many rows that it did not choose."""
-        self._pace(num_rows).cost.part()
+        self._pace(num_rows).part()
 
     def cost(self, num_rows: int) -> float:
         """Time of a round for this many rows, in single steps."""
-        return self._pace(num_rows).cost.typical
+        return self._pace(num_rows).way.cost.typical
 
     def price(self, num_rows: int) -> float:
         """Tokens a row that the time of one more proposal is worth: nominal, before it is known."""
-        pace = self._pace(num_rows)
-        return pace.price or NOMINAL_PROPOSAL * pace.cost.typical
+        way = self._pace(num_rows).way
+        return way.price or NOMINAL_PROPOSAL * way.cost.typical
 
 
 class WholeBlocks(Pacer):
@@ -180,9 +197,9 @@ class WholeBlocks(Pacer):
     def __init__(self, trees: Trees | None = None) -> None:
         super().__init__(None, is_timed=False, trees=trees)
 
-    def begin_round(self, num_rows: int) -> Block:
+    def begin_round(self, num_rows: int, may_branch: Callable[[], bool] = bool) -> Block:
         """A whole block."""
-        return Block() if self._trees is None else self._trees.block()
+        return self._trees.block() if self._trees is not None and may_branch() else Block()
 
     def observe(self, block: Block, num_committed: Sequence[int], seconds: float) -> None:
         """Learn nothing."""
@@ -215,7 +232,7 @@ def pacer_for(
     num_draft_tokens: int,
     do_sample: bool,
     by_confidence: bool,
-    proposes_trees: bool = False,
+    is_static: bool = False,
 ) -> Pacer:
     """The pacer of a call of `generate`, with what the calling thread knows from earlier ones that chose alike.
 
@@ -225,11 +242,14 @@ def pacer_for(
         num_draft_tokens (`int`): Most proposals of a round.
         do_sample (`bool`): Whether the target samples.
         by_confidence (`bool`): Whether the host can read confidences at no cost, which it can on a CPU only.
-        proposes_trees (`bool`, *optional*, defaults to `False`): Whether rounds propose trees, or chains.
+        is_static (`bool`, *optional*, defaults to `False`): Whether rounds are of fixed shape, where chains and trees
+            would be captured and compiled each.
     """
     config = drafter.config
     config.check()  # a field may have been set since
-    trees = Trees(config.draft_tree_size) if proposes_trees and config.draft_tree_size else None
+    is_fixed = is_static or config.draft_length == "full"
+    size = config.fixed_tree_size if is_fixed else config.draft_tree_size
+    trees = None if size is None else Trees(size)
     if config.draft_length == "full":
         return WholeBlocks(trees)
     num_positions = None if by_confidence else num_draft_tokens
@@ -238,7 +258,7 @@ def pacer_for(
     if not hasattr(_learnt, "by_drafter"):
         _learnt.by_drafter = weakref.WeakKeyDictionary()
     pacers = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
-    key = (by_confidence, num_draft_tokens, do_sample, proposes_trees and config.draft_tree_size)
+    key = (by_confidence, num_draft_tokens, do_sample, size)
     pacer = pacers.setdefault(key, Pacer(num_positions, is_timed=True, trees=trees))
     pacer.begin_call()
     return pacer

@@ -40,7 +40,7 @@ def make_static(
     """
     target, drafter, embeds = runner.target, session.drafter, runner.kwargs.get("inputs_embeds")
     num_embeds = 0 if embeds is None else embeds.shape[1] - input_ids.shape[1]
-    most = max(drafter.config.num_draft_tokens, drafter.config.draft_tree_size or 0)
+    most = max(drafter.config.num_draft_tokens, drafter.config.fixed_tree_size or 0)
     limit = law.stops.max_length
     assert limit is not None, "generate always has a length limit, its own or the caller's"
     longest = max(limit, getattr(config, "max_cache_len", None) or 0) + max(num_embeds, 0)

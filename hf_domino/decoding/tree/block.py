@@ -15,6 +15,8 @@ from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import Grown
 from hf_domino.decoding.verification import CoupledRule
 
+ADAPTIVE_SIZE = 16  # nodes that paid most where trees were measured
+
 
 class TreeBlock(Block):
     """Trees of the nodes that are worth their time.
@@ -26,7 +28,7 @@ class TreeBlock(Block):
     """
 
     def __init__(self, chances: Chances, most_nodes: int, price: float | None = None):
-        self._chances, self._most_nodes, self._price = chances, most_nodes, price
+        self.tree_size, self._chances, self._price = most_nodes, chances, price
         self._grown: Grown | None = None
 
     @property
@@ -39,7 +41,7 @@ class TreeBlock(Block):
         noise = rule.draft_noise
         assert noise is None or isinstance(noise, torch.Tensor), "a tree is drafted with the noise of its steps"
         self._grown = session.grow(
-            prefixes, most, noise, num_nodes=self._most_nodes, chances=self._chances, least_chance=self._price or 0.0
+            prefixes, most, noise, num_nodes=self.tree_size, chances=self._chances, least_chance=self._price or 0.0
         )
         return self._grown.tree
 
@@ -47,6 +49,7 @@ class TreeBlock(Block):
         """Learn from the tokens that the round brought each row."""
         if self._grown is None or self._price is None or not self._chances.wants_to_learn():
             return
+        self.gain = self._grown.gain
         decided = [one for row, tokens in enumerate(brought) for one in self._grown.decided(row, tokens)]
         if decided:
             self._chances.observe(decided)
@@ -56,11 +59,12 @@ class Trees:
     """What is known of the trees of a drafter for a target.
 
     Args:
-        most_nodes (`int`): Of one tree.
+        size (`int` or `str`): Most nodes of one, or `"adaptive"`.
     """
 
-    def __init__(self, most_nodes: int):
-        self._most_nodes, self._chances = most_nodes, Chances()
+    def __init__(self, size: int | str):
+        self.is_optional = isinstance(size, str)  # whether rounds propose chains where these bring more
+        self._most_nodes, self._chances = ADAPTIVE_SIZE if isinstance(size, str) else size, Chances()
 
     def block(self, price: float | None = None) -> TreeBlock:
         """A round's trees; without a price, ones of the same size always, by what is known at first."""

@@ -58,6 +58,16 @@ class Grown:
     races: list[Race]
     lanes: list[tuple[torch.Tensor, torch.Tensor]]
 
+    @property
+    def gain(self) -> float:
+        """Tokens that the trees may be expected to bring, in those of their likeliest paths alone; at least 1."""
+        if self.tree.parents is None:
+            return 1.0
+        whole = along = 0.0
+        for chances, parents in zip(self.chances.tolist(), self.tree.parents.tolist(), strict=True):
+            whole, along = whole + 1 + sum(chances), along + 1 + sum(chances[node] for node in _trunk(parents))
+        return whole / along
+
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All it is made of, of C depths, where nothing was copied and the host has read nothing."""
         assert self.tree.parents is not None

@@ -40,7 +40,7 @@ def why_chain(
     session: DraftSession,
     rule: CoupledRule | ResidualRule,
 ) -> str | None:
-    """Why a call's rounds propose chains, where trees are asked for; None where nothing stands against these.
+    """Why a call's rounds cannot propose trees; None where nothing stands against these.
 
     Args:
         runner ([`TargetRunner`]): Runs the target.
@@ -48,8 +48,6 @@ def why_chain(
         rule ([`CoupledRule`] or [`ResidualRule`]): Accepts proposals.
     """
     config, text = session.drafter.config, runner.target.text_config
-    if config.draft_tree_size is None:
-        return None
     if isinstance(rule, ResidualRule):
         return "the residual rule"
     if not fits_pool(session.law, config.draft_pool_size or EXACT_POOL_SIZE):

@@ -251,10 +251,8 @@ class _Generation:
         outcome = judgement.outcome.tolist()
         counts = [values[0] for values in outcome]
         check_drawn(min(counts) > 0)
-        for row, count in zip(self.rows, counts, strict=True):
-            self.stats.rows[row].append(count)
         values = [values[1:] for values in outcome]
-        block.teach([tokens[:count] for tokens, count in zip(values, counts, strict=True)])
+        self._note(block, [tokens[:count] for tokens, count in zip(values, counts, strict=True)])
         path = None if judgement.path is None else judgement.path[:, : max(counts)]
         logits, scores = along(path, logits), along(path, judgement.scores)
         return self.committed.commit(self.rows, judgement.tokens, counts, logits, scores, values), path
@@ -274,9 +272,14 @@ class _Generation:
             if position is None or not self.committed.unfinished:
                 break
             path.append(position)
-        self.stats.rows[0].append(len(brought))
-        block.teach([brought])
+        self._note(block, [brought])
         return [len(brought)], None if proposals.parents is None else torch.tensor([path])
+
+    def _note(self, block: Block, brought: list[list[int]]) -> None:
+        """Note and learn from what a round brought each row."""
+        for row, tokens, copied in zip(self.rows, brought, block.teach(brought), strict=True):
+            self.stats.rows[row].append(len(tokens))
+            self.stats.copied_tokens[row].append(copied)
 
     def _room(self, length: int) -> int:
         """Most proposals behind rows of this length: no copy goes further past the end than a draft may.

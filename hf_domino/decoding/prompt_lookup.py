@@ -149,6 +149,10 @@ class CopiedBlock(PacedBlock):
         super().__init__(acceptance, price, len(matches))
         self.matches = matches
 
+    def teach(self, brought: Sequence[Sequence[int]]) -> list[int]:
+        """All but the bonus tokens were copied."""
+        return [len(tokens) - 1 for tokens in brought]
+
     def choose_length(self, room: int) -> int:
         """What was chosen when it was copied."""
         return self.length

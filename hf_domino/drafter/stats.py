@@ -141,9 +141,10 @@ class DecodingStats:
         target (`str`, *optional*): In what the target differs from the one the drafter was trained for, such as dtype,
             name or an adapter; None if in nothing, or if the drafter's configuration does not say.
         copied (`list[list[bool]]`): Per row, whether each round copied its proposals from the text (prompt lookup).
-        chain (`str`, *optional*): Why rounds proposed chains although `draft_tree_size` asks for trees; None where
-            nothing stood against these.
-        tree_size (`int`, *optional*): Most nodes of a round's tree; None where rounds proposed chains.
+        copied_tokens (`list[list[int]]`): Per row, how many accepted tokens of each round were copied, in trees too.
+        chain (`str`, *optional*): Why rounds could not propose trees, where they were to; None where nothing stood
+            against these.
+        tree_size (`int`, *optional*): Most nodes of a round's tree; None where all rounds proposed chains.
     """
 
     num_draft_tokens: int
@@ -157,14 +158,16 @@ class DecodingStats:
     num_compared: int = 0
     target: str | None = None
     copied: list[list[bool]] = field(default_factory=list)
+    copied_tokens: list[list[int]] = field(default_factory=list)
     chain: str | None = None
     tree_size: int | None = None
 
     @classmethod
     def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
         """Statistics of a call that is about to begin."""
-        rows = range(num_rows)
-        return cls(num_draft_tokens, [[] for _ in rows], [[] for _ in rows], target=target, copied=[[] for _ in rows])
+        lists: list[list[Any]] = [[[] for _ in range(num_rows)] for _ in range(4)]
+        rows, proposed, copied, copied_tokens = lists
+        return cls(num_draft_tokens, rows, proposed, target=target, copied=copied, copied_tokens=copied_tokens)
 
     @property
     def acceptance_lengths(self) -> list[int] | list[list[int]]:
@@ -190,6 +193,17 @@ class DecodingStats:
     def copied_length(self) -> float:
         """Mean tokens of the rounds that copied, bonus included; NaN if none did."""
         return _mean(self._copied_lengths)
+
+    @property
+    def num_tokens_by_source(self) -> dict[str, int]:
+        """Tokens of all rounds: `drafted` and `copied` ones that were accepted, and the `target`'s own."""
+        copied = sum(
+            min(count, max(length - 1, 0))
+            for row, lengths in zip(self.copied_tokens, self.rows, strict=False)
+            for count, length in zip(row, lengths, strict=False)
+        )
+        own = sum(length > 0 for lengths in self.rows for length in lengths)
+        return {"drafted": sum(map(sum, self.rows)) - copied - own, "copied": copied, "target": own}
 
     @property
     def acceptance_length(self) -> float:
@@ -287,6 +301,7 @@ class DecodingStats:
 
     def __str__(self) -> str:
         rates = " ".join(f"{rate:.2f}" for rate in self.acceptance_rate_at)
+        sources = [f"{count} {source}" for source, count in self.num_tokens_by_source.items()]
         lines = [
             ("new tokens", f"{self.num_new_tokens}"),
             ("rounds", f"{self.num_rounds}"),
@@ -299,6 +314,7 @@ class DecodingStats:
             ("acceptance length", _number(self.acceptance_length)),
             ("acceptance rate at", rates or "-"),
             *([("tokens of a copy", _number(self.copied_length))] if self.num_copied else []),
+            *([("tokens by source", ", ".join(sources))] if self.num_tokens_by_source["copied"] else []),
             ("tokens per forward", _number(self.tokens_per_forward)),
             ("tokens/s", _number(self.tokens_per_second, 1)),
         ]

@@ -14,7 +14,7 @@ from oracle import tree_faults
 from hf_domino.decoding.pacing import ways
 from hf_domino.decoding.pacing.blocks import Block
 from hf_domino.decoding.pacing.pacer import Pace, Pacer, pacer_for
-from hf_domino.decoding.pacing.ways import AGAIN, FIRST_ROUNDS, TURNS, Contest
+from hf_domino.decoding.pacing.ways import AGAIN, EACH, FIRST_ROUNDS, TURNS, Contest
 from hf_domino.decoding.tree.block import ADAPTIVE_SIZE, Trees
 
 WHOLE = FIRST_ROUNDS + TURNS
@@ -39,7 +39,7 @@ def test_what_pays_is_found_whatever_the_clock_does(cost, gain):
         assert not any(kinds[:FIRST_ROUNDS])
         assert sum(kinds[FIRST_ROUNDS:WHOLE]) == TURNS // 2
         share = sum(kinds[WHOLE:]) / len(kinds[WHOLE:])
-        assert share == pytest.approx(gain > cost, abs=2 / AGAIN)
+        assert share == pytest.approx(float(gain > cost), abs=2 * EACH / AGAIN)
 
 
 def test_a_text_that_changes_is_noticed():
@@ -102,7 +102,7 @@ def test_trees_are_chosen_where_nothing_else_was_asked_for(tiny_qwen3, make_draf
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_taking_turns_does_not_change_the_text(tiny_qwen3, monkeypatch, batch_size, do_sample):
-    for name, value in (("FIRST_ROUNDS", 2), ("TURNS", 6), ("AGAIN", 3)):
+    for name, value in (("FIRST_ROUNDS", 2), ("TURNS", 6), ("EACH", 1), ("AGAIN", 3)):
         monkeypatch.setattr(ways, name, value)
     monkeypatch.setattr(Pace, "_judge", lambda self: None)  # whatever the clock says
     prompts = torch.randint(4, 64, (batch_size, 11))

@@ -49,8 +49,12 @@ class Block:
         """
         return Tree(session.propose(prefixes, most, rule.draft_noise, rule.listener(self.goes_on)))
 
-    def teach(self, brought: Sequence[Sequence[int]]) -> None:
-        """Learn from the tokens that the round brought each row, however many of them are kept."""
+    def teach(self, brought: Sequence[Sequence[int]]) -> list[int]:
+        """Learn from the tokens that the round brought each row, however many are kept; returns how many were copied.
+
+        Of those that both drafter and text proposed, the text's are the ones that the drafter ranked lower.
+        """
+        return [0] * len(brought)
 
     def choose_length(self, room: int) -> int:
         """Most proposals to make, of `room` at most."""

@@ -1,7 +1,7 @@
 """The ways of proposing, chains and trees: what each brings and costs, and which brings more in the same time.
 
 Branches bring tokens where a chain would have ended, and cost positions of a verification. What both are worth goes by
-drafter, text and machine. So both take turns for a while, and later a round of the other way is made now and then.
+drafter, text and machine. So both take turns for a while, and later the other way gets a turn now and then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from hf_domino.decoding.pacing.estimates import HICCUP, RoundCost, Tokens
 
 FIRST_ROUNDS = 24  # of chains: in a short text there is nothing to win
 TURNS = 48  # rounds that both ways share then
-AGAIN = 32  # rounds from one of the other way to the next
+EACH = 2  # rounds of a turn: a way's own price is learnt between two of them
+AGAIN = 64  # rounds from one turn of the other way to the next
 RECENT = 48  # comparisons that count
 
 
@@ -56,8 +57,8 @@ class Contest:
         """Whether the next round is to propose trees."""
         turn = self._num_rounds - FIRST_ROUNDS
         if turn < TURNS:
-            return turn >= 0 and turn % 2 == 1
-        return self.prefers_trees != (turn % AGAIN == 0)
+            return turn >= 0 and turn // EACH % 2 == 1
+        return self.prefers_trees != (turn % AGAIN < EACH)
 
     def observe(self, has_trees: bool, seconds: float | None, gain: float | None) -> None:
         """Count a round, its wall time if that is typical, and what its trees promise in tokens of a chain."""

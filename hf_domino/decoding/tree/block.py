@@ -45,14 +45,19 @@ class TreeBlock(Block):
         )
         return self._grown.tree
 
-    def teach(self, brought: Sequence[Sequence[int]]) -> None:
-        """Learn from the tokens that the round brought each row."""
-        if self._grown is None or self._price is None or not self._chances.wants_to_learn():
-            return
-        self.gain = self._grown.gain
-        decided = [one for row, tokens in enumerate(brought) for one in self._grown.decided(row, tokens)]
-        if decided:
-            self._chances.observe(decided)
+    def teach(self, brought: Sequence[Sequence[int]]) -> list[int]:
+        """Learn from the tokens that the round brought each row, and count those that were copied."""
+        learns = self._grown is not None and self._price is not None and self._chances.wants_to_learn()
+        if self._grown is None or not (learns or self._grown.has_copies):
+            return [0] * len(brought)
+        decided = [list(self._grown.decided(row, tokens)) for row, tokens in enumerate(brought)]
+        if learns:
+            self.gain = self._grown.gain
+            self._chances.observe([one for row in decided for one in row])
+        # The last token is the target's own; a race behind it says what would have been copied.
+        return [
+            sum(one.is_copied for one in row[: len(tokens) - 1]) for row, tokens in zip(decided, brought, strict=True)
+        ]
 
 
 class Trees:

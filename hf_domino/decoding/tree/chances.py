@@ -130,6 +130,16 @@ class Decided:
     luck: torch.Tensor | None = None
     token_ids: torch.Tensor | None = None
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether the text proposed the winner, and the drafter ranked another token first."""
+        if self.copied is None or not self.copied[1] or self.copied[0] != self.token:
+            return False
+        if self.scores is None or self.token_ids is None:
+            return True
+        raced = self.scores if self.luck is None else self.scores + self.luck
+        return int(self.token_ids[raced.argmax()]) != self.token
+
 
 class Chances:
     """What is known of the chances of a drafter's and of a text's tokens, for one target and law.
@@ -174,6 +184,8 @@ class Chances:
 
     def observe(self, decided: Sequence[Decided]) -> None:
         """Learn from races whose winner is known."""
+        if not decided:
+            return
         drafted = [one for one in decided if one.scores is not None]
         copied_alone = [one for one in decided if one.scores is None]
         won = self._observe_drafted(drafted) if drafted else []

@@ -68,6 +68,11 @@ class Grown:
             whole, along = whole + 1 + sum(chances), along + 1 + sum(chances[node] for node in _trunk(parents))
         return whole / along
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether any token may have been copied."""
+        return any(race.copied is not None for race in self.races)
+
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All it is made of, of C depths, where nothing was copied and the host has read nothing."""
         assert self.tree.parents is not None

@@ -213,6 +213,11 @@ def test_copies_and_trees_write_plain_text(tiny_qwen3, draft_length, is_batch, d
             monkeypatch.setattr(PromptLookup, "begin_round", lambda self, prefixes, room: None)
         for most in (1, 5, 20):
             assert torch.equal(text_of(tiny_qwen3, drafter, **options, prompt_lookup_num_tokens=most)[0], plain)
+        tokens, rows = drafter.stats.num_tokens_by_source, drafter.stats.rows
+        # What is drawn hardly ever repeats, and the clock may have paused drafting.
+        assert do_sample or draft_length == "adaptive" or tokens["copied"] > 0
+        assert tokens["target"] == sum(length > 0 for row in rows for length in row)
+        assert sum(tokens.values()) == sum(map(sum, rows))
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

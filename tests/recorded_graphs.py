@@ -76,6 +76,12 @@ class RecordedGraphs(StageGraphs):
         self.num_captured = 0
         RecordedGraphs.made.append(self)
 
+    @property
+    def names(self) -> set[str]:
+        """Of the stages that are recorded."""
+        keys = [found[0] for found in self._graphs]
+        return {key[0] if isinstance(key, tuple) else key for key in keys}
+
     def capture(self, stage, inputs):
         self.num_captured += 1
         buffers = tuple(tensor.clone() for tensor in inputs)

@@ -6,6 +6,8 @@ Shapes: B rows, T tokens so far, N positions, M tokens behind the prefix.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -37,8 +39,27 @@ class Prefixes:
 
     @property
     def is_even(self) -> bool:
-        """Whether all rows are equally long."""
+        """Whether all rows are known to be equally long."""
         return min(self.lengths) == max(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """How many columns the texts take up at most."""
+        return max(self.lengths)
+
+    @property
+    def ends(self) -> torch.Tensor:
+        """Tokens of each row, `[B, 1]` beside the ids."""
+        return self.per_row(self.lengths)
+
+    def where(self, acts_at: Callable[[Any], Any]) -> torch.Tensor | None:
+        """Which rows are of a length that something is done at, `[B, 1]` bool; None where the host knows of none.
+
+        Args:
+            acts_at (`Callable`): Says so of a length, an `int`, or of each in a tensor.
+        """
+        acts = [acts_at(length) for length in self.lengths]
+        return self.per_row(acts) if any(acts) else None
 
     def last(self) -> torch.Tensor:
         """The last token of each row, `[B, 1]`."""
@@ -50,17 +71,19 @@ class Prefixes:
             return self.ids[:, length - count : length]
         if not self.ids.shape[1]:  # a prompt of embeddings alone
             return self.ids.new_zeros(len(self.ids), count)
-        columns = self.per_row(self.lengths) - count + torch.arange(count, device=self.ids.device)
+        columns = self.ends - count + torch.arange(count, device=self.ids.device)
         return self.ids.gather(1, columns.clamp_min(0))
 
     def per_row(self, values: list) -> torch.Tensor:
         """One value of the host for each row, `[B, 1]` beside the ids, without waiting for their device."""
+        if len(set(values)) == 1:  # nothing to copy there
+            return torch.full((len(values), 1), values[0], device=self.ids.device)
         return torch.tensor(values)[:, None].to(self.ids.device, non_blocking=True)
 
     def between(self, starts: list[int]) -> torch.Tensor:
         """Which ids belong to each row's text, from a place on: `[B, T]` bool."""
         columns = torch.arange(self.ids.shape[1], device=self.ids.device)
-        where = columns < self.per_row(self.lengths)
+        where = columns < self.ends
         return where & (columns >= self.per_row(starts)) if any(starts) else where
 
     def hold(self, tokens: torch.Tensor, starts: list[int], vocab_size: int) -> torch.Tensor:
@@ -76,11 +99,7 @@ class Prefixes:
 
     def lanes(self, count: int) -> Prefixes:
         """So many texts that begin with each row, those of the first row first."""
-        if count == 1:
-            return self
-        lengths = [length for length in self.lengths for _ in range(count)]
-        rows = [row for row in self.rows for _ in range(count)]
-        return Prefixes(lambda: self.ids.repeat_interleave(count, dim=0), lengths, rows)
+        return self if count == 1 else self._behind(lambda: self.ids, count)
 
     def along(self, continuation: torch.Tensor, num_positions: int) -> Prefixes:
         """What successive positions see: the last one all of a continuation, each one before it a token less.
@@ -92,16 +111,55 @@ class Prefixes:
         Returns:
             [`Prefixes`]: B * N of them, the positions of the first row first.
         """
-        count = continuation.shape[1]
-        first = count - num_positions + 1
-        lengths = [length + first + index for length in self.lengths for index in range(num_positions)]
-        rows = [row for row in self.rows for _ in range(num_positions)]
-        return Prefixes(lambda: self._joined(continuation).repeat_interleave(num_positions, dim=0), lengths, rows)
+        first = continuation.shape[1] - num_positions + 1
+        return self._behind(lambda: self._joined(continuation), num_positions, first, 1)
+
+    def _behind(self, ids: Callable[[], torch.Tensor], count: int, first: int = 0, step: int = 0) -> Prefixes:
+        """So many texts of each row: longer than it by `first` tokens, and by `step` more from one to the next."""
+        lengths = [length + first + step * index for length in self.lengths for index in range(count)]
+        return Prefixes(lambda: ids().repeat_interleave(count, dim=0), lengths, self._rows_of_each(count))
+
+    def _rows_of_each(self, count: int) -> list[int]:
+        return [row for row in self.rows for _ in range(count)]
 
     def _joined(self, continuation: torch.Tensor) -> torch.Tensor:
         """Ids `[B, T + M]` with tokens `[B, M]` behind each row's length."""
-        ids = torch.cat((self.ids[:, : max(self.lengths)], continuation), dim=1)
+        ids = torch.cat((self.ids[:, : self.longest], continuation), dim=1)
         if self.is_even:
             return ids
-        columns = self.per_row(self.lengths) + torch.arange(continuation.shape[1], device=ids.device)
-        return ids.scatter(1, columns, continuation)
+        return ids.scatter(1, self.ends + torch.arange(continuation.shape[1], device=ids.device), continuation)
+
+
+class UnreadPrefixes(Prefixes):
+    """Texts whose lengths the device knows; the host reads them only if it is asked for them.
+
+    Args:
+        ids (`torch.Tensor` or `Callable`): As in [`Prefixes`].
+        ends (`torch.Tensor`): Tokens of each row, `[B, 1]`.
+        rows (`list[int]`): As in [`Prefixes`].
+    """
+
+    is_even = False
+    ends = torch.empty(0)
+
+    def __init__(self, ids: torch.Tensor | Callable[[], torch.Tensor], ends: torch.Tensor, rows: list[int]):
+        self._ids, self.ends, self.rows = ids, ends, rows
+
+    @cached_property
+    def lengths(self) -> list[int]:  # type: ignore[override]
+        """Tokens of each row, waited for."""
+        return self.ends[:, 0].tolist()
+
+    @property
+    def longest(self) -> int:
+        """All columns."""
+        return self.ids.shape[1]
+
+    def where(self, acts_at: Callable[[Any], Any]) -> torch.Tensor | None:
+        """Which rows are of a length that something is done at, `[B, 1]` bool."""
+        return acts_at(self.ends)
+
+    def _behind(self, ids: Callable[[], torch.Tensor], count: int, first: int = 0, step: int = 0) -> Prefixes:
+        more = first + step * torch.arange(count, device=self.ends.device)
+        ends = (self.ends + more).view(-1, 1)
+        return UnreadPrefixes(lambda: ids().repeat_interleave(count, dim=0), ends, self._rows_of_each(count))

@@ -40,12 +40,12 @@ class TokenLaw:
         self.processors, self.stops = processors, stops or KnownStops()
         self.vocabulary = DraftVocabulary()  # whose tokens have logits: all
         # In order: effects in place of the processors that have one.
-        self._steps: list[Effect | LogitsProcessor] = [effect_of(processor) or processor for processor in processors]
+        self.steps: list[Effect | LogitsProcessor] = [effect_of(processor) or processor for processor in processors]
 
     @property
     def effects(self) -> list[Effect]:
         """Those of its processors that touch a few tokens."""
-        return [step for step in self._steps if isinstance(step, Effect)]
+        return [step for step in self.steps if isinstance(step, Effect)]
 
     @property
     def temperature(self) -> float:
@@ -89,23 +89,23 @@ class TokenLaw:
         Returns:
             `tuple`: Logits that can still be corrected, and the law less the processors that are done with.
         """
-        done = {index: step for index, step in enumerate(self._steps) if isinstance(step, Banned)}
+        done = {index: step for index, step in enumerate(self.steps) if isinstance(step, Banned)}
         if not done:
             return logits, self
         seen = prefixes.foreseen(logits.shape[1])
         changed: Scores | None = None
         for step in done.values():
-            if step.acts(seen):
+            if (where := step.where(seen)) is not None:
                 changed = changed or Scores(self.vocabulary.scatter(logits).flatten(0, 1), logits.dtype)
-                step.apply(changed, seen)
+                step.act(changed, where)
         if changed is not None:
             logits = self.vocabulary.gather(changed.tensor).view_as(logits)
         return logits, self._less(list(done))
 
     def _less(self, dropped: list[int]) -> TokenLaw:
-        law, kept = copy.copy(self), [index for index in range(len(self._steps)) if index not in dropped]
+        law, kept = copy.copy(self), [index for index in range(len(self.steps)) if index not in dropped]
         law.processors = LogitsProcessorList(self.processors[index] for index in kept)
-        law._steps = [self._steps[index] for index in kept]
+        law.steps = [self.steps[index] for index in kept]
         return law
 
     def scores(self, prefixes: Prefixes, logits: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ class TokenLaw:
             `torch.Tensor`: The same in fp32.
         """
         changed: Scores | None = None  # by the effects that follow each other
-        for step in self._steps:
+        for step in self.steps:
             if isinstance(step, Effect):
                 changed = changed or changeable(scores)
                 step.apply(changed, prefixes)

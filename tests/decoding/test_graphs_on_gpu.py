@@ -53,7 +53,21 @@ def test_greedy_is_lossless(family, captures):
     assert captures["captured"] == 4
 
 
-@pytest.mark.parametrize("law", [{}, {"temperature": 0.7, "top_k": 20, "top_p": 0.9}, {"repetition_penalty": 1.3}])
+LAWS = [
+    {},
+    {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
+    {"repetition_penalty": 1.3},
+    {
+        "no_repeat_ngram_size": 3,
+        "min_new_tokens": 9,
+        "eos_token_id": 3,
+        "suppress_tokens": [9],
+        "forced_eos_token_id": 3,
+    },
+]
+
+
+@pytest.mark.parametrize("law", LAWS)
 def test_draws_are_those_of_launched_stages(law, captures):
     target = build("Qwen2").cuda()
     drafter, texts = build_drafter(target).cuda(), []
@@ -66,6 +80,7 @@ def test_draws_are_those_of_launched_stages(law, captures):
             with without_graphs():
                 texts.append(target.generate(PROMPT.cuda(), assistant_model=drafter, **options))
     assert captures["failed"] == []
+    assert captures["captured"] == 4  # rollout and acceptance among them
     assert torch.equal(texts[0], texts[1])
     assert torch.equal(texts[0], texts[2])
 
@@ -97,15 +112,17 @@ def test_compiled_stages_are_captured(law, captures, monkeypatch):
     assert all(torch.equal(state, states[0]) for state in states)
 
 
-def test_one_synchronisation_a_round(captures):
+@pytest.mark.parametrize("law", [{}, {"repetition_penalty": 1.04}])
+def test_one_synchronisation_a_round(law, captures):
     target = build("Qwen2").cuda()
     drafter, prompt, counts = build_drafter(target).cuda(), PROMPT.cuda(), []
+    options = {"assistant_model": drafter, "do_sample": False, **law, **STATIC}
     for new_tokens in (40, 10, 40):  # the first captures
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                target.generate(prompt, assistant_model=drafter, do_sample=False, max_new_tokens=new_tokens, **STATIC)
+                target.generate(prompt, max_new_tokens=new_tokens, **options)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         synchronisations = [warning for warning in caught if "synchroniz" in str(warning.message)]
@@ -114,7 +131,7 @@ def test_one_synchronisation_a_round(captures):
     assert counts[2][0] - counts[1][0] == counts[2][1] - counts[1][1]
 
 
-@pytest.mark.parametrize("law", [{}, {"do_sample": True, "temperature": 0.7}, {"repetition_penalty": 1.3}])
+@pytest.mark.parametrize("law", [*LAWS, {"do_sample": True, "repetition_penalty": 1.3}])
 def test_trees_are_lossless(law, captures):
     target = build("Mistral").cuda()
     drafter = build_drafter(target, draft_tree_size=12).cuda()
@@ -123,5 +140,6 @@ def test_trees_are_lossless(law, captures):
         torch.manual_seed(0)
         texts.append(target.generate(PROMPT.cuda(), **GREEDY | law, **options))
         assert not options or drafter.stats.chain is None
+    assert captures["captured"] == 6
     assert all(torch.equal(text, texts[0]) for text in texts)
     assert captures["failed"] == []

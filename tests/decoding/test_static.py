@@ -99,7 +99,11 @@ def test_end_of_text_inside_a_block(target, stages, make_drafter):
 
 @pytest.mark.parametrize(
     "options",
-    [{"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2}, {"min_new_tokens": 9}, {"prefill_chunk_size": 7}],
+    [
+        {"repetition_penalty": 1.4, "no_repeat_ngram_size": 4, "min_new_tokens": 9, "eos_token_id": 3},
+        {"bad_words_ids": [[5], [7, 8]]},
+        {"prefill_chunk_size": 7},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_processors_and_prefill(target, stages, make_drafter, options):
@@ -149,8 +153,10 @@ def test_draws_are_those_of_growing_rounds(target, make_drafter, law, rule):
 
     grown = draw()
     assert draw(**STATIC) == grown
-    with recorded_graphs():
+    with recorded_graphs() as made:
         assert draw(**STATIC) == draw(**STATIC) == grown
+        is_stage = rule == "coupled" and law != "eta"  # which reads a result back, as drafts of their own law do
+        assert (made[0].names == {"backbone", "rollout", "verify", "judge"}) == is_stage
 
 
 @pytest.mark.parametrize("family", ["Mistral", "GPT2"])
@@ -287,7 +293,10 @@ def test_addresses_stay(target, make_drafter):
 READS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__")
 
 
-@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 20}], ids=["greedy", "sampled"])
+DRAWN = {"do_sample": True, "top_k": 20, "repetition_penalty": 1.04}
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, DRAWN], ids=["greedy", "drawn and penalised"])
 @pytest.mark.parametrize("num_drafted", [64, 40], ids=["all tokens", "a draft vocabulary"])
 def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, options, num_drafted):
     """And sends nothing: on a GPU both would wait for the device."""

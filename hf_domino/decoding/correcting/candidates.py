@@ -88,7 +88,7 @@ class CandidatePool:
         is_proposed = self.token_ids[:, index, None, None] == proposals.view(num_rows, lanes, index, 1)  # [B, L, N, M]
         if any(starts):
             texts = self._prefixes.lanes(lanes)
-            places = texts.per_row(texts.lengths) + torch.arange(index, device=proposals.device)
+            places = texts.ends + torch.arange(index, device=proposals.device)
             is_proposed &= (places >= texts.per_row(starts)).view(num_rows, lanes, index, 1)
         return (self._in_text[key][:, index, None] | is_proposed.any(dim=2)).flatten(0, 1)
 

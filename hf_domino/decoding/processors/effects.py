@@ -10,7 +10,7 @@ Shapes: R positions, C tokens named for each, S sequences, T tokens so far, V vo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -21,6 +21,7 @@ from transformers.generation import logits_process as hf
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.scores import Scores
 
+Holder = Callable[[str, torch.Tensor], torch.Tensor]  # copies a named tensor to where graphs find it
 GREEN_LISTS = 64  # kept of a watermark: those of a round and its drafts
 
 
@@ -43,6 +44,18 @@ class Effect:
     def num_guesses(self) -> int:
         """How many tokens [`foresee`] lifts that the block's own tokens may not lift after all."""
         return 0
+
+    @property
+    def key(self) -> Hashable | None:
+        """What the launches of a stage that it is part of depend on; None where it is part of none: it reads back."""
+        return None
+
+    def hold(self, hold: Holder) -> None:
+        """Keep its tensors where graphs find them.
+
+        Args:
+            hold (`Callable`): Gives what takes the place of a tensor, by a name for it.
+        """
 
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
         """Change the scores as the processor would.
@@ -67,33 +80,53 @@ class Banned(Effect):
     """Tokens that are forbidden at some lengths of the text. What it forbids stays forbidden, so it may go first.
 
     Args:
+        processor (`LogitsProcessor`): The original.
         ids (`torch.Tensor` or `int`): The tokens.
-        acts_at (`Callable`): Whether it does something behind a text of that many tokens.
+        lengths (`range`): Behind texts of that many tokens it does something.
     """
 
-    def __init__(self, ids: torch.Tensor | int, acts_at: Callable[[int], bool]):
-        self._ids, self._acts_at = torch.as_tensor(ids).flatten(), acts_at
+    def __init__(self, processor: Any, ids: torch.Tensor | int, lengths: range):
+        super().__init__(processor)
+        self._ids, self._lengths = torch.as_tensor(ids).flatten(), lengths
+        self._bounds: torch.Tensor | None = None  # of the lengths, [2], where graphs find it
+
+    @property
+    def key(self) -> Hashable | None:
+        """Its kind: tokens and lengths are held."""
+        return (type(self.processor),)
+
+    def hold(self, hold: Holder) -> None:
+        """Put tokens and lengths where graphs find them."""
+        self._ids = hold("ids", self._ids)
+        self._bounds = hold("lengths", torch.tensor((self._lengths.start, self._lengths.stop)))
 
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
         """Forbid the tokens."""
-        acts = [self._acts_at(length) for length in prefixes.lengths]
-        if any(acts):
-            self._act(scores, self._ids.to(prefixes.ids.device), acts, prefixes.per_row(acts))
+        if (where := self.where(prefixes)) is not None:
+            self.act(scores, where)
 
-    def acts(self, prefixes: Prefixes) -> bool:
-        """Whether it does something at any position."""
-        return any(map(self._acts_at, prefixes.lengths))
+    def where(self, prefixes: Prefixes) -> torch.Tensor | None:
+        """At which positions it does something, `[R, 1]` bool; None where the host knows of none."""
+        return prefixes.where(self._acts_at)
 
-    def _act(self, scores: Scores, ids: torch.Tensor, acts: list[bool], where: torch.Tensor) -> None:
-        scores.change(ids, where, _ban)
+    def act(self, scores: Scores, where: torch.Tensor) -> None:
+        """Forbid the tokens at some positions `[R, 1]`."""
+        scores.change(self._ids.to(where.device), where, _ban)
+
+    def _acts_at(self, length: Any) -> Any:
+        if isinstance(length, int):
+            return length in self._lengths
+        first, end = (self._lengths.start, self._lengths.stop) if self._bounds is None else self._bounds
+        return (first <= length) & (length < end)
 
 
 class Forced(Banned):
     """Tokens beside which all others are forbidden at some lengths of the text."""
 
-    def _act(self, scores: Scores, ids: torch.Tensor, acts: list[bool], where: torch.Tensor) -> None:
-        scores.forbid_all([position for position, does in enumerate(acts) if does])
-        scores.change(ids, where, torch.zeros_like)
+    def act(self, scores: Scores, where: torch.Tensor) -> None:
+        """Forbid all but the tokens at some positions `[R, 1]`."""
+        scores.forbid_all(where)
+        scores.change(self._ids.to(where.device), where, torch.zeros_like)
 
 
 class LengthDecay(Effect):
@@ -138,6 +171,11 @@ class SeenPenalty(Effect):
         """Whether it is a reward."""
         return self.processor.penalty < 1
 
+    @property
+    def key(self) -> Hashable | None:
+        """Its numbers: divided by a tensor, scores would be rounded otherwise."""
+        return type(self.processor), self.processor.penalty, str(self._ignored)
+
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
         """Penalise what stands in the text."""
         starts = [self._ignored[row] if isinstance(self._ignored, list) else self._ignored for row in prefixes.rows]
@@ -162,6 +200,11 @@ class PromptPenalty(Effect):
 class RepeatedNGrams(Effect):
     """[`NoRepeatNGramLogitsProcessor`]: tokens that would end an n-gram of the text once more are forbidden."""
 
+    @property
+    def key(self) -> Hashable | None:
+        """Its size."""
+        return type(self.processor), self.processor.ngram_size
+
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
         """Forbid the last token of each window of the text that begins as the text ends."""
         size, ids = self.processor.ngram_size, prefixes.ids
@@ -170,7 +213,7 @@ class RepeatedNGrams(Effect):
         windows = ids.unfold(1, size, 1)  # [R, W, n]
         ends = torch.arange(size, ids.shape[1] + 1, device=ids.device)
         begins_alike = (windows[..., :-1] == prefixes.endings(size - 1)[:, None]).all(dim=-1)
-        scores.change(windows[..., -1], begins_alike & (ends <= prefixes.per_row(prefixes.lengths)), _ban)
+        scores.change(windows[..., -1], begins_alike & (ends <= prefixes.ends), _ban)
 
 
 class PromptNGrams(Effect):
@@ -218,7 +261,7 @@ class BiasedSequences(Effect):
         """Add the bias of each sequence that the next token may end."""
         bias = self._prepared(scores, prefixes).repeat(len(prefixes.rows), 1)  # [R, C]
         for heads, places, biases in self._tensors or ():
-            is_long = prefixes.per_row([length >= heads.shape[1] for length in prefixes.lengths])
+            is_long = prefixes.ends >= heads.shape[1]
             matches = (prefixes.endings(heads.shape[1])[:, None] == heads).all(dim=-1) & is_long
             met = matches.any(dim=0).nonzero()[:, 0]
             if len(met):

@@ -66,9 +66,9 @@ class Scores:
         """Add an amount `[R, V]` to the score of each token."""
         self.tensor.add_(amounts)
 
-    def forbid_all(self, positions: list[int]) -> None:
-        """Forbid all tokens at some of the R positions."""
-        self.tensor[positions] = -torch.inf
+    def forbid_all(self, where: torch.Tensor) -> None:
+        """Forbid all tokens at some positions, `[R, 1]` bool."""
+        self.tensor.masked_fill_(where, -torch.inf)
 
     def _columns(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """In which columns the scores of tokens stand, and which have one, both `[R, C]`."""

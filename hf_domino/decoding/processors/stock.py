@@ -6,6 +6,7 @@ after the other.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -41,16 +42,14 @@ PREFIX_FREE = (
 )
 CHECKS_LAW = (hf.EtaLogitsWarper,)  # raises where all tokens are forbidden
 EFFECTS: dict[type, Callable[[Any], Effect | None]] = {
-    hf.MinLengthLogitsProcessor: lambda p: Banned(p.eos_token_id, lambda length: length < p.min_length),
+    hf.MinLengthLogitsProcessor: lambda p: Banned(p, p.eos_token_id, range(p.min_length)),
     hf.MinNewTokensLengthLogitsProcessor: lambda p: Banned(
-        p.eos_token_id, lambda length: length - p.prompt_length_to_skip < p.min_new_tokens
+        p, p.eos_token_id, range(p.prompt_length_to_skip + p.min_new_tokens)
     ),
-    hf.SuppressTokensLogitsProcessor: lambda p: Banned(p.suppress_tokens, lambda length: True),
-    hf.SuppressTokensAtBeginLogitsProcessor: lambda p: Banned(
-        p.begin_suppress_tokens, lambda length: length == p.begin_index
-    ),
-    hf.ForcedBOSTokenLogitsProcessor: lambda p: Forced(p.bos_token_id, lambda length: length == 1),
-    hf.ForcedEOSTokenLogitsProcessor: lambda p: Forced(p.eos_token_id, lambda length: length == p.max_length - 1),
+    hf.SuppressTokensLogitsProcessor: lambda p: Banned(p, p.suppress_tokens, range(sys.maxsize)),
+    hf.SuppressTokensAtBeginLogitsProcessor: lambda p: Banned(p, p.begin_suppress_tokens, _only(p.begin_index)),
+    hf.ForcedBOSTokenLogitsProcessor: lambda p: Forced(p, p.bos_token_id, _only(1)),
+    hf.ForcedEOSTokenLogitsProcessor: lambda p: Forced(p, p.eos_token_id, _only(p.max_length - 1)),
     hf.ExponentialDecayLengthPenalty: LengthDecay,
     hf.RepetitionPenaltyLogitsProcessor: SeenPenalty,
     hf.EncoderRepetitionPenaltyLogitsProcessor: PromptPenalty,
@@ -63,6 +62,10 @@ EFFECTS: dict[type, Callable[[Any], Effect | None]] = {
 }
 # Functions of prefix and scores alone: safe to run on drafted prefixes that may be rejected.
 STATELESS = (*PREFIX_FREE, *EFFECTS, hf.PrefixConstrainedLogitsProcessor)
+
+
+def _only(length: int) -> range:
+    return range(length, length + 1)
 
 
 def effect_of(processor: LogitsProcessor) -> Effect | None:

@@ -16,7 +16,7 @@ from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.static.judging import law_key
+from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.tree.chances import Chances
 from hf_domino.decoding.tree.growing import Grown, grow_tree
@@ -44,7 +44,7 @@ class StaticDraftSession(DraftSession):
         self._fixed, self._graphs = workspace.context, workspace.graphs
         ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
         self._ends = workspace.hold("ends", ends)
-        self._law_key = law_key(law)
+        self._law = FixedLaw(law, workspace)
         # [1, C, L * H], hidden states of positions that no drafted block has put into the context.
         self._pending: torch.Tensor | None = None
 
@@ -97,16 +97,15 @@ class StaticDraftSession(DraftSession):
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None
     ) -> torch.Tensor:
         # What is told of every proposal is on the host; noise of its own comes with that.
-        if self._law_key is None or goes_on is not None or isinstance(noise, OwnNoise):
+        if self._law.key is None or goes_on is not None or isinstance(noise, OwnNoise):
             return super()._choose(draft_hidden, prefixes, noise, goes_on)
-        inputs = (draft_hidden, prefixes.last()) + (() if noise is None else (noise,))
-        return self._graphs(("rollout", self._law_key), self._rollout, *inputs)[0]
+        inputs = (draft_hidden, self._law.text(prefixes)) + (() if noise is None else (noise,))
+        return self._graphs(("rollout", self._law.key), self._rollout, *inputs)[0]
 
     def _rollout(
-        self, draft_hidden: torch.Tensor, anchors: torch.Tensor, noise: torch.Tensor | None = None
+        self, draft_hidden: torch.Tensor, text: torch.Tensor, noise: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, ...]:
-        # A law that is part of a stage looks at no token before the anchor.
-        prefixes = Prefixes.of(anchors)
+        prefixes = self._law.prefixes(text)
         return (rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, is_fixed=True),)
 
     def _grow(
@@ -114,22 +113,22 @@ class StaticDraftSession(DraftSession):
     ) -> Grown:
         """Trees of always as many nodes; what is learnt of copies is left to chains."""
         size, chances = options["num_nodes"], options["chances"]
-        if self._law_key is None:
+        if self._law.key is None:
             return self._tree(draft_hidden, prefixes, noise, size, chances)
         sharpness = torch.full((), chances.sharpness.value, device=prefixes.ids.device)
-        inputs = (draft_hidden, prefixes.last(), sharpness) + (() if noise is None else (noise,))
-        found = self._graphs(("grow", self._law_key, size), partial(self._grow_fixed, size), *inputs)
+        inputs = (draft_hidden, self._law.text(prefixes), sharpness) + (() if noise is None else (noise,))
+        found = self._graphs(("grow", self._law.key, size), partial(self._grow_fixed, size), *inputs)
         return Grown.of_tensors(found, num_depths=draft_hidden.shape[1])
 
     def _grow_fixed(
         self,
         size: int,
         draft_hidden: torch.Tensor,
-        anchors: torch.Tensor,
+        text: torch.Tensor,
         sharpness: torch.Tensor,
         noise: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        return self._tree(draft_hidden, Prefixes.of(anchors), noise, size, Chances(sharpness)).tensors()
+        return self._tree(draft_hidden, self._law.prefixes(text), noise, size, Chances(sharpness)).tensors()
 
     def _tree(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, size: int, chances: Chances

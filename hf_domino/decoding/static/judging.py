@@ -1,28 +1,17 @@
-"""Acceptance as a stage of fixed shape, and which laws can be part of one."""
+"""Acceptance as a stage of fixed shape."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from functools import partial
 
 import torch
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors.stock import CHECKS_LAW, PREFIX_FREE
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.verification import Judgement, judge
-
-
-def law_key(law: TokenLaw) -> Hashable | None:
-    """What a law is made of, if it can be part of a stage; None if it looks at a prefix or at a result."""
-    parts: list[Hashable] = []
-    for processor in law.processors:
-        if type(processor) not in PREFIX_FREE or type(processor) in CHECKS_LAW:  # which reads a result back
-            return None
-        parts.append((type(processor), *sorted(vars(processor).items())))
-    return tuple(parts)
 
 
 class StaticJudge:
@@ -34,8 +23,7 @@ class StaticJudge:
     """
 
     def __init__(self, law: TokenLaw, workspace: Workspace):
-        self.law, self._graphs = law, workspace.graphs
-        self._key = law_key(law)
+        self._law, self._graphs = FixedLaw(law, workspace), workspace.graphs
 
     def __call__(
         self,
@@ -46,18 +34,25 @@ class StaticJudge:
         noise: torch.Tensor | None,
     ) -> Judgement:
         """See [`~hf_domino.decoding.verification.judge`]."""
-        if self._key is None:
+        if self._law.key is None:
             return judge(law, prefixes, proposals, logits, noise)
-        inputs = [tensor for tensor in (logits, proposals.tokens, proposals.parents, noise) if tensor is not None]
+        tensors = (logits, self._law.text(prefixes), proposals.tokens, proposals.parents, noise)
         is_chain, longest = proposals.parents is None, proposals.longest
         stage = partial(self._judge, is_chain, longest)
-        return Judgement(*self._graphs(("judge", self._key, is_chain, longest), stage, *inputs))
+        inputs = [tensor for tensor in tensors if tensor is not None]
+        return Judgement(*self._graphs(("judge", self._law.key, is_chain, longest), stage, *inputs))
 
     def _judge(
-        self, is_chain: bool, longest: int | None, logits: torch.Tensor, tokens: torch.Tensor, *others: torch.Tensor
+        self,
+        is_chain: bool,
+        longest: int | None,
+        logits: torch.Tensor,
+        text: torch.Tensor,
+        tokens: torch.Tensor,
+        *others: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         given = list(others)
         parents = None if is_chain else given.pop(0)
         noise = given.pop(0) if given else None
-        found = judge(self.law, Prefixes.of(tokens), Tree(tokens, parents, longest), logits, noise)
+        found = judge(self._law.law, self._law.prefixes(text), Tree(tokens, parents, longest), logits, noise)
         return (found.scores, found.outcome) if found.path is None else (found.scores, found.outcome, found.path)

@@ -2,7 +2,8 @@
 
 The loop is the one of `loop.py`; its target runner, draft session and judge are replaced by ones that run the same
 functions as stages of fixed-shape tensors: backbone, rollout or growth, verification forward, acceptance. On a GPU each
-stage is a graph, launched as one. What looks at a prefix, which grows, is no stage and runs between them.
+stage is a graph, launched as one. A law that reads values back, or asks a caller, is no part of a stage: what uses it
+runs between them.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ class Workspace:
         """
         held = self._held.get(name)
         if held is None or held.shape != values.shape or held.dtype != values.dtype:
-            self.graphs.clear()
+            if held is not None:  # graphs have its address
+                self.graphs.clear()
             with torch.inference_mode(False):
                 held = self._held[name] = torch.empty(values.shape, dtype=values.dtype, device=values.device)
         held.copy_(values)

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import torch
 
-from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.prefixes import Prefixes, UnreadPrefixes
 from hf_domino.decoding.sampling import race
 
 MOST_RACED = 2**22  # numbers of noise that are copied at once
@@ -88,9 +88,7 @@ class Tree:
         places = ancestors.gather(2, generations.clamp_min(0)).flatten(1)  # of each depth's, or itself again
         tokens = torch.nn.functional.pad(self.tokens, (1, 0)).gather(1, places)
         seen = prefixes.lanes(width).along(tokens.view(num_rows * width, self.depth), 1)
-        depths = self.depths.flatten().tolist()
-        lengths = [length - self.depth + depth for length, depth in zip(seen.lengths, depths, strict=True)]
-        return Prefixes(seen.ids, lengths, seen.rows)
+        return UnreadPrefixes(seen.ids, seen.ends - self.depth + self.depths.view(-1, 1), seen.rows)
 
     def race(self, scores: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What each position draws, see [`~hf_domino.decoding.sampling.race`].

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 
 import pytest
 import torch
 from builders import build_drafter
 from families import build
-from oracle import tree_faults
+from oracle import oracle, tree_faults
 from recorded_graphs import recorded_graphs
 
 import hf_domino
@@ -18,10 +19,16 @@ PROMPT, NEW_TOKENS, MOST_NODES = torch.arange(7, 19)[None], 40, 12
 STATIC = {"cache_implementation": "static"}
 LAWS = {
     "greedy": {},
-    "penalised": {"repetition_penalty": 1.3},
+    "penalised": {
+        "repetition_penalty": 1.04,
+        "no_repeat_ngram_size": 3,
+        "suppress_tokens": [9],
+        "forced_eos_token_id": 3,
+    },
     "drawn": {"do_sample": True, "temperature": 0.8, "top_k": 30},
     "drawn and penalised": {"do_sample": True, "repetition_penalty": 1.3},
 }
+STAGES = {"backbone", "grow", "verify", "judge", "take", "put"}
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +51,9 @@ def test_recorded_rounds_write_plain_text(model_type, law):
     target = build(model_type).double()
     plain = text_of(target, **LAWS[law])
     drafter = build_drafter(target, draft_tree_size=MOST_NODES)
-    with recorded_graphs(), tree_faults([plain], target.config.vocab_size, MOST_NODES):
+    with recorded_graphs() as made, tree_faults([plain], target.config.vocab_size, MOST_NODES):
         assert text_of(target, drafter, **STATIC, **LAWS[law]) == plain
+        assert [recorded.names for recorded in made] == [STAGES]
     assert drafter.stats.chain is None
     most = drafter.config.num_draft_tokens
     assert set(drafter.stats.rows[0]) >= set(range(1, most + 2))  # every length of path
@@ -72,6 +80,24 @@ def test_an_end_inside_a_branch_and_a_second_call(tiny_qwen3):
         for place in (17, 25, 38):
             ended = text_of(tiny_qwen3, eos_token_id=plain[place])
             assert text_of(tiny_qwen3, drafter, eos_token_id=plain[place], **STATIC) == ended
+
+
+@pytest.mark.parametrize("draft_tree_size", [None, MOST_NODES], ids=["chain", "tree"])
+def test_a_call_has_its_own_numbers(tiny_qwen3, draft_tree_size):
+    """A penalty is part of what is captured; lengths and tokens are not, and a graph reads those of its call."""
+    drafter = build_drafter(tiny_qwen3, draft_tree_size=draft_tree_size, draft_length="full")
+    end, texts, captured = text_of(tiny_qwen3)[PROMPT.shape[1] + 3], [], [0]
+    laws = [{"repetition_penalty": penalty, "eos_token_id": 63} for penalty in (1.1, 1.6, 1.1)]
+    laws += [{"min_new_tokens": least, "eos_token_id": token} for least, token in ((9, end), (30, end), (2, end + 1))]
+    with recorded_graphs() as made:
+        for law in laws:
+            texts.append(text_of(tiny_qwen3, **law))
+            with oracle(tiny_qwen3, PROMPT, 0.8, torch.tensor([texts[-1]])):
+                assert text_of(tiny_qwen3, drafter, **STATIC, **law) == texts[-1]
+            captured.append(made[0].num_captured)
+    assert len({tuple(text) for text in texts}) == len(laws) - 1
+    # The rollout and acceptance of each penalty; the third length of a text has the graphs of the second.
+    assert [now - before for before, now in pairwise(captured[1:])] == [2, 0, 2, 0, 0]
 
 
 def test_rounds_learn_what_the_device_knows(tiny_qwen3, monkeypatch):

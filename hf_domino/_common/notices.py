@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from transformers.utils import logging
 
@@ -13,3 +15,13 @@ def notice(message: str) -> None:
     """Say something that changes what is trained, on the first process only."""
     if os.environ.get("RANK", "0") == "0":
         logger.warning(message)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Say nothing in a `with` block."""
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

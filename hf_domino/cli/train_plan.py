@@ -1,4 +1,7 @@
-"""`hf-domino train --plan`: the memory, time and disk of a training, as a table, in place of the training."""
+"""`hf-domino train --plan`: the memory, time and disk of a training, as a table, in place of the training.
+
+Time is a lower bound from operations, and where the training could begin here and now, that of a few steps of it.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,24 @@ from typing import TYPE_CHECKING, Any
 from hf_domino.cli.flags import positive_int
 
 if TYPE_CHECKING:
+    from hf_domino.evaluation.study.trained import Trained
     from hf_domino.training.scale.plan import TrainingPlan
+    from hf_domino.training.scale.probe import MeasuredSteps
 
 GB, TERA = 1e9, 1e12
+STEPS = 5  # that are measured
+ELSEWHERE = ("plan_tflops", "plan_memory", "plan_processes")  # what is said of other devices than that at hand
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a plan."""
     add = parser.add_argument_group("a plan in place of the training").add_argument
-    add("--plan", action="store_true", help="estimate memory, time and disk from configurations, and train nothing")
+    add("--plan", action="store_true", help="say what memory, time and disk it takes, and train nothing")
     add("--plan-rows", type=positive_int, help="training rows (default: the lines of train_file, where it is .jsonl)")
     add("--plan-processes", type=positive_int, help="processes, one per device (default: those that run)")
     add("--plan-tflops", type=float, help="10^12 operations per second of a device (default: measured on this one)")
     add("--plan-memory", type=float, help="memory of a device in GB (default: of this one)")
+    add("--plan-steps", type=int, default=STEPS, help=f"most steps to measure here, 0 for none (default: {STEPS})")
     add("--json", action="store_true", help="print the plan as JSON, in bytes and seconds")
 
 
@@ -41,11 +49,14 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
     from transformers import AutoConfig
 
     from hf_domino.configuration import DominoConfig
+    from hf_domino.evaluation.study.trained import trained_here
     from hf_domino.training.scale.plan import measure_flops, plan_training
 
     for flag in ("plan_tflops", "plan_memory"):
         if (value := getattr(options, flag)) is not None and not 0 < value < float("inf"):
             raise ValueError(f"--{flag.replace('_', '-')} must be above 0 and finite, got {value}.")
+    if options.plan_steps < 0:
+        raise ValueError(f"--plan-steps must be at least 0, got {options.plan_steps}.")
     target_config = AutoConfig.from_pretrained(names.target)
     if names.drafter is None:
         config = DominoConfig.for_target(target_config, **shape.overrides())
@@ -62,10 +73,50 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
         flops_per_second=flops,
     )
     memory = options.plan_memory * GB if options.plan_memory else _device_memory(args.device)
+    steps = _why_unmeasured(options, names, data, args, plan.peak_bytes <= memory) or _measure(
+        names, shape, data, args, options.plan_steps
+    )
+    trained = trained_here(config.projector_type)
     if options.json:
-        print(json.dumps(asdict(plan) | {"device_bytes": memory}))
-    else:
-        print(_table(plan, memory, "given" if options.plan_tflops else f"measured on {args.device.type}"))
+        print(json.dumps(_record(plan, memory, steps, trained)))
+        return
+    print(_table(plan, memory, "given" if options.plan_tflops else f"measured on {args.device.type}"))
+    print(*_lines_of_steps(plan, steps, args.device.type), *_lines_of_trained(trained), sep="\n")
+
+
+def _why_unmeasured(options: argparse.Namespace, names: Any, data: Any, args: Any, fits: bool) -> str | None:
+    """What keeps steps from being measured here, if anything does."""
+    from hf_domino.training.scale.placing import files_digest
+
+    if options.plan_steps == 0:
+        return "--plan-steps is 0"
+    if given := [flag for flag in ELSEWHERE if getattr(options, flag) is not None]:
+        return f"--{given[0].replace('_', '-')} tells of another device than this one"
+    if args.world_size > 1:
+        return "a plan is made by one process"
+    if data.train_file is None and data.train_dataset is None:
+        return "there is no training text"
+    if data.on_policy:
+        return "the target has yet to write the training text (on_policy)"
+    if not fits:
+        return "a step does not fit into the memory"
+    return None if files_digest(names.target) else "the target's weights are not on this machine"
+
+
+def _measure(names: Any, shape: Any, data: Any, args: Any, num_steps: int) -> MeasuredSteps | str:
+    """Steps as they were measured; or why they were not, as a plan refuses nothing that only a training needs."""
+    from hf_domino.training.scale.probe import measure_steps
+
+    try:
+        return measure_steps(names, shape, data, args, num_steps)
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        return f"the training does not begin: {error}"
+
+
+def _record(plan: TrainingPlan, memory: float, steps: MeasuredSteps | str, trained: list[Trained]) -> dict[str, Any]:
+    """A plan as JSON."""
+    measured = {"unmeasured": steps} if isinstance(steps, str) else {"measured": asdict(steps)}
+    return asdict(plan) | {"device_bytes": memory, "trained_here": [asdict(each) for each in trained]} | measured
 
 
 def _count_lines(path: str | None) -> int | None:
@@ -102,3 +153,28 @@ def _table(plan: TrainingPlan, memory: float, rate: str) -> str:
     else:
         lines += [f"  {'hidden states, per 10^6 tokens':32}{plan.hidden_states_bytes_per_token * 1e6 / GB:10.2f}"]
     return "\n".join([*lines, "Rows are taken to be full: max_length tokens, num_anchors blocks."])
+
+
+def _lines_of_steps(plan: TrainingPlan, steps: MeasuredSteps | str, device: str) -> list[str]:
+    """What was measured, with what follows for the whole training."""
+    if isinstance(steps, str):
+        return [f"Steps are not measured: {steps}."]
+    lines = [f"measured on {device}, over {steps.num_steps} steps of {steps.rows_per_step} of its rows"]
+    lines += [_line("steps per second", 1 / steps.seconds_per_step)]
+    lines += [_line("anchors per second", steps.anchors_per_step / steps.seconds_per_step)]
+    if plan.steps is not None:
+        lines += [_line(f"hours for {plan.steps:,} steps", plan.steps * steps.seconds_per_step / 3600)]
+        lines += [f"  {'anchors in them':32}{round(plan.steps * steps.anchors_per_step):10,}"]
+    return lines
+
+
+def _lines_of_trained(trained: list[Trained]) -> list[str]:
+    """What anchors have brought before."""
+    if not trained:
+        return []
+    lines = ["acceptance length of drafters of this kind, each on a target and text of its own, after at most"]
+    return lines + [_line(f"{each.anchors:,} anchors", each.acceptance_length) + f"  {each.name}" for each in trained]
+
+
+def _line(name: str, value: float) -> str:
+    return f"  {name:32}{value:10.4g}"

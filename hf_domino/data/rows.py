@@ -97,6 +97,7 @@ def load_rows(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     as_prompts: bool = False,
     drop_duplicates: bool = False,
+    is_cached: bool = True,
 ) -> RowDataset:
     """Read training files or a data set, once: the rows are kept in a cache beside those of `datasets`.
 
@@ -115,6 +116,7 @@ def load_rows(
         as_prompts (`bool`, *optional*, defaults to `False`): Rows whose answers the target is to write: prompts without
             an answer are rows too.
         drop_duplicates (`bool`, *optional*, defaults to `False`): Leave out rows that are equal to an earlier one.
+        is_cached (`bool`, *optional*, defaults to `True`): Whether to use the cache, or to keep rows in memory.
 
     Returns:
         `RowDataset`: The rows, with what was left out in `counts`.
@@ -128,12 +130,15 @@ def load_rows(
     encoder = RowEncoder(tokenizer, vocab_size, dict(chat_template_kwargs or {}), as_prompts)
     sieve = Sieve(max_length, as_prompts, drop_duplicates)
     settings = f"{max_length} {max_rows} {as_prompts} {drop_duplicates}"
-    rows, counts = cached_table(
-        f"{path.name} {path.fingerprint()} {encoder.fingerprint()} {settings}",
-        lambda: sieve.sift(_encode(path, encoder, sieve, max_rows)),
-        sieve,
-        path.name,
-    )
+
+    def read() -> Iterator[Row]:
+        return sieve.sift(_encode(path, encoder, sieve, max_rows))
+
+    if is_cached:
+        fingerprint = f"{path.name} {path.fingerprint()} {encoder.fingerprint()} {settings}"
+        rows, counts = cached_table(fingerprint, read, sieve, path.name)
+    else:
+        rows, counts = table_in_memory(read()), sieve.counts
     if len(rows) and (said := counts.describe()):
         notice(f"{path.name}: {said}")
     return RowDataset(rows, counts)
@@ -170,13 +175,8 @@ def encode_dataset(
     if not hasattr(dataset, "__len__") or (len(dataset) and "loss_mask" in dataset[0]):
         return dataset
     source = from_table(dataset, name)
-    if hasattr(dataset, "_fingerprint"):  # a table of `datasets`, which the cache can know again
-        return load_rows(source, *shape, chat_template_kwargs=chat_template_kwargs)
-    encoder, sieve = RowEncoder(tokenizer, vocab_size, dict(chat_template_kwargs or {})), Sieve(max_length)
-    rows = table_in_memory(sieve.sift(_encode(source, encoder, sieve)))
-    if len(rows) and (said := sieve.counts.describe()):
-        notice(f"{name}: {said}")
-    return RowDataset(rows, sieve.counts)
+    is_table = hasattr(dataset, "_fingerprint")  # of `datasets`, which the cache can know again
+    return load_rows(source, *shape, chat_template_kwargs=chat_template_kwargs, is_cached=is_table)
 
 
 def collate_rows(rows: Sequence[Row], pad_token_id: int = 0, multiple: int = 1) -> dict[str, torch.Tensor]:

@@ -57,7 +57,7 @@ def check_data(data: DataArguments) -> None:
             raise ValueError(f"{use}_file must hold at least one record, got {file!r}: it is empty.")
         if most is not None and most < 1:
             raise refusal(f"max_{use}_rows", "at least 1", most, "Leave it out for all.")
-        _source(data, use)  # there is such a data set
+        source_of(data, use)  # there is such a data set
 
 
 def load_training_rows(
@@ -83,7 +83,7 @@ def load_training_rows(
             rows and `evaluation_leaks` is `"error"`.
     """
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
-    sources = {use: _source(data, use) for use in ("train", "eval")}
+    sources = {use: source_of(data, use) for use in ("train", "eval")}
     rows = {
         use: load_rows(
             source, tokenizer, args.max_length, vocab_size, getattr(data, f"max_{use}_rows"),
@@ -108,7 +108,8 @@ def _say_plain_prompts(source: Source) -> None:
         notice(PLAIN_PROMPTS)
 
 
-def _source(data: DataArguments, use: str) -> Source | None:
+def source_of(data: DataArguments, use: str) -> Source | None:
+    """Where the records of `"train"` or `"eval"` come from, if there are any."""
     file, dataset, split, most = (getattr(data, name) for name in _fields(use))
     if file is not None:
         return from_files([file])

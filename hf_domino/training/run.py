@@ -69,7 +69,7 @@ def _train(
     cache = CachedRun(names, args) if names.cache_hidden_states else None
     target = load_target(names, args) if cache is None else cache.load_target(data.on_policy)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
-    drafter = _build_drafter(names, shape, target, tokenizer)
+    drafter = build_drafter(names, shape, target, tokenizer)
     identify(target, tokenizer).record_in(drafter.config)
     checkpoint, finished = prepare_folder(args, drafter.config, names.overwrite)
     if finished:
@@ -148,9 +148,10 @@ def _holds_prompts(file: str | None) -> bool:
     return True
 
 
-def _build_drafter(
+def build_drafter(
     names: ModelArguments, shape: DrafterArguments, target: PreTrainedModel, tokenizer: Any
 ) -> DominoDraftModel:
+    """The drafter that a training begins with: a new one, or what exists, in fp32."""
     overrides = shape.overrides()
     if names.drafter is None:
         return DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **overrides))

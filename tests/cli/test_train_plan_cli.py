@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from transformers import Qwen3Config
 
 from hf_domino.cli import train as command
 from hf_domino.cli.main import main
+from hf_domino.evaluation.study.trained import trained_here
+from hf_domino.training.scale import probe
 
 ROOT = Path(__file__).parents[2]
 QWEN3_8B = Qwen3Config(
@@ -86,3 +92,91 @@ def test_sharding_is_asked_for_as_other_switches_are(value, recipe, train, capsy
     assert train(recipe | {"eval_file": None}, *flags, *plan) == 0
     memory = json.loads(capsys.readouterr().out)["memory"]
     assert 0 < memory["optimizer"] < memory["drafter (fp32)"]  # twice as large where it is whole
+
+
+def files(*folders):
+    """Everything in some folders, with size and time."""
+    found = [path for folder in folders for path in Path(folder).rglob("*") if path.name != "recipe.yaml"]
+    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in found if path.is_file()}
+
+
+def generators():
+    """What generators of random numbers would give next."""
+    return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"cache_hidden_states": "states"},
+        {"packing": True, "max_length": 24},
+        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "draft_vocab_size": 40},
+    ],
+    ids=["", "cached", "packed", "draft vocabulary"],
+)
+def test_measured_steps_leave_nothing_behind(fields, recipe, train, tmp_path, monkeypatch, capsys):
+    from datasets import config
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    folders, before = (tmp_path, recipe["target"]), generators()
+    there = files(*folders)
+    assert train(recipe | fields, "--plan", "--json", "--plan_steps=2") == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert generators() == before
+    assert files(*folders) == there
+    assert not (tmp_path / "run").exists()
+    assert plan["measured"]["num_steps"] == 2
+    assert plan["measured"]["rows_per_step"] == 8
+    assert plan["measured"]["seconds_per_step"] > 0
+    if "packing" not in fields:
+        assert plan["measured"]["anchors_per_step"] == 8 * recipe["num_anchors"]
+    assert [entry["anchors"] for entry in plan["trained_here"]] == [each.anchors for each in trained_here("domino")]
+
+
+def test_a_drafter_that_exists_stays_as_it_is(recipe, train, saved_pair, capsys):
+    recipe = {name: value for name, value in recipe.items() if name not in ("num_hidden_layers", "shift_label")}
+    before = files(saved_pair[1])
+    fields = {"drafter": str(saved_pair[1]), "train_only": "head", "lambda_base_start": 0.5}
+    assert train({**recipe, **fields, "block_size": 4}, "--plan", "--json", "--plan_steps=1") == 0
+    assert json.loads(capsys.readouterr().out)["measured"]["num_steps"] == 1
+    assert files(saved_pair[1]) == before
+
+
+def test_slow_steps_are_few(recipe, train, monkeypatch, capsys):
+    monkeypatch.setattr(probe, "ENOUGH", 0.0)
+    assert train(recipe, "--plan", "--plan_steps=50") == 0
+    shown = capsys.readouterr().out
+    assert "measured on cpu, over 1 steps of 8 of its rows" in shown
+    assert "hours for 4 steps" in shown
+    assert f"{4 * 8 * recipe['num_anchors']:,}" in shown
+    for each in trained_here("domino"):
+        assert f"{each.anchors:,} anchors" in shown
+
+
+@pytest.mark.parametrize(
+    ("fields", "flags", "reason"),
+    [
+        ({"train_file": None, "eval_file": None}, [], "there is no training text"),
+        ({"on_policy": True}, [], "the target has yet to write the training text"),
+        ({}, ["--plan_memory=100"], "--plan-memory tells of another device"),
+        ({}, ["--plan_steps=0"], "--plan-steps is 0"),
+        (
+            {"train_only": "head"},
+            [],
+            "the training does not begin: train_only of a new drafter",
+        ),
+        ({"num_anchors": 10**9}, [], "a step does not fit into the memory"),
+    ],
+)
+def test_a_plan_says_why_steps_are_not_measured(fields, flags, reason, recipe, train, capsys):
+    recipe = {name: value for name, value in (recipe | fields).items() if value is not None}
+    assert train(recipe, "--plan", *flags) == 0
+    assert f"Steps are not measured: {reason}" in capsys.readouterr().out
+
+
+def test_a_plan_without_weights(recipe, train, tmp_path, capsys):
+    shutil.copytree(recipe["target"], tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    assert train(recipe | {"target": str(tmp_path / "bare")}, "--plan", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["unmeasured"] == "the target's weights are not on this machine"

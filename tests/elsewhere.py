@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,12 +39,24 @@ class Elsewhere(torch.Tensor):
     def tolist(self) -> list:
         return self.here.tolist()
 
+    # torch would put lists of places there itself, where no mode sees it.
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return super().__getitem__(_listed(index))
+
+    def __setitem__(self, index: Any, values: Any) -> None:
+        super().__setitem__(_listed(index), values)
+
 
 class _Mode(TorchDispatchMode):
     """Tensors can be made on the device, too."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return _run(func, args, kwargs or {})
+
+
+def _listed(index: Any) -> Any:
+    parts = index if isinstance(index, tuple) else (index,)
+    return tuple(torch.tensor(part) if isinstance(part, list) else part for part in parts)
 
 
 def _here(value: Any) -> Any:
@@ -78,16 +91,20 @@ def move(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def elsewhere() -> Iterator[None]:
-    """Calls inside the block can make tensors there."""
-    make = torch.tensor
+    """Calls inside the block can make tensors there, and draw as on the CPU."""
+    make, real = torch.tensor, (torch.Generator, torch.get_device_module)
 
     def tensor(*args, device=None, **kwargs):
         made = make(*args, **kwargs)
         return made if device is None or torch.device(device) != ELSEWHERE else Elsewhere(made)
 
     torch.tensor = tensor
+    torch.Generator = lambda device: real[0]()
+    torch.get_device_module = lambda device: SimpleNamespace(
+        default_generators=[torch.default_generator], current_device=lambda: 0
+    )
     try:
         with _Mode():
             yield
     finally:
-        torch.tensor = make
+        torch.tensor, (torch.Generator, torch.get_device_module) = make, real

@@ -9,6 +9,7 @@ from accelerate import cpu_offload, disk_offload
 from builders import left_padded
 from oracle import oracle, tree_faults
 from peft import LoraConfig, get_peft_model
+from recorded_graphs import recorded_graphs
 from test_families import build
 
 PROMPTS = [torch.arange(7, 20), torch.arange(30, 38)]
@@ -32,6 +33,33 @@ def test_peft(make_drafter):
     drafter = make_drafter(target)
     adapted = get_peft_model(target, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     check(adapted.eval(), drafter)
+
+
+def test_a_graph_is_of_the_adapters_as_they_were(make_drafter):
+    """Frozen adapters: nothing about weights says which of them are at work."""
+    target, texts = build("Qwen2").double(), []
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = get_peft_model(target, config, "first").eval()
+    adapted.add_adapter("second", config)
+    drafter, layers = make_drafter(target, draft_tree_size=12), target.model.layers
+    options = OPTIONS | {"input_ids": PROMPTS[0][None]}
+    changes = [
+        lambda: adapted.set_adapter("second"),
+        adapted.base_model.disable_adapter_layers,
+        adapted.base_model.enable_adapter_layers,
+        lambda: [layer.self_attn.v_proj.scale_layer(5.0) for layer in layers],
+        adapted.merge_adapter,
+        adapted.unmerge_adapter,
+    ]
+    with recorded_graphs() as made:
+        for change in (lambda: None, *changes):
+            change()
+            adapted.requires_grad_(False)
+            texts.append(adapted.generate(**options).tolist())
+            assisted = adapted.generate(**options, assistant_model=drafter, cache_implementation="static")
+            assert assisted.tolist() == texts[-1]
+        assert len(made) == len(texts)
+    assert len({str(text) for text in texts}) == 4  # the second comes back, and merged it writes the same
 
 
 def test_int8_weights(make_drafter, tmp_path):

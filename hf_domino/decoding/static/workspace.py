@@ -24,6 +24,9 @@ from hf_domino.target.view import TargetModel, has_hooks
 
 CAPACITY_STEP = 64  # capacities are multiples of it: texts of nearly the same length share graphs
 
+# What layers with PEFT adapters go by beside weights: which of them, whether these are merged, and how much of each.
+OF_ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
+
 _lock = threading.Lock()
 _idle: weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary[DominoDraftModel, Workspace]] = (
     weakref.WeakKeyDictionary()
@@ -131,7 +134,13 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
     options += [config.sliding_window, config.sliding_window_non_causal, tuple(config.layer_types or ())]
     options += [config.draft_vocab_size, drafter.vocabulary.prepare(TargetModel(target, config))]
     options += [hook for model in models for part in model.modules() if has_hooks(part) for hook in _hooks(part)]
+    options += [repr([getattr(part, name, None) for name in OF_ADAPTERS]) for part in _adapted(models)]
     return (tuple(hash((t.data_ptr(), t.dtype, t.requires_grad)) for t in tensors), *options)
+
+
+def _adapted(models: tuple[nn.Module, ...]) -> list[nn.Module]:
+    """Layers with PEFT adapters."""
+    return [part for model in models for part in model.modules() if hasattr(part, "merged_adapters")]
 
 
 def _hooks(module: nn.Module) -> list[int]:

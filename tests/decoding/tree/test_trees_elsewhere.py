@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
 import torch
-from builders import build_drafter
+from builders import build_drafter, left_padded
 from elsewhere import Elsewhere, elsewhere, move
 
 import hf_domino
 from hf_domino.decoding.pacing import ways
 from hf_domino.decoding.tree import support
 
+PROMPTS = [torch.arange(7, 13).repeat(3), torch.arange(30, 37)]
+STATIC, COPYING = {"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 8}
+DRAWN = {"do_sample": True, "top_p": 0.9, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3}
+
 
 @pytest.mark.parametrize(
-    ("tree_size", "draft_length", "options"),
+    ("num_rows", "tree_size", "draft_length", "law", "options"),
     [
-        (12, "adaptive", {"cache_implementation": "static"}),
-        ("adaptive", "adaptive", {"prompt_lookup_num_tokens": 8}),
-        (12, "full", {"prompt_lookup_num_tokens": 8}),
+        (1, 12, "adaptive", DRAWN, STATIC),
+        (1, "adaptive", "adaptive", {}, COPYING),
+        (1, 12, "full", {"suppress_tokens": [9], "forced_eos_token_id": 3}, COPYING),
+        (2, 12, "adaptive", DRAWN, {}),
     ],
 )
-def test_no_operation_meets_tensors_of_two_devices(tiny_qwen3, tree_size, draft_length, options, monkeypatch):
+def test_no_operation_meets_tensors_of_two_devices(
+    tiny_qwen3, num_rows, tree_size, draft_length, law, options, monkeypatch
+):
     monkeypatch.setattr(support, "_trial", lambda *args: None)
     monkeypatch.setattr(ways, "FIRST_ROUNDS", 1)
     monkeypatch.setattr(ways, "EACH", 1)
-    prompt, target = torch.arange(7, 13).repeat(3)[None], copy.deepcopy(tiny_qwen3)
-    kwargs = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
-    plain = target.generate(prompt, **kwargs)
+    (ids, mask), target, texts = left_padded(PROMPTS[:num_rows]), copy.deepcopy(tiny_qwen3).double(), []
     drafter = build_drafter(target, draft_tree_size=tree_size, draft_length=draft_length)
-    move(target)
-    move(drafter)
-    with elsewhere():
-        text = target.generate(Elsewhere(prompt), assistant_model=drafter, **kwargs, **options)
+    kwargs = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None} | law
+    for place in ({}, options | {"assistant_model": drafter}):
+        torch.manual_seed(5)
+        with elsewhere() if place else contextlib.nullcontext():
+            if place:
+                move(target)
+                move(drafter)
+            inputs = [Elsewhere(each) if place else each for each in (ids, mask)]
+            texts.append(target.generate(inputs[0], attention_mask=inputs[1], **kwargs, **place).tolist())
     hf_domino.release_workspaces()
-    assert text.tolist() == plain.tolist()
+    assert texts[0] == texts[1]
     assert drafter.stats.tree_size == (16 if tree_size == "adaptive" else tree_size)

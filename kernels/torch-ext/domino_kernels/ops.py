@@ -6,7 +6,6 @@ width of the state.
 
 from __future__ import annotations
 
-from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -191,4 +190,15 @@ def _implementation(kernel: str, rows: torch.Tensor, *others: torch.Tensor) -> M
     is_plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
     if needs_gradient or not is_plain or not runs_triton(rows):
         return reference
-    return import_module(f".{kernel}", __package__)
+    # Spelled out: who bundles these files follows imports.
+    if kernel == "triton_choose":
+        from . import triton_choose
+
+        return triton_choose
+    if kernel == "triton_lanes":
+        from . import triton_lanes
+
+        return triton_lanes
+    from . import triton_gru
+
+    return triton_gru

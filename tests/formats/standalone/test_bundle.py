@@ -12,6 +12,7 @@ import pytest
 import transformers
 from transformers.dynamic_module_utils import get_relative_imports
 
+import domino_kernels
 import hf_domino
 from hf_domino import DominoDraftModel
 from hf_domino.formats.standalone.bundle import LICENCE, REQUIREMENTS
@@ -62,6 +63,9 @@ def test_without_the_package(saved_pair, standalone, hub_cache, tmp_path):
 def test_files(standalone):
     files = {path.stem: path.read_text() for path in (standalone / "custom_generate").glob("*.py")}
     assert "decoding_loop" in files
+    kernels = {f"domino_kernels_{path.stem}" for path in Path(domino_kernels.__file__).parent.glob("triton_*.py")}
+    assert kernels
+    assert kernels <= set(files)
     for name, text in files.items():
         first = text.splitlines()[0]
         assert re.match(rf"# \S+, hf_domino {hf_domino.__version__}, SPDX-License-Identifier: {LICENCE}", first), name

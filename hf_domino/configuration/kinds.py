@@ -112,7 +112,8 @@ class KindFacts:
             ValueError: If it is among what it lacks.
         """
         if feature in self.lacks:
-            raise refusal(f"the drafter's kind with {feature}", "Domino or DFlash", self.title, self.lacks[feature])
+            others = " or ".join(kind.title for kind in KINDS.values() if feature not in kind.lacks)
+            raise refusal(f"the drafter's kind with {feature}", others, self.title, self.lacks[feature])
 
 
 def _block_shapes(config: DominoConfig) -> Shapes:

@@ -36,7 +36,8 @@ def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn
     if args.train_only == "head":
         if not drafter.has_correction_head:
             remedy = "Give it a new one: projector_type='domino' beside drafter."
-            raise refusal("the drafter of train_only='head'", "one with a correction head", "plain DFlash", remedy)
+            kind = drafter.config.kind.title
+            raise refusal("the drafter of train_only='head'", "one with a correction head", kind, remedy)
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.split(".")[0] in HEAD_MODULES)
     return drafter
@@ -99,9 +100,9 @@ def add_head(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoD
     Raises:
         ValueError: If it has a correction head already.
     """
-    if drafter.has_correction_head:
+    if drafter.config.projector_type != "dflash":
         remedy = "Leave projector_type out, or start from a DFlash drafter."
-        raise refusal("the drafter of a new head", "plain DFlash", "one with a correction head", remedy)
+        raise refusal("the drafter of a new head", "plain DFlash", drafter.config.kind.title, remedy)
     config = copy.deepcopy(drafter.config)
     for name, value in overrides.items():
         setattr(config, name, value)

@@ -125,6 +125,9 @@ class DominoTrainer(AveragingTrainer):
         **kwargs: Any,
     ):
         check_target(model.config, target)
+        for feature in ("fsdp", "gradient_checkpointing"):
+            if getattr(args, feature):
+                model.config.kind.refuse_what_it_lacks(feature)
         if model.config.draft_vocab_size is not None and not model.d2t.any():
             notice(FIRST_TOKENS.format(model.config.draft_vocab_size))
         check_layers(model.config, train_dataset, eval_dataset)

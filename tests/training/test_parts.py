@@ -175,7 +175,7 @@ def test_lora_by_the_command(start, train, tmp_path):
     [
         ({"lora_rank": 2, "drafter": None}, "lora_rank of a new drafter must be None, got 2"),
         ({"train_only": "head", "drafter": None}, "train_only of a new drafter must be None, got 'head'"),
-        ({"train_only": "head"}, "must be one with a correction head, got 'plain DFlash'"),
+        ({"train_only": "head"}, "must be one with a correction head, got 'DFlash'"),
         ({"train_only": "backbone"}, "train_only must be 'head' or left out, got 'backbone'"),
         ({"lora_rank": 0}, "lora_rank must be at least 1, got 0"),
         ({"lora_alpha": 4}, "lora_alpha without lora_rank must be None, got 4"),

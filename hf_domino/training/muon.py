@@ -93,7 +93,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for name, parameter in model.named_parameters():
             (inner if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
         muon = BatchedMuon(inner, lr=muon_lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-        adamw = torch.optim.AdamW(rest, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+        # A group, which may be empty: some drafters are matrices alone.
+        adamw = torch.optim.AdamW([{"params": rest}], lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.optimizers = (muon, adamw)
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
         self._share()

@@ -33,6 +33,8 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
         overrides: Fields of `DominoConfig` to set in place of the tiny defaults.
     """
     from hf_domino import DominoConfig, DominoDraftModel
+    from hf_domino.configuration.kinds import KINDS
+    from hf_domino.drafter.correction import ZeroLinear
 
     fields = {
         "num_hidden_layers": 2,
@@ -43,11 +45,14 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
         "draft_pool_size": 16,
         "draft_length": "full",
         "initializer_range": 0.2,
-    }
+    } | overrides
+    kind = KINDS[fields.get("projector_type", "domino")]
+    fields = {name: value for name, value in fields.items() if name not in kind.unread} | kind.fixed
     torch.manual_seed(SEED + 1)
-    drafter = DominoDraftModel(DominoConfig.for_target(target.config, **(fields | overrides))).eval()
-    if drafter.has_correction_head:
-        torch.nn.init.normal_(drafter.embed_proj[2].weight, std=0.2)  # fresh corrections are zero: nothing to test
+    drafter = DominoDraftModel(DominoConfig.for_target(target.config, **fields)).eval()
+    for module in drafter.modules():
+        if isinstance(module, ZeroLinear):
+            torch.nn.init.normal_(module.weight, std=0.2)  # fresh corrections are zero: nothing to test
     return drafter
 
 

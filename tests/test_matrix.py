@@ -12,7 +12,8 @@ from test_families import FAMILIES, build
 from transformers.generation.streamers import BaseStreamer
 
 NEW_TOKENS = 28
-IN_CI = ("Gemma3", "GptOss", "Mistral")  # sliding windows, experts, soft caps; the others are run by hand
+# Sliding windows, experts, soft caps; the others are run by hand.
+IN_CI = (("Gemma3", "domino"), ("GptOss", "domino"), ("Mistral", "domino"), ("Gemma3", "medusa"))
 PROMPTS = [torch.arange(7, 27), torch.arange(40, 45), torch.tensor([9]), torch.arange(60, 90)]
 
 
@@ -105,13 +106,16 @@ def sampled(target, drafter, batch_size, tokenizer):
 
 FEATURES = [greedy, end_of_text, processors, stop_strings, streaming, conversation, sampled]
 SELECTED = [
-    pytest.param(family, marks=() if family in IN_CI else pytest.mark.slow) for family in FAMILIES if family != "GPT2"
+    pytest.param(family, kind, marks=() if (family, kind) in IN_CI else pytest.mark.slow)
+    for family in FAMILIES
+    for kind in ("domino", "medusa")
+    if family != "GPT2"
 ]
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.__name__)
-@pytest.mark.parametrize("family", SELECTED)
-def test_lossless(family, feature, batch_size, make_drafter, tiny_tokenizer):
+@pytest.mark.parametrize(("family", "kind"), SELECTED)
+def test_lossless(family, kind, feature, batch_size, make_drafter, tiny_tokenizer):
     target = target_of(family)
-    feature(target, make_drafter(target), batch_size, tiny_tokenizer)
+    feature(target, make_drafter(target, projector_type=kind), batch_size, tiny_tokenizer)

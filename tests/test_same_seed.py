@@ -49,6 +49,7 @@ DRAFTERS = {
     "adaptive": {"draft_length": "adaptive"},
     "adaptive, all tokens": {"draft_length": "adaptive", "draft_pool_size": None},
     "twin": {"projector_type": "dflash"},
+    "medusa": {"projector_type": "medusa"},
 }
 ENDS = {"full": {"eos_token_id": -1}, "early": {"eos_token_id": list(range(1, 7))}}
 FEATURES = {
@@ -112,6 +113,8 @@ def cases():
         ("T 0.7", 8, "pool 16", "full"),
         ("top-p", 1, "adaptive, all tokens", "full"),
         ("T 1.0", 3, "twin", "early"),
+        ("T 1.0", 3, "medusa", "full"),
+        ("penalty", 1, "medusa", "early"),
     ]
 
 
@@ -133,7 +136,8 @@ def test_the_text_is_plain_generations(target, drafters, law, batch_size, kind, 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_feature(target, drafters, feature):
     batch_size, options = FEATURES[feature]
-    assert_same(target, drafters["pool 16"], prompt_of(batch_size), **options)
+    for kind in ("pool 16", "medusa"):
+        assert_same(target, drafters[kind], prompt_of(batch_size), **options)
     if feature == "fixed shapes":
         assert_same(target, drafters["adaptive"], prompt_of(1), **options, **LAWS["top-p"])
 

@@ -55,7 +55,8 @@ class DominoConfig(PreTrainedConfig):
         target_layer_ids (`list[int]`, *optional*): Target layers whose outputs are the context features; unique, in
             `[0, num_target_layers - 2]`. Defaults to the releases' rule.
         target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
-        projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, or `"dflash"` for no correction head.
+        projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, `"dflash"` for no correction head, or
+            `"medusa"` for heads on the target's last hidden state (arXiv 2401.10774), `block_size` of them.
         emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
         gru_hidden_dim (`int`, *optional*, defaults to 1024): Width of the prefix state.
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.

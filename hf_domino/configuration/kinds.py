@@ -7,6 +7,7 @@ Shapes: H hidden size, L captured layers, G GRU width, R low rank, D tokens that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -162,6 +163,14 @@ def _keys_and_values(config: DominoConfig) -> tuple[int, int, int]:
     return config.num_hidden_layers, config.num_key_value_heads, config.head_dim
 
 
+def _medusa_shapes(config: DominoConfig) -> Shapes:
+    return {f"heads.{index}.weight": (config.hidden_size, config.hidden_size) for index in range(config.block_size)}
+
+
+def _halves_of_states(config: DominoConfig) -> tuple[int, int, int]:
+    return 1, 1, config.hidden_size // 2
+
+
 _DFLASH = "[DFlash](https://arxiv.org/abs/2602.06036)"
 _LAYERS = ("layers", "num_hidden_layers")
 
@@ -177,4 +186,27 @@ KINDS: dict[str, KindFacts] = {
         has_correction_head=True,
     ),
     "dflash": KindFacts("DFlash", f"plain {_DFLASH}", ("dflash",), _block_shapes, _LAYERS, _keys_and_values),
+    "medusa": KindFacts(
+        "Medusa",
+        "[Medusa](https://arxiv.org/abs/2401.10774)",
+        ("medusa",),
+        _medusa_shapes,
+        ("heads", "block_size"),
+        _halves_of_states,
+        way=" (a head for each, on the target's last hidden state)",
+        reads_last_state=True,
+        defaults={"block_size": 5, "num_hidden_layers": 1},
+        fixed={"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0},
+        unread=("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim"),
+        lacks={
+            "lora_rank": "Its heads are small; train them whole.",
+            "start_from_target": "Its heads begin as the target's own guess anyway; leave it out.",
+            "block_size": "Each of its heads is for one position; train a new drafter.",
+            "plan": "What its training takes is not counted yet.",
+            "export": "No engine reads such heads; save_pretrained writes hf_domino's own format.",
+            "fsdp": "Its heads fit on one device; leave it out.",
+            "gradient_checkpointing": "Its heads keep hardly anything for the backward pass; leave it out.",
+        },
+        loss_decay=-1 / math.log(0.8),  # weights of 0.8^i (arXiv 2401.10774)
+    ),
 }

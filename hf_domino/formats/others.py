@@ -30,7 +30,7 @@ class OtherKind:
 
 OTHER_KINDS = (
     OtherKind("EAGLE", ("eagle",), ("eagle_config",)),
-    OtherKind("Medusa", ("medusa",), ("medusa_num_heads", "medusa_num_layers")),
+    OtherKind("Medusa with lm_heads of its own", ("medusa",), ("medusa_num_heads", "medusa_num_layers")),
     OtherKind("DFlash 2", ("dflash2",), ("selector_rank", "conv_kernel_size")),
     OtherKind("DSpark", ("dspark",), ("markov_rank", "markov_head_type")),
     OtherKind("LiLiCorr", ("lilicorr",), ("lilicorr_enabled",)),

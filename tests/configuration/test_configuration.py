@@ -43,7 +43,7 @@ from hf_domino.configuration.from_target import default_target_layer_ids
         ({"mask_token_id": 151936}, r"mask_token_id must be in \[0, 151935\]"),
         ({"acceptance_rule": "typical"}, r"acceptance_rule must be one of \('coupled', 'residual'\), got 'typical'"),
         ({"draft_law": "beam"}, r"draft_law must be one of \('sampled', 'greedy'\), got 'beam'"),
-        ({"projector_type": "dspark"}, r"projector_type must be one of \('domino', 'dflash'\), got 'dspark'"),
+        ({"projector_type": "dspark"}, r"projector_type must be one of \('domino', 'dflash', 'medusa'\), got 'dspark'"),
         ({"num_key_value_heads": 5}, r"num_attention_heads must be a multiple of num_key_value_heads=5, got 32"),
         ({"head_dim": 7}, r"head_dim must be even"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, r"rope_type.* got 'dynamic'"),

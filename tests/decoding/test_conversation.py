@@ -20,6 +20,12 @@ PROMPT = torch.arange(5, 17)[None]
 MORE = torch.arange(30, 37)[None]
 
 
+@pytest.fixture(params=["domino", "medusa"])
+def drafter(tiny_qwen3, make_drafter, request):
+    """A drafter of each kind that keeps something of the text."""
+    return make_drafter(tiny_qwen3, projector_type=request.param)
+
+
 @pytest.fixture
 def proposals(monkeypatch):
     """All tokens proposed, in order."""
@@ -50,39 +56,39 @@ def second_turn(target, drafter, proposals, ids, cache):
     return results
 
 
-def test_a_second_turn_drafts_at_once(tiny_qwen3, tiny_drafter, proposals):
-    first = first_turn(tiny_qwen3, tiny_drafter)
+def test_a_second_turn_drafts_at_once(tiny_qwen3, drafter, proposals):
+    first = first_turn(tiny_qwen3, drafter)
     ids = torch.cat((first.sequences, MORE), dim=1)
-    resumed, fresh = second_turn(tiny_qwen3, tiny_drafter, proposals, ids, first.past_key_values)
+    resumed, fresh = second_turn(tiny_qwen3, drafter, proposals, ids, first.past_key_values)
     assert resumed == fresh
     assert len(fresh[1]) > 5
 
 
-def test_five_turns(tiny_qwen3, tiny_drafter, proposals):
-    first = first_turn(tiny_qwen3, tiny_drafter)
+def test_five_turns(tiny_qwen3, drafter, proposals):
+    first = first_turn(tiny_qwen3, drafter)
     ids, cache = first.sequences, first.past_key_values
     for _ in range(4):
         ids = torch.cat((ids, MORE), dim=1)
-        resumed, fresh = second_turn(tiny_qwen3, tiny_drafter, proposals, ids, cache)
+        resumed, fresh = second_turn(tiny_qwen3, drafter, proposals, ids, cache)
         assert resumed == fresh
         ids = torch.tensor(resumed[0])
 
 
-def test_a_cropped_cache(tiny_qwen3, tiny_drafter, proposals):
+def test_a_cropped_cache(tiny_qwen3, drafter, proposals):
     """The last answer is taken back and asked for again."""
-    first = first_turn(tiny_qwen3, tiny_drafter)
+    first = first_turn(tiny_qwen3, drafter)
     cache = first.past_key_values
     cache.crop(-15)
     ids = torch.cat((first.sequences[:, : cache.get_seq_length()], MORE), dim=1)
-    resumed, fresh = second_turn(tiny_qwen3, tiny_drafter, proposals, ids, cache)
+    resumed, fresh = second_turn(tiny_qwen3, drafter, proposals, ids, cache)
     assert resumed == fresh
 
 
-def test_a_copied_cache_serves_several_continuations(tiny_qwen3, tiny_drafter, proposals):
-    first = first_turn(tiny_qwen3, tiny_drafter)
+def test_a_copied_cache_serves_several_continuations(tiny_qwen3, drafter, proposals):
+    first = first_turn(tiny_qwen3, drafter)
     for more in (MORE, MORE + 9):
         ids = torch.cat((first.sequences, more), dim=1)
-        resumed, fresh = second_turn(tiny_qwen3, tiny_drafter, proposals, ids, copy.deepcopy(first.past_key_values))
+        resumed, fresh = second_turn(tiny_qwen3, drafter, proposals, ids, copy.deepcopy(first.past_key_values))
         assert resumed == fresh
 
 

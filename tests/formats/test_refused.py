@@ -86,7 +86,7 @@ KINDS = {
         {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": 32000},
         {"speculators_model_type": "eagle3"},
     ],
-    "Medusa": [{"model_type": "medusa", "medusa_num_heads": 4}],
+    "Medusa with lm_heads of its own": [{"model_type": "medusa", "medusa_num_heads": 4}],
     "DFlash 2": [{"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 256}}],
     "DSpark": [{"architectures": ["Qwen3DSparkModel"]}, {"dflash_config": {"projector_type": "dspark"}}],
     "LiLiCorr": [{"architectures": ["LiLiCorrDraftModel"]}],

@@ -17,10 +17,14 @@ def naive_positions(drafter, target, batch, weight):
     for row, anchors in enumerate(batch["anchors"].tolist()):
         for anchor in [anchor for anchor in anchors if anchor >= 0]:
             context = drafter.fuse_context([hidden[i + 1][row : row + 1, :anchor] for i in config.target_layer_ids])
-            block = torch.full((1, config.block_size), config.mask_token_id)
-            block[0, 0] = ids[row, anchor]
-            places = torch.arange(anchor, anchor + config.block_size)[None]
-            z = drafter(target.model.embed_tokens(block), places, context, torch.arange(anchor)[None])[0]
+            if config.projector_type == "medusa":
+                gates = [head.weight @ context[0, -1] for head in drafter.heads]
+                z = torch.stack([context[0, -1] + gate * gate.sigmoid() for gate in gates])
+            else:
+                block = torch.full((1, config.block_size), config.mask_token_id)
+                block[0, 0] = ids[row, anchor]
+                places = torch.arange(anchor, anchor + config.block_size)[None]
+                z = drafter(target.model.embed_tokens(block), places, context, torch.arange(anchor)[None])[0]
             for k in range(first, config.block_size):
                 position = anchor + k + (1 - first)
                 if position >= ids.shape[1] or not batch["loss_mask"][row, position]:

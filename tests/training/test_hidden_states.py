@@ -49,16 +49,22 @@ def cached(target, make_drafter, tmp_path):
     return build
 
 
-@pytest.mark.parametrize("distillation_weight", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("distillation_weight", "shape"),
+    [
+        *((weight, {"target_layer_ids": [2, 0]}) for weight in (0.0, 0.5)),
+        *((weight, {"projector_type": "medusa"}) for weight in (0.0, 0.5)),
+    ],
+)
 def test_training_from_states_of_the_same_forwards_is_the_same(
-    distillation_weight, target, make_drafter, make_trainer, greedy_rows, cached, monkeypatch
+    distillation_weight, shape, target, make_drafter, make_trainer, greedy_rows, cached, monkeypatch
 ):
     fields = {
         "per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 2,
         "logging_steps": 1, "max_steps": 3, "eval_strategy": "epoch", "distillation_weight": distillation_weight,
     }  # fmt: skip
     rows, final = greedy_rows[:4], distillation_weight > 0
-    start = make_drafter(target, target_layer_ids=[2, 0])
+    start = make_drafter(target, **shape)
     in_process = make_trainer(copy.deepcopy(start), rows, rows[:2], **fields)
     in_process.train()
     train_rows, eval_rows = (cached(part, start.config, final=final) for part in (rows, rows[:2]))

@@ -42,9 +42,17 @@ def logged(trainer, name: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "kind", [{"shift_label": True, "pure_draft_prefix_len": 1}, {"shift_label": False}, {"projector_type": "dflash"}]
+    ("kind", "share"),
+    [
+        ({"shift_label": True, "pure_draft_prefix_len": 1}, 0.6),
+        ({"shift_label": False}, 0.6),
+        ({"projector_type": "dflash"}, 0.6),
+        ({"projector_type": "medusa"}, 0.85),  # a matrix for each position, on one state
+    ],
 )
-def test_overfitting_lowers_the_loss_and_raises_acceptance(kind, target, make_drafter, make_trainer, greedy_rows):
+def test_overfitting_lowers_the_loss_and_raises_acceptance(
+    kind, share, target, make_drafter, make_trainer, greedy_rows
+):
     drafter = make_drafter(target, **kind)
     trainer = make_trainer(
         drafter, greedy_rows, greedy_rows, max_steps=80, num_anchors=16, logging_steps=10, eval_strategy="steps",
@@ -53,7 +61,7 @@ def test_overfitting_lowers_the_loss_and_raises_acceptance(kind, target, make_dr
     before = trainer.evaluate()
     trainer.train()
     after = trainer.evaluate()
-    assert after["eval_loss"] < 0.6 * before["eval_loss"]
+    assert after["eval_loss"] < share * before["eval_loss"]
     assert after["eval_acceptance_length"] > before["eval_acceptance_length"] + 0.3
     assert after["eval_walked_acceptance_length"] > before["eval_walked_acceptance_length"] + 0.3
     assert logged(trainer, "acceptance_length")[-1] > logged(trainer, "acceptance_length")[0]
@@ -78,15 +86,18 @@ def test_logged_losses_are_averages_of_the_steps(target, make_drafter, make_trai
         assert loss == pytest.approx(share * base + (1 - share) * corrected, rel=1e-4)
 
 
-@pytest.mark.parametrize(("accumulation", "muon_learning_rate"), [(1, None), (2, None), (1, 0.01)])
+@pytest.mark.parametrize(
+    ("accumulation", "muon_learning_rate", "kind"),
+    [(1, None, "domino"), (2, None, "domino"), (1, 0.01, "domino"), (2, None, "medusa"), (1, 0.01, "medusa")],
+)
 def test_a_resumed_training_equals_an_uninterrupted_one(
-    accumulation, muon_learning_rate, target, make_drafter, make_trainer, greedy_rows, tmp_path
+    accumulation, muon_learning_rate, kind, target, make_drafter, make_trainer, greedy_rows, tmp_path
 ):
     fields = {
         "max_steps": 7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation,
         "save_strategy": "steps", "save_steps": 3, "logging_steps": 1, "muon_learning_rate": muon_learning_rate,
     }  # fmt: skip
-    start = make_drafter(target)
+    start = make_drafter(target, projector_type=kind)
     whole = make_trainer(copy.deepcopy(start), greedy_rows, **fields)
     whole.train()
 
@@ -96,7 +107,10 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     killed.train()
     torch.manual_seed(123)
     # Another drafter on purpose: everything must come from the checkpoint.
-    resumed = make_trainer(make_drafter(target, initializer_range=0.1), greedy_rows, **fields, output_dir=resumed_dir)
+    another = make_drafter(target, initializer_range=0.1, projector_type=kind)
+    for weight in another.parameters():
+        weight.data.mul_(1.5)
+    resumed = make_trainer(another, greedy_rows, **fields, output_dir=resumed_dir)
     resumed.train(resume_from_checkpoint=f"{resumed_dir}/checkpoint-3")
 
     assert resumed.state.global_step == 7
@@ -105,7 +119,9 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
         assert torch.equal(tensor, expected[name]), name
     assert logged(resumed, "loss") == logged(whole, "loss")
 
-    done = make_trainer(make_drafter(target, initializer_range=0.1), greedy_rows, **fields, output_dir=resumed_dir)
+    done = make_trainer(
+        make_drafter(target, initializer_range=0.1, projector_type=kind), greedy_rows, **fields, output_dir=resumed_dir
+    )
     done.train(resume_from_checkpoint=f"{resumed_dir}/checkpoint-7")  # killed before the drafter was saved beside it
     assert done.state.global_step == 7
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(done).items())

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from hf_domino.drafter.kinds.domino import BlockKind
 from hf_domino.drafter.kinds.kind import Kind
+from hf_domino.drafter.kinds.medusa import MedusaKind
 
-KINDS: dict[str, type[Kind]] = {"domino": BlockKind, "dflash": BlockKind}
+KINDS: dict[str, type[Kind]] = {"domino": BlockKind, "dflash": BlockKind, "medusa": MedusaKind}

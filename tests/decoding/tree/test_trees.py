@@ -65,9 +65,10 @@ def text_of(target, drafter=None, prompt=None, **options):
     return found, torch.get_rng_state()
 
 
-def check_equal(target, tree_size=MOST_NODES, **options):
+def check_equal(target, tree_size=MOST_NODES, kind="domino", **options):
     """Oracle trees with faults, and the drafter's own trees: text and generator are plain's."""
-    (plain, state), drafter = text_of(target, **options), build_drafter(target, draft_tree_size=tree_size)
+    plain, state = text_of(target, **options)
+    drafter = build_drafter(target, draft_tree_size=tree_size, projector_type=kind)
     with tree_faults(plain.tolist(), target.config.vocab_size, tree_size):
         ids, after = text_of(target, drafter, **options)
     assert torch.equal(ids, plain)
@@ -97,10 +98,15 @@ def test_other_families_get_chains_and_say_why(model_type, why):
 
 
 @pytest.mark.parametrize(
-    ("setting", "tree_size"), [*((setting, 30) for setting in SETTINGS), ("seeded", 1), ("penalised", 4)]
+    ("setting", "tree_size", "kind"),
+    [
+        *((setting, 30, "domino") for setting in SETTINGS),
+        *(("seeded", 1, "domino"), ("penalised", 4, "domino")),
+        *((setting, 30, "medusa") for setting in SETTINGS),
+    ],
 )
-def test_laws_and_sizes_are_exact(tiny_qwen3, setting, tree_size):
-    stats, _ = check_equal(tiny_qwen3, tree_size, **SETTINGS[setting])
+def test_laws_and_sizes_are_exact(tiny_qwen3, setting, tree_size, kind):
+    stats, _ = check_equal(tiny_qwen3, tree_size, kind, **SETTINGS[setting])
     assert stats.chain is None
     assert max(stats.proposed[0]) >= tree_size
 
@@ -181,10 +187,13 @@ def test_scores_and_logits_are_those_of_the_path(tiny_qwen3):
     torch.testing.assert_close(keys, expected[:, :, : keys.shape[2]], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text", "mistral", "llama"])
-def test_a_second_turn_goes_on_from_the_cache(model_type):
+@pytest.mark.parametrize(
+    ("model_type", "kind"),
+    [*((each, "domino") for each in ("gemma3_text", "gemma4_text", "mistral", "llama")), ("mistral", "medusa")],
+)
+def test_a_second_turn_goes_on_from_the_cache(model_type, kind):
     target = build(model_type)
-    drafter = build_drafter(target, draft_tree_size=MOST_NODES)
+    drafter = build_drafter(target, draft_tree_size=MOST_NODES, projector_type=kind)
     caches = DynamicCache(config=target.config), DynamicCache(config=target.config)
     prompt = torch.arange(7, 19)[None]
     for _ in range(3):
@@ -264,15 +273,18 @@ def test_large_vocabularies_are_verified_from_the_anchor_on(tiny_qwen3, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("model_type", "setting"),
+    ("model_type", "setting", "kind"),
     [
-        *(("qwen3", setting) for setting in SETTINGS),
-        *zip(("gemma3_text", "gpt2", "mistral"), ("seeded", "greedy", "penalised and seeded"), strict=True),
+        *(("qwen3", setting, "domino") for setting in SETTINGS),
+        *(("gemma3_text", "seeded", "domino"), ("gpt2", "greedy", "domino")),
+        ("mistral", "penalised and seeded", "domino"),
+        *(("qwen3", setting, "medusa") for setting in ("greedy", "seeded")),
     ],
 )
-def test_rows_of_a_batch_grow_trees_of_their_own(model_type, setting):
+def test_rows_of_a_batch_grow_trees_of_their_own(model_type, setting, kind):
     ids, mask = left_padded([torch.arange(7, 19), torch.arange(9, 14), torch.arange(30, 39)])
-    stats, most = check_equal(build(model_type).double(), prompt=ids, attention_mask=mask, **SETTINGS[setting])
+    batch = {"prompt": ids, "attention_mask": mask, "kind": kind}
+    stats, most = check_equal(build(model_type).double(), **batch, **SETTINGS[setting])
     assert stats.chain is None
     assert all(set(row) >= set(range(1, most + 2)) for row in stats.rows)
 

@@ -1,0 +1,82 @@
+"""Medusa: heads on the target's last hidden state, each for a token one position further on (arXiv 2401.10774).
+
+The state x of the position before the anchor is what lm_head made the anchor of. Head i = 1..K turns it into
+x + SiLU(W_i x), of which the same lm_head makes the law of the i-th token behind the anchor, whatever comes between.
+W_i is zero at first: a new head proposes what the target would in the anchor's place.
+
+Shapes: B batch, C new context positions, S sequence length, N blocks per row, K heads, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hf_domino.drafter.correction import ZeroLinear
+from hf_domino.drafter.kinds.kind import Kind
+from hf_domino.target.view import TargetModel
+
+
+class MedusaKind(Kind):
+    """Medusa, with the published residual block for a head, and the target's lm_head for all of them."""
+
+    def build(self) -> None:
+        """See [`Kind`]."""
+        width = self.config.hidden_size
+        heads = (ZeroLinear(width, width, bias=False) for _ in range(self.config.block_size))
+        self.drafter.heads = nn.ModuleList(heads)
+
+    def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The one that is read, as it is; see [`Kind`]."""
+        (last,) = hidden_states
+        return last.to(self.drafter.dtype)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """What all heads make of states `[..., H]`: `[..., K, H]`."""
+        heads = self.drafter.heads[: self.config.block_size]  # fewer in a view
+        return torch.stack([states + F.silu(head(states)) for head in heads], dim=-2)
+
+    def draft(
+        self,
+        target: TargetModel,
+        anchors: torch.Tensor,
+        positions: torch.Tensor,
+        features: torch.Tensor | None,
+        feature_positions: torch.Tensor | None,
+        cache: Any,
+        counts: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """See [`Kind`]. The cache holds a state's first half as a key and the other as a value, to step back to any."""
+        width, device = self.config.hidden_size, self.drafter.device
+        if features is None:
+            features = torch.zeros(len(anchors), 0, width, dtype=self.drafter.dtype, device=device)
+        cache.begin(len(anchors), features.shape[1], counts)
+        ends, reached = cache.window(2)  # the position before the anchor and, of the shortest row, no other
+        halves = cache.join(0, *features[:, None].chunk(2, dim=-1), 0, reached.start)
+        cache.advance()
+        if not anchors.shape[1]:
+            return features[:, :0]
+        last = (ends - 1 - reached.start).to(device)[:, None, None, None].expand(-1, 1, 1, width // 2)
+        states = torch.cat([half.gather(2, last) for half in halves], dim=-1)  # [B, 1, 1, H]
+        return self.drafter(states[:, 0, 0])
+
+    def draft_blocks(
+        self,
+        target: TargetModel,
+        input_ids: torch.Tensor,
+        features: torch.Tensor | None,
+        anchors: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See [`Kind`]. An anchor that is the first token of its text has no state before it: zeros stand for it."""
+        if features is None:
+            features = torch.zeros(len(anchors), 1, self.config.hidden_size, device=anchors.device)
+            features = features.to(self.drafter.device, self.drafter.dtype)
+        places = anchors if position_ids is None else position_ids.gather(1, anchors.clamp(min=0))
+        before = (anchors - 1).clamp(0, features.shape[1] - 1).to(features.device)
+        states = features.gather(1, before[..., None].expand(-1, -1, features.shape[2]))  # [B, N, H]
+        return self.forward(states * (places > 0)[..., None].to(states))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
     from hf_domino.decoding.static.workspace import release_workspaces
     from hf_domino.drafter.modeling import DominoDraftModel
-    from hf_domino.drafter.stats import DecodingStats, timed_phases
+    from hf_domino.drafter.phases import timed_phases
+    from hf_domino.drafter.stats import DecodingStats
     from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.evaluation.explain import Round, explain_round
     from hf_domino.integration.drift.shadow import ShadowReport, shadow
@@ -59,7 +60,7 @@ _LATER = {
     "explain_round": "evaluation.explain",
     "AllowedByGrammar": "integration.grammar",
     "DecodingStats": "drafter.stats",
-    "timed_phases": "drafter.stats",
+    "timed_phases": "drafter.phases",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late(__name__, _LATER)

@@ -19,7 +19,7 @@ from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.growing import Grown, grow_tree
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.stats import PhaseTimer
+from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.target.view import TargetModel
 
 MAX_WAITING = 256  # context positions that rounds without proposals may leave to be stored

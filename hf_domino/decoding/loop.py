@@ -36,7 +36,8 @@ from hf_domino.decoding.tree.form import Tree, along
 from hf_domino.decoding.tree.support import why_chain
 from hf_domino.decoding.verification import CoupledRule, Judge, check_drawn, judge
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.stats import DecodingStats, PhaseTimer, hand_out, record_stats
+from hf_domino.drafter.phases import PhaseTimer
+from hf_domino.drafter.stats import DecodingStats, hand_out, record_stats
 from hf_domino.target.identity import recognise
 from hf_domino.target.view import TargetModel
 

@@ -27,7 +27,7 @@ from hf_domino.decoding.caches.rewind import (
 )
 from hf_domino.decoding.tree.form import Tree, along
 from hf_domino.decoding.tree.masks import tree_inputs
-from hf_domino.drafter.stats import PhaseTimer
+from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.target.view import TargetModel
 
 

@@ -11,7 +11,7 @@ import torch
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.data.filters import distinct_ngram_ratio
-from hf_domino.drafter.stats import PHASES
+from hf_domino.drafter.phases import PHASES
 from hf_domino.evaluation.benchmark.methods import METHODS
 from hf_domino.evaluation.benchmark.report import caption
 from hf_domino.evaluation.benchmark.rows import measured, read_rows

@@ -19,7 +19,8 @@ from transformers.generation.streamers import BaseStreamer
 import hf_domino
 from hf_domino.decoding import loop
 from hf_domino.decoding.pacing.pacer import Pacer
-from hf_domino.drafter.stats import PHASES, DecodingStats, PhaseTimer
+from hf_domino.drafter.phases import PHASES, PhaseTimer
+from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.benchmark.measure import until_end
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7]])

@@ -204,9 +204,11 @@ def test_one_layer_off(learned_by_heart, tiny_qwen3, wrong):
     assert f"target_layer_ids=[{LAYER}]" in result.causes[0].evidence
 
 
-def test_wrong_sizes_are_the_compatibility_checks(tiny_drafter, tiny_qwen3):
+def test_wrong_sizes_are_the_compatibility_checks(make_drafter, tiny_qwen3):
+    drafter = make_drafter(tiny_qwen3)
+    drafter.config.vocab_size = 65
     with pytest.raises(ValueError, match="the drafter's vocab_size must be"):
-        check_fit(tiny_drafter.view(vocab_size=65), tiny_qwen3, prompts=[[5, 6]])
+        check_fit(drafter, tiny_qwen3, prompts=[[5, 6]])
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ import torch
 
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.stats import DecodingStats, timed_phases
+from hf_domino.drafter.phases import timed_phases
+from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.benchmark.methods import BASELINE, Arguments, models_of
 from hf_domino.evaluation.benchmark.prompts import encode, kind, source
 from hf_domino.evaluation.benchmark.rows import Row

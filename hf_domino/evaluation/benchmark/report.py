@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hf_domino.drafter.stats import PHASES
+from hf_domino.drafter.phases import PHASES
 from hf_domino.evaluation.benchmark.methods import BASELINE, COMPARED, FLOOR, METHODS
 from hf_domino.evaluation.benchmark.rows import Row, measured
 from hf_domino.evaluation.benchmark.summary import Summary, are_ties, count_equal, rows_of, speed_ratio, summarize

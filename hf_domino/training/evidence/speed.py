@@ -19,7 +19,7 @@ from transformers import MaxLengthCriteria, PreTrainedModel, StoppingCriteriaLis
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.stats import timed_phases
+from hf_domino.drafter.phases import timed_phases
 
 REPEATS, NUM_TOKENS, PROMPT_LENGTH = 5, 8, 64
 Loop = Callable[..., Any]

@@ -1,0 +1,86 @@
+"""The time of a round's phases, where it is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+PHASES = ("draft", "rollout", "target_forward", "verify", "rest")
+
+_timing_phases: ContextVar[bool] = ContextVar("timing_phases", default=False)
+
+
+@contextmanager
+def timed_phases() -> Iterator[None]:
+    """Time the phases of every round of every assisted generation inside the `with` block.
+
+    On a GPU the phases are marked by events, which are read once at the end: nothing is synchronised meanwhile.
+
+    Example:
+    ```python
+    >>> import hf_domino
+    >>> with hf_domino.timed_phases():
+    ...     pass  # model.generate(**inputs, assistant_model=drafter); print(drafter.stats)
+
+    ```
+    """
+    token = _timing_phases.set(True)
+    try:
+        yield
+    finally:
+        _timing_phases.reset(token)
+
+
+class PhaseTimer:
+    """Times named phases; does nothing unless enabled. A phase inside another one is not counted in the outer one.
+
+    Args:
+        enabled (`bool`, *optional*): Defaults to whether the caller is inside [`timed_phases`].
+        device (`torch.device`, *optional*): Where the phases compute; defaults to the CPU.
+    """
+
+    def __init__(self, enabled: bool | None = None, device: torch.device | None = None):
+        self.enabled = _timing_phases.get() if enabled is None else enabled
+        self._is_cuda = device is not None and device.type == "cuda"
+        self._open: list[str] = []
+        self._marks: list[tuple[str, str | None, Any, Any]] = []  # phase, the one around it, start, end
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of the `with` block to phase `name`, one of `PHASES`."""
+        if not self.enabled:
+            yield
+            return
+        outer, start = self._open[-1] if self._open else None, self._mark()
+        self._open.append(name)
+        yield
+        self._open.pop()
+        self._marks.append((name, outer, start, self._mark()))
+
+    def reset(self) -> None:
+        """Forget what was marked so far, such as the prefill."""
+        self._marks.clear()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds spent in each of `PHASES`."""
+        if self._is_cuda and self._marks:
+            torch.cuda.synchronize()
+        total = dict.fromkeys(PHASES, 0.0)
+        for name, outer, start, end in self._marks:
+            elapsed = start.elapsed_time(end) / 1000 if self._is_cuda else end - start
+            total[name] += elapsed
+            if outer is not None:
+                total[outer] -= elapsed
+        return total
+
+    def _mark(self) -> Any:
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 NEW_TOKENS = 28
 # Sliding windows, experts, soft caps; the others are run by hand.
-IN_CI = (("Gemma3", "domino"), ("GptOss", "domino"), ("Mistral", "domino"), ("Gemma3", "medusa"))
+IN_CI = (("Gemma3", "domino"), ("GptOss", "domino"), ("Mistral", "domino"), ("Gemma3", "medusa"), ("Gemma3", "eagle3"))
 PROMPTS = [torch.arange(7, 27), torch.arange(40, 45), torch.tensor([9]), torch.arange(60, 90)]
 
 
@@ -108,7 +108,7 @@ FEATURES = [greedy, end_of_text, processors, stop_strings, streaming, conversati
 SELECTED = [
     pytest.param(family, kind, marks=() if (family, kind) in IN_CI else pytest.mark.slow)
     for family in FAMILIES
-    for kind in ("domino", "medusa")
+    for kind in ("domino", "medusa", "eagle3")
     if family != "GPT2"
 ]
 

@@ -50,6 +50,7 @@ DRAFTERS = {
     "adaptive, all tokens": {"draft_length": "adaptive", "draft_pool_size": None},
     "twin": {"projector_type": "dflash"},
     "medusa": {"projector_type": "medusa"},
+    "eagle3": {"projector_type": "eagle3"},
 }
 ENDS = {"full": {"eos_token_id": -1}, "early": {"eos_token_id": list(range(1, 7))}}
 FEATURES = {
@@ -115,6 +116,8 @@ def cases():
         ("T 1.0", 3, "twin", "early"),
         ("T 1.0", 3, "medusa", "full"),
         ("penalty", 1, "medusa", "early"),
+        ("T 1.0", 3, "eagle3", "full"),
+        ("penalty", 8, "eagle3", "early"),
     ]
 
 
@@ -136,7 +139,9 @@ def test_the_text_is_plain_generations(target, drafters, law, batch_size, kind, 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_feature(target, drafters, feature):
     batch_size, options = FEATURES[feature]
-    for kind in ("pool 16", "medusa"):
+    for kind in ("pool 16", "medusa", "eagle3"):
+        if kind == "eagle3" and "cache_implementation" in options:
+            continue  # refused by name
         assert_same(target, drafters[kind], prompt_of(batch_size), **options)
     if feature == "fixed shapes":
         assert_same(target, drafters["adaptive"], prompt_of(1), **options, **LAWS["top-p"])

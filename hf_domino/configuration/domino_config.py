@@ -6,20 +6,10 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
-from transformers.utils import logging
 
-from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROPE_TYPES, fields_from_target
-from hf_domino.configuration.kinds import KINDS, MOST_LAYERS, KindFacts
-
-PROJECTOR_TYPES = tuple(KINDS)
-logger = logging.get_logger(__name__)
-
-ACCEPTANCE_RULES = ("coupled", "residual")
-DRAFT_LAWS = ("sampled", "greedy")
-ADAPTIVE = "adaptive"
-DRAFT_LENGTHS = (ADAPTIVE, "full")
-FULL, SLIDING = "full_attention", "sliding_attention"
-LAYER_TYPES = (FULL, SLIDING)
+from hf_domino.configuration.checks import ADAPTIVE, SLIDING, check_fields
+from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, fields_from_target
+from hf_domino.configuration.kinds import KINDS, KindFacts
 
 
 @strict
@@ -53,15 +43,24 @@ class DominoConfig(PreTrainedConfig):
         num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None where a checkpoint
             does not say.
         target_layer_ids (`list[int]`, *optional*): Target layers whose outputs are the context features; unique, in
-            `[0, num_target_layers - 2]`. Defaults to the releases' rule.
+            `[0, num_target_layers - 2]`. Defaults to the releases' rule; an EAGLE-3 checkpoint may leave them to the
+            target that it meets.
         target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
-        projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, `"dflash"` for no correction head, or
-            `"medusa"` for heads on the target's last hidden state (arXiv 2401.10774), `block_size` of them.
+        projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, `"dflash"` for no correction head,
+            `"medusa"` for heads on the target's last hidden state (arXiv 2401.10774), `block_size` of them, or
+            `"eagle3"` for a layer that reads its own drafts (arXiv 2503.01840), at most `block_size` of them.
         emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
         gru_hidden_dim (`int`, *optional*, defaults to 1024): Width of the prefix state.
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
             (`block_size` proposals) or its own (`block_size - 1` proposals).
+        norm_before_residual (`bool`, *optional*, defaults to `False`): Of EAGLE-3, as are the next five: whether its
+            layer adds to the normed state.
+        norm_before_fc (`bool`, *optional*, defaults to `False`): Whether captured states are normed together.
+        fc_norm (`bool`, *optional*, defaults to `False`): Whether captured states are normed each.
+        norm_output (`bool`, *optional*, defaults to `False`): Whether the state that goes on is the normed one.
+        own_embeddings (`bool`, *optional*, defaults to `False`): Whether embeddings are its own, not the target's.
+        own_lm_head (`bool`, *optional*, defaults to `False`): Whether lm_head is its own, of the drafted tokens.
         acceptance_rule (`str`, *optional*, defaults to `"coupled"`): How drafts are accepted where the target samples.
             `"coupled"`: while they are the tokens that the target draws with the same noise, so that the text is the
             one plain `generate` writes from the same seed. `"residual"`: by the ratio of the probabilities, which
@@ -130,6 +129,12 @@ class DominoConfig(PreTrainedConfig):
     gru_hidden_dim: int = 1024
     pure_draft_prefix_len: int = 0
     shift_label: bool = True
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    own_embeddings: bool = False
+    own_lm_head: bool = False
     acceptance_rule: str = "coupled"
     draft_law: str = "sampled"
     draft_pool_size: int | None = 128
@@ -162,11 +167,7 @@ class DominoConfig(PreTrainedConfig):
         Raises:
             ValueError: If a field is out of its range; the message names the field, its range and its value.
         """
-        _check_sizes(self)
-        _check_choices(self)
-        _check_windows(self)
-        _check_target_layer_ids(self)
-        self.kind.check(self)
+        check_fields(self)
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -197,6 +198,15 @@ class DominoConfig(PreTrainedConfig):
     def num_draft_tokens(self) -> int:
         """Tokens proposed per round (P)."""
         return self.block_size - self.label_offset
+
+    @property
+    def num_captured(self) -> int:
+        """Target layers that are read (L)."""
+        return len(self.target_layer_ids or ()) or self.kind.num_captured
+
+    def layer_ids(self, num_target_layers: int) -> list[int]:
+        """The layers that are read of a target of so many."""
+        return list(self.target_layer_ids or self.kind.layer_ids(num_target_layers))
 
     @property
     def fixed_tree_size(self) -> int | None:
@@ -257,94 +267,3 @@ class DominoConfig(PreTrainedConfig):
         kind = KINDS.get(overrides.get("projector_type", cls.projector_type), KINDS["domino"])
         kind.check_overrides(overrides)
         return cls(**(fields_from_target(text, tokenizer) | dict(kind.defaults) | overrides))
-
-
-def _check_range(config: DominoConfig, field: str, low: int, high: int | None = None, hint: str = "") -> None:
-    value = getattr(config, field)
-    hint = f" ({hint})" if hint else ""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{field} must be a whole number{hint}, got {value!r}.")
-    if value < low or (high is not None and value > high):
-        allowed = f"in [{low}, {high}]" if high is not None else f"at least {low}"
-        raise ValueError(f"{field} must be {allowed}{hint}, got {value}.")
-
-
-def _check_positive(field: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ValueError(f"{field} must be a number above 0, got {value!r}.")
-
-
-def _check_sizes(config: DominoConfig) -> None:
-    sizes = (
-        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
-    )
-    for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
-        _check_range(config, field, 1)
-    _check_range(config, "block_size", 2)
-    for field in ("draft_pool_size", "target_tokenizer_size"):
-        if getattr(config, field) is not None:
-            _check_range(config, field, 1)
-    if config.draft_tree_size not in (None, ADAPTIVE):
-        _check_range(config, "draft_tree_size", 1, hint=f"or {ADAPTIVE!r}, or None")
-    if config.draft_vocab_size is not None:
-        _check_range(config, "draft_vocab_size", 1, config.vocab_size, f"vocab_size={config.vocab_size}")
-    _check_range(config, "mask_token_id", 0, config.vocab_size - 1, f"vocab_size={config.vocab_size}")
-    _check_range(
-        config, "pure_draft_prefix_len", 0, config.num_draft_tokens - 1, f"num_draft_tokens={config.num_draft_tokens}"
-    )
-    _check_positive("rms_norm_eps", config.rms_norm_eps)
-    _check_positive("rope_parameters['rope_theta']", (config.rope_parameters or {}).get("rope_theta"))
-    if config.head_dim % 2:
-        raise ValueError(f"head_dim must be even for rotary embeddings, got {config.head_dim}.")
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise ValueError(
-            f"num_attention_heads must be a multiple of num_key_value_heads={config.num_key_value_heads}, "
-            f"got {config.num_attention_heads}."
-        )
-
-
-def _check_choices(config: DominoConfig) -> None:
-    if config.projector_type not in PROJECTOR_TYPES:
-        raise ValueError(f"projector_type must be one of {PROJECTOR_TYPES}, got {config.projector_type!r}.")
-    if config.acceptance_rule not in ACCEPTANCE_RULES:
-        raise ValueError(f"acceptance_rule must be one of {ACCEPTANCE_RULES}, got {config.acceptance_rule!r}.")
-    if config.draft_law not in DRAFT_LAWS:
-        raise ValueError(f"draft_law must be one of {DRAFT_LAWS}, got {config.draft_law!r}.")
-    if config.draft_law != "sampled" and config.acceptance_rule != "residual":
-        logger.warning_once(
-            "draft_law=%r is for acceptance_rule='residual' and ignored under %r.",
-            config.draft_law,
-            config.acceptance_rule,
-        )
-    if config.draft_length not in DRAFT_LENGTHS:
-        raise ValueError(f"draft_length must be one of {DRAFT_LENGTHS}, got {config.draft_length!r}.")
-    rope_type = (config.rope_parameters or {}).get("rope_type", "default")
-    if rope_type not in ROPE_TYPES:
-        raise ValueError(f"rope_parameters['rope_type'] must be one of {ROPE_TYPES}, got {rope_type!r}.")
-
-
-def _check_windows(config: DominoConfig) -> None:
-    types, window = config.layer_types, config.sliding_window
-    if types is not None and (len(types) != config.num_hidden_layers or not set(types) <= set(LAYER_TYPES)):
-        raise ValueError(
-            f"layer_types must be one of {LAYER_TYPES} for each layer (num_hidden_layers={config.num_hidden_layers}), "
-            f"got {types}."
-        )
-    if config.has_sliding_layers and (window is None or window < config.block_size):
-        raise ValueError(
-            f"sliding_window must be at least {config.block_size} (block_size) where layer_types has {SLIDING!r}, "
-            f"got {window}."
-        )
-    if window is not None and not config.has_sliding_layers:
-        raise ValueError(f"sliding_window must be None where no layer_types are {SLIDING!r}, got {window}.")
-
-
-def _check_target_layer_ids(config: DominoConfig) -> None:
-    ids, num_layers = config.target_layer_ids, config.num_target_layers
-    allowed = config.kind.readable(num_layers)
-    if not ids or len(set(ids)) != len(ids) or not all(layer in allowed for layer in ids):
-        first, last = ("..." if layer + 1 >= MOST_LAYERS - 1 else layer for layer in (allowed.start, allowed.stop - 1))
-        raise ValueError(
-            f"target_layer_ids must be unique and in [{first}, {last}] (num_target_layers={num_layers}; "
-            f"{config.kind.why_readable}), got {ids}."
-        )

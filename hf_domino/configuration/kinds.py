@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
 
 Shapes = dict[str, tuple[int, ...]]
+_FIFTH_LESS = -1 / math.log(0.8)  # positions after which weights of 0.8^i fall to 1/e
 MOST_LAYERS = 10**6  # of a target that does not say how many it has
 
 
@@ -33,10 +34,14 @@ class KindFacts:
         shapes (`Callable`): Shapes of its weights by name, from a [`DominoConfig`].
         repeated (`tuple[str, str]`): Its list of modules, and the field that says how many there are.
         context (`Callable`): Layers of its context cache, their heads and the width of a head.
-        way (`str`, *optional*, defaults to `""`): What a card says of its parallel pass.
+        way (`str`, *optional*, defaults to `""`): What a card says of how it drafts.
+        drafts_in_turn (`bool`, *optional*, defaults to `False`): Whether a draft reads those before it.
         has_correction_head (`bool`, *optional*, defaults to `False`): Whether drafts are corrected token by token.
         reads_last_state (`bool`, *optional*, defaults to `False`): Whether it reads what the target's lm_head reads,
             in place of what inner layers give.
+        may_ask_target (`bool`, *optional*, defaults to `False`): Whether files leave it to the target which layers are
+            read: then they are EAGLE-3's, counted from its first, middle and last.
+        num_captured (`int`, *optional*): Most layers that are read unless they are given.
         defaults (`Mapping`, *optional*): Fields of a new drafter that do not follow its target.
         fixed (`Mapping`, *optional*): Fields that say nothing of it, each with the value it must have.
         unread (`tuple[str, ...]`, *optional*): Fields that it has no use for, which a new drafter is not given.
@@ -52,8 +57,11 @@ class KindFacts:
     repeated: tuple[str, str]
     context: Callable[[DominoConfig], tuple[int, int, int]]
     way: str = ""
+    drafts_in_turn: bool = False
     has_correction_head: bool = False
     reads_last_state: bool = False
+    may_ask_target: bool = False
+    num_captured: int = MAX_CAPTURED_LAYERS
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
@@ -66,17 +74,25 @@ class KindFacts:
         return range(last, last + 1) if self.reads_last_state else range(last)
 
     @property
+    def article(self) -> str:
+        """What stands before its name."""
+        return "an" if self.title[0] in "AEIOU" else "a"
+
+    @property
     def why_readable(self) -> str:
         """Why these and no others."""
         if self.reads_last_state:
             return f"{self.title} reads what lm_head reads, the last layer's output after the final norm"
         return "the last layer's hidden state is returned after the final norm and cannot be used"
 
-    def layer_ids(self, num_target_layers: int, num_captured: int = MAX_CAPTURED_LAYERS) -> list[int]:
+    def layer_ids(self, num_target_layers: int, num_captured: int | None = None) -> list[int]:
         """The layers that a new drafter reads."""
         if self.reads_last_state:
             return [num_target_layers - 1]
-        return default_target_layer_ids(num_target_layers, num_captured)
+        ids = [1, num_target_layers // 2 - 1, num_target_layers - 4]
+        if self.may_ask_target and ids == sorted(set(ids)) and num_captured in (None, len(ids)):
+            return ids
+        return default_target_layer_ids(num_target_layers, num_captured or self.num_captured)
 
     def check(self, config: DominoConfig) -> None:
         """Refuse fields that say nothing of this kind.
@@ -89,7 +105,8 @@ class KindFacts:
         """
         for name, value in self.fixed.items():
             if getattr(config, name) != value:
-                raise refusal(f"{name} of a {self.title} drafter", value, getattr(config, name), "Leave it out.")
+                field = f"{name} of {self.article} {self.title} drafter"
+                raise refusal(field, value, getattr(config, name), "Leave it out.")
 
     def check_overrides(self, overrides: Mapping[str, Any]) -> None:
         """Refuse fields given for a new drafter that this kind has no use for.
@@ -101,7 +118,8 @@ class KindFacts:
             ValueError: Naming those.
         """
         if unread := [name for name in self.unread if name in overrides]:
-            raise refusal(f"{', '.join(unread)} of a {self.title} drafter", "left out", "given", "It has no such part.")
+            field = f"{', '.join(unread)} of {self.article} {self.title} drafter"
+            raise refusal(field, "left out", "given", "It has no such part.")
 
     def refuse_what_it_lacks(self, feature: str) -> None:
         """Refuse a feature that this kind does not have, by name.
@@ -121,7 +139,7 @@ def _block_shapes(config: DominoConfig) -> Shapes:
     """Of the backbone that drafts a block."""
     width = config.hidden_size
     found: Shapes = {
-        "fc": (width, len(config.target_layer_ids or ()) * width),  # [H, L * H]
+        "fc": (width, config.num_captured * width),  # [H, L * H]
         "hidden_norm": (width,),
         "norm": (width,),
     }
@@ -131,15 +149,22 @@ def _block_shapes(config: DominoConfig) -> Shapes:
 
 
 def _layer_shapes(config: DominoConfig) -> Shapes:
+    head = config.head_dim
+    return _plain_layer_shapes(config, config.hidden_size) | {
+        "self_attn.q_norm": (head,),
+        "self_attn.k_norm": (head,),
+    }
+
+
+def _plain_layer_shapes(config: DominoConfig, num_read: int) -> Shapes:
+    """Of a layer whose attention reads vectors of this width."""
     width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
     queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
     return {
-        "self_attn.q_proj": (queries, width),
-        "self_attn.k_proj": (keys, width),
-        "self_attn.v_proj": (keys, width),
+        "self_attn.q_proj": (queries, num_read),
+        "self_attn.k_proj": (keys, num_read),
+        "self_attn.v_proj": (keys, num_read),
         "self_attn.o_proj": (width, queries),
-        "self_attn.q_norm": (head,),
-        "self_attn.k_norm": (head,),
         "mlp.gate_proj": (inner, width),
         "mlp.up_proj": (inner, width),
         "mlp.down_proj": (width, inner),
@@ -167,12 +192,33 @@ def _medusa_shapes(config: DominoConfig) -> Shapes:
     return {f"heads.{index}.weight": (config.hidden_size, config.hidden_size) for index in range(config.block_size)}
 
 
+def _eagle3_shapes(config: DominoConfig) -> Shapes:
+    width, num_captured = config.hidden_size, config.num_captured
+    found: Shapes = {"fc": (width, num_captured * width), "norm": (width,)}
+    layer = _plain_layer_shapes(config, 2 * width) | {"hidden_norm": (width,)}
+    found |= {f"layers.0.{name}": shape for name, shape in layer.items()}
+    if config.norm_before_fc:
+        found["input_norm"] = (num_captured * width,)
+    if config.fc_norm:
+        found |= {f"fc_norm.{index}": (width,) for index in range(num_captured)}
+    if config.own_embeddings:
+        found["embed_tokens"] = (config.vocab_size, width)
+    if config.own_lm_head:
+        found["lm_head"] = (config.draft_width, width)
+    return {f"{name}.weight": shape for name, shape in found.items()}
+
+
 def _halves_of_states(config: DominoConfig) -> tuple[int, int, int]:
     return 1, 1, config.hidden_size // 2
 
 
 _DFLASH = "[DFlash](https://arxiv.org/abs/2602.06036)"
 _LAYERS = ("layers", "num_hidden_layers")
+# Fields that say nothing of other kinds.
+_OF_EAGLE3 = dict.fromkeys(
+    ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "own_embeddings", "own_lm_head"), False
+)
+_ONE_LAYER = {"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0}
 
 KINDS: dict[str, KindFacts] = {
     "domino": KindFacts(
@@ -184,8 +230,11 @@ KINDS: dict[str, KindFacts] = {
         _keys_and_values,
         way=f" (a {_DFLASH} backbone), a GRU corrects them token by token",
         has_correction_head=True,
+        fixed=_OF_EAGLE3,
     ),
-    "dflash": KindFacts("DFlash", f"plain {_DFLASH}", ("dflash",), _block_shapes, _LAYERS, _keys_and_values),
+    "dflash": KindFacts(
+        "DFlash", f"plain {_DFLASH}", ("dflash",), _block_shapes, _LAYERS, _keys_and_values, fixed=_OF_EAGLE3
+    ),
     "medusa": KindFacts(
         "Medusa",
         "[Medusa](https://arxiv.org/abs/2401.10774)",
@@ -196,7 +245,7 @@ KINDS: dict[str, KindFacts] = {
         way=" (a head for each, on the target's last hidden state)",
         reads_last_state=True,
         defaults={"block_size": 5, "num_hidden_layers": 1},
-        fixed={"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0},
+        fixed=_ONE_LAYER | _OF_EAGLE3,
         unread=("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim"),
         lacks={
             "lora_rank": "Its heads are small; train them whole.",
@@ -207,6 +256,32 @@ KINDS: dict[str, KindFacts] = {
             "fsdp": "Its heads fit on one device; leave it out.",
             "gradient_checkpointing": "Its heads keep hardly anything for the backward pass; leave it out.",
         },
-        loss_decay=-1 / math.log(0.8),  # weights of 0.8^i (arXiv 2401.10774)
+        loss_decay=_FIFTH_LESS,  # arXiv 2401.10774
+    ),
+    "eagle3": KindFacts(
+        "EAGLE-3",
+        "[EAGLE-3](https://arxiv.org/abs/2503.01840)",
+        ("eagle3",),
+        _eagle3_shapes,
+        _LAYERS,
+        _keys_and_values,
+        way=" (one layer, which reads what it has drafted)",
+        drafts_in_turn=True,
+        may_ask_target=True,
+        num_captured=3,
+        defaults={"block_size": 7, "num_hidden_layers": 1},
+        fixed=_ONE_LAYER,
+        unread=("mask_token_id", "gru_hidden_dim", "emb_dim"),
+        lacks={
+            "lora_rank": "It is one layer; train it whole.",
+            "start_from_target": "Its layer reads embeddings beside states; leave it out.",
+            "plan": "What its training takes is not counted yet.",
+            "export": "Engines' layouts are read, not written; save_pretrained writes hf_domino's own format.",
+            "fsdp": "It fits on one device; leave it out.",
+            "gradient_checkpointing": "It has one layer; leave it out.",
+            "cache_implementation='static'": "Its lanes are no rounds of fixed shape yet; leave it out.",
+            "explain_round": "What it drafts depends on the path; look at drafter.stats.",
+        },
+        loss_decay=_FIFTH_LESS,  # arXiv 2503.01840
     ),
 }

@@ -5,7 +5,7 @@ Shapes: B batch, C new context positions, P proposals, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree.copies import CopyLanes
-from hf_domino.decoding.tree.growing import Grown, grow_tree
+from hf_domino.decoding.tree.growing import Grown, grow, grow_tree
+from hf_domino.decoding.tree.lanes import SteppingLanes, pool_size
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
@@ -150,9 +151,11 @@ class DraftSession:
         if count <= 0:
             return anchors[:, :0]
         with self.timer.phase("draft"):
-            draft_hidden = self._draft(anchors)
+            draft_hidden = self._draft(anchors, prefixes.endings)
         with self.timer.phase("rollout"):
             noise = noise[:, :count] if isinstance(noise, torch.Tensor) else noise
+            if (lanes := self._lanes(draft_hidden, prefixes, noise, count, is_tree=False)) is not None:
+                return lanes.chain(goes_on)
             return self._choose(draft_hidden[:, :count], prefixes, noise, goes_on)
 
     def grow(self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, **options: Any) -> Grown:
@@ -165,9 +168,21 @@ class DraftSession:
             options: Those of [`~hf_domino.decoding.tree.growing.grow_tree`].
         """
         with self.timer.phase("draft"):
-            draft_hidden = self._draft(prefixes.last())[:, :most]
+            draft_hidden = self._draft(prefixes.last(), prefixes.endings)[:, :most]
         with self.timer.phase("rollout"):
+            if (lanes := self._lanes(draft_hidden, prefixes, noise, most, is_tree=True)) is not None:
+                return grow(lanes, prefixes, self.law, self.copies, **options)
             return self._grow(draft_hidden, prefixes, noise, **options)
+
+    def _lanes(
+        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, most: int, is_tree: bool
+    ) -> SteppingLanes | None:
+        """Lanes behind the anchors, where drafts read each other."""
+        branches = self.drafter.kind.branches(self.target, draft_hidden, self._anchors, self._cache)
+        if branches is None:
+            return None
+        size = pool_size(self.drafter, self.law, is_tree)
+        return SteppingLanes(self.drafter, self.target, draft_hidden, branches, prefixes, self.law, noise, most, size)
 
     def _grow(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any
@@ -181,7 +196,7 @@ class DraftSession:
     ) -> torch.Tensor:
         return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, goes_on)
 
-    def _draft(self, anchors: torch.Tensor) -> torch.Tensor:
+    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Draft hidden states `[B, P, H]` behind anchors `[B, 1]`; stores the new context, also for `[B, 0]`."""
         assert self._anchors.numel(), "observe the context before proposing"
         features = feature_positions = counts = None
@@ -190,7 +205,7 @@ class DraftSession:
             features = self.drafter.fuse_context([states.to(self.drafter.device) for states in layers])
             feature_positions, counts = self._new_positions, self._new_counts
         draft_hidden = self.drafter.kind.draft(
-            self.target, anchors, self._anchors, features, feature_positions, self._cache, counts
+            self.target, anchors, self._anchors, features, feature_positions, self._cache, counts, endings
         )
         self._captured = []
         return draft_hidden

@@ -96,7 +96,7 @@ def over_drafted(
 ) -> tuple[torch.Tensor, TokenLaw, AnyNoise]:
     """Base logits `[B, P, D]`, law and noise of the tokens that are drafted; the arguments are those of [`rollout`]."""
     vocabulary = drafter.vocabulary
-    base_logits = vocabulary.logits(target, draft_hidden.to(prefixes.ids.device))
+    base_logits = drafter.kind.logits(target, draft_hidden.to(prefixes.ids.device))
     base_logits, law = law.over(vocabulary).settled(prefixes, base_logits)
     if isinstance(noise, torch.Tensor):
         noise = vocabulary.gather(noise[:, : base_logits.shape[1]])

@@ -116,8 +116,8 @@ class ContextAttention(nn.Module):
         values = self._split_heads(self.v_proj(both)).transpose(1, 2)  # [B, A, C + Q, D]
         cosines, sines = inputs.rotary
         start = both.shape[1] - length
-        queries = _rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:])
-        keys = _rotate(keys.transpose(1, 2), cosines, sines)
+        queries = rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:])
+        keys = rotate(keys.transpose(1, 2), cosines, sines)
         if inputs.cache is not None:
             keys, values = inputs.cache.join(self.layer_index, keys, values, length, inputs.first)
         dropout = self.dropout if self.training else 0.0
@@ -191,7 +191,7 @@ def attend_side_by_side(
     )
 
 
-def _rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """Apply RoPE in fp32 to `[B, A, T, D]` and return its dtype."""
     wide = states.float()
     return (wide * cosines[:, None] + rotate_half(wide) * sines[:, None]).to(states.dtype)

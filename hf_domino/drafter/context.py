@@ -113,7 +113,14 @@ class ContextCache:
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` positions of every row."""
-        self._lengths = [min(length, current) for current in self._lengths]
+        self.crop([length] * len(self._lengths))
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        """Forget all but so many first positions of each row."""
+        self._lengths = [min(length, current) for length, current in zip(lengths, self._lengths, strict=False)]
+
+    def part(self) -> None:
+        """What is stored next does not follow on what is there: some positions between them were not seen."""
 
     def _ends(self) -> list[int]:
         """Lengths once the positions announced last are counted."""

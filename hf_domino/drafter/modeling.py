@@ -94,7 +94,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
 
     def new_context(self) -> ContextCache:
         """An empty cache of its context."""
-        return ContextCache(self.config.kind.context(self.config)[0])
+        return self.kind.new_context()
 
     @property
     def vocabulary(self) -> DraftVocabulary:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hf_domino._common.refusal import refusal
-from hf_domino.formats.d2t import D2T, W2, d2t_of, ids_of
+from hf_domino.formats.d2t import D2T, OF_DRAFTED, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
 
 
@@ -35,9 +35,10 @@ def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = 
         raise refusal("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
     config.name_or_path, config._commit_hash = name, None
     config.draft_vocab_size = None if len(d2t) == config.vocab_size else len(d2t)
-    chosen = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in (D2T, W2)}
-    if W2 in tensors:
-        chosen[W2] = tensors[W2].detach().index_select(0, columns)
+    chosen = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in (D2T, *OF_DRAFTED)}
+    for name in OF_DRAFTED:
+        if name in tensors:
+            chosen[name] = tensors[name].detach().index_select(0, columns)
     if config.draft_vocab_size is not None:
         chosen[D2T] = d2t.to(drafter.device)
     with torch.device("meta"):

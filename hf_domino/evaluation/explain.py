@@ -219,6 +219,7 @@ def _draft(
     drafter: DominoDraftModel, target: TargetModel, input_ids: torch.Tensor, captured: tuple[torch.Tensor, ...]
 ) -> torch.Tensor:
     """Draft hidden states `[1, C, H]` of the positions that predict, in the block at the last token."""
+    drafter.config.kind.refuse_what_it_lacks("explain_round")
     context = drafter.fuse_context([states.to(drafter.device) for states in captured])
     anchors = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device)
     block = drafter.kind.draft_blocks(target, input_ids, context, anchors)[:, 0]  # [1, K, H]
@@ -236,7 +237,7 @@ def _draft_logits(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Base logits and corrected ones of each node, `[N, D]`, with the tokens before it on its path read."""
     depths = tree.depths[0, 1:] - 1
-    base_logits = drafter.vocabulary.logits(target, draft_hidden.to(depths.device))[0, depths]
+    base_logits = drafter.kind.logits(target, draft_hidden.to(depths.device))[0, depths]
     if not drafter.has_correction_head:
         return base_logits, base_logits
     count, corrected = tree.num_nodes, base_logits

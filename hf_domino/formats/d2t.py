@@ -15,6 +15,7 @@ import torch
 from hf_domino._common.refusal import refusal
 
 D2T, T2D, W2 = "d2t", "t2d", "embed_proj.2.weight"  # tensors that are of the draft vocabulary
+OF_DRAFTED = (W2, "lm_head.weight")  # those with a row for each of its tokens, where they are the drafter's
 _AGAIN = "Save the drafter again, or download it again."
 
 

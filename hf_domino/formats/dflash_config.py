@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration.domino_config import SLIDING, DominoConfig
+from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.checks import SLIDING
 from hf_domino.configuration.from_target import default_target_layer_ids
 from hf_domino.formats.fields import (
     CANNOT_RUN,

@@ -8,7 +8,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration.domino_config import FULL, LAYER_TYPES, SLIDING
+from hf_domino.configuration.checks import FULL, LAYER_TYPES, SLIDING
 from hf_domino.formats.format import StoredConfig
 
 if TYPE_CHECKING:

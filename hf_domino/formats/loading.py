@@ -19,6 +19,7 @@ from transformers.utils.hub import resolve_revision
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.draft_vocabulary import untold
+from hf_domino.formats.eagle3 import EAGLE3
 from hf_domino.formats.fields import CORRECT_IT, DTYPE_FIELDS, required
 from hf_domino.formats.format import Format, StoredConfig
 from hf_domino.formats.others import refuse_others
@@ -30,6 +31,7 @@ from hf_domino.formats.stored import read_config, stored_tensors
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
+OWN = ("embed_tokens.weight", "lm_head.weight")  # of the target, unless a checkpoint of EAGLE-3 holds them
 NAME = "pretrained_model_name_or_path"
 
 
@@ -65,6 +67,8 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         found, arguments["config"] = interpret(stored, overrides)
         arguments["key_mapping"] = dict(found.renames)
     tensors = stored_tensors(name, found, download, arguments.get("variant"))
+    if found is EAGLE3:
+        arguments["config"].own_embeddings, arguments["config"].own_lm_head = (each in tensors for each in OWN)
     token_ids = None if is_told else untold(tensors, arguments["config"])
     check_tensors(arguments["config"], found, tensors)
     arguments["force_download"] = False  # all of it is here now
@@ -94,7 +98,7 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
         ValueError: If it is that of no drafter, of one of another kind, or cannot be read.
     """
     found = format_of(stored)
-    if found is not OURS:
+    if found not in (OURS, EAGLE3):
         refuse_others(stored)
     if found is None:
         required(stored, "model_type")

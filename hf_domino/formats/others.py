@@ -29,7 +29,7 @@ class OtherKind:
 
 
 OTHER_KINDS = (
-    OtherKind("EAGLE", ("eagle",), ("eagle_config",)),
+    OtherKind("EAGLE, not EAGLE-3", ("eagle",), ("eagle_config",)),
     OtherKind("Medusa with lm_heads of its own", ("medusa",), ("medusa_num_heads", "medusa_num_layers")),
     OtherKind("DFlash 2", ("dflash2",), ("selector_rank", "conv_kernel_size")),
     OtherKind("DSpark", ("dspark",), ("markov_rank", "markov_head_type")),
@@ -56,7 +56,7 @@ def refuse_others(stored: StoredConfig) -> None:
             (f"{field}={place[field]!r}" for place in places for field in kind.fields if place.get(field)), None
         )
         if evidence is not None:
-            raise refusal("the drafter's kind", "Domino or DFlash", f"{kind.name} ({evidence})", CANNOT_RUN)
+            raise refusal("the drafter's kind", "Domino, DFlash or EAGLE-3", f"{kind.name} ({evidence})", CANNOT_RUN)
 
 
 def _names(places: tuple[StoredConfig, ...]) -> Iterator[Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
+from hf_domino.formats.eagle3 import EAGLE3
 from hf_domino.formats.format import Format, StoredConfig
 from hf_domino.formats.muse_glimmer import MUSE_GLIMMER
 from hf_domino.formats.speculators import SPECULATORS
 
 OURS = Format(DominoConfig.model_type, lambda stored: stored.get("model_type") == DominoConfig.model_type, dict)
-FORMATS = (OURS, SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
+FORMATS = (OURS, EAGLE3, SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
 
 
 def format_of(stored: StoredConfig) -> Format | None:

@@ -45,7 +45,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "draft_vocab_size": stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE,
         "mask_token_id": stored["mask_token_id"],
         "num_target_layers": None,  # not stored; compared with the target when they meet
-        "target_layer_ids": _layer_ids(stored["aux_hidden_state_layer_ids"]),
+        "target_layer_ids": layer_ids_of(stored, "aux_hidden_state_layer_ids"),
         "projector_type": "domino" if is_domino or stored.get("projector_type") == "domino" else "dflash",
         "shift_label": stored.get("sample_from_anchor", is_domino),
     }
@@ -67,10 +67,19 @@ def _check_sizes(stored: StoredConfig, fields: dict[str, Any]) -> None:
         raise refusal("target_hidden_size", expected, width, CANNOT_RUN)
 
 
-def _layer_ids(aux_ids: Any) -> list[int]:
+def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
+    """Captured layers as ours count them.
+
+    Args:
+        stored (`Mapping`): The configuration.
+        name (`str`): Its field, which counts the embeddings as 0.
+
+    Raises:
+        ValueError: If it is no list of layers.
+    """
+    aux_ids = stored[name]
     if not isinstance(aux_ids, list) or not all(type(index) is int and index > 0 for index in aux_ids):
-        expected = "a list of integers from 1 on (0 is the embeddings)"
-        raise refusal("aux_hidden_state_layer_ids", expected, aux_ids, CANNOT_RUN)
+        raise refusal(name, "a list of integers from 1 on (0 is the embeddings)", aux_ids, CANNOT_RUN)
     return [index - 1 for index in aux_ids]
 
 

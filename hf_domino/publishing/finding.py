@@ -129,8 +129,8 @@ def _format_of(config: Path) -> tuple[str | None, str | None]:
     """What the loading of a drafter says of a configuration: its format, or why it does not load."""
     try:
         stored = json.loads(config.read_text(encoding="utf-8"))
-        refuse_others(stored)
         if format_of(stored) is None:
+            refuse_others(stored)
             return None, "not a drafter"
         return interpret(stored)[0].name, None
     except (ValueError, AttributeError) as error:

@@ -68,8 +68,10 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         if value not in (None, expected):
             raise refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
     allowed = config.kind.readable(text.num_hidden_layers)
-    if not all(layer in allowed for layer in config.target_layer_ids or ()):
-        bounds = f"in [{allowed.start}, {allowed.stop - 1}]"
+    layer_ids = config.layer_ids(text.num_hidden_layers)
+    if len(layer_ids) != config.num_captured or not all(layer in allowed for layer in layer_ids):
+        count = "" if len(layer_ids) == config.num_captured else f"{config.num_captured} layers "
+        bounds = f"{count}in [{allowed.start}, {allowed.stop - 1}]"
         expected = f"{bounds} (the target has {text.num_hidden_layers} layers; {config.kind.why_readable})"
         raise refusal("the drafter's target_layer_ids", expected, config.target_layer_ids, OWN_DRAFTER)
     if config.target_model_type not in (None, text.model_type, target.config.model_type):

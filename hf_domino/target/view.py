@@ -35,7 +35,7 @@ class TargetModel:
     def __init__(self, model: PreTrainedModel, config: DominoConfig):
         self.model = model
         self.text_config = model.config.get_text_config(decoder=True)
-        self.layer_ids = list(config.target_layer_ids or ())
+        self.layer_ids = config.layer_ids(self.text_config.num_hidden_layers)
         self._embeddings = model.get_input_embeddings()
         self._lm_head = model.get_output_embeddings()
 

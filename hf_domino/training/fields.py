@@ -67,7 +67,9 @@ class DrafterArguments:
     num_hidden_layers: int | None = field(default=None, metadata={"help": "Layers of the backbone."})
     intermediate_size: int | None = field(default=None, metadata={"help": "Width of the MLPs."})
     block_size: int | None = field(default=None, metadata={"help": "Positions of a block, anchor included."})
-    projector_type: str | None = field(default=None, metadata={"help": "domino, dflash (without its head), or medusa."})
+    projector_type: str | None = field(
+        default=None, metadata={"help": "domino, dflash (without its head), medusa or eagle3."}
+    )
     gru_hidden_dim: int | None = field(default=None, metadata={"help": "Width of the prefix state."})
     emb_dim: int | None = field(default=None, metadata={"help": "Low rank of the correction head."})
     pure_draft_prefix_len: int | None = field(default=None, metadata={"help": "Proposals that are not corrected."})

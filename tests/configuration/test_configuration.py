@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.configuration import domino_config
+from hf_domino.configuration import checks
 from hf_domino.configuration.from_target import default_target_layer_ids
 
 
@@ -43,7 +43,10 @@ from hf_domino.configuration.from_target import default_target_layer_ids
         ({"mask_token_id": 151936}, r"mask_token_id must be in \[0, 151935\]"),
         ({"acceptance_rule": "typical"}, r"acceptance_rule must be one of \('coupled', 'residual'\), got 'typical'"),
         ({"draft_law": "beam"}, r"draft_law must be one of \('sampled', 'greedy'\), got 'beam'"),
-        ({"projector_type": "dspark"}, r"projector_type must be one of \('domino', 'dflash', 'medusa'\), got 'dspark'"),
+        (
+            {"projector_type": "dspark"},
+            r"projector_type must be one of \('domino', 'dflash', 'medusa', 'eagle3'\), got 'dspark'",
+        ),
         ({"num_key_value_heads": 5}, r"num_attention_heads must be a multiple of num_key_value_heads=5, got 32"),
         ({"head_dim": 7}, r"head_dim must be even"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, r"rope_type.* got 'dynamic'"),
@@ -155,10 +158,10 @@ def test_the_acceptance_rule_is_kept(tmp_path):
 def warnings(monkeypatch):
     """What is warned of, each once."""
     found = []
-    monkeypatch.setattr(domino_config.logger, "warning", lambda *arguments: found.append(arguments[0] % arguments[1:]))
-    type(domino_config.logger).warning_once.cache_clear()
+    monkeypatch.setattr(checks.logger, "warning", lambda *arguments: found.append(arguments[0] % arguments[1:]))
+    type(checks.logger).warning_once.cache_clear()
     yield found
-    type(domino_config.logger).warning_once.cache_clear()
+    type(checks.logger).warning_once.cache_clear()
 
 
 @pytest.mark.parametrize(("draft_law", "num_warnings"), [("sampled", 0), ("greedy", 1)])

@@ -82,9 +82,9 @@ CONFIGS = [
     ),
 ]
 KINDS = {
-    "EAGLE": [
-        {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "draft_vocab_size": 32000},
-        {"speculators_model_type": "eagle3"},
+    "EAGLE, not EAGLE-3": [
+        {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama"},
+        {"speculators_model_type": "eagle"},
     ],
     "Medusa with lm_heads of its own": [{"model_type": "medusa", "medusa_num_heads": 4}],
     "DFlash 2": [{"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 256}}],
@@ -115,7 +115,9 @@ def test_configurations(tmp_path, name, change, message):
 def test_drafters_of_another_kind_are_named(tmp_path, kind):
     for stored in KINDS[kind]:
         write_checkpoint(tmp_path, stored, {})
-        with pytest.raises(ValueError, match=rf"kind must be Domino or DFlash, got '{kind} \(.*hf_domino cannot run"):
+        with pytest.raises(
+            ValueError, match=rf"kind must be Domino, DFlash or EAGLE-3, got '{kind} \(.*hf_domino cannot run"
+        ):
             DominoDraftModel.from_pretrained(tmp_path)
 
 

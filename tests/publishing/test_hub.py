@@ -153,7 +153,8 @@ def loaded(published, server, process, folder):
     """What one process of somebody else saw, who has no token."""
     commit = server.repos[DRAFTER].branches["main"]
     card = b"---\nbase_model: org/target\ntags:\n- eagle3\n---\n"
-    eagle = json.dumps({"architectures": ["Eagle3Speculator"], "model_type": "llama"}).encode()
+    eagle = {"speculators_model_type": "eagle3", "transformer_layer_config": {"num_hidden_layers": 1}}
+    eagle = json.dumps(eagle).encode()
     server.add(EAGLE, {"config.json": eagle, "README.md": card}, downloads=5)
     server.add(GATED, {"config.json": b"{}"}, gated=True, downloads=4)
     server.add("org/target-draft-notes", {"README.md": b""}, downloads=3)
@@ -196,7 +197,7 @@ def test_find_says_which_drafters_load(loaded):
     found = {drafter["name"]: drafter for drafter in json.loads(loaded["found"]["out"])}
     assert found[DRAFTER]["format"] == "domino"
     assert found[DRAFTER]["usage"][0] == f'drafter = DominoDraftModel.from_pretrained("{DRAFTER}")'
-    assert "got 'EAGLE (eagle)'" in found[EAGLE]["refused"]
+    assert found[EAGLE]["format"].startswith("EAGLE-3 (speculators")
     assert found[GATED]["refused"] == "access is granted on request, on its page"
     assert found["org/target-draft-notes"]["refused"] == "not a drafter: there is no config.json"
     assert "The Hub does not know it, or not for you" in loaded["missing"]["err"]

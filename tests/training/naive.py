@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from hf_domino.target.view import TargetModel
+
 
 def naive_positions(drafter, target, batch, weight):
     """One block at a time, one position at a time, without masks: the context is simply cut before the anchor.
@@ -20,6 +22,8 @@ def naive_positions(drafter, target, batch, weight):
             if config.projector_type == "medusa":
                 gates = [head.weight @ context[0, -1] for head in drafter.heads]
                 z = torch.stack([context[0, -1] + gate * gate.sigmoid() for gate in gates])
+            elif config.projector_type == "eagle3":
+                z = _along(drafter, target, ids[row : row + 1], context, anchor)
             else:
                 block = torch.full((1, config.block_size), config.mask_token_id)
                 block[0, 0] = ids[row, anchor]
@@ -37,3 +41,16 @@ def naive_positions(drafter, target, batch, weight):
                     corrected = base + drafter.embed_proj(torch.cat((z[k], state[0])))
                 law = weight @ hidden[-1][row, position - 1]
                 yield (row, anchor), k, base, corrected, law, int(ids[row, position])
+
+
+@torch.no_grad()
+def _along(drafter, target, ids, context, anchor):
+    """What a drafter that reads its own drafts makes of a text as generation runs it: a token at a time, `[K, H]`."""
+    view, kind, cache = TargetModel(target, drafter.config), drafter.kind, drafter.new_context()
+    behind, place = ids[:, : anchor + 1], torch.tensor([[anchor]])
+    found = [kind.draft(view, behind[:, -1:], place, context, None, cache, None, lambda count: behind[:, -count:])]
+    branches = kind.branches(view, found[0], place, cache)
+    for k in range(1, drafter.config.block_size):
+        token = ids[:, min(anchor + k, ids.shape[1] - 1)][:, None]
+        found.append(branches.advance(torch.zeros_like(token), token))
+    return drafter.norm(torch.cat(found, dim=1)[0])

@@ -23,6 +23,7 @@ KINDS = [
     {"shift_label": False, "pure_draft_prefix_len": 2},
     {"projector_type": "dflash"},
     {"projector_type": "medusa"},
+    {"projector_type": "eagle3"},
 ]
 ANCHORS = torch.tensor([[3, 9, 14], [5, 12, -1]])
 
@@ -70,7 +71,7 @@ def test_losses_equal_the_naive_ones(kind, target, make_drafter, batch):
     torch.testing.assert_close(losses.corrected, corrected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3], KINDS[4], KINDS[5]])
+@pytest.mark.parametrize("kind", [KINDS[0], *KINDS[3:]])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_chunks_and_masks_change_neither_loss_nor_gradient(kind, autocast, target, make_drafter, batch):
     target.requires_grad_(False)

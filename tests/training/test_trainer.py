@@ -48,6 +48,7 @@ def logged(trainer, name: str) -> list[float]:
         ({"shift_label": False}, 0.6),
         ({"projector_type": "dflash"}, 0.6),
         ({"projector_type": "medusa"}, 0.85),  # a matrix for each position, on one state
+        ({"projector_type": "eagle3"}, 0.6),
     ],
 )
 def test_overfitting_lowers_the_loss_and_raises_acceptance(
@@ -88,7 +89,14 @@ def test_logged_losses_are_averages_of_the_steps(target, make_drafter, make_trai
 
 @pytest.mark.parametrize(
     ("accumulation", "muon_learning_rate", "kind"),
-    [(1, None, "domino"), (2, None, "domino"), (1, 0.01, "domino"), (2, None, "medusa"), (1, 0.01, "medusa")],
+    [
+        (1, None, "domino"),
+        (2, None, "domino"),
+        (1, 0.01, "domino"),
+        (2, None, "medusa"),
+        (1, 0.01, "medusa"),
+        (2, None, "eagle3"),
+    ],
 )
 def test_a_resumed_training_equals_an_uninterrupted_one(
     accumulation, muon_learning_rate, kind, target, make_drafter, make_trainer, greedy_rows, tmp_path

@@ -5,7 +5,7 @@ Shapes: P proposals, W positions of a verification forward, H hidden size, L cap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -74,7 +74,7 @@ class StaticDraftSession(DraftSession):
         self._store()
         return self._fixed.to_dynamic()
 
-    def _draft(self, anchors: torch.Tensor) -> torch.Tensor:
+    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Draft hidden states `[1, P, H]` behind the anchor `[1, 1]`; stores the new context."""
         pending = self._pending
         if pending is None:  # stored already: positions of which none is valid stand for it

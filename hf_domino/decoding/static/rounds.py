@@ -39,6 +39,7 @@ def make_static(
         config (`GenerationConfig`): For `max_cache_len`, and for whether the cache is returned.
         compiling ([`CompileOptions`], *optional*): What stages are compiled with.
     """
+    session.drafter.config.kind.refuse_what_it_lacks("cache_implementation='static'")
     target, drafter, embeds = runner.target, session.drafter, runner.kwargs.get("inputs_embeds")
     num_embeds = 0 if embeds is None else embeds.shape[1] - input_ids.shape[1]
     most = max(drafter.config.num_draft_tokens, drafter.config.fixed_tree_size or 0)

@@ -83,8 +83,8 @@ class Race:
 
     Args:
         scores (`torch.Tensor`, *optional*): The draft law's, `[B, L, M]`; None where only copies go so deep.
-        luck (`torch.Tensor`, *optional*): What noise adds, `[B, M]`; None for greedy.
-        token_ids (`torch.Tensor`, *optional*): The candidates, `[B, M]`.
+        luck (`torch.Tensor`, *optional*): What noise adds, `[B, L, M]`, or `[B, 1, M]` for all lanes; None for greedy.
+        token_ids (`torch.Tensor`, *optional*): The candidates, likewise.
         copied (`list[list[tuple[int, int]]]`, *optional*): How the text goes on behind each lane; None where it does
             so behind none.
     """
@@ -108,8 +108,10 @@ class Race:
         copied = None if self.copied is None else self.copied[row][lane]
         if self.scores is None or self.token_ids is None:
             return Decided(token, copied)
-        luck = None if self.luck is None else self.luck[row]
-        return Decided(token, copied, self.scores[row, lane], luck, self.token_ids[row])
+        luck, token_ids = (
+            None if each is None else each[row, lane % each.shape[1]] for each in (self.luck, self.token_ids)
+        )
+        return Decided(token, copied, self.scores[row, lane], luck, token_ids)
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,7 @@ class Chances:
         if race.scores is None or race.token_ids is None:
             assert race.copied is not None
             return self.deeper.of(race.copied), _tokens(race.copied)
-        ids = race.token_ids[:, None]
-        chances = self.drafted(race.scores, None if race.luck is None else race.luck[:, None])
+        ids, chances = race.token_ids, self.drafted(race.scores, race.luck)
         if race.copied is None:
             return chances, ids
         weights, tokens = self.beside.of(race.copied), _tokens(race.copied)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -32,7 +32,7 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree.chances import Chances, Decided, Race
 from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.tree.lanes import DominoLanes
+from hf_domino.decoding.tree.lanes import DominoLanes, SteppingLanes
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
 
@@ -140,11 +140,31 @@ def grow_tree(
     size = min(drafter.config.draft_pool_size or EXACT_POOL_SIZE, base_logits.shape[2])
     pool = CandidatePool(base_logits, size, law, prefixes, noise)
     is_fused = fits_kernels(drafter, law, base_logits, noise)
-    lanes = DominoLanes(drafter, target, draft_hidden, prefixes, pool, table, is_fused)
-    is_read = not is_fixed and base_logits.is_cpu
+    lanes = DominoLanes(drafter, target, draft_hidden, prefixes, pool, noise, table, is_fused)
+    return grow(lanes, prefixes, law, copies, num_nodes, chances, least_chance, ends, is_fixed)
+
+
+def grow(
+    source: DominoLanes | SteppingLanes,
+    prefixes: Prefixes,
+    law: TokenLaw,
+    copies: CopyLanes | None,
+    num_nodes: int,
+    chances: Chances,
+    least_chance: float = 0.0,
+    ends: torch.Tensor | None = None,
+    is_fixed: bool = False,
+) -> Grown:
+    """Grow trees of what a source gives; other arguments are those of [`grow_tree`].
+
+    Args:
+        source ([`DominoLanes`] or [`SteppingLanes`]): Candidates and their scores, depth by depth.
+    """
+    device = prefixes.ids.device if ends is None else ends.device
+    is_read = not is_fixed and device.type == "cpu"
     if ends is None:
-        ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=base_logits.device)
-    growth = _Growth(lanes, pool, noise, copies, num_nodes, chances, ends, least_chance, is_read)
+        ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=device)
+    growth = _Growth(source, len(prefixes.rows), copies, num_nodes, chances, ends, least_chance, is_read)
     growth.run()
     return growth.result()
 
@@ -157,9 +177,8 @@ class _Growth:
     best nodes, or is not wanted. Elsewhere nothing is read, and all shapes are fixed.
     """
 
-    source: DominoLanes
-    pool: CandidatePool
-    noise: torch.Tensor | None
+    source: DominoLanes | SteppingLanes
+    num_rows: int
     copies: CopyLanes | None
     num_nodes: int
     chances: Chances
@@ -175,7 +194,7 @@ class _Growth:
     best: list[list[float]] = field(init=False)  # chances of the N best nodes of each row, as far as they are read
 
     def __post_init__(self) -> None:
-        self.best = [[] for _ in self.pool.token_ids]
+        self.best = [[] for _ in range(self.num_rows)]
 
     @property
     def num_depths(self) -> int:
@@ -184,7 +203,7 @@ class _Growth:
 
     def run(self) -> None:
         """Grow depth by depth, until no child could be among the best."""
-        num_rows, device = len(self.pool.token_ids), self.pool.token_ids.device
+        num_rows, device = self.num_rows, self.ends.device
         places = torch.full((num_rows, 1), -1, device=device)  # [B, L], as parents have them
         values, num_found = torch.ones(num_rows, 1, device=device), 0  # values: [B, L]
         for depth in range(self.num_depths):
@@ -206,12 +225,9 @@ class _Growth:
 
     def _race(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Chances `[B, L, M]` of the children of all lanes, and their tokens `[B, 1 or L, M]`."""
-        race = Race(copied=None if self.copies is None else self.copies.found(depth))
-        if depth < self.source.num_depths:
-            luck = None
-            if self.noise is not None:
-                luck = -self.noise[:, depth].gather(1, self.pool.columns[:, depth]).log()
-            race = Race(self.source.scores(depth), luck, self.pool.token_ids[:, depth], race.copied)
+        race = self.source.race(depth) if depth < self.source.num_depths else Race()
+        if self.copies is not None:
+            race = replace(race, copied=self.copies.found(depth))
         self.races.append(race)
         return self.chances.of(race)
 

@@ -9,7 +9,7 @@ row, K block size, P proposals, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -102,6 +102,7 @@ class BlockKind(Kind):
         feature_positions: torch.Tensor | None,
         cache: Any,
         counts: Sequence[int] | None = None,
+        endings: Callable[[int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """See [`Kind`]."""
         config, device = self.config, self.drafter.device

@@ -9,7 +9,7 @@ Shapes: B batch, C new context positions, S sequence length, N blocks per row, K
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class MedusaKind(Kind):
         feature_positions: torch.Tensor | None,
         cache: Any,
         counts: Sequence[int] | None = None,
+        endings: Callable[[int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """See [`Kind`]. The cache holds a state's first half as a key and the other as a value, to step back to any."""
         width, device = self.config.hidden_size, self.drafter.device

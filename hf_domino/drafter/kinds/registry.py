@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hf_domino.drafter.kinds.domino import BlockKind
+from hf_domino.drafter.kinds.eagle3 import Eagle3Kind
 from hf_domino.drafter.kinds.kind import Kind
 from hf_domino.drafter.kinds.medusa import MedusaKind
 
-KINDS: dict[str, type[Kind]] = {"domino": BlockKind, "dflash": BlockKind, "medusa": MedusaKind}
+KINDS: dict[str, type[Kind]] = {"domino": BlockKind, "dflash": BlockKind, "medusa": MedusaKind, "eagle3": Eagle3Kind}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout

@@ -174,7 +174,7 @@ def draft_logits(
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Both `[..., D]` in fp32; the same tensor without a correction head.
     """
-    base = drafter.vocabulary.logits(target, hidden).float()
+    base = drafter.kind.logits(target, hidden).float()
     if states is None:
         return base, base
     head = drafter.embed_proj

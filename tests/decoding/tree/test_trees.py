@@ -102,7 +102,7 @@ def test_other_families_get_chains_and_say_why(model_type, why):
     [
         *((setting, 30, "domino") for setting in SETTINGS),
         *(("seeded", 1, "domino"), ("penalised", 4, "domino")),
-        *((setting, 30, "medusa") for setting in SETTINGS),
+        *((setting, 30, kind) for setting in SETTINGS for kind in ("medusa", "eagle3")),
     ],
 )
 def test_laws_and_sizes_are_exact(tiny_qwen3, setting, tree_size, kind):
@@ -189,7 +189,11 @@ def test_scores_and_logits_are_those_of_the_path(tiny_qwen3):
 
 @pytest.mark.parametrize(
     ("model_type", "kind"),
-    [*((each, "domino") for each in ("gemma3_text", "gemma4_text", "mistral", "llama")), ("mistral", "medusa")],
+    [
+        *((each, "domino") for each in ("gemma3_text", "gemma4_text", "mistral", "llama")),
+        ("mistral", "medusa"),
+        ("mistral", "eagle3"),
+    ],
 )
 def test_a_second_turn_goes_on_from_the_cache(model_type, kind):
     target = build(model_type)
@@ -278,7 +282,7 @@ def test_large_vocabularies_are_verified_from_the_anchor_on(tiny_qwen3, monkeypa
         *(("qwen3", setting, "domino") for setting in SETTINGS),
         *(("gemma3_text", "seeded", "domino"), ("gpt2", "greedy", "domino")),
         ("mistral", "penalised and seeded", "domino"),
-        *(("qwen3", setting, "medusa") for setting in ("greedy", "seeded")),
+        *(("qwen3", setting, kind) for setting in ("greedy", "seeded") for kind in ("medusa", "eagle3")),
     ],
 )
 def test_rows_of_a_batch_grow_trees_of_their_own(model_type, setting, kind):

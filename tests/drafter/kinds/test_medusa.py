@@ -7,28 +7,18 @@ import heapq
 
 import pytest
 import torch
-from builders import build_drafter, left_padded
+from builders import build_drafter
 from oracle import faults
+from rounds import PROMPTS, TEMPERATURE, calls, generate, noise_of
 
 from hf_domino import DominoConfig, DominoDraftModel, check_fit, explain_round, shadow
 from hf_domino.cli.main import main
-from hf_domino.decoding import drafting
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.objective import Objective
 from hf_domino.training.trainer import DominoTrainer
 
-PROMPTS = [torch.arange(7, 19), torch.arange(9, 14), torch.arange(30, 39)]
-NEW_TOKENS, TEMPERATURE, SEED = 30, 0.8, 5
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-12}  # fp64 sums in another order
-
-
-@pytest.fixture(scope="module")
-def wide(tiny_llama):
-    """An fp64 target with an lm_head of its own."""
-    target = copy.deepcopy(tiny_llama).double()
-    target.generation_config.eos_token_id = None
-    return target
 
 
 @pytest.fixture
@@ -44,56 +34,6 @@ def logits_behind(drafter, target, ids):
     weights = [drafter.state_dict()[f"heads.{index}.weight"] for index in range(drafter.config.block_size)]
     states = [x + (weight @ x) * torch.sigmoid(weight @ x) for weight in weights]
     return torch.stack([target.lm_head.weight @ state for state in states])
-
-
-@pytest.fixture
-def rounds(monkeypatch):
-    """What was drafted: the call's row, the text so far without padding, and the proposals or the tree."""
-    seen = []
-
-    def recording(method):
-        def record(self, prefixes, *args, **kwargs):
-            alpha = kwargs["chances"].sharpness.value if "chances" in kwargs else None
-            found = method(self, prefixes, *args, **kwargs)
-            for index, (row, length) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
-                text = prefixes.ids[index, :length].tolist()
-                text = text[next(place for place, token in enumerate(text) if token != 2) :]
-                drafted = found[index].tolist() if isinstance(found, torch.Tensor) else tree_of(found, index)
-                seen.append((row, text, drafted, alpha))
-            return found
-
-        return record
-
-    for name in ("propose", "grow"):
-        monkeypatch.setattr(drafting.DraftSession, name, recording(getattr(drafting.DraftSession, name)))
-    return seen
-
-
-def tree_of(grown, row):
-    """Chances of a tree's nodes, by the tokens from the anchor to each."""
-    paths, tree = [()], grown.tree
-    parents = range(tree.num_nodes) if tree.parents is None else tree.parents[row].tolist()
-    for token, parent in zip(tree.tokens[row].tolist(), parents, strict=True):
-        paths.append((*paths[parent], token))
-    return dict(zip(paths[1:], grown.chances[row].tolist(), strict=True))
-
-
-def noise_of(batch_size, vocab_size):
-    """What plain generation draws its steps with; none behind the last."""
-    torch.manual_seed(SEED)
-    drawn = [torch.empty(batch_size, vocab_size).exponential_() for _ in range(NEW_TOKENS)]
-    return torch.stack(drawn + [torch.ones(batch_size, vocab_size)] * NEW_TOKENS)
-
-
-def generate(target, drafter, ids, **options):
-    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 2} | options
-    torch.manual_seed(SEED)
-    return target.generate(ids, **options, assistant_model=drafter)
-
-
-def calls(batch_size):
-    ids, mask = left_padded(PROMPTS[:batch_size], pad=2)
-    return ids, {"attention_mask": mask}
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

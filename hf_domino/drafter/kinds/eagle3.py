@@ -1,0 +1,282 @@
+"""EAGLE-3: one layer that reads captured states with the tokens behind them, then its own drafts (arXiv 2503.01840).
+
+The entry of position t is the fused state of t and token t + 1. The layer's attention reads [norm(embedding);
+norm(state)] of an entry and of all before it; what it adds to the state is the draft hidden state, of which lm_head,
+behind a norm, makes the law of token t + 2. Behind the anchor that state takes the place of the target's: an entry of a
+draft is the hidden state that it was drawn from, and its token. A branch sees the context and its own drafts.
+
+Names of tensors are those of speculators and vLLM; the releases of others are renamed as they are read.
+
+Shapes: B batch, C new context positions, S stored positions, E entries to be made, L lanes, N drafts of all lanes so
+far or anchors of a row, K drafts behind an anchor, A heads, D head width, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
+
+from hf_domino.configuration import DominoConfig
+from hf_domino.drafter.backbone import RotaryTable, rotate
+from hf_domino.drafter.blocks import block_positions, gather_positions
+from hf_domino.drafter.kinds.entries import EntryCache
+from hf_domino.drafter.kinds.kind import Branches, Kind
+from hf_domino.target.view import TargetModel
+
+# Of queries, keys and values `[B, A, E, D]`: what is attended, `[B, A, E, D]`.
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class EntryAttention(nn.Module):
+    """Attention of entries; what they see is said by the caller.
+
+    Args:
+        config (`DominoConfig`): Sizes.
+    """
+
+    def __init__(self, config: DominoConfig):
+        super().__init__()
+        self.head_dim, width = config.head_dim, config.hidden_size
+        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(2 * width, queries, bias=False)
+        self.k_proj = nn.Linear(2 * width, keys, bias=False)
+        self.v_proj = nn.Linear(2 * width, keys, bias=False)
+        self.o_proj = nn.Linear(queries, width, bias=False)
+
+    def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
+        """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""
+        queries, keys = (rotate(self._heads(proj(read)), *rotary) for proj in (self.q_proj, self.k_proj))
+        attended = attend(queries, keys, self._heads(self.v_proj(read)))
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+    def project(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Keys and values `[B, A, E, D]` alone."""
+        return rotate(self._heads(self.k_proj(read)), *rotary), self._heads(self.v_proj(read))
+
+    def _heads(self, projected: torch.Tensor) -> torch.Tensor:
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, A, E, D]
+
+
+class EntryLayer(nn.Module):
+    """The layer: attention over entries and an MLP, added to the entries' states.
+
+    Args:
+        config (`DominoConfig`): Sizes.
+    """
+
+    def __init__(self, config: DominoConfig):
+        super().__init__()
+        self.self_attn, self.mlp = EntryAttention(config), Qwen3MLP(config)
+        norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+        for name in norms:
+            setattr(self, name, Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
+        self.norm_before_residual = config.norm_before_residual
+
+    def read(self, embeds: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """What attention reads of entries, `[B, E, 2H]`."""
+        return torch.cat((self.input_layernorm(embeds), self.hidden_norm(states)), dim=-1)
+
+    def forward(
+        self, embeds: torch.Tensor, states: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend
+    ) -> torch.Tensor:
+        """Draft hidden states `[B, E, H]` of entries: embeddings and states, both `[B, E, H]`."""
+        read = self.read(embeds, states)
+        states = read[..., states.shape[-1] :] if self.norm_before_residual else states
+        states = states + self.self_attn(read, rotary, attend)
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class Eagle3Kind(Kind):
+    """EAGLE-3, with what was added since: norms of what is read, and the normed state that goes on."""
+
+    def build(self) -> None:
+        """See [`Kind`]."""
+        drafter, config = self.drafter, self.config
+        width, count, eps = config.hidden_size, config.num_captured, config.rms_norm_eps
+        if config.fc_norm:
+            drafter.fc_norm = nn.ModuleList(Qwen3RMSNorm(width, eps=eps) for _ in range(count))
+        if config.norm_before_fc:
+            drafter.input_norm = Qwen3RMSNorm(count * width, eps=eps)
+        drafter.fc = nn.Linear(count * width, width, bias=False)
+        drafter.layers = nn.ModuleList([EntryLayer(config)])
+        drafter.norm = Qwen3RMSNorm(width, eps=eps)
+        if config.own_embeddings:
+            drafter.embed_tokens = nn.Embedding(config.vocab_size, width)
+        if config.own_lm_head:
+            drafter.lm_head = nn.Linear(width, config.draft_width, bias=False)
+        drafter._rotary = RotaryTable(config)
+
+    def new_context(self) -> EntryCache:
+        """See [`Kind`]."""
+        return EntryCache()
+
+    def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """See [`Kind`]."""
+        drafter = self.drafter
+        captured = [states.to(drafter.fc.weight) for states in hidden_states]
+        if self.config.fc_norm:
+            captured = [norm(states) for norm, states in zip(drafter.fc_norm, captured, strict=True)]
+        joined = torch.cat(captured, dim=-1)
+        return drafter.fc(drafter.input_norm(joined) if self.config.norm_before_fc else joined)
+
+    def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
+        """See [`Kind`]."""
+        drafter, config = self.drafter, self.config
+        normed = hidden.to(drafter.device)
+        normed = normed if config.norm_output else drafter.norm(normed)
+        if config.own_lm_head:
+            return drafter.lm_head(normed).to(hidden.device).float()
+        return drafter.vocabulary.logits(target, normed.to(hidden.device))
+
+    def embed(self, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings `[..., H]` of tokens `[...]`; an id that is no token's, such as an image's, has some."""
+        drafter = self.drafter
+        tokens = tokens.clamp(0, self.config.vocab_size - 1)
+        embeds = drafter.embed_tokens(tokens.to(drafter.device)) if self.config.own_embeddings else target.embed(tokens)
+        return embeds.to(drafter.fc.weight)
+
+    def forward(
+        self, embeds: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """Draft hidden states `[B, E, H]` of entries.
+
+        Args:
+            embeds (`torch.Tensor`): Of their tokens, `[B, E, H]`.
+            states (`torch.Tensor`): Fused ones of the target, or draft hidden states, `[B, E, H]`.
+            positions (`torch.Tensor`): `[B, E]`, those of the states.
+            attend (`Callable`): What they see.
+        """
+        drafter = self.drafter
+        (layer,) = drafter.layers
+        hidden = layer(embeds, states, drafter._rotary(positions), attend)
+        return drafter.norm(hidden) if self.config.norm_output else hidden
+
+    def draft(
+        self,
+        target: TargetModel,
+        anchors: torch.Tensor,
+        positions: torch.Tensor,
+        features: torch.Tensor | None,
+        feature_positions: torch.Tensor | None,
+        cache: Any,
+        counts: Sequence[int] | None = None,
+        endings: Callable[[int], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """See [`Kind`]. States are kept; entries are made once the tokens behind them are known."""
+        drafter, device = self.drafter, self.drafter.device
+        if features is not None:
+            cache.keep(features, counts)
+        if not anchors.shape[1] or endings is None:
+            return torch.zeros(len(anchors), 0, self.config.hidden_size, dtype=drafter.dtype, device=device)
+        states, counts = cache.reopen()  # [B, E, H]
+        last = torch.tensor(counts, device=device)[:, None]  # [B, 1]
+        tokens, places = endings(states.shape[1]), torch.arange(states.shape[1], device=device)
+        if min(counts) < max(counts):  # the first ones of each row are its entries
+            tokens = tokens.gather(1, (places - last).to(tokens.device) % states.shape[1])
+        embeds = self.embed(target, tokens)
+        hidden = drafter(embeds, states, positions - last + places, cache.attend)
+        cache.entries.advance()
+        return hidden.gather(1, (last - 1)[..., None].expand(-1, -1, hidden.shape[2]))
+
+    def branches(self, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any) -> Branches:
+        """See [`Kind`]."""
+        return _Branches(self, target, hidden, positions, cache)
+
+    def draft_blocks(
+        self,
+        target: TargetModel,
+        input_ids: torch.Tensor,
+        features: torch.Tensor | None,
+        anchors: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See [`Kind`]. The known text stands for what is drafted; its hidden states are the drafter's own.
+
+        An anchor that is the first token of its text has no state before it: zeros stand for it.
+        """
+        drafter, device, count = self.drafter, self.drafter.device, self.config.block_size
+        (layer,), has_context = drafter.layers, features is not None
+        if features is None:
+            features = torch.zeros(len(anchors), 1, self.config.hidden_size, device=device, dtype=drafter.dtype)
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=anchors.device).expand_as(input_ids)
+        length, places = features.shape[1], position_ids.gather(1, anchors.clamp(min=0))  # [B, N]
+        behind = input_ids[:, 1 : length + 1]
+        behind = F.pad(behind, (0, length - behind.shape[1]))
+        read = layer.read(self.embed(target, behind), features)
+        keys, values = layer.self_attn.project(read, drafter._rotary(position_ids[:, :length].to(device)))
+        # All of its text before the entry at position anchor - 1, which is the first of its own.
+        columns, ends = torch.arange(length, device=anchors.device), (anchors - 1)[..., None]
+        sees = (columns < ends) & (columns >= ends + 1 - places[..., None]) & has_context
+        attend = _SideBySide(keys, values, sees.to(device))
+        first = ends.clamp(0, length - 1).to(device)
+        states = features.gather(1, first.expand(-1, -1, features.shape[2])) * (places > 0)[..., None].to(features)
+        tokens = gather_positions(input_ids, block_positions(anchors, count))  # [B, N, K]
+        hidden = []
+        for depth in range(count):
+            embeds = self.embed(target, tokens[..., depth])
+            states = self.forward(embeds, states, (places - 1 + depth).clamp(min=0).to(device), attend)
+            hidden.append(states)
+        return torch.stack(hidden, dim=2)
+
+
+class _SideBySide:
+    """What chains of drafts behind many anchors see: some of the context each, and their own.
+
+    Args:
+        keys (`torch.Tensor`): Of the context, `[B, A, C, D]`.
+        values (`torch.Tensor`): Likewise.
+        sees (`torch.Tensor`): What each anchor's chain sees of it, `[B, N, C]` bool.
+    """
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor):
+        self._keys, self._values, self._sees = keys, values, sees
+
+    def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """The next draft of each chain: see [`Attend`]."""
+        self._keys, self._values = torch.cat((self._keys, keys), dim=2), torch.cat((self._values, values), dim=2)
+        own = torch.eye(keys.shape[2], dtype=torch.bool, device=keys.device).expand(len(keys), -1, -1)
+        self._sees = torch.cat((self._sees, own), dim=2)
+        return _attention(queries, self._keys, self._values, self._sees)
+
+
+class _Branches(Branches):
+    """See [`Kind`]. Keys and values of the drafts stand behind the context's in its buffers, and are not counted."""
+
+    def __init__(
+        self, kind: Eagle3Kind, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any
+    ):
+        self._kind, self._target, self._hidden, self._positions = kind, target, hidden, positions
+        self._cache = cache
+        self._keys: torch.Tensor | None = None  # [B, A, N, D]
+        self._values: torch.Tensor | None = None
+        self._sees = torch.zeros(len(hidden), 1, 0, dtype=torch.bool, device=hidden.device)  # [B, L, N]
+
+    def advance(self, lanes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """See [`Branches`]."""
+        device, (num_rows, count) = self._hidden.device, lanes.shape
+        lanes = lanes.to(device)[..., None]
+        states = self._hidden.gather(1, lanes.expand(-1, -1, self._hidden.shape[2]))
+        own = torch.eye(count, dtype=torch.bool, device=device).expand(num_rows, -1, -1)
+        self._sees = torch.cat((self._sees.gather(1, lanes.expand(-1, -1, self._sees.shape[2])), own), dim=2)
+        embeds = self._kind.embed(self._target, tokens)
+        self._hidden = self._kind.drafter(embeds, states, self._positions.expand(-1, count), self._attend)
+        self._positions = self._positions + 1
+        return self._hidden
+
+    def _attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        if self._keys is not None and self._values is not None:
+            keys, values = torch.cat((self._keys, keys), dim=2), torch.cat((self._values, values), dim=2)
+        self._keys, self._values = keys, values
+        return self._cache.attend_behind(queries, keys, values, self._sees)
+
+
+def _attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor) -> torch.Tensor:
+    """Attention `[B, A, E, D]` under a mask `[B, E, S]` bool."""
+    queries, keys = queries.to(values.dtype), keys.to(values.dtype)  # of one dtype under autocast, too
+    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=sees[:, None], enable_gqa=True)

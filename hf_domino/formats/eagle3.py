@@ -1,0 +1,85 @@
+"""Checkpoints of EAGLE-3: of speculators, of SpecForge and SGLang, of its authors, and of NVIDIA's Model-Optimizer.
+
+speculators nests the layer as `transformer_layer_config`. The others tell a Llama's configuration, Model-Optimizer with
+an `eagle_config` in it; the authors' class is the target's own, so that a draft vocabulary is what tells theirs. Files
+say by what they hold whether embeddings and lm_head are the drafter's. Captured layers stand in `eagle_config` as ours
+count them; at the top level, as vLLM reads them, the embeddings are 0. Where none are told, they are EAGLE-3's first,
+middle and last of the target.
+
+Sources: `src/speculators/models/eagle3/` of vllm-project/speculators (033c87f), `specforge/modeling/draft/
+llama3_eagle.py` of sgl-project/SpecForge (01dd714), `python/sglang/srt/models/llama_eagle3.py` of sgl-project/sglang
+(03d5a77), `vllm/model_executor/models/llama_eagle3.py` of vllm-project/vllm (00bd149), `eagle/model/cnets.py` and
+`eagle/traineagle3/` of SafeAILab/EAGLE (148042c), `modelopt/torch/export/plugins/hf_spec_export.py` of
+NVIDIA/Model-Optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_domino._common.refusal import refusal
+from hf_domino.configuration.kinds import KINDS
+from hf_domino.formats.fields import CANNOT_RUN, backbone_fields, merged, required, section_of
+from hf_domino.formats.format import Format, StoredConfig
+from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer_ids_of
+
+NESTED, LAYERS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
+ARCHITECTURES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"}
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+# What others may say of a drafter, and the one thing that is run here.
+RUN = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "parallel_draft_step": 1,
+    "parallel_drafting": False,
+    "eh_proj_before_attn": False,
+    "tie_word_embeddings": False,
+    "bias": False,
+    "qkv_bias": False,
+    "logit_scale": 1.0,
+}
+
+
+def _matches(stored: StoredConfig) -> bool:
+    if KIND in stored:
+        return stored[KIND] == "eagle3"
+    classes = set(stored.get("architectures") or ())
+    is_authors = "LlamaForCausalLM" in classes and stored.get("draft_vocab_size") is not None
+    return bool(ARCHITECTURES & classes) or is_authors
+
+
+def _fields(stored: StoredConfig) -> dict[str, Any]:
+    nested, is_nested = section_of(stored, NESTED), KIND in stored
+    stored = merged(stored, NESTED)
+    if is_nested:
+        required(stored, SECTION)
+    layer = section_of(stored, SECTION) if is_nested else stored
+    required(layer, *(() if is_nested else SIZES))
+    fields = backbone_fields(layer)
+    for name, value in (RUN | {"target_hidden_size": fields["hidden_size"]}).items():
+        if stored.get(name) not in (None, value):
+            raise refusal(f"{name} in the checkpoint's config.json", value, stored[name], CANNOT_RUN)
+    ids = nested.get(LAYERS) or None
+    if ids is None and stored.get(LAYERS):
+        ids = layer_ids_of(stored, LAYERS)
+    size = stored.get("draft_vocab_size")
+    fields |= {
+        "block_size": KINDS["eagle3"].defaults["block_size"],
+        "draft_vocab_size": DRAFT_VOCAB_SIZE if is_nested and size is None else size,
+        "mask_token_id": 0,
+        "num_target_layers": None,
+        "target_layer_ids": ids,
+        "projector_type": "eagle3",
+    }
+    return fields | {name: bool(stored.get(name)) for name in FLAGS}
+
+
+EAGLE3 = Format(
+    name="EAGLE-3 (speculators, SpecForge, SGLang, its authors, Model-Optimizer)",
+    matches=_matches,
+    fields=_fields,
+    renames={r"^(model\.)?midlayer\.": "layers.0."},
+)

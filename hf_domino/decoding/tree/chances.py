@@ -83,7 +83,7 @@ class Race:
 
     Args:
         scores (`torch.Tensor`, *optional*): The draft law's, `[B, L, M]`; None where only copies go so deep.
-        luck (`torch.Tensor`, *optional*): What noise adds, `[B, L, M]`, or `[B, 1, M]` for all lanes; None for greedy.
+        luck (`torch.Tensor`, *optional*): What noise adds, `[B, M]` for all lanes or `[B, L, M]`; None for greedy.
         token_ids (`torch.Tensor`, *optional*): The candidates, likewise.
         copied (`list[list[tuple[int, int]]]`, *optional*): How the text goes on behind each lane; None where it does
             so behind none.
@@ -108,10 +108,9 @@ class Race:
         copied = None if self.copied is None else self.copied[row][lane]
         if self.scores is None or self.token_ids is None:
             return Decided(token, copied)
-        luck, token_ids = (
-            None if each is None else each[row, lane % each.shape[1]] for each in (self.luck, self.token_ids)
-        )
-        return Decided(token, copied, self.scores[row, lane], luck, token_ids)
+        place = row if self.token_ids.dim() == 2 else (row, lane)
+        luck = None if self.luck is None else self.luck[place]
+        return Decided(token, copied, self.scores[row, lane], luck, self.token_ids[place])
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,10 @@ class Chances:
         if race.scores is None or race.token_ids is None:
             assert race.copied is not None
             return self.deeper.of(race.copied), _tokens(race.copied)
-        ids, chances = race.token_ids, self.drafted(race.scores, race.luck)
+        ids, luck = race.token_ids, race.luck
+        if ids.dim() == 2:  # the same for all lanes
+            ids, luck = ids[:, None], None if luck is None else luck[:, None]
+        chances = self.drafted(race.scores, luck)
         if race.copied is None:
             return chances, ids
         weights, tokens = self.beside.of(race.copied), _tokens(race.copied)

@@ -66,10 +66,10 @@ class DominoLanes:
 
     def race(self, depth: int) -> Race:
         """What the children of the lanes at this depth are ranked by."""
-        columns, luck = self._pool.columns[:, depth, None], None
+        luck = None
         if self._noise is not None:
-            luck = -self._noise[:, depth, None].gather(2, columns).log()
-        return Race(self._scores(depth), luck, self._pool.token_ids[:, depth, None])
+            luck = -self._noise[:, depth].gather(1, self._pool.columns[:, depth]).log()
+        return Race(self._scores(depth), luck, self._pool.token_ids[:, depth])
 
     def _scores(self, depth: int) -> torch.Tensor:
         """The draft law's scores `[B, L, M]` of the candidates behind each lane."""

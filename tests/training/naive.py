@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
+import torch.nn.functional as F
 
 from hf_domino.target.view import TargetModel
 
@@ -33,7 +36,7 @@ def naive_positions(drafter, target, batch, weight):
                 position = anchor + k + (1 - first)
                 if position >= ids.shape[1] or not batch["loss_mask"][row, position]:
                     continue
-                base = corrected = weight @ z[k]
+                base = corrected = (drafter.lm_head.weight if config.own_lm_head else weight) @ z[k]
                 if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
                     state = torch.zeros(1, config.gru_hidden_dim)
                     for token in ids[row, anchor:position]:
@@ -43,14 +46,13 @@ def naive_positions(drafter, target, batch, weight):
                 yield (row, anchor), k, base, corrected, law, int(ids[row, position])
 
 
-@torch.no_grad()
 def _along(drafter, target, ids, context, anchor):
-    """What a drafter that reads its own drafts makes of a text as generation runs it: a token at a time, `[K, H]`."""
-    view, kind, cache = TargetModel(target, drafter.config), drafter.kind, drafter.new_context()
-    behind, place = ids[:, : anchor + 1], torch.tensor([[anchor]])
-    found = [kind.draft(view, behind[:, -1:], place, context, None, cache, None, lambda count: behind[:, -count:])]
-    branches = kind.branches(view, found[0], place, cache)
-    for k in range(1, drafter.config.block_size):
-        token = ids[:, min(anchor + k, ids.shape[1] - 1)][:, None]
-        found.append(branches.advance(torch.zeros_like(token), token))
-    return drafter.norm(torch.cat(found, dim=1)[0])
+    """What a drafter that reads its own drafts makes of a text, all entries anew for each token: `[K, H]`."""
+    view, states = TargetModel(target, drafter.config), context
+    causal = functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+    for k in range(drafter.config.block_size):
+        places = torch.arange(anchor + k)[None]
+        embeds = drafter.kind.embed(view, ids[:, (places[0] + 1).clamp(max=ids.shape[1] - 1)])
+        states = torch.cat((states, drafter(embeds, states, places, causal)[:, -1:]), dim=1)
+    found = states[0, anchor:]
+    return found if drafter.config.norm_output else drafter.norm(found)

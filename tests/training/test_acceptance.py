@@ -13,6 +13,7 @@ KINDS = [
     {"shift_label": True, "pure_draft_prefix_len": 1},
     {"shift_label": False},
     {"projector_type": "dflash"},
+    {"projector_type": "eagle3"},
 ]
 
 

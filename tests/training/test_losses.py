@@ -24,6 +24,7 @@ KINDS = [
     {"projector_type": "dflash"},
     {"projector_type": "medusa"},
     {"projector_type": "eagle3"},
+    {"projector_type": "eagle3", "own_lm_head": True, "norm_output": True},
 ]
 ANCHORS = torch.tensor([[3, 9, 14], [5, 12, -1]])
 

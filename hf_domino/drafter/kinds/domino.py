@@ -43,6 +43,10 @@ class BlockKind(Kind):
             )
         drafter._rotary = RotaryTable(config)
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        """See [`Kind`]."""
+        return list(self.drafter.embed_proj.parameters()) if self.config.kind.has_correction_head else []
+
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
         """See [`Kind`]."""
         fc = self.drafter.fc

@@ -72,9 +72,9 @@ class EntryLayer(nn.Module):
     def __init__(self, config: DominoConfig):
         super().__init__()
         self.self_attn, self.mlp = EntryAttention(config), Qwen3MLP(config)
-        norms = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
-        for name in norms:
-            setattr(self, name, Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.norm_before_residual = config.norm_before_residual
 
     def read(self, embeds: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -132,6 +132,11 @@ class Eagle3Kind(Kind):
         if config.own_lm_head:
             return drafter.lm_head(normed).to(hidden.device).float()
         return drafter.vocabulary.logits(target, normed.to(hidden.device))
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """See [`Kind`]."""
+        names = ("norm",) * (not self.config.norm_output) + ("lm_head",) * self.config.own_lm_head
+        return [self.drafter.get_submodule(name).weight for name in names]
 
     def embed(self, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings `[..., H]` of tokens `[...]`; an id that is no token's, such as an image's, has some."""

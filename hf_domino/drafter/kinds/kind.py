@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from hf_domino.drafter.context import ContextCache
 from hf_domino.target.view import TargetModel
@@ -98,6 +99,10 @@ class Kind(ABC):
     def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
         """Base logits `[..., D]` in fp32 of draft hidden states `[..., H]`, beside these."""
         return self.drafter.vocabulary.logits(target, hidden)
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Weights that turn draft hidden states into logits, beside the target's lm_head."""
+        return []
 
     def new_context(self) -> ContextCache:
         """An empty cache of its context."""

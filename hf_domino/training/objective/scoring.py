@@ -53,8 +53,7 @@ def draft_losses(
     chunks = blocks.split(max(1, max_logits_per_chunk // (drafter.config.draft_width * drafter.config.block_size)))
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # which makes its own backward pass
         return _sum_up([score(chunk) for chunk in chunks])
-    head = drafter.embed_proj.parameters() if drafter.has_correction_head else ()
-    trained = [parameter for parameter in head if parameter.requires_grad]
+    trained = [parameter for parameter in drafter.kind.head_parameters() if parameter.requires_grad]
     return DraftLosses(*_GradientsAtOnce.apply(score, chunks, blocks.hidden, blocks.states, *trained))
 
 

@@ -14,6 +14,7 @@ ROWS = Path("results.jsonl")  # where no other file is named
 EXAMPLES = """\
   hf-domino bench --num-prompts 5 --repeats 1
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --rows rows.jsonl
+  hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-domino --drafter my-medusa --prompts prompts.jsonl
   hf-domino bench --rows rows.jsonl --figures figures
 """
 
@@ -42,9 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_models(group: argparse._ArgumentGroup) -> None:
-    add_models(group, measures=True)
+    add_models(group, measures=True, several=True)
     group.add_argument("--target-revision", help="branch, tag or commit of --target on the Hub (default: main)")
-    group.add_argument("--drafter-revision", help="branch, tag or commit of --drafter on the Hub (default: main)")
+    group.add_argument("--drafter-revision", help="branch, tag or commit on the Hub of the first --drafter (main)")
     group.add_argument(
         "--twin", help="a DFlash drafter to compare with (default: NAME-dflash, where there is no --drafter)"
     )
@@ -75,7 +76,13 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
-    from hf_domino.evaluation.benchmark.report import comparisons, details_table, modes_of, results_table
+    from hf_domino.evaluation.benchmark.report import (
+        comparisons,
+        context_table,
+        details_table,
+        modes_of,
+        results_table,
+    )
     from hf_domino.evaluation.benchmark.run import measure, report_differences, show
 
     is_new = not (options.readme or options.figures or options.overwrite or options.resume)
@@ -90,6 +97,8 @@ def run(options: argparse.Namespace) -> int:
     print(results_table(rows))
     for mode, name in modes_of(rows).items():
         print(f"{name}:\n\n{details_table(rows, mode)}")
+        if by_context := context_table(rows, mode):
+            print(f"{name}, acceptance length by tokens of context:\n\n{by_context}")
     for comparison in comparisons(rows):
         print(comparison)
     return report_differences(rows, options)

@@ -34,13 +34,14 @@ def positive_int(text: str) -> int:
     return value
 
 
-def add_models(group: argparse._ArgumentGroup, measures: bool = False) -> None:
+def add_models(group: argparse._ArgumentGroup, measures: bool = False, several: bool = False) -> None:
     """Add a target, its drafter, and where and how they compute, for [`load_models`].
 
     Args:
         group (`argparse._ArgumentGroup`): Where to add them.
         measures (`bool`, *optional*, defaults to `False`): Whether texts and times are compared: by default in float32,
             where outputs are equal, on two threads.
+        several (`bool`, *optional*, defaults to `False`): Whether `--drafter` may be given again.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "")
     cores = int(asked) if asked.isdigit() and int(asked) else os.cpu_count() or 1
@@ -48,7 +49,9 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False) -> None:
     threads, threads_help = (min(2, cores), "") if measures else (None, " (default: as torch chooses)")
     add = group.add_argument
     add("--target", "--pair", help="folder or Hub name of the target, or smollm2 (default: the bundled one)")
-    add("--drafter", help="folder or Hub name of the drafter (default: NAME-domino beside the target)")
+    again, again_help = ("append", "; given again, drafters of any kind are compared") if several else ("store", "")
+    beside = "default: NAME-domino beside the target"
+    add("--drafter", action=again, help=f"folder or Hub name of the drafter ({beside}){again_help}")
     add("--dtype", choices=DTYPES, default=dtype, help=f"dtype of all models{dtype_help}")
     add("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
     add("--threads", type=positive_int, default=threads, help=f"CPU threads of torch{threads_help}")

@@ -8,9 +8,12 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from torch import nn
+
+LEAST_CONTEXT = 128  # tokens; shorter texts count together
 
 _last = threading.local()
 _last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakref.WeakKeyDictionary()
@@ -154,6 +157,26 @@ class DecodingStats:
         return _mean(
             [count for _, count, is_copied in self._rounds if count and not is_copied] if self.proposed else []
         )
+
+    def rounds_by_context(self, num_prompt_tokens: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """How many rounds drafted, and the tokens they brought, by the length of the text before them.
+
+        Args:
+            num_prompt_tokens (`Sequence[int]`): Of each row, without padding.
+
+        Returns:
+            `dict[int, tuple[int, int]]`: By the next power of two that is at least the length, from 128 on.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        rounds = iter(self._rounds)
+        for length, row in zip(num_prompt_tokens, self.rows, strict=True):
+            for num_tokens, num_proposed, is_copied in islice(rounds, len(row)):
+                if num_proposed and not is_copied:
+                    key = max(LEAST_CONTEXT, 1 << (length - 1).bit_length())
+                    before = found.get(key, (0, 0))
+                    found[key] = before[0] + 1, before[1] + num_tokens
+                length += num_tokens
+        return found
 
     @property
     def num_single_steps(self) -> int:

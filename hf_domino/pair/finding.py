@@ -6,14 +6,15 @@ target that is not ours to publish, the drafters are among the checkout's, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_domino._common.refusal import refusal
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import read_records
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -47,7 +48,7 @@ def check_device(device: str) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its tokenizer, its drafter and, where given, its DFlash twin and a small assistant."""
+    """A target, its tokenizer, its drafter and, where given, its DFlash twin, a small assistant and other drafters."""
 
     name: str
     folder: Path
@@ -56,6 +57,7 @@ class Pair:
     drafter: DominoDraftModel
     twin: DominoDraftModel | None
     assistant: Any = None
+    compared: Mapping[str, DominoDraftModel] = field(default_factory=dict)  # where several were given, by name and kind
 
 
 def find_pair(path: str | Path | None = None) -> Path:
@@ -178,6 +180,7 @@ def load_pair(
     device: str = "cpu",
     target_revision: str | None = None,
     drafter_revision: str | None = None,
+    others: Sequence[str | Path] = (),
 ) -> Pair:
     """Load a target and what drafts for it; folders are read without any network access.
 
@@ -192,10 +195,12 @@ def load_pair(
         device (`str`, *optional*, defaults to `"cpu"`): Where to put them.
         target_revision (`str`, *optional*): Branch, tag or commit of a target on the Hub, for its tokenizer as well.
         drafter_revision (`str`, *optional*): Likewise of the drafter.
+        others (`Sequence`, *optional*): Drafters to compare with the first, each of another name; likewise.
 
     Raises:
         FileNotFoundError: If no target is given and there is no bundled one.
-        ValueError: If no drafter is given and none stands beside the target, or one does not fit the target.
+        ValueError: If no drafter is given and none stands beside the target, one does not fit the target, or two that
+            are compared have one name.
     """
     folder = Path(find_target(target, revision=target_revision))
     twin = twin or (_drafter_of(folder, dflash_folder) if drafter is None else None)  # not of somebody else's drafter
@@ -205,6 +210,10 @@ def load_pair(
         raise ValueError(f"--drafter must be given: there is no {beside} beside the target {folder}.")
     drafter = find_drafter(drafter, revision=drafter_revision)
     twin = twin and find_drafter(twin, "--twin", folder_of=dflash_folder)
+    compared = [drafter, *map(find_drafter, others)] if others else []
+    names = [Path(name).resolve().name for name in compared]
+    if taken := next((name for name in names if names.count(name) > 1), None):
+        raise refusal("--drafter", "folders of different names", f"{taken} twice", "Rename one.")
     if assistant is not None:
         check_source(assistant, "--assistant")
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **_download(folder, target_revision))
@@ -219,9 +228,11 @@ def load_pair(
         twin=_load(DominoDraftModel, twin, dtype, device),
         assistant=_load(AutoModelForCausalLM, assistant, dtype, device),
     )
-    for model in filter(None, (pair.drafter, pair.twin)):
+    models = [pair.drafter, *(_load(DominoDraftModel, other, dtype, device) for other in compared[1:])]
+    for model in filter(None, (*models, pair.twin)):
         check_target(model.config, pair.target)
-    return pair
+    by_name = {f"{name} ({model.config.kind.title})": model for name, model in zip(names, models, strict=False)}
+    return replace(pair, compared=by_name)
 
 
 def _load(

@@ -211,6 +211,27 @@ def test_models_named_one_by_one(tiny_pair_folder, tmp_path):
     assert read_rows(path)[0]["sources"][0][:2] == [None, None]
 
 
+def test_drafters_of_several_kinds_are_compared(tiny_pair_folder, tmp_path, capsys):
+    path, drafters = tmp_path / "rows.jsonl", [f"tiny-{kind}" for kind in ("dflash", "domino")]
+    flags = [flag for name in drafters for flag in ("--drafter", str(tiny_pair_folder.with_name(name)))]
+    flags += ["--max-new-tokens", "120", "--num-prompts", "1"]
+    assert bench(tiny_pair_folder, path, *flags) == 0
+    named = ["tiny-dflash (DFlash)", "tiny-domino (Domino)"]
+    rows = measured(read_rows(path))
+    assert [row["method"] for row in rows] == 2 * ["plain", "prompt_lookup", *named]
+    drafted = [row for row in rows if row["method"] in named]
+    assert all(row["equals_plain"] for row in drafted)
+    assert all(set(row["rounds_by_context"]) == {"128", "256"} for row in drafted)
+    found = capsys.readouterr().out
+    assert re.findall(r"^(.*): tiny-domino \(Domino\) over tiny-dflash .* 1 equal prompt\.$", found, re.M) == [
+        "greedy",
+        "T = 0.7",
+    ]
+    assert found.count("acceptance length by tokens of context") == 2
+    assert bench(tiny_pair_folder, tmp_path / "twice.jsonl", *flags[:2], *flags[:2]) == cli.USER_ERROR
+    assert "--drafter must be folders of different names, got tiny-dflash twice" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

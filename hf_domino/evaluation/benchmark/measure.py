@@ -142,13 +142,14 @@ class Bench:
 
     def _rounds(self, method: str, repeats: _Repeats, inputs: Any, call: Arguments) -> Row:
         """Acceptance and the time in a round; where the timed runs do not say, from another one."""
-        phases, loops = None, 0
+        phases, loops, by_context = None, 0, None
         if (stats := repeats.stats) is not None:
             if stats.phases is None:
                 with timed_phases():
                     self.pair.target.generate(**inputs, **call)
                 stats = call["assistant_model"].stats
             phases, loops = stats.phases, max(map(len, stats.rows))
+            by_context = stats.rounds_by_context(inputs["attention_mask"].sum(dim=1).add(1).tolist())
         elif self.methods[method].keys() - {"custom_generate"}:
             lengths = streamed_rounds(self.pair.target, inputs, **call)
             stats = DecodingStats(max(lengths, default=1) - 1, rows=[lengths])
@@ -163,6 +164,7 @@ class Bench:
             "acceptance_length": stats.acceptance_length if stats.num_drafted else None,
             "tokens_per_forward": stats.tokens_per_forward if stats.num_rounds else None,
             "acceptance_rate_at": stats.acceptance_rate_at or None,
+            "rounds_by_context": by_context,
             "ms_per_round": {name: 1000 * s / loops for name, s in phases.items()} if phases and loops else None,
         }
 

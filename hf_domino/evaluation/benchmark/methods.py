@@ -124,12 +124,17 @@ METHODS: dict[str, Method] = {
         "Domino, trees", lambda pair, options: _in_shape(pair, options.tree_size), "tree_size", keeps_seed=True
     ),
 }
-BASELINE, FLOOR = "plain", "lean"
+BASELINE, FLOOR, COPIES = "plain", "lean", "prompt_lookup"
 COMPARED = "domino_tree", "domino_chain"  # the same drafter in two ways, of which the first is to be faster
 
 
+def keeps_seed(method: str) -> bool:
+    """Whether a method promises plain generation's sampled text from the same seed; each drafter by itself does."""
+    return method not in METHODS or METHODS[method].keeps_seed
+
+
 def choose_methods(pair: Pair, options: argparse.Namespace) -> tuple[dict[str, Arguments], dict[str, str]]:
-    """What to measure, and what cannot be.
+    """What to measure, and what cannot be. Drafters that are compared are methods by themselves, as they are.
 
     Returns:
         `tuple[dict, dict]`: Method to arguments of `generate`, plain generation first; and method to why not.
@@ -139,16 +144,18 @@ def choose_methods(pair: Pair, options: argparse.Namespace) -> tuple[dict[str, A
     """
     chosen: dict[str, Arguments] = {}
     skipped: dict[str, str] = {}
-    for name in _wanted(options):
+    for name in _wanted(options, bool(pair.compared)):
         try:
             chosen[name] = METHODS[name].arguments(pair, options)
         except Unavailable as reason:
             skipped[name] = str(reason)
-    return chosen, skipped
+    return chosen | {name: {"assistant_model": drafter} for name, drafter in pair.compared.items()}, skipped
 
 
-def _wanted(options: argparse.Namespace) -> Iterable[str]:
+def _wanted(options: argparse.Namespace, compares: bool) -> Iterable[str]:
     without_flag = {name: method.option for name, method in METHODS.items() if _lacks(options, method.option)}
+    if options.methods is None and compares:
+        return [BASELINE, COPIES]
     if options.methods is None:
         return [name for name in METHODS if name not in without_flag]
     for name in options.methods:

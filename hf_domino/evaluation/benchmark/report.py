@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hf_domino.drafter.phases import PHASES
-from hf_domino.evaluation.benchmark.methods import BASELINE, COMPARED, FLOOR, METHODS
+from hf_domino.evaluation.benchmark.methods import BASELINE, COMPARED, FLOOR, METHODS, keeps_seed
 from hf_domino.evaluation.benchmark.rows import Row, measured
 from hf_domino.evaluation.benchmark.summary import Summary, are_ties, count_equal, rows_of, speed_ratio, summarize
 
@@ -80,20 +80,38 @@ def _details(summary: Summary) -> dict[str, str]:
     }
 
 
+def context_table(rows: Sequence[Row], mode: str) -> str:
+    """Render acceptance lengths by the tokens before a round as Markdown; empty where all texts are about as long."""
+    lines: dict[str, dict[int, str]] = {}
+    for method in methods_of(rows):
+        counted: dict[int, list[tuple[int, int]]] = {}
+        for row in rows_of(rows, method, mode):
+            for length, found in (row.get("rounds_by_context") or {}).items():
+                counted.setdefault(int(length), []).append(found)
+        sums = {length: list(map(sum, zip(*found, strict=True))) for length, found in counted.items()}
+        lines[label(method)] = {length: number(tokens / rounds) for length, (rounds, tokens) in sums.items()}
+    lengths = sorted({length for line in lines.values() for length in line})
+    body = [[name, *(line.get(length, "") for length in lengths)] for name, line in lines.items() if line]
+    return markdown_table([f"up to {length}" for length in lengths], body) if len(lengths) > 1 else ""
+
+
 def comparisons(rows: Sequence[Row]) -> list[str]:
-    """Say of each mode how trees compare with chains on equal rows, where both were measured."""
-    if not set(COMPARED) <= set(methods_of(rows)):
-        return []
-    lines = []
-    for mode, name in modes_of(rows).items():
-        tree, chain = (summarize(rows, method, mode) for method in COMPARED)
-        ratio, low, high = speed_ratio(rows, *COMPARED, mode)
-        tokens = " over ".join(number(one.tokens_per_forward) for one in (tree, chain))
-        lines.append(
-            f"{name}: {' over '.join(map(label, COMPARED))} {ratio:.2f} x (95 %: {low:.2f} to {high:.2f}) tokens/s, "
-            f"{tokens} tokens per forward, {_count(tree.num_prompts, 'equal prompt')}."
-        )
-    return lines
+    """Say of each mode how trees compare with chains, and each drafter with the first, where these were measured."""
+    there = methods_of(rows)
+    drafters = [method for method in there if method not in METHODS]
+    pairs = [COMPARED] if set(COMPARED) <= set(there) else []
+    pairs += [(other, drafters[0]) for other in drafters[1:]]
+    return [_compare(rows, pair, mode, name) for mode, name in modes_of(rows).items() for pair in pairs]
+
+
+def _compare(rows: Sequence[Row], pair: tuple[str, str], mode: str, name: str) -> str:
+    found = [summarize(rows, method, mode) for method in pair]
+    ratio, low, high = speed_ratio(rows, *pair, mode)
+    tokens = " over ".join(number(one.tokens_per_forward) for one in found)
+    return (
+        f"{name}: {' over '.join(map(label, pair))} {ratio:.2f} x (95 %: {low:.2f} to {high:.2f}) tokens/s, "
+        f"{tokens} tokens per forward, {_count(found[0].num_prompts, 'equal prompt')}."
+    )
 
 
 def number(value: float | None, unit: str = "") -> str:
@@ -135,7 +153,7 @@ def _equality(rows: Sequence[Row]) -> str:
     text = f"Greedy outputs equal to plain `generate`: {count_equal(greedy)} of {len(greedy)}."
     if count_equal(sampled) is None:
         return text + _partings(others)
-    kept, lost = ([row for row in sampled if METHODS[row["method"]].keeps_seed is keeps] for keeps in (True, False))
+    kept, lost = ([row for row in sampled if keeps_seed(row["method"]) is keeps] for keeps in (True, False))
     text += f" Sampled ones, with the same seed: {count_equal(kept)} of {len(kept)}"
     text += f"; by Transformers' own assistants {count_equal(lost)} of {len(lost)}." if lost else "."
     return text + _partings(others)

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from hf_domino._common.figures import write_figures
 from hf_domino.evaluation.benchmark.figures import make_figures
 from hf_domino.evaluation.benchmark.measure import Bench
-from hf_domino.evaluation.benchmark.methods import METHODS, choose_methods
+from hf_domino.evaluation.benchmark.methods import choose_methods, keeps_seed
 from hf_domino.evaluation.benchmark.prompts import read_batches
 from hf_domino.evaluation.benchmark.report import fill_readme, label
 from hf_domino.evaluation.benchmark.rows import Row, RowsFile, measured, provenance_of_run, read_rows
@@ -56,7 +56,9 @@ def measure(options: argparse.Namespace) -> list[Row]:
 
 
 def _load(options: argparse.Namespace) -> Pair:
-    names = {name: getattr(options, name) for name in ("target", "drafter", "twin", "assistant")}
+    names = {name: getattr(options, name) for name in ("target", "twin", "assistant")}
+    drafter, *others = options.drafter or [None]
+    names |= {"drafter": drafter, "others": others}
     revisions = {"target_revision": options.target_revision, "drafter_revision": options.drafter_revision}
     return load_pair(**names, **revisions, dtype=DTYPES[options.dtype], device=options.device)
 
@@ -87,7 +89,7 @@ def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
     """Say on stderr which outputs differ from plain generation's; returns 1 if any do in fp32 but at a tie, else 0."""
     different: dict[tuple[str, str], list[Row]] = {}
     for row in measured(rows):
-        is_promised = row["mode"] == "greedy" or METHODS[row["method"]].keeps_seed
+        is_promised = row["mode"] == "greedy" or keeps_seed(row["method"])
         if row["equals_plain"] is False and is_promised:
             different.setdefault((row["mode"], row["method"]), []).append(row)
     what = "prompt" if options.batch_size == 1 else "batch"

@@ -213,7 +213,7 @@ def load_pair(
     compared = [drafter, *map(find_drafter, others)] if others else []
     names = [Path(name).resolve().name for name in compared]
     if taken := next((name for name in names if names.count(name) > 1), None):
-        raise refusal("--drafter", "folders of different names", f"{taken} twice", "Rename one.")
+        raise refusal("each --drafter", "of another name", taken, "Rename one of the folders.")
     if assistant is not None:
         check_source(assistant, "--assistant")
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **_download(folder, target_revision))

@@ -229,7 +229,7 @@ def test_drafters_of_several_kinds_are_compared(tiny_pair_folder, tmp_path, caps
     ]
     assert found.count("acceptance length by tokens of context") == 2
     assert bench(tiny_pair_folder, tmp_path / "twice.jsonl", *flags[:2], *flags[:2]) == cli.USER_ERROR
-    assert "--drafter must be folders of different names, got tiny-dflash twice" in capsys.readouterr().err
+    assert "each --drafter must be of another name, got 'tiny-dflash'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

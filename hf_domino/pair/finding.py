@@ -199,8 +199,7 @@ def load_pair(
 
     Raises:
         FileNotFoundError: If no target is given and there is no bundled one.
-        ValueError: If no drafter is given and none stands beside the target, one does not fit the target, or two that
-            are compared have one name.
+        ValueError: If no drafter is given and none stands beside the target, one does not fit, or two have one name.
     """
     folder = Path(find_target(target, revision=target_revision))
     twin = twin or (_drafter_of(folder, dflash_folder) if drafter is None else None)  # not of somebody else's drafter
@@ -210,10 +209,7 @@ def load_pair(
         raise ValueError(f"--drafter must be given: there is no {beside} beside the target {folder}.")
     drafter = find_drafter(drafter, revision=drafter_revision)
     twin = twin and find_drafter(twin, "--twin", folder_of=dflash_folder)
-    compared = [drafter, *map(find_drafter, others)] if others else []
-    names = [Path(name).resolve().name for name in compared]
-    if taken := next((name for name in names if names.count(name) > 1), None):
-        raise refusal("each --drafter", "of another name", taken, "Rename one of the folders.")
+    compared = _by_name([drafter, *map(find_drafter, others)]) if others else {}
     if assistant is not None:
         check_source(assistant, "--assistant")
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **_download(folder, target_revision))
@@ -228,11 +224,21 @@ def load_pair(
         twin=_load(DominoDraftModel, twin, dtype, device),
         assistant=_load(AutoModelForCausalLM, assistant, dtype, device),
     )
-    models = [pair.drafter, *(_load(DominoDraftModel, other, dtype, device) for other in compared[1:])]
-    for model in filter(None, (*models, pair.twin)):
+    models = {
+        name: pair.drafter if found == drafter else _load(DominoDraftModel, found, dtype, device)
+        for name, found in compared.items()
+    }
+    for model in filter(None, (pair.drafter, *models.values(), pair.twin)):
         check_target(model.config, pair.target)
-    by_name = {f"{name} ({model.config.kind.title})": model for name, model in zip(names, models, strict=False)}
-    return replace(pair, compared=by_name)
+    return replace(pair, compared={f"{name} ({model.config.kind.title})": model for name, model in models.items()})
+
+
+def _by_name(drafters: Sequence[str]) -> dict[str, str]:
+    """Drafters by the last part of their names, which must differ."""
+    names = [Path(drafter).resolve().name for drafter in drafters]
+    if taken := next((name for name in names if names.count(name) > 1), None):
+        raise refusal("each --drafter", "of another name", taken, "Rename one of the folders.")
+    return dict(zip(names, drafters, strict=True))
 
 
 def _load(

@@ -125,4 +125,13 @@ class RowsFile:
 
 
 def _lines(rows: Iterable[Row]) -> str:
-    return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    return "".join(json.dumps(_short(row), separators=(",", ":")) + "\n" for row in rows)
+
+
+def _short(value: Any) -> Any:
+    """A value with floats of six digits, which is more than a clock tells."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {name: _short(entry) for name, entry in value.items()}
+    return [_short(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -39,6 +39,11 @@ def drafter(wide, request):
     return build(wide, request.param)
 
 
+@pytest.fixture
+def whole(wide):
+    return build(wide, "whole")
+
+
 class Reference:
     """What a drafter makes of a text, entry by entry, all of it anew each time."""
 
@@ -57,13 +62,10 @@ class Reference:
 
     def rotated(self, x, position):
         size = self.config.head_dim
-        for head in range(0, len(x), size):
-            for index in range(size // 2):
-                angle = torch.tensor(position * self.config.rope_parameters["rope_theta"] ** (-2 * index / size))
-                first, second = x[head + index].clone(), x[head + index + size // 2].clone()
-                x[head + index] = first * angle.cos() - second * angle.sin()
-                x[head + index + size // 2] = second * angle.cos() + first * angle.sin()
-        return x
+        frequencies = self.config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2).double() / size)
+        cosines, sines = (position * frequencies).cos(), (position * frequencies).sin()
+        first, second = x.view(-1, 2, size // 2).unbind(dim=1)
+        return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=1).flatten()
 
     def read(self, state, token):
         own = self.weights.get("embed_tokens.weight")
@@ -217,7 +219,7 @@ def test_the_context_is_right_in_a_second_turn_behind_a_rewind_and_across_a_gap(
     assert proposals[0] == int(reference.logits(state).argmax())
 
 
-def test_nothing_of_a_draft_is_left_in_the_cache(wide, drafter, monkeypatch):
+def test_nothing_of_a_draft_is_left_in_the_cache(wide, whole, monkeypatch):
     lengths, propose = [], DraftSession.propose
 
     def noting(self, prefixes, *args, **kwargs):
@@ -226,7 +228,7 @@ def test_nothing_of_a_draft_is_left_in_the_cache(wide, drafter, monkeypatch):
         return found
 
     monkeypatch.setattr(DraftSession, "propose", noting)
-    generate(wide, drafter.view(draft_tree_size=None), PROMPTS[0][None])
+    generate(wide, whole.view(draft_tree_size=None), PROMPTS[0][None])
     assert lengths
     assert all(states == entries == expected for states, entries, expected in lengths)
 
@@ -242,12 +244,12 @@ def test_nothing_of_a_draft_is_left_in_the_cache(wide, drafter, monkeypatch):
         ({}, {"prompt_lookup_num_tokens": 3}),
     ],
 )
-def test_other_ways_to_draft_write_plain_text(wide, drafter, fields, options):
+def test_other_ways_to_draft_write_plain_text(wide, whole, fields, options):
     for ids, more in (calls(1), calls(3)):
         if "prefill_chunk_size" in options and len(ids) > 1:
             continue
         alone = {name: value for name, value in options.items() if name != "prompt_lookup_num_tokens"} | more
-        found = generate(wide, drafter.view(**fields), ids, **options, **more)
+        found = generate(wide, whole.view(**fields), ids, **options, **more)
         assert torch.equal(found, generate(wide, None, ids, **alone))
 
 
@@ -294,19 +296,19 @@ def test_blocks_side_by_side_read_the_text(wide, drafter):
     assert not torch.equal(without, found)
 
 
-def test_other_parts_take_it(wide, drafter, word_tokenizer):
+def test_other_parts_take_it(wide, whole, word_tokenizer):
     ids = PROMPTS[0][None]
     with shadow(share=1.0) as report:
-        generate(wide, drafter, ids)
+        generate(wide, whole, ids)
     assert (report.num_calls, report.mismatches) == (1, [])
-    assert check_fit(drafter, wide, word_tokenizer, ["t7 t8 t9"], max_new_tokens=24).modes
+    assert check_fit(whole, wide, word_tokenizer, ["t7 t8 t9"], max_new_tokens=24).modes
     hf_domino.uninstall()  # Transformers' own loop, which asks for candidates
     try:
         attached = copy.deepcopy(wide)
         hf_domino.attach(attached)
         plain = generate(wide, None, ids)
         with faults(plain.tolist(), wide.config.vocab_size):
-            assert torch.equal(generate(attached, drafter, ids), plain)
+            assert torch.equal(generate(attached, whole, ids), plain)
     finally:
         hf_domino.install()
 
@@ -332,9 +334,9 @@ def test_what_the_command_trains_is_used_as_others_are(recipe, train, target, tm
     assert DominoDraftModel.from_pretrained(tmp_path / "again").config.num_draft_tokens == 3
 
 
-def test_what_it_lacks_is_refused_by_name(wide, drafter):
+def test_what_it_lacks_is_refused_by_name(wide, whole):
     with pytest.raises(ValueError, match=r"kind with cache_implementation='static' must be Domino or DFlash or Medusa"):
-        generate(wide, drafter, PROMPTS[0][None], cache_implementation="static")
+        generate(wide, whole, PROMPTS[0][None], cache_implementation="static")
     with pytest.raises(ValueError, match="norm_output of a Domino drafter must be False, got True"):
         DominoConfig(norm_output=True)
     with pytest.raises(ValueError, match="fc_norm must be False with norm_before_fc=True, got True"):

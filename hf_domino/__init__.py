@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hf_domino.decoding.static.workspace import release_workspaces
     from hf_domino.drafter.modeling import DominoDraftModel
     from hf_domino.drafter.phases import timed_phases
+    from hf_domino.drafter.recycling import recycling
     from hf_domino.drafter.stats import DecodingStats
     from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.evaluation.explain import Round, explain_round
@@ -39,6 +40,7 @@ __all__ = [
     "install",
     "is_installed",
     "probe_width",
+    "recycling",
     "release_workspaces",
     "shadow",
     "timed_phases",
@@ -61,6 +63,7 @@ _LATER = {
     "AllowedByGrammar": "integration.grammar",
     "DecodingStats": "drafter.stats",
     "timed_phases": "drafter.phases",
+    "recycling": "drafter.recycling",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late(__name__, _LATER)

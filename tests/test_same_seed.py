@@ -51,6 +51,7 @@ DRAFTERS = {
     "twin": {"projector_type": "dflash"},
     "medusa": {"projector_type": "medusa"},
     "eagle3": {"projector_type": "eagle3"},
+    "recycling": {"projector_type": "recycling", "draft_tree_size": None},
 }
 ENDS = {"full": {"eos_token_id": -1}, "early": {"eos_token_id": list(range(1, 7))}}
 FEATURES = {
@@ -118,6 +119,8 @@ def cases():
         ("penalty", 1, "medusa", "early"),
         ("T 1.0", 3, "eagle3", "full"),
         ("penalty", 8, "eagle3", "early"),
+        ("T 1.0", 3, "recycling", "full"),
+        ("penalty", 8, "recycling", "early"),
     ]
 
 
@@ -139,8 +142,8 @@ def test_the_text_is_plain_generations(target, drafters, law, batch_size, kind, 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_feature(target, drafters, feature):
     batch_size, options = FEATURES[feature]
-    for kind in ("pool 16", "medusa", "eagle3"):
-        if kind == "eagle3" and "cache_implementation" in options:
+    for kind in ("pool 16", "medusa", "eagle3", "recycling"):
+        if kind in ("eagle3", "recycling") and "cache_implementation" in options:
             continue  # refused by name
         assert_same(target, drafters[kind], prompt_of(batch_size), **options)
     if feature == "fixed shapes":

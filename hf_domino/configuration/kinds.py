@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
 
 Shapes = dict[str, tuple[int, ...]]
+NUM_SUCCESSORS = 8  # of a token, in token recycling (arXiv 2408.08696)
 _FIFTH_LESS = -1 / math.log(0.8)  # positions after which weights of 0.8^i fall to 1/e
 MOST_LAYERS = 10**6  # of a target that does not say how many it has
 
@@ -39,6 +40,8 @@ class KindFacts:
         has_correction_head (`bool`, *optional*, defaults to `False`): Whether drafts are corrected token by token.
         reads_last_state (`bool`, *optional*, defaults to `False`): Whether it reads what the target's lm_head reads,
             in place of what inner layers give.
+        has_table (`bool`, *optional*, defaults to `False`): Whether it has no weights, but a table of tokens that the
+            target fills while it generates.
         may_ask_target (`bool`, *optional*, defaults to `False`): Whether files leave it to the target which layers are
             read: then they are EAGLE-3's, counted from its first, middle and last.
         num_captured (`int`, *optional*): Most layers that are read unless they are given.
@@ -60,6 +63,7 @@ class KindFacts:
     drafts_in_turn: bool = False
     has_correction_head: bool = False
     reads_last_state: bool = False
+    has_table: bool = False
     may_ask_target: bool = False
     num_captured: int = MAX_CAPTURED_LAYERS
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -212,6 +216,11 @@ def _halves_of_states(config: DominoConfig) -> tuple[int, int, int]:
     return 1, 1, config.hidden_size // 2
 
 
+def _table_of_successors(config: DominoConfig) -> Shapes:
+    size = config.vocab_size, min(NUM_SUCCESSORS, config.vocab_size)
+    return {"successors": size, "scores": size}
+
+
 _DFLASH = "[DFlash](https://arxiv.org/abs/2602.06036)"
 _LAYERS = ("layers", "num_hidden_layers")
 # Fields that say nothing of other kinds.
@@ -283,5 +292,23 @@ KINDS: dict[str, KindFacts] = {
             "explain_round": "What it drafts depends on the path; look at drafter.stats.",
         },
         loss_decay=_FIFTH_LESS,  # arXiv 2503.01840
+    ),
+    "recycling": KindFacts(
+        "token recycling",
+        "[token recycling](https://arxiv.org/abs/2408.08696)",
+        (),
+        _table_of_successors,
+        ("successors", "num_hidden_layers"),
+        lambda config: (0, 1, 1),
+        reads_last_state=True,  # the least that a drafter is given
+        has_table=True,
+        defaults={"block_size": 8, "num_hidden_layers": 1, "draft_tree_size": 32},
+        fixed=_ONE_LAYER | _OF_EAGLE3 | {"acceptance_rule": "coupled", "draft_vocab_size": None},
+        unread=("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim"),
+        lacks=dict.fromkeys(
+            ("training", "plan", "export", "save_pretrained", "attach", "check_fit", "explain_round"),
+            "It has no weights, and fills its table while hf_domino's own loop generates.",
+        )
+        | {"cache_implementation='static'": "Its lanes are no rounds of fixed shape yet; leave it out."},
     ),
 }

@@ -97,6 +97,9 @@ class DraftSession:
         positions = self._anchors + torch.arange(longest, device=self._anchors.device)
         self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
 
+    def learn(self, anchors: torch.Tensor, proposals: torch.Tensor, logits: torch.Tensor) -> None:
+        """Learn from a verified block `[B, 1]` and `[B, N]`, and the target's logits `[B, N + 1, V]`; here nothing."""
+
     def _take(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, counts: list[int]) -> None:
         device = self.drafter.device
         position_ids = position_ids.to(device)
@@ -111,8 +114,8 @@ class DraftSession:
         last = torch.tensor(counts, device=device)[:, None] - 1
         self._anchors = self._new_positions.gather(1, last.clamp_min(0)) + 1
 
-    def context(self) -> ContextCache:
-        """All context observed so far, stored."""
+    def context(self) -> ContextCache | None:
+        """All context observed so far, stored; None where nothing of a text is kept."""
         if self._captured:
             with self.timer.phase("draft"):
                 self._draft(self._new_positions.new_zeros(len(self._new_counts), 0))

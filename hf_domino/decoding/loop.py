@@ -25,6 +25,7 @@ from hf_domino.decoding.pacing.blocks import Block
 from hf_domino.decoding.pacing.pacer import Pacer, most_proposals, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup
+from hf_domino.decoding.recycling import RecyclingSession
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
@@ -84,7 +85,8 @@ def assisted_decoding(
     hand_out(streamer, stats)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
-    session = DraftSession(drafter, target, law.without_state(), timer, context)
+    make_session = RecyclingSession if drafter.config.kind.has_table else DraftSession
+    session = make_session(drafter, target, law.without_state(), timer, context)
     reads_confidence = input_ids.device.type == "cpu" and generation_config.cache_implementation != "static"
     runner, session, judging = _parts(input_ids, runner, session, law, generation_config)
     do_sample = bool(generation_config.do_sample)
@@ -169,8 +171,9 @@ class _Generation:
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """What `generate` returns; the drafter's context goes with a cache that is seen again."""
         cache = self.runner.cache
-        if batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True)):
-            keep_context(cache, drafter, self.session.context(), has_gap)
+        is_seen_again = batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True))
+        if is_seen_again and (context := self.session.context()) is not None:
+            keep_context(cache, drafter, context, has_gap)
         self.runner.release()
         result = self.committed.result(cache, **self.step_outputs.results())
         if has_outputs:
@@ -212,6 +215,7 @@ class _Generation:
             else:
                 kept, path = self._verify_at_once(prefixes, block, proposals, logits)
             captured = self.runner.follow(path, captured)
+        self.session.learn(prefixes.last(), proposals.tokens, logits)
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows, path)
         unfinished = self.committed.unfinished

@@ -281,6 +281,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         Raises:
             ValueError: With both `standalone` and `push_to_hub`.
         """
+        self.config.kind.refuse_what_it_lacks("save_pretrained")
         if standalone and kwargs.get("push_to_hub"):
             remedy = "It would not be uploaded; call drafter.push_to_hub(name, standalone=True)."
             raise refusal("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
@@ -290,6 +291,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
 
     def push_to_hub(self, *args: Any, standalone: bool = False, **kwargs: Any) -> str:
         """Upload the drafter; `standalone` as in [`~DominoDraftModel.save_pretrained`], all else as in Transformers."""
+        self.config.kind.refuse_what_it_lacks("save_pretrained")
         pushed = copy.copy(self)  # it saves itself, without a word of how
         pushed.save_pretrained = partial(self.save_pretrained, standalone=standalone)  # type: ignore[method-assign]
         return super(DominoDraftModel, pushed).push_to_hub(*args, **kwargs)

@@ -97,6 +97,8 @@ def check_generation(
         value = getattr(generation_config, rule.field, None)
         if not rule.allows(value):
             raise refusal(f"{rule.field} with a Domino assistant_model", rule.expected, value, rule.remedy)
+    if is_native:
+        drafter.config.kind.refuse_what_it_lacks("attach")
     if is_native and generation_config.cache_implementation == "static":
         remedy = "Leave it unset, or call hf_domino.install() to generate with our loop, which can."
         raise refusal("cache_implementation in an attached target", "None or 'dynamic'", "static", remedy)

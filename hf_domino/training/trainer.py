@@ -125,6 +125,7 @@ class DominoTrainer(AveragingTrainer):
         **kwargs: Any,
     ):
         check_target(model.config, target)
+        model.config.kind.refuse_what_it_lacks("training")
         for feature in ("fsdp", "gradient_checkpointing"):
             if getattr(args, feature):
                 model.config.kind.refuse_what_it_lacks(feature)

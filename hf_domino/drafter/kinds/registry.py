@@ -6,5 +6,12 @@ from hf_domino.drafter.kinds.domino import BlockKind
 from hf_domino.drafter.kinds.eagle3 import Eagle3Kind
 from hf_domino.drafter.kinds.kind import Kind
 from hf_domino.drafter.kinds.medusa import MedusaKind
+from hf_domino.drafter.kinds.recycling import RecyclingKind
 
-KINDS: dict[str, type[Kind]] = {"domino": BlockKind, "dflash": BlockKind, "medusa": MedusaKind, "eagle3": Eagle3Kind}
+KINDS: dict[str, type[Kind]] = {
+    "domino": BlockKind,
+    "dflash": BlockKind,
+    "medusa": MedusaKind,
+    "eagle3": Eagle3Kind,
+    "recycling": RecyclingKind,
+}

@@ -15,6 +15,7 @@ from torch import nn
 from transformers.cache_utils import DynamicLayer
 
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.drafter.recycling import recycling
 from hf_domino.evaluation.benchmark.lean import lean_decoding
 from hf_domino.evaluation.benchmark.native_dflash import NativeDFlash, has_native_dflash
 from hf_domino.pair import Pair
@@ -111,6 +112,9 @@ METHODS: dict[str, Method] = {
     "plain": Method("plain `generate`", lambda pair, options: {}, keeps_seed=True),
     "lean": Method("plain, lean loop", lambda pair, options: {"custom_generate": lean_decoding}, keeps_seed=True),
     "prompt_lookup": Method("prompt lookup", _prompt_lookup),
+    "recycling": Method(
+        "token recycling", lambda pair, options: {"assistant_model": recycling(pair.target)}, keeps_seed=True
+    ),
     "assistant": Method("small assistant", _assistant, option="assistant"),
     "early_exit": Method("early exit", _early_exit, option="early_exit"),
     "native_dflash": Method("DFlash twin, Transformers' loop", _native_dflash),

@@ -98,6 +98,7 @@ def _check_models(drafter: DominoDraftModel, target: PreTrainedModel) -> None:
         raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
     check_drafter(unwrapped)
     check_target(unwrapped.config, target)
+    unwrapped.config.kind.refuse_what_it_lacks("check_fit")
     probe_width(target)
 
 

@@ -1,0 +1,82 @@
+"""One generation's drafting where the drafter is a table of successors, which the target fills on the way.
+
+Shapes: B batch, L lanes, M successors, N proposals, C depths, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.noise.steps import DraftNoise
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.tree.lanes import SteppingLanes
+from hf_domino.drafter.context import ContextCache
+from hf_domino.drafter.kinds.recycling import learn
+from hf_domino.drafter.modeling import DominoDraftModel
+
+
+class RecyclingSession(DraftSession):
+    """Drafts the successors of successors, and learns from all that is verified; it keeps nothing of a text."""
+
+    def observe(self, *args: Any, **kwargs: Any) -> None:
+        """Read no hidden states."""
+
+    observe_block = observe
+
+    def learn(self, anchors: torch.Tensor, proposals: torch.Tensor, logits: torch.Tensor) -> None:
+        """Take what the target made of all positions, rejected ones too."""
+        with self.timer.phase("draft"):
+            learn(self.drafter, torch.cat((anchors, proposals), dim=1).flatten(), logits.flatten(0, 1))
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Do nothing: rows have nothing of their own."""
+
+    def context(self) -> ContextCache | None:
+        """None."""
+        return None
+
+    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+        return anchors
+
+    def _lanes(
+        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, most: int, is_tree: bool
+    ) -> SteppingLanes:
+        return SuccessorLanes(self.drafter, prefixes.last(), noise, self.law.temperature, most)
+
+
+class SuccessorLanes(SteppingLanes):
+    """Lanes whose candidates are the likeliest successors of their last tokens, as the target gave them last.
+
+    Args:
+        drafter ([`DominoDraftModel`]): Has the table.
+        anchors (`torch.Tensor`): `[B, 1]`.
+        noise (`torch.Tensor`, *optional*): What tokens are drawn with, `[B, C, V]` or of more positions.
+        temperature (`float`): Which they are drawn at.
+        num_depths (`int`): How deep to go (C).
+    """
+
+    def __init__(
+        self,
+        drafter: DominoDraftModel,
+        anchors: torch.Tensor,
+        noise: DraftNoise | None,
+        temperature: float,
+        num_depths: int,
+    ):
+        self._drafter, self._temperature, self.num_depths = drafter, temperature, num_depths
+        self._tokens, self._noise, self._own = anchors, noise if isinstance(noise, torch.Tensor) else None, None
+
+    def advance(self, lanes: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Go on with lanes, each by a token `[B, L']`, which is all that counts."""
+        self._tokens = tokens
+
+    def _candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """See [`SteppingLanes`]. Of logits processors, these scores follow the temperature alone."""
+        token_ids, noise = self._drafter.successors[self._tokens], None
+        if self._noise is not None:
+            noise = self._noise[:, depth].gather(1, token_ids.flatten(1)).view(token_ids.shape)
+        return self._drafter.scores[self._tokens] / self._temperature, noise, token_ids

@@ -1,0 +1,49 @@
+"""Token recycling: no weights, but a table of each token's likeliest successors (arXiv 2408.08696).
+
+What the target makes of a position, accepted or not, is thrown away by others. Here the M likeliest tokens of each
+verified position replace those that the table has for the token there, and later rounds propose trees of them.
+
+Shapes: N positions of a verification forward, of all rows, M successors, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_domino.configuration.kinds import NUM_SUCCESSORS
+from hf_domino.drafter.kinds.kind import Kind
+
+
+class RecyclingKind(Kind):
+    """Token recycling. The table is the drafter's, so that what one call has seen serves the next."""
+
+    def build(self) -> None:
+        """See [`Kind`]. Successors of a token that was not seen have no chance."""
+        size = self.config.vocab_size, min(NUM_SUCCESSORS, self.config.vocab_size)
+        self.drafter.successors = nn.Parameter(torch.arange(size[1]).repeat(size[0], 1), requires_grad=False)
+        self.drafter.scores = nn.Parameter(torch.full(size, -torch.inf), requires_grad=False)
+
+    def fuse_context(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Not asked for: it reads no hidden states. The same goes for what other kinds do with these."""
+        raise NotImplementedError("token recycling reads no hidden states")
+
+    forward = draft = draft_blocks = fuse_context
+
+
+def learn(drafter: Any, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+    """Take successors into the table; where a token stands at several positions, those of the first.
+
+    Args:
+        drafter (`DominoDraftModel`): Of this kind.
+        tokens (`torch.Tensor`): At the positions, `[N]`; in a tree what is likeliest stands first.
+        logits (`torch.Tensor`): The target's behind each, `[N, V]`.
+    """
+    table, scores = drafter.successors, drafter.scores
+    best = logits.topk(table.shape[1], dim=1)
+    places = torch.arange(len(tokens), device=tokens.device)
+    # Of all that write to a row, each writes the same: in which order they do is not known everywhere.
+    first = places.new_full((len(table),), len(tokens)).scatter_reduce(0, tokens, places, "amin")[tokens]
+    table[tokens], scores[tokens] = best.indices[first], best.values[first].to(scores)

@@ -11,6 +11,7 @@ import torch
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.data.filters import distinct_ngram_ratio
+from hf_domino.decoding.pacing import ways
 from hf_domino.drafter.phases import PHASES
 from hf_domino.evaluation.benchmark.methods import METHODS
 from hf_domino.evaluation.benchmark.report import caption
@@ -92,7 +93,8 @@ def test_rows_carry_times(rows_file):
             assert row["ms_per_round"] is None
 
 
-def test_chains_and_trees_of_a_drafter_are_compared_on_request(tiny_pair_folder, tmp_path, capsys):
+def test_chains_and_trees_of_a_drafter_are_compared_on_request(tiny_pair_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ways.Way, "price", 0.0)  # however busy the machine is
     path, methods = tmp_path / "rows.jsonl", "domino,domino_chain,domino_tree"
     assert bench(tiny_pair_folder, path, "--methods", methods) == cli.USER_ERROR
     assert "--methods domino_chain needs --tree-size" in capsys.readouterr().err
@@ -101,8 +103,7 @@ def test_chains_and_trees_of_a_drafter_are_compared_on_request(tiny_pair_folder,
     assert lines == ["greedy", "T = 0.7"]
     rows = [row for row in read_rows(path) if row["num_drafted"]]
     assert {row["tree_size"] for row in rows} == {30}
-    # Blocks are of 6 proposals at most; on a busy machine some trees are smaller still.
-    branching = {row["method"] for row in rows if row["proposal_length"] > 6}
+    branching = {row["method"] for row in rows if row["proposal_length"] > 6}  # of which blocks are at most
     assert branching == {"domino_tree"}
 
 

@@ -1,0 +1,27 @@
+"""What is measured again has not been learnt from."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+import hf_domino
+from hf_domino.evaluation.benchmark.measure import Bench
+from hf_domino.pair import load_pair
+
+
+def test_each_text_begins_with_an_empty_table(tiny_pair_folder):
+    pair = load_pair(str(tiny_pair_folder), dtype=torch.float32, device="cpu")
+    drafter = hf_domino.recycling(pair.target, draft_length="full")
+    options = argparse.Namespace(temperature=0.0, repeats=3, max_new_tokens=24, seed=0)
+    bench = Bench(pair, {"plain": {}, "recycling": {"assistant_model": drafter}}, options)
+    batch = [{"text": "t7 t8 t9"}]
+    bench.warm_up(batch)
+    _, row = bench.measure("greedy", 0, batch)
+    alone = hf_domino.recycling(pair.target, draft_length="full")
+    inputs, call = bench._inputs(batch), {"do_sample": False, "max_new_tokens": 24, "assistant_model": alone}
+    pair.target.generate(**inputs, **call)
+    assert row["num_rounds"] == len(alone.stats.rows[0])
+    pair.target.generate(**inputs, **call)
+    assert row["num_rounds"] > len(alone.stats.rows[0])  # a table that has seen the text

@@ -135,7 +135,7 @@ class KindFacts:
             ValueError: If it is among what it lacks.
         """
         if feature in self.lacks:
-            others = " or ".join(kind.title for kind in KINDS.values() if feature not in kind.lacks)
+            others = " or ".join(kind.title for kind in KINDS.values() if not {feature, "training"} & kind.lacks.keys())
             raise refusal(f"the drafter's kind with {feature}", others, self.title, self.lacks[feature])
 
 

@@ -306,10 +306,7 @@ KINDS: dict[str, KindFacts] = {
         fixed=_ONE_LAYER | _OF_EAGLE3 | {"acceptance_rule": "coupled", "draft_vocab_size": None},
         unread=("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim"),
         lacks=dict.fromkeys(
-            (
-                *("training", "lora_rank", "start_from_target", "block_size", "fsdp", "gradient_checkpointing"),
-                *("plan", "export", "save_pretrained", "attach", "check_fit", "explain_round"),
-            ),
+            ("training", "plan", "export", "save_pretrained", "attach", "check_fit", "explain_round"),
             "It has no weights, and fills its table while hf_domino's own loop generates.",
         )
         | {"cache_implementation='static'": "Its lanes are no rounds of fixed shape yet; leave it out."},

@@ -62,14 +62,14 @@ def small_pools(monkeypatch):
 
 def run_round(rule, goes_on):
     """One round behind the text `[0]`, by drafts of the target's own law: what is proposed and what is committed."""
-    config, vocabulary = SimpleNamespace(draft_pool_size=None), DraftVocabulary()
-    drafter = SimpleNamespace(has_correction_head=True, config=config, vocabulary=vocabulary)
+    config, kind = SimpleNamespace(draft_pool_size=None), SimpleNamespace(logits=lambda target, hidden: hidden)
+    drafter = SimpleNamespace(has_correction_head=True, config=config, vocabulary=DraftVocabulary(), kind=kind)
     base_logits = torch.tensor([1.0, 0.9, 0.0, 0.0]).expand(1, 5, 4).clone()
-    target, prefixes = SimpleNamespace(logits=lambda hidden: hidden), Prefixes.of(torch.tensor([[0]]))
+    prefixes = Prefixes.of(torch.tensor([[0]]))
     rule.begin(prefixes, 4)
     rule.begin_round(prefixes, 5)
     goes_on = rule.listener(goes_on)
-    proposals = rollout(drafter, target, base_logits, prefixes, LAW, rule.draft_noise, goes_on=goes_on)
+    proposals = rollout(drafter, None, base_logits, prefixes, LAW, rule.draft_noise, goes_on=goes_on)
     tokens = [0, *proposals[0].tolist()]
     logits = torch.stack([law_of(index, last) for index, last in enumerate(tokens)])[None]
     count, *tokens = rule.judge(prefixes, Tree(proposals), logits).outcome[0].tolist()

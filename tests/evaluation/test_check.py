@@ -67,6 +67,7 @@ def test_bundled_drafter_fits(pair, held_out):
     assert all(variant.name in shown for variant in result.variants)
 
 
+@pytest.mark.slow
 def test_bundled_drafter_fits_on_the_default_prompts(pair):
     assert check_fit(pair.drafter, pair.target, pair.tokenizer, max_new_tokens=NEW_TOKENS).fits
 

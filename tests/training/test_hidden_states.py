@@ -53,7 +53,8 @@ def cached(target, make_drafter, tmp_path):
     ("distillation_weight", "shape"),
     [
         *((weight, {"target_layer_ids": [2, 0]}) for weight in (0.0, 0.5)),
-        *((weight, {"projector_type": kind}) for weight in (0.0, 0.5) for kind in ("medusa", "eagle3")),
+        (0.0, {"projector_type": "medusa"}),
+        (0.5, {"projector_type": "eagle3"}),
     ],
 )
 def test_training_from_states_of_the_same_forwards_is_the_same(

@@ -115,6 +115,7 @@ def run(saved_pair, work: Path, num_processes: int, num_kills: int) -> dict:
     return report
 
 
+@pytest.mark.slow
 def test_one_of_two_processes_is_killed_inside_a_save(saved_pair, tmp_path):
     report = run(saved_pair, tmp_path, num_processes=2, num_kills=0)
     ((first, other), left), *_ = report["deaths"]

@@ -90,10 +90,8 @@ def test_logged_losses_are_averages_of_the_steps(target, make_drafter, make_trai
 @pytest.mark.parametrize(
     ("accumulation", "muon_learning_rate", "kind"),
     [
-        (1, None, "domino"),
         (2, None, "domino"),
         (1, 0.01, "domino"),
-        (2, None, "medusa"),
         (1, 0.01, "medusa"),
         (2, None, "eagle3"),
     ],

@@ -71,6 +71,7 @@ def make_args(tmp_path):
     return lambda **fields: DominoTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is measured by Linux")
 def test_peak_memory_is_near_what_is_measured(tmp_path):
     # Freed tensors go back to the system, so that the peak is of what was alive.

@@ -62,7 +62,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--early-exit", type=positive_int, metavar="N", help="compare with drafts of the first N layers")
     group.add_argument(
-        "--tree-size", type=positive_int, metavar="N", help="compare trees of up to N nodes with chains of one drafter"
+        "--tree-size", type=positive_int, metavar="N", help="compare trees of up to N nodes with chains of each drafter"
     )
     group.add_argument("--lookup-tokens", type=positive_int, default=10, help="most tokens that prompt lookup proposes")
     group.add_argument(

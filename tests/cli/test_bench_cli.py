@@ -230,6 +230,11 @@ def test_drafters_of_several_kinds_are_compared(tiny_pair_folder, tmp_path, caps
         "T = 0.7",
     ]
     assert found.count("acceptance length by tokens of context") == 2
+    shapes = tmp_path / "shapes.jsonl"
+    flags[-4:] = ["--methods", "plain", "--tree-size", "6", "--temperature", "0"]
+    assert bench(tiny_pair_folder, shapes, *flags) == 0
+    drafted = [row["method"] for row in read_rows(shapes) if row["method"] != "plain"]
+    assert drafted[:4] == [f"{name}, {shape}" for name in named for shape in ("chains", "trees")]
     assert bench(tiny_pair_folder, tmp_path / "twice.jsonl", *flags[:2], *flags[:2]) == cli.USER_ERROR
     assert "each --drafter must be of another name, got 'tiny-dflash'" in capsys.readouterr().err
 

@@ -138,7 +138,7 @@ def keeps_seed(method: str) -> bool:
 
 
 def choose_methods(pair: Pair, options: argparse.Namespace) -> tuple[dict[str, Arguments], dict[str, str]]:
-    """What to measure, and what cannot be. Drafters that are compared are methods by themselves, as they are.
+    """What to measure, and what cannot be. Drafters that are compared are methods by themselves.
 
     Returns:
         `tuple[dict, dict]`: Method to arguments of `generate`, plain generation first; and method to why not.
@@ -153,7 +153,18 @@ def choose_methods(pair: Pair, options: argparse.Namespace) -> tuple[dict[str, A
             chosen[name] = METHODS[name].arguments(pair, options)
         except Unavailable as reason:
             skipped[name] = str(reason)
-    return chosen | {name: {"assistant_model": drafter} for name, drafter in pair.compared.items()}, skipped
+    return chosen | _compared(pair, options.tree_size), skipped
+
+
+def _compared(pair: Pair, tree_size: int | None) -> dict[str, Arguments]:
+    """The drafters that are compared, as they are; or, where a size of trees is given, with chains and with trees."""
+    if tree_size is None:
+        return {name: {"assistant_model": drafter} for name, drafter in pair.compared.items()}
+    return {
+        f"{name}, {shape}": {"assistant_model": drafter.view(draft_tree_size=size)}
+        for name, drafter in pair.compared.items()
+        for shape, size in (("chains", None), ("trees", tree_size))
+    }
 
 
 def _wanted(options: argparse.Namespace, compares: bool) -> Iterable[str]:

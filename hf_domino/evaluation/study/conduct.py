@@ -110,7 +110,7 @@ def _command(
         "train_file": str(texts / f"{variant.text}.jsonl"),
         "eval_file": str(texts / f"{EVALUATION}.jsonl"),
         "output_dir": str(folder),
-        "max_steps": study.budget(settings.budget).steps,
+        "max_steps": round(study.budget(settings.budget).steps * variant.effort),
         "seed": run.seed,
     }  # fmt: skip
     if settings.shares_states and _reads_shared_states(study, run):

@@ -35,6 +35,7 @@ class Variant:
         against (`str`, *optional*, defaults to `"domino"`): The variant it is compared with.
         text (`str`, *optional*, defaults to `"mixed"`): What it is trained on.
         backbone_of (`str`, *optional*): A variant whose backbone is taken over and frozen.
+        effort (`float`, *optional*, defaults to 1.0): Steps over those of the budget; more than 1 sees texts again.
         changes (`dict`): Fields of a training that differ from the base.
     """
 
@@ -43,12 +44,14 @@ class Variant:
     against: str = BASE
     text: str = TEXTS[0]
     backbone_of: str | None = None
+    effort: float = 1.0
     changes: dict[str, Any] = field(default_factory=dict)
 
     def described(self) -> dict[str, Any]:
         """Everything it changes, for its rows."""
-        ours = {"text": self.text} if self.text != TEXTS[0] else {}
-        return self.changes | ours | ({"backbone_of": self.backbone_of} if self.backbone_of else {})
+        ours = {"text": self.text, "backbone_of": self.backbone_of, "effort": self.effort}
+        usual = {"text": TEXTS[0], "backbone_of": None, "effort": 1.0}
+        return self.changes | {name: value for name, value in ours.items() if value != usual[name]}
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,8 @@ def _check(name: str, variants: dict[str, Variant], path: Path) -> None:
     variant = variants[name]
     if variant.text not in TEXTS:
         raise refusal(f"{path}: text of {name}", f"among {', '.join(TEXTS)}", variant.text, "Choose one of them.")
+    if not variant.effort > 0:
+        raise refusal(f"{path}: effort of {name}", "above 0", variant.effort, "1 is as many steps as the budget's.")
     for role in ("against", "backbone_of"):
         other = getattr(variant, role)
         if other is not None and other not in variants:

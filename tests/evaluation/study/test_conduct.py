@@ -29,6 +29,7 @@ variants:
   dflash: {question: The twin, projector_type: dflash}
   head_only: {question: A frozen backbone, backbone_of: dflash, lambda_base_decay_ratio: 0.0}
   sampled_text: {question: Sampled text, text: sampled}
+  longer: {question: Each text twice, effort: 2.0}
 """
 
 
@@ -86,9 +87,12 @@ def test_a_study_leaves_a_row_a_run_and_goes_on_where_it_was(study, here, tmp_pa
 
     del here[:]
     shutil.rmtree(folder / "dflash-0")  # what has a row is not asked for its weights
-    assert study("--only", "domino", "head_only", "sampled_text") == 0
-    assert here == ["sampled_text-0"]
+    assert study("--only", "domino", "head_only", "longer") == 0
+    assert here == ["longer-0"]
     assert "2 of 3 runs have a row" in capsys.readouterr().out
+    longer = read_rows(tmp_path / "rows.jsonl")[-1]
+    assert longer["changes"] == {"effort": 2.0}
+    assert longer["tokens_seen"] == 2 * rows[0]["tokens_seen"]
 
 
 def test_without_the_cache_rows_are_the_same(study, here, tmp_path):
@@ -120,7 +124,7 @@ def test_texts_have_their_prompts_in_common(study, here, tmp_path, tiny_tokenize
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--only", "gru_9"], "--only must be among domino, dflash, head_only, sampled_text, got 'gru_9'"),
+        (["--only", "gru_9"], "--only must be among domino, dflash, head_only, sampled_text, longer, got 'gru_9'"),
         (["--train-file", "none.jsonl"], "--train-file must be a .jsonl, .json or text file, got 'none.jsonl'"),
         (["--study", "none.yaml"], "--study must be a YAML file, got 'none.yaml'"),
         (["--budget", "default"], "--budget must be among tiny, got 'default'"),

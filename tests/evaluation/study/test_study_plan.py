@@ -7,9 +7,11 @@ import study_rows
 from transformers import AutoConfig, AutoTokenizer, HfArgumentParser
 
 from hf_domino import DominoConfig
-from hf_domino.evaluation.study.plan import Run, load_study
+from hf_domino.evaluation.study.plan import STUDY_FILE, Run, load_study
 from hf_domino.evaluation.study.run import ALWAYS, GROUPS
 from hf_domino.pair import find_pair
+
+KINDS = STUDY_FILE.with_name("kinds.yaml")
 
 
 def test_every_variant_is_a_training_of_the_bundled_target(tmp_path):
@@ -26,6 +28,16 @@ def test_every_variant_is_a_training_of_the_bundled_target(tmp_path):
     for name, twin in (("domino", "dflash"), ("block_16", "dflash_16")):
         own, other = (study.base | study.variants[each].changes for each in (name, twin))
         assert {field for field in own if own[field] != other[field]} == {"projector_type"}
+
+
+def test_every_kind_is_a_training_of_the_bundled_target():
+    study, folder = load_study(KINDS), find_pair()
+    config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    for name, variant in study.variants.items():
+        fields = study.base | variant.changes | ALWAYS | {"output_dir": "unused"}
+        _, shape, _, _ = HfArgumentParser(GROUPS).parse_dict(fields)
+        kind = name.split("_")[0]
+        assert DominoConfig.for_target(config, tokenizer, **shape.overrides()).projector_type == kind
 
 
 def test_the_core_has_three_seeds_and_the_rest_one():
@@ -57,6 +69,7 @@ def test_runs_are_chosen_by_name_and_seed(tmp_path):
     [
         (("variants:", "variant:"), "must hold base, budgets, variants"),
         (("text: greedy", "text: mine"), "text of greedy_text must be among mixed, greedy, sampled, plain, got 'mine'"),
+        (("text: greedy", "effort: 0"), "effort of greedy_text must be above 0, got 0"),
         (("backbone_of: dflash", "backbone_of: layers_1"), "backbone_of of head_only must be a variant that"),
         (("against: dflash", "against: nothing"), "against of head_only must be a variant"),
     ],

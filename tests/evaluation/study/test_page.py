@@ -23,12 +23,13 @@ from hf_domino.evaluation.study.figures import (
     name_marks,
 )
 from hf_domino.evaluation.study.page import MARKERS, fill_page, results
-from hf_domino.evaluation.study.plan import load_study
+from hf_domino.evaluation.study.plan import STUDY_FILE, load_study
 from hf_domino.evaluation.study.rows import of_budget, read_rows
 from hf_domino.evaluation.study.summary import pooled_scatter, summarize
 from hf_domino.pair import domino_folder, find_pair
 
-PAGE = Path(__file__).parents[3] / "docs" / "study.md"
+DOCS = Path(__file__).parents[3] / "docs"
+KINDS_FILE = STUDY_FILE.with_name("kinds.yaml")
 
 
 @pytest.fixture
@@ -139,8 +140,9 @@ def test_the_command_shows_without_training(study, tmp_path, capsys):
     assert [entry["variant"] for entry in json.loads(capsys.readouterr().out)] == list(study.variants)
 
 
-def test_the_published_page_holds_what_its_rows_say():
-    rows = of_budget(read_rows(domino_folder(find_pair()) / "study.jsonl"))
-    published = MARKERS.search(PAGE.read_text())[0]
-    assert results(load_study(), rows) in published
-    assert all((PAGE.with_suffix("") / f"{name}.svg").exists() for name in ("variants", "positions"))
+@pytest.mark.parametrize(("name", "study"), [("study", STUDY_FILE), ("comparison", KINDS_FILE)])
+def test_the_published_pages_hold_what_their_rows_say(name, study):
+    page, rows = DOCS / f"{name}.md", read_rows(domino_folder(find_pair()) / f"{study.stem}.jsonl")
+    published = MARKERS.search(page.read_text())[0]
+    assert results(load_study(study), of_budget(rows)) in published
+    assert all((page.with_suffix("") / f"{name}.svg").exists() for name in ("variants", "positions"))

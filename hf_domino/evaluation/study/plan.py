@@ -49,8 +49,8 @@ class Variant:
 
     def described(self) -> dict[str, Any]:
         """Everything it changes, for its rows."""
-        ours = {"text": self.text, "backbone_of": self.backbone_of, "effort": self.effort}
-        usual = {"text": TEXTS[0], "backbone_of": None, "effort": 1.0}
+        usual = {entry.name: entry.default for entry in fields(self)}
+        ours = {name: getattr(self, name) for name in ("text", "backbone_of", "effort")}
         return self.changes | {name: value for name, value in ours.items() if value != usual[name]}
 
 

@@ -14,15 +14,21 @@ from hf_domino.pair import find_pair
 KINDS = STUDY_FILE.with_name("kinds.yaml")
 
 
-def test_every_variant_is_a_training_of_the_bundled_target(tmp_path):
-    study, folder = load_study(), find_pair()
+def shapes_of(study, output):
+    """The configuration of each variant's drafter for the bundled target."""
+    folder, shapes = find_pair(), {}
     config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    shapes = {}
     for name, variant in study.variants.items():
-        fields = study.base | variant.changes | ALWAYS | {"output_dir": str(tmp_path)}
+        fields = study.base | variant.changes | ALWAYS | {"output_dir": str(output)}
         _, shape, _, args = HfArgumentParser(GROUPS).parse_dict(fields)  # refuses a field that it does not know
         shapes[name] = DominoConfig.for_target(config, tokenizer, **shape.overrides())
         assert args.walk_rows == 0
+    return shapes
+
+
+def test_every_variant_is_a_training_of_the_bundled_target(tmp_path):
+    study = load_study()
+    shapes = shapes_of(study, tmp_path)
     assert (shapes["block_16"].num_draft_tokens, shapes["domino"].num_draft_tokens) == (16, 8)
     assert shapes["captured_1"].target_layer_ids == [9]
     for name, twin in (("domino", "dflash"), ("block_16", "dflash_16")):
@@ -30,14 +36,9 @@ def test_every_variant_is_a_training_of_the_bundled_target(tmp_path):
         assert {field for field in own if own[field] != other[field]} == {"projector_type"}
 
 
-def test_every_kind_is_a_training_of_the_bundled_target():
-    study, folder = load_study(KINDS), find_pair()
-    config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    for name, variant in study.variants.items():
-        fields = study.base | variant.changes | ALWAYS | {"output_dir": "unused"}
-        _, shape, _, _ = HfArgumentParser(GROUPS).parse_dict(fields)
-        kind = name.split("_")[0]
-        assert DominoConfig.for_target(config, tokenizer, **shape.overrides()).projector_type == kind
+def test_every_kind_is_a_training_of_the_bundled_target(tmp_path):
+    for name, shape in shapes_of(load_study(KINDS), tmp_path).items():
+        assert shape.projector_type == name.split("_")[0]
 
 
 def test_the_core_has_three_seeds_and_the_rest_one():

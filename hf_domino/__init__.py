@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hf_domino.decoding.static.workspace import release_workspaces
     from hf_domino.drafter.modeling import DominoDraftModel
     from hf_domino.drafter.phases import timed_phases
-    from hf_domino.drafter.recycling import recycling
     from hf_domino.drafter.stats import DecodingStats
+    from hf_domino.drafter.untrained import lookahead, recycling
     from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.evaluation.explain import Round, explain_round
     from hf_domino.integration.drift.shadow import ShadowReport, shadow
@@ -39,6 +39,7 @@ __all__ = [
     "explain_round",
     "install",
     "is_installed",
+    "lookahead",
     "probe_width",
     "recycling",
     "release_workspaces",
@@ -63,7 +64,8 @@ _LATER = {
     "AllowedByGrammar": "integration.grammar",
     "DecodingStats": "drafter.stats",
     "timed_phases": "drafter.phases",
-    "recycling": "drafter.recycling",
+    "lookahead": "drafter.untrained",
+    "recycling": "drafter.untrained",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late(__name__, _LATER)

@@ -108,7 +108,7 @@ FEATURES = [greedy, end_of_text, processors, stop_strings, streaming, conversati
 SELECTED = [
     pytest.param(family, kind, marks=() if (family, kind) in IN_CI else pytest.mark.slow)
     for family in FAMILIES
-    for kind in ("domino", "medusa", "eagle3", "recycling")
+    for kind in ("domino", "medusa", "eagle3", "recycling", "lookahead")
     if family != "GPT2"
 ]
 

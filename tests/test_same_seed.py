@@ -52,6 +52,7 @@ DRAFTERS = {
     "medusa": {"projector_type": "medusa"},
     "eagle3": {"projector_type": "eagle3"},
     "recycling": {"projector_type": "recycling", "draft_tree_size": None},
+    "lookahead": {"projector_type": "lookahead", "draft_tree_size": None, "ngram_size": 7},
 }
 ENDS = {"full": {"eos_token_id": -1}, "early": {"eos_token_id": list(range(1, 7))}}
 FEATURES = {
@@ -121,6 +122,8 @@ def cases():
         ("penalty", 8, "eagle3", "early"),
         ("T 1.0", 3, "recycling", "full"),
         ("penalty", 8, "recycling", "early"),
+        ("T 1.0", 3, "lookahead", "full"),
+        ("penalty", 8, "lookahead", "early"),
     ]
 
 
@@ -142,8 +145,8 @@ def test_the_text_is_plain_generations(target, drafters, law, batch_size, kind, 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_feature(target, drafters, feature):
     batch_size, options = FEATURES[feature]
-    for kind in ("pool 16", "medusa", "eagle3", "recycling"):
-        if kind in ("eagle3", "recycling") and "cache_implementation" in options:
+    for kind in ("pool 16", "medusa", "eagle3", "recycling", "lookahead"):
+        if kind in ("eagle3", "recycling", "lookahead") and "cache_implementation" in options:
             continue  # refused by name
         assert_same(target, drafters[kind], prompt_of(batch_size), **options)
     if feature == "fixed shapes":

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 METHODS = (
-    "plain", "lean", "prompt_lookup", "recycling", "assistant", "early_exit", "native_dflash", "dflash",
-    "dflash_adaptive", "domino", "domino_adaptive", "domino_lookup", "domino_chain", "domino_tree",
+    "plain", "lean", "prompt_lookup", "recycling", "lookahead", "assistant", "early_exit", "native_dflash",
+    "dflash", "dflash_adaptive", "domino", "domino_adaptive", "domino_lookup", "domino_chain", "domino_tree",
 )  # fmt: skip
 ENGINES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")

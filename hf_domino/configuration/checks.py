@@ -61,6 +61,8 @@ def _check_sizes(config: DominoConfig) -> None:
     for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
         _check_range(config, field, 1)
     _check_range(config, "block_size", 2)
+    for field, low in (("ngram_size", 3), ("window_size", 1), ("num_candidates", 1)):
+        _check_range(config, field, low)
     for field in ("draft_pool_size", "target_tokenizer_size"):
         if getattr(config, field) is not None:
             _check_range(config, field, 1)

@@ -47,6 +47,7 @@ class KindFacts:
         num_captured (`int`, *optional*): Most layers that are read unless they are given.
         defaults (`Mapping`, *optional*): Fields of a new drafter that do not follow its target.
         fixed (`Mapping`, *optional*): Fields that say nothing of it, each with the value it must have.
+        own (`Mapping`, *optional*): Fields that say nothing of other kinds, each with the value it has there.
         unread (`tuple[str, ...]`, *optional*): Fields that it has no use for, which a new drafter is not given.
         lacks (`Mapping`, *optional*): What all other kinds can do, and why this one cannot.
         loss_decay (`float`, *optional*): Positions after which a weight of its training falls to 1/e; by the size of
@@ -68,6 +69,7 @@ class KindFacts:
     num_captured: int = MAX_CAPTURED_LAYERS
     defaults: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
     loss_decay: float | None = None
@@ -107,7 +109,10 @@ class KindFacts:
         Raises:
             ValueError: If one is not as it must be.
         """
-        for name, value in self.fixed.items():
+        fixed = dict(self.fixed)
+        for kind in KINDS.values():
+            fixed |= {} if kind is self else kind.own
+        for name, value in fixed.items():
             if getattr(config, name) != value:
                 field = f"{name} of {self.article} {self.title} drafter"
                 raise refusal(field, value, getattr(config, name), "Leave it out.")
@@ -221,13 +226,25 @@ def _table_of_successors(config: DominoConfig) -> Shapes:
     return {"successors": size, "scores": size}
 
 
+def _pool_of_ngrams(config: DominoConfig) -> Shapes:
+    return {"ngrams": (config.vocab_size, config.num_candidates, config.ngram_size - 1)}
+
+
 _DFLASH = "[DFlash](https://arxiv.org/abs/2602.06036)"
 _LAYERS = ("layers", "num_hidden_layers")
-# Fields that say nothing of other kinds.
-_OF_EAGLE3 = dict.fromkeys(
-    ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "own_embeddings", "own_lm_head"), False
-)
 _ONE_LAYER = {"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0}
+_WITH_TABLE: dict[str, Any] = {
+    "fixed": _ONE_LAYER | {"acceptance_rule": "coupled", "draft_vocab_size": None},
+    "context": lambda config: (0, 1, 1),
+    "reads_last_state": True,  # the least that a drafter is given
+    "has_table": True,
+    "unread": ("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim"),
+    "lacks": dict.fromkeys(
+        ("training", "plan", "export", "save_pretrained", "attach", "check_fit", "explain_round"),
+        "It has no weights, and fills its table while hf_domino's own loop generates.",
+    )
+    | {"cache_implementation='static'": "Its trees are no rounds of fixed shape yet; leave it out."},
+}
 
 KINDS: dict[str, KindFacts] = {
     "domino": KindFacts(
@@ -239,11 +256,8 @@ KINDS: dict[str, KindFacts] = {
         _keys_and_values,
         way=f" (a {_DFLASH} backbone), a GRU corrects them token by token",
         has_correction_head=True,
-        fixed=_OF_EAGLE3,
     ),
-    "dflash": KindFacts(
-        "DFlash", f"plain {_DFLASH}", ("dflash",), _block_shapes, _LAYERS, _keys_and_values, fixed=_OF_EAGLE3
-    ),
+    "dflash": KindFacts("DFlash", f"plain {_DFLASH}", ("dflash",), _block_shapes, _LAYERS, _keys_and_values),
     "medusa": KindFacts(
         "Medusa",
         "[Medusa](https://arxiv.org/abs/2401.10774)",
@@ -254,7 +268,7 @@ KINDS: dict[str, KindFacts] = {
         way=" (a head for each, on the target's last hidden state)",
         reads_last_state=True,
         defaults={"block_size": 5, "num_hidden_layers": 1},
-        fixed=_ONE_LAYER | _OF_EAGLE3,
+        fixed=_ONE_LAYER,
         unread=("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim"),
         lacks={
             "lora_rank": "Its heads are small; train them whole.",
@@ -280,6 +294,9 @@ KINDS: dict[str, KindFacts] = {
         num_captured=3,
         defaults={"block_size": 7, "num_hidden_layers": 1},
         fixed=_ONE_LAYER,
+        own=dict.fromkeys(
+            ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "own_embeddings", "own_lm_head"), False
+        ),
         unread=("mask_token_id", "gru_hidden_dim", "emb_dim"),
         lacks={
             "lora_rank": "It is one layer; train it whole.",
@@ -299,16 +316,17 @@ KINDS: dict[str, KindFacts] = {
         (),
         _table_of_successors,
         ("successors", "num_hidden_layers"),
-        lambda config: (0, 1, 1),
-        reads_last_state=True,  # the least that a drafter is given
-        has_table=True,
         defaults={"block_size": 8, "num_hidden_layers": 1, "draft_tree_size": 32},
-        fixed=_ONE_LAYER | _OF_EAGLE3 | {"acceptance_rule": "coupled", "draft_vocab_size": None},
-        unread=("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim"),
-        lacks=dict.fromkeys(
-            ("training", "plan", "export", "save_pretrained", "attach", "check_fit", "explain_round"),
-            "It has no weights, and fills its table while hf_domino's own loop generates.",
-        )
-        | {"cache_implementation='static'": "Its lanes are no rounds of fixed shape yet; leave it out."},
+        **_WITH_TABLE,
+    ),
+    "lookahead": KindFacts(
+        "lookahead",
+        "[lookahead](https://arxiv.org/abs/2402.02057)",
+        (),
+        _pool_of_ngrams,
+        ("ngrams", "num_hidden_layers"),
+        defaults={"block_size": 16, "num_hidden_layers": 1, "draft_tree_size": 64},
+        own={"ngram_size": 5, "window_size": 7, "num_candidates": 7},  # as in the paper
+        **_WITH_TABLE,
     ),
 }

@@ -16,6 +16,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree.copies import CopyLanes
+from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import Grown, grow, grow_tree
 from hf_domino.decoding.tree.lanes import SteppingLanes, pool_size
 from hf_domino.drafter.context import ContextCache
@@ -97,8 +98,8 @@ class DraftSession:
         positions = self._anchors + torch.arange(longest, device=self._anchors.device)
         self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
 
-    def learn(self, anchors: torch.Tensor, proposals: torch.Tensor, logits: torch.Tensor) -> None:
-        """Learn from a verified block `[B, 1]` and `[B, N]`, and the target's logits `[B, N + 1, V]`; here nothing."""
+    def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
+        """Learn from verified proposals behind `prefixes`, and the target's logits `[B, N + 1, V]`; here nothing."""
 
     def _take(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, counts: list[int]) -> None:
         device = self.drafter.device

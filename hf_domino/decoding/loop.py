@@ -25,10 +25,10 @@ from hf_domino.decoding.pacing.blocks import Block
 from hf_domino.decoding.pacing.pacer import Pacer, most_proposals, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup
-from hf_domino.decoding.recycling import RecyclingSession
 from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sessions import session_of
 from hf_domino.decoding.static.compiling import compile_options
 from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
@@ -85,8 +85,7 @@ def assisted_decoding(
     hand_out(streamer, stats)
     context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
-    make_session = RecyclingSession if drafter.config.kind.has_table else DraftSession
-    session = make_session(drafter, target, law.without_state(), timer, context)
+    session = session_of(drafter, target, law.without_state(), timer, context)
     reads_confidence = input_ids.device.type == "cpu" and generation_config.cache_implementation != "static"
     runner, session, judging = _parts(input_ids, runner, session, law, generation_config)
     do_sample = bool(generation_config.do_sample)
@@ -215,7 +214,7 @@ class _Generation:
             else:
                 kept, path = self._verify_at_once(prefixes, block, proposals, logits)
             captured = self.runner.follow(path, captured)
-        self.session.learn(prefixes.last(), proposals.tokens, logits)
+        self.session.learn(prefixes, proposals, logits)
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows, path)
         unfinished = self.committed.unfinished

@@ -1,46 +1,29 @@
-"""One generation's drafting where the drafter is a table of successors, which the target fills on the way.
+"""One generation's drafting by token recycling: a table of successors, which the target fills on the way.
 
 Shapes: B batch, L lanes, M successors, N proposals, C depths, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import torch
 
-from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.tables import TableSession
+from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.lanes import SteppingLanes
-from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.kinds.recycling import learn
 from hf_domino.drafter.modeling import DominoDraftModel
 
 
-class RecyclingSession(DraftSession):
+class RecyclingSession(TableSession):
     """Drafts the successors of successors, and learns from all that is verified; it keeps nothing of a text."""
 
-    def observe(self, *args: Any, **kwargs: Any) -> None:
-        """Read no hidden states."""
-
-    observe_block = observe
-
-    def learn(self, anchors: torch.Tensor, proposals: torch.Tensor, logits: torch.Tensor) -> None:
+    def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
         """Take what the target made of all positions, rejected ones too."""
         with self.timer.phase("draft"):
-            learn(self.drafter, torch.cat((anchors, proposals), dim=1).flatten(), logits.flatten(0, 1))
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Do nothing: rows have nothing of their own."""
-
-    def context(self) -> ContextCache | None:
-        """None."""
-        return None
-
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        return anchors
+            tokens = torch.cat((prefixes.last(), proposals.tokens), dim=1)
+            learn(self.drafter, tokens.flatten(), logits.flatten(0, 1))
 
     def _lanes(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, most: int, is_tree: bool

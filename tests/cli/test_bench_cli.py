@@ -87,7 +87,7 @@ def test_rows_carry_times(rows_file):
         assert row["tokens_per_second"] == pytest.approx(row["new_tokens"] / row["seconds"], rel=DIGITS)
         assert row["ttft_seconds"] > 0
         assert row["peak_memory_bytes"] is None  # meaningless on a CPU
-        if row["method"].startswith(("dflash", "domino", "recycling")):
+        if row["method"].startswith(("dflash", "domino", "recycling", "lookahead")):
             assert list(row["ms_per_round"]) == list(PHASES)
         else:
             assert row["ms_per_round"] is None
@@ -112,7 +112,8 @@ def test_batches(tiny_pair_folder, tmp_path, capsys):
     assert bench(tiny_pair_folder, path, "--temperature", "0", "--batch-size", "2") == 0
     rows = read_rows(path)
     assert [row["method"] for row in measured(rows)] == [
-        *("plain", "lean", "recycling", "dflash", "dflash_adaptive", "domino", "domino_adaptive", "domino_lookup")
+        *("plain", "lean", "recycling", "lookahead"),
+        *("dflash", "dflash_adaptive", "domino", "domino_adaptive", "domino_lookup"),
     ]
     assert all(len(row["sources"]) == 2 and row["new_tokens"] <= 16 for row in measured(rows))
     assert "prompt lookup (Transformers decodes it one sequence at a time)" in capsys.readouterr().out

@@ -45,7 +45,8 @@ from hf_domino.configuration.from_target import default_target_layer_ids
         ({"draft_law": "beam"}, r"draft_law must be one of \('sampled', 'greedy'\), got 'beam'"),
         (
             {"projector_type": "dspark"},
-            r"projector_type must be one of \('domino', 'dflash', 'medusa', 'eagle3', 'recycling'\), got 'dspark'",
+            r"projector_type must be one of \('domino', 'dflash', 'medusa', 'eagle3', 'recycling', 'lookahead'\), "
+            "got 'dspark'",
         ),
         ({"num_key_value_heads": 5}, r"num_attention_heads must be a multiple of num_key_value_heads=5, got 32"),
         ({"head_dim": 7}, r"head_dim must be even"),

@@ -14,23 +14,17 @@ import torch
 from torch import nn
 
 from hf_domino.configuration.kinds import NUM_SUCCESSORS
-from hf_domino.drafter.kinds.kind import Kind
+from hf_domino.drafter.kinds.tables import TableKind
 
 
-class RecyclingKind(Kind):
-    """Token recycling. The table is the drafter's, so that what one call has seen serves the next."""
+class RecyclingKind(TableKind):
+    """Token recycling. The table has each token's successors and their scores."""
 
     def build(self) -> None:
         """See [`Kind`]. Successors of a token that was not seen have no chance."""
         size = self.config.vocab_size, min(NUM_SUCCESSORS, self.config.vocab_size)
         self.drafter.successors = nn.Parameter(torch.arange(size[1]).repeat(size[0], 1), requires_grad=False)
         self.drafter.scores = nn.Parameter(torch.full(size, -torch.inf), requires_grad=False)
-
-    def fuse_context(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Not asked for: it reads no hidden states. The same goes for what other kinds do with these."""
-        raise NotImplementedError("token recycling reads no hidden states")
-
-    forward = draft = draft_blocks = fuse_context
 
 
 def learn(drafter: Any, tokens: torch.Tensor, logits: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hf_domino.drafter.kinds.domino import BlockKind
 from hf_domino.drafter.kinds.eagle3 import Eagle3Kind
 from hf_domino.drafter.kinds.kind import Kind
+from hf_domino.drafter.kinds.lookahead import LookaheadKind
 from hf_domino.drafter.kinds.medusa import MedusaKind
 from hf_domino.drafter.kinds.recycling import RecyclingKind
 
@@ -14,4 +15,5 @@ KINDS: dict[str, type[Kind]] = {
     "medusa": MedusaKind,
     "eagle3": Eagle3Kind,
     "recycling": RecyclingKind,
+    "lookahead": LookaheadKind,
 }

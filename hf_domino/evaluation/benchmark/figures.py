@@ -15,9 +15,9 @@ from hf_domino.evaluation.benchmark.summary import FORWARDS, Summary, summarize
 
 # One a method, in the order of `METHODS`; what comes after them takes the last.
 COLOURS = (
-    *("#afb8c1", "#6e7781", "#bf3989", "#a40e26", "#8250df", "#cf6f1e"),
-    *("#c9a227", "#7fb0e6", "#3b74b8", "#7cc48c", "#14532d", "#0d9488"),
-    *("#e879a6", "#4c1d95"),
+    *("#afb8c1", "#6e7781", "#bf3989", "#a40e26", "#f08c8c", "#8250df"),
+    *("#cf6f1e", "#c9a227", "#7fb0e6", "#3b74b8", "#7cc48c", "#14532d"),
+    *("#0d9488", "#e879a6", "#4c1d95"),
 )
 Summaries = dict[tuple[str, str], Summary]  # of mode and method
 PHASE_COLOURS = {

@@ -15,7 +15,7 @@ from torch import nn
 from transformers.cache_utils import DynamicLayer
 
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.recycling import recycling
+from hf_domino.drafter.untrained import lookahead, recycling
 from hf_domino.evaluation.benchmark.lean import lean_decoding
 from hf_domino.evaluation.benchmark.native_dflash import NativeDFlash, has_native_dflash
 from hf_domino.pair import Pair
@@ -114,6 +114,9 @@ METHODS: dict[str, Method] = {
     "prompt_lookup": Method("prompt lookup", _prompt_lookup),
     "recycling": Method(
         "token recycling", lambda pair, options: {"assistant_model": recycling(pair.target)}, keeps_seed=True
+    ),
+    "lookahead": Method(
+        "lookahead", lambda pair, options: {"assistant_model": lookahead(pair.target)}, keeps_seed=True
     ),
     "assistant": Method("small assistant", _assistant, option="assistant"),
     "early_exit": Method("early exit", _early_exit, option="early_exit"),

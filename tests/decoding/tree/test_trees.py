@@ -102,7 +102,7 @@ def test_other_families_get_chains_and_say_why(model_type, why):
     [
         *((setting, 30, "domino") for setting in SETTINGS),
         *(("seeded", 1, "domino"), ("penalised", 4, "domino")),
-        *((setting, 30, kind) for setting in SETTINGS for kind in ("medusa", "eagle3", "recycling")),
+        *((setting, 30, kind) for setting in SETTINGS for kind in ("medusa", "eagle3", "recycling", "lookahead")),
     ],
 )
 def test_laws_and_sizes_are_exact(tiny_qwen3, setting, tree_size, kind):

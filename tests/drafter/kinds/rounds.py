@@ -7,6 +7,7 @@ from builders import left_padded
 
 PROMPTS = [torch.arange(7, 19), torch.arange(9, 14), torch.arange(30, 39)]
 NEW_TOKENS, TEMPERATURE, SEED = 30, 0.8, 5
+SAMPLED = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0}
 
 
 def tree_of(grown, row):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 
 import pytest
 import torch
-from rounds import PROMPTS, TEMPERATURE, calls, generate, noise_of
+from rounds import PROMPTS, SAMPLED, TEMPERATURE, calls, generate, noise_of
 
 import hf_domino
 from hf_domino.decoding.recycling import RecyclingSession
-from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.trainer import DominoTrainer
 
 SUCCESSORS = 8
-SAMPLED = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0}
 KINDS = {"trees": {"draft_tree_size": 24}, "chains": {"draft_tree_size": None}}
 
 
@@ -107,76 +103,3 @@ def test_a_tree_is_the_likeliest_paths_of_the_table(wide, drafter, monkeypatch, 
         if len(paths) == 5:
             assert max(left_out) <= min(found.values()) + 1e-9
     assert num_compared > 20
-
-
-def test_a_second_turn_and_a_rewound_cache_write_plain_text(wide, drafter):
-    first = generate(wide, drafter, PROMPTS[0][None], return_dict_in_generate=True)
-    kept = copy.deepcopy(first.past_key_values)
-    kept.crop(-9)
-    for cache, length in ((first.past_key_values, 100), (kept, kept.get_seq_length())):
-        for options in ({}, SAMPLED):
-            ids = torch.cat((first.sequences[:, :length], PROMPTS[1][None]), dim=1)
-            past = copy.deepcopy(cache)
-            found = generate(wide, drafter, ids, past_key_values=past, **options)
-            assert torch.equal(found, generate(wide, None, ids, **options))
-
-
-def test_it_copies_from_the_text_too(wide, drafter):
-    ids = torch.arange(5, 15).repeat(3)[None]
-    with hf_domino.shadow(share=1.0) as report:
-        generate(wide, drafter.view(draft_length="adaptive"), ids, prompt_lookup_num_tokens=5)
-    assert (report.num_calls, report.mismatches) == (1, [])
-
-
-def test_it_serves_a_pacer_and_processors(wide, drafter):
-    ids, options = calls(3)
-    for more in ({"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}, SAMPLED | {"top_p": 0.8}):
-        found = generate(wide, drafter.view(draft_length="adaptive"), ids, **options, **more)
-        assert torch.equal(found, generate(wide, None, ids, **options, **more))
-
-
-@pytest.mark.parametrize(
-    ("use", "feature"),
-    [
-        (lambda drafter, target, folder: drafter.save_pretrained(folder), "save_pretrained"),
-        (lambda drafter, target, folder: drafter.push_to_hub("someone/it"), "save_pretrained"),
-        (lambda drafter, target, folder: drafter.export(folder), "export"),
-        (lambda drafter, target, folder: hf_domino.check_fit(drafter, target), "check_fit"),
-        (lambda drafter, target, folder: hf_domino.explain_round(drafter, target, PROMPTS[0][None]), "explain_round"),
-        (
-            lambda drafter, target, folder: generate(target, drafter, PROMPTS[0][None], cache_implementation="static"),
-            "cache_implementation='static'",
-        ),
-        (
-            lambda drafter, target, folder: DominoTrainer(
-                drafter, target, DominoTrainingArguments(str(folder), report_to="none", use_cpu=True)
-            ),
-            "training",
-        ),
-    ],
-)
-def test_what_it_lacks_is_refused_by_name(wide, drafter, tmp_path, use, feature):
-    with pytest.raises(ValueError, match=f"the drafter's kind with {feature} must be .*got 'token recycling'"):
-        use(drafter, wide, tmp_path / "out")
-
-
-def test_an_attached_target_refuses_it(wide, drafter):
-    target = copy.deepcopy(wide)
-    hf_domino.uninstall()
-    try:
-        hf_domino.attach(target)
-        with pytest.raises(ValueError, match="the drafter's kind with attach must be"):
-            generate(target, drafter, PROMPTS[0][None])
-    finally:
-        hf_domino.install()
-
-
-def test_the_command_does_not_train_it(recipe, train, capsys):
-    fields = {name: value for name, value in recipe.items() if name not in ("num_hidden_layers", "shift_label")}
-    assert train(fields | {"projector_type": "recycling"}) == 2
-    assert "the drafter's kind with training must be" in capsys.readouterr().err
-
-
-def test_the_other_rule_is_refused(drafter):
-    with pytest.raises(ValueError, match="acceptance_rule of a token recycling drafter must be coupled"):
-        drafter.view(acceptance_rule="residual")

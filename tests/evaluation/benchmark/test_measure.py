@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+import pytest
 import torch
 
 import hf_domino
@@ -11,15 +12,16 @@ from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.pair import load_pair
 
 
-def test_each_text_begins_with_an_empty_table(tiny_pair_folder):
+@pytest.mark.parametrize("make", [hf_domino.recycling, hf_domino.lookahead])
+def test_each_text_begins_with_an_empty_table(tiny_pair_folder, make):
     pair = load_pair(str(tiny_pair_folder), dtype=torch.float32, device="cpu")
-    drafter = hf_domino.recycling(pair.target, draft_length="full")
+    drafter = make(pair.target, draft_length="full")
     options = argparse.Namespace(temperature=0.0, repeats=3, max_new_tokens=24, seed=0)
-    bench = Bench(pair, {"plain": {}, "recycling": {"assistant_model": drafter}}, options)
+    bench = Bench(pair, {"plain": {}, "drafted": {"assistant_model": drafter}}, options)
     batch = [{"text": "t7 t8 t9"}]
     bench.warm_up(batch)
     _, row = bench.measure("greedy", 0, batch)
-    alone = hf_domino.recycling(pair.target, draft_length="full")
+    alone = make(pair.target, draft_length="full")
     inputs, call = bench._inputs(batch), {"do_sample": False, "max_new_tokens": 24, "assistant_model": alone}
     pair.target.generate(**inputs, **call)
     assert row["num_rounds"] == len(alone.stats.rows[0])

@@ -37,5 +37,36 @@ def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
 
     ```
     """
-    config = DominoConfig.for_target(target.config, projector_type="recycling", **fields)
+    return _made_for(target, "recycling", fields)
+
+
+def lookahead(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
+    """Make a drafter that needs no training: it proposes what the target has guessed far ahead (arXiv 2402.02057).
+
+    Beside what it verifies the target guesses tokens of later positions. Runs of these and of the text are n-grams,
+    which are proposed where their first token stands again. They are kept from one call to the next; so keep the
+    drafter, too.
+
+    Args:
+        target (`PreTrainedModel`): The target it is for, on its device.
+        fields: Fields of [`DominoConfig`], such as `ngram_size`, `window_size`, `num_candidates` or `draft_tree_size`.
+
+    Example:
+    ```python
+    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+    >>> import hf_domino
+    >>> target = Qwen3ForCausalLM(Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16,
+    ... ))
+    >>> hf_domino.lookahead(target, window_size=5).ngrams.shape
+    torch.Size([64, 7, 4])
+
+    ```
+    """
+    return _made_for(target, "lookahead", fields)
+
+
+def _made_for(target: PreTrainedModel, kind: str, fields: dict[str, Any]) -> DominoDraftModel:
+    config = DominoConfig.for_target(target.config, projector_type=kind, **fields)
     return DominoDraftModel(config).to(target.get_input_embeddings().weight.device)

@@ -76,13 +76,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
-    from hf_domino.evaluation.benchmark.report import (
-        comparisons,
-        context_table,
-        details_table,
-        modes_of,
-        results_table,
-    )
+    from hf_domino.evaluation.benchmark.report import details, results_table
     from hf_domino.evaluation.benchmark.run import measure, report_differences, show
 
     is_new = not (options.readme or options.figures or options.overwrite or options.resume)
@@ -94,13 +88,7 @@ def run(options: argparse.Namespace) -> int:
     set_up(options.threads)
     rows = measure(options)
     print(f"rows: {options.rows}", file=sys.stderr)
-    print(results_table(rows))
-    for mode, name in modes_of(rows).items():
-        print(f"{name}:\n\n{details_table(rows, mode)}")
-        if by_context := context_table(rows, mode):
-            print(f"{name}, acceptance length by tokens of context:\n\n{by_context}")
-    for comparison in comparisons(rows):
-        print(comparison)
+    print(results_table(rows), details(rows), sep="\n")
     return report_differences(rows, options)
 
 

@@ -99,7 +99,7 @@ def test_chains_and_trees_of_a_drafter_are_compared_on_request(tiny_pair_folder,
     assert bench(tiny_pair_folder, path, "--methods", methods) == cli.USER_ERROR
     assert "--methods domino_chain needs --tree-size" in capsys.readouterr().err
     assert bench(tiny_pair_folder, path, "--methods", methods, "--tree-size", "30") == 0
-    lines = re.findall(r"^(greedy|T = 0\.7): Domino, trees over .* 2 equal prompts\.$", capsys.readouterr().out, re.M)
+    lines = re.findall(r"^- (greedy|T = 0\.7): Domino, trees over .* 2 equal prompts\.$", capsys.readouterr().out, re.M)
     assert lines == ["greedy", "T = 0.7"]
     rows = [row for row in read_rows(path) if row["num_drafted"]]
     assert {row["tree_size"] for row in rows} == {30}
@@ -226,7 +226,7 @@ def test_drafters_of_several_kinds_are_compared(tiny_pair_folder, tmp_path, caps
     assert all(row["equals_plain"] for row in drafted)
     assert all(set(row["rounds_by_context"]) == {"128", "256"} for row in drafted)
     found = capsys.readouterr().out
-    assert re.findall(r"^(.*): tiny-domino \(Domino\) over tiny-dflash .* 1 equal prompt\.$", found, re.M) == [
+    assert re.findall(r"^- (.*): tiny-domino \(Domino\) over tiny-dflash .* 1 equal prompt\.$", found, re.M) == [
         "greedy",
         "T = 0.7",
     ]

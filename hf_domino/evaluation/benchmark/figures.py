@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 from hf_domino._common.figures import FAINT, INK, WIDTH, draw
@@ -13,7 +14,7 @@ from hf_domino.evaluation.benchmark.report import label, methods_of, modes_of
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.summary import FORWARDS, Summary, summarize
 
-# One a method, in the order of `METHODS`; what comes after them takes the last.
+# One a method, in the order of `METHODS`.
 COLOURS = (
     *("#afb8c1", "#6e7781", "#bf3989", "#a40e26", "#f08c8c", "#8250df"),
     *("#cf6f1e", "#c9a227", "#7fb0e6", "#3b74b8", "#7cc48c", "#14532d"),
@@ -49,10 +50,11 @@ def _name(method: str) -> str:
     return label(method).replace("*", "").replace("`", "")
 
 
-def colour_of(method: str) -> str:
-    """The colour of a method in every figure."""
-    place = list(METHODS).index(method) if method in METHODS else len(METHODS)
-    return COLOURS[min(place, len(COLOURS) - 1)]
+def colours_of(rows: Sequence[Row]) -> dict[str, str]:
+    """The colour of each method; drafters that are compared take those of methods that were not measured."""
+    there, own = methods_of(rows), dict(zip(METHODS, COLOURS, strict=True))
+    free = cycle([colour for method, colour in own.items() if method not in there] or COLOURS)
+    return {method: own.get(method) or next(free) for method in there}
 
 
 def _panels(rows: Sequence[Row], height: float) -> tuple[Any, list[tuple[str, Any]]]:
@@ -71,12 +73,13 @@ def _draw_speed_up(rows: Sequence[Row], summaries: Summaries) -> Any:
     """Bars of the speed-up over plain generation, with quartiles and a line at 1."""
     methods = methods_of(rows)
     figure, panels = _panels(rows, 1.4 + 0.42 * len(methods))
+    colours = colours_of(rows)
     for mode, axes in panels:
         plain = summaries[mode, BASELINE].tokens_per_second
         for place, method in enumerate(methods):
             summary = summaries[mode, method]
             ends = [end / plain for end in summary.quartiles]
-            axes.barh(place, summary.speed_up, height=0.62, color=colour_of(method))
+            axes.barh(place, summary.speed_up, height=0.62, color=colours[method])
             axes.plot(ends, [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
             _write_beside(axes, max(*ends, summary.speed_up), place, f"{summary.speed_up:.2f} x")
         axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -90,11 +93,12 @@ def _draw_acceptance(rows: Sequence[Row], summaries: Summaries) -> Any:
     if not any(summary.acceptance_rate_at for summary in summaries.values()):
         return None
     figure, panels = _panels(rows, 4.6)
+    colours = colours_of(rows)
     for mode, axes in panels:
         for method in methods_of(rows):
             if rates := summaries[mode, method].acceptance_rate_at:
                 places = range(1, len(rates) + 1)
-                axes.plot(places, rates, color=colour_of(method), marker="o", markersize=3.5, label=_name(method))
+                axes.plot(places, rates, color=colours[method], marker="o", markersize=3.5, label=_name(method))
         axes.set_xlabel("position in the draft")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(0, 1)

@@ -12,8 +12,8 @@ from hf_domino.evaluation.benchmark.methods import BASELINE, COMPARED, FLOOR, ME
 from hf_domino.evaluation.benchmark.rows import Row, measured
 from hf_domino.evaluation.benchmark.summary import Summary, are_ties, count_equal, rows_of, speed_ratio, summarize
 
-# A table of a file that has several is named by its pair.
-MARKERS = re.compile(r"(<!-- results:begin(?: (\S+))? -->\n).*?(<!-- results:end -->)", re.DOTALL)
+# What a page holds of rows. Where it holds several, each is named by its pair or by the file of the rows.
+MARKERS = re.compile(r"(<!-- (results|details):begin(?: (\S+))? -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 MEBIBYTE = 2**20
 
 
@@ -63,6 +63,17 @@ def details_table(rows: Sequence[Row], mode: str) -> str:
     lines = {label(method): _details(summarize(rows, method, mode)) for method in methods_of(rows)}
     heads = [head for head in next(iter(lines.values())) if any(cells[head] for cells in lines.values())]
     return markdown_table(heads, [[name, *(cells[head] for head in heads)] for name, cells in lines.items()])
+
+
+def details(rows: Sequence[Row]) -> str:
+    """Render all that is measured beside the table of results: details and lengths by context of each mode, ratios."""
+    parts = []
+    for mode, name in modes_of(rows).items():
+        parts.append(f"{name}:\n\n{details_table(rows, mode)}")
+        if by_context := context_table(rows, mode):
+            parts.append(f"{name}, acceptance length by tokens of context:\n\n{by_context}")
+    parts.append("".join(f"- {comparison}\n" for comparison in comparisons(rows)))
+    return "\n".join(part for part in parts if part)
 
 
 def _details(summary: Summary) -> dict[str, str]:
@@ -207,17 +218,22 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def fill_readme(readme: Path, rows: Sequence[Row]) -> None:
-    """Write the table between the markers `<!-- results:begin -->` and `<!-- results:end -->`.
+def fill_readme(readme: Path, rows: Sequence[Row], file: str) -> None:
+    """Write the table between the markers `<!-- results:begin -->` and `<!-- results:end -->`; `details` likewise.
 
-    Of several tables, each is named by its pair: `<!-- results:begin NAME -->`.
+    Of several tables, each is named by its pair or by its file: `<!-- results:begin NAME -->`.
+
+    Args:
+        readme (`Path`): The page.
+        rows (`Sequence[Row]`): What it is to show.
+        file (`str`): Name of the file that they are from, without its ending.
 
     Raises:
         ValueError: If the markers are missing.
     """
     text, pair = readme.read_text(encoding="utf-8"), measured(rows)[0]["pair"]
-    names = {found[2] for found in MARKERS.finditer(text)}
-    name = pair if pair in names else None
+    names = {found[3] for found in MARKERS.finditer(text)}
+    name = next((name for name in (file, pair) if name in names), None)
     if name not in names:
         raise ValueError(
             f"{readme} has no lines <!-- results:begin --> (or <!-- results:begin {pair} -->) and <!-- results:end --> "
@@ -225,6 +241,9 @@ def fill_readme(readme: Path, rows: Sequence[Row]) -> None:
         )
 
     def fill(found: re.Match[str]) -> str:
-        return found[1] + results_table(rows) + found[3] if found[2] == name else found[0]
+        return found[1] + RENDERED[found[2]](rows) + found[4] if found[3] == name else found[0]
 
     readme.write_text(MARKERS.sub(fill, text), encoding="utf-8")
+
+
+RENDERED = {"results": results_table, "details": details}

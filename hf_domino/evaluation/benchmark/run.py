@@ -27,7 +27,7 @@ def show(options: argparse.Namespace) -> None:
     """Put the rows that were measured into a README, or draw them."""
     rows = read_rows(options.rows)
     if options.readme:
-        fill_readme(options.readme, rows)
+        fill_readme(options.readme, rows, options.rows.stem)
     if options.figures:
         print(*write_figures(make_figures(rows), options.figures), sep="\n")
 

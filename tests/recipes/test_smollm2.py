@@ -227,8 +227,7 @@ def test_stages_are_run_up_to_the_one_asked_for(tmp_path, commands, capsys):
     recipe(tmp_path)
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "train-0.parquet").touch()
-    flags = ["--work", str(tmp_path), "--stage", "data", "--processes", "1", "--parts", "1"]
-    assert main(["recipe", "smollm2", *flags]) == 0
+    assert main(["recipe", "smollm2", "--work", str(tmp_path), "--stage", "data", "--parts", "1"]) == 0
     assert capsys.readouterr().out == f"[target] {tmp_path / NAME}\n[data] {tmp_path / 'text'}\n"
     assert list(recipe(tmp_path).stages) == list(STAGES)
 

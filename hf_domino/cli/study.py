@@ -46,6 +46,9 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
         "--train-file", type=Path, help="rows as for hf-domino train, whose prompts the target continues"
     )
     group.add_argument("--eval-file", type=Path, help="held-out ones (default of both: the recipe's corpus)")
+    group.add_argument(
+        "--as-written", action="store_true", help="train on the files' rows: the target wrote their answers already"
+    )
     group.add_argument("--packages", type=Path, help="folder with that corpus's packages (default: install them)")
     group.add_argument("--prompt-length", type=positive_int, default=64, help="tokens of plain text to use as a prompt")
     group.add_argument("--max-new-tokens", type=positive_int, default=144, help="longest text of the target, in tokens")
@@ -71,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _source(options: argparse.Namespace, study: Study) -> Source:
     """Target and prompts that the flags name, checked before anything is written."""
-    from hf_domino.evaluation.study.texts import HELD_OUT, PLAIN, Source, rows_of_files
+    from hf_domino.evaluation.study.texts import HELD_OUT, PLAIN, Source, rows_as_written, rows_of_files
     from hf_domino.pair import find_target
     from hf_domino.recipes.study_prompts import rows_of_corpus
 
@@ -82,11 +85,15 @@ def _source(options: argparse.Namespace, study: Study) -> Source:
     for name, file in files.items():
         if file is not None and not file.is_file():
             raise ValueError(f"{name} must be a .jsonl, .json or text file, got {str(file)!r}: there is none there.")
+    if missing and options.as_written:
+        raise ValueError("--train-file must be set with --as-written, got none: the rows to train on.")
     target = find_target(options.target)
     new = options.max_new_tokens
     if missing:
         return Source(target, rows_of_corpus(options.work, options.packages, target, new), new)
     named = {PLAIN: options.train_file, HELD_OUT: options.eval_file}
+    if options.as_written:
+        return Source(target, rows_as_written(named, target, study.base["max_length"]), new, as_written=True)
     return Source(target, rows_of_files(named, target, options.prompt_length, study.base["max_length"]), new)
 
 

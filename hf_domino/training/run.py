@@ -78,9 +78,7 @@ def _train(
     states = cache.writer(target, drafter.config) if cache and data.on_policy else None
     rows = load_training_rows(data, args, target, tokenizer, names.overwrite, states)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
-        take_frequent_tokens(drafter, rows.train, args)
-        if names.start_from_target:
-            start_from_target(drafter, whole_target(target, names, args), rows.train[0]["input_ids"])
+        equip(drafter, target, rows.train, names, args)
     if cache is not None:
         target, rows = cache.attach(target, drafter.config, rows)
     trainer = DominoTrainer(
@@ -146,6 +144,19 @@ def _holds_prompts(file: str | None) -> bool:
     except ValueError:  # token ids
         return False
     return True
+
+
+def equip(
+    drafter: DominoDraftModel,
+    target: PreTrainedModel,
+    rows: Any,
+    names: ModelArguments,
+    args: DominoTrainingArguments,
+) -> None:
+    """Give a new drafter what it takes from its rows and its target: frequent tokens, and the weights to start from."""
+    take_frequent_tokens(drafter, rows, args)
+    if names.start_from_target:
+        start_from_target(drafter, whole_target(target, names, args), rows[0]["input_ids"])
 
 
 def build_drafter(

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_domino._common.refusal import refusal
 from hf_domino.data.on_policy import settings_file
 from hf_domino.evaluation.study.plan import TEXTS, Run, Study
 from hf_domino.evaluation.study.rows import Row, append, finished, read_rows
 from hf_domino.evaluation.study.run import JOB_FILE, ROW_FILE, WEIGHTS, Job
 from hf_domino.evaluation.study.schedule import Command, python, run_all
-from hf_domino.evaluation.study.texts import EVALUATION, Source, cut_prompts, digest_of, mix, writing
+from hf_domino.evaluation.study.texts import EVALUATION, Source, cut_prompts, digest_of, mix, take_rows, writing
 
+ONE_TEXT = "A file's rows are one text: name the other variants with --only."
 # What the target's hidden states depend on, and which of them are kept.
 OF_STATES = {"target_layer_ids", "distillation_weight", "target_dtype", "max_length", "bf16", "fp16"}
 
@@ -47,6 +49,9 @@ def conduct(study: Study, runs: list[Run], settings: Settings) -> dict[str, str]
     Raises:
         ValueError: If the rows that are there were made with other data or fields, or a file holds too few rows.
     """
+    for run in runs:
+        if settings.source.as_written and (text := study.variants[run.variant].text) != TEXTS[0]:
+            raise refusal(f"text of {run.variant} with --as-written", TEXTS[0], text, ONE_TEXT)
     texts = prepare_texts(study, settings)
     starts = {run: _start_of(study, run, settings, texts) for run in runs}
     done = finished(read_rows(settings.rows) if settings.rows.exists() else [], starts)
@@ -69,6 +74,9 @@ def prepare_texts(study: Study, settings: Settings) -> Path:
     budget = study.budget(settings.budget)
     num_rows = study.num_rows(budget)
     folder = settings.work / f"texts-{num_rows}-{budget.texts}"
+    if settings.source.as_written:
+        take_rows(settings.source, folder, num_rows, budget.texts)
+        return folder
     cut_prompts(settings.source, folder, num_rows, budget.texts)
     if commands := writing(settings.source, folder):
         print(f"the target writes {num_rows} texts twice and {budget.texts} to evaluate on", flush=True)

@@ -17,7 +17,6 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, PreTrainedModel, set_seed
 
 from hf_domino._common.provenance import provenance
-from hf_domino.configuration import DominoConfig
 from hf_domino.data.rows import RowDataset, load_rows
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.stats import DecodingStats
@@ -28,6 +27,7 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.hidden_states.command import CachedRun
 from hf_domino.training.loading import TrainingRows
 from hf_domino.training.parts import OF_A_HEAD, add_head
+from hf_domino.training.run import build_drafter, equip
 from hf_domino.training.trainer import DominoTrainer
 
 GROUPS = (ModelArguments, DrafterArguments, DataArguments, DominoTrainingArguments)
@@ -78,11 +78,13 @@ def run_job(job: Job) -> dict[str, Any] | None:
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).eval()
     set_seed(args.seed)
-    drafter = DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **shape.overrides()))
+    drafter = build_drafter(names, shape, target, tokenizer)
+    rows, texts = (load_rows(file, tokenizer, args.max_length) for file in (data.train_file, data.eval_file))
     if job.backbone:
         head = {name: getattr(drafter.config, name) for name in OF_A_HEAD}
         drafter = add_head(DominoDraftModel.from_pretrained(job.backbone, dtype=torch.float32), head)
-    rows, texts = (load_rows(file, tokenizer, args.max_length) for file in (data.train_file, data.eval_file))
+    else:
+        equip(drafter, target, rows, names, args)
     read = TrainingRows(rows, texts)
     if names.cache_hidden_states:
         # The first of the runs that share them writes them.

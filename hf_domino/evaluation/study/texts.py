@@ -2,7 +2,8 @@
 
 A folder of texts holds `plain.jsonl` (prompts with the text they were cut from), `greedy.jsonl` and `sampled.jsonl`
 (the same prompts, continued by the target), `mixed.jsonl` (every other row of each) and `evaluation.jsonl` (greedy
-continuations of held-out prompts). Row i of the first four has the same prompt.
+continuations of held-out prompts). Row i of the first four has the same prompt. Where rows are taken as they are,
+there are `mixed.jsonl` and `evaluation.jsonl` alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import hashlib
 import json
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +23,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
-from hf_domino.data.on_policy import generate_on_policy
+from hf_domino.data.on_policy import generate_on_policy, settings_file
 from hf_domino.data.rows import load_rows
 from hf_domino.evaluation.study.plan import TEXTS
 from hf_domino.evaluation.study.schedule import Command, python
+from hf_domino.target.identity import identify
 
 EVALUATION = "evaluation"
 TEMPERATURES = {"greedy": 0.0, "sampled": 0.7, EVALUATION: 0.0}
@@ -44,11 +47,13 @@ class Source:
         rows (`Callable[[str, int], list[Row]]`): Rows of `plain` or `held_out`, so many: `input_ids`, and how many of
             them are the prompt, as `prompt_length`.
         max_new_tokens (`int`): Longest text of the target.
+        as_written (`bool`, *optional*, defaults to `False`): Whether rows are the target's text already.
     """
 
     target: str
     rows: Callable[[str, int], list[Row]]
     max_new_tokens: int
+    as_written: bool = False
 
 
 def rows_of_files(
@@ -77,6 +82,33 @@ def rows_of_files(
         return [{"input_ids": list(row["input_ids"]), "prompt_length": start} for row, start in pairs]
 
     return rows
+
+
+def rows_as_written(files: Mapping[str, Path], target: str, max_length: int) -> Callable[[str, int], list[Row]]:
+    """The `rows` of a [`Source`] that takes them from files as they are, a random choice; see [`rows_of_files`]."""
+
+    def rows(name: str, count: int) -> list[Row]:
+        found = load_rows(files[name], AutoTokenizer.from_pretrained(target), max_length)
+        if len(found) < count:
+            raise refusal(
+                str(files[name]), f"a file of at least {count} rows for this --budget", len(found), "Add rows."
+            )
+        chosen = random.Random(SEED).sample(range(len(found)), count)
+        return [{field: list(found[index][field]) for field in ("input_ids", "loss_mask")} for index in chosen]
+
+    return rows
+
+
+def take_rows(source: Source, folder: Path, num_rows: int, num_texts: int) -> None:
+    """Write `mixed.jsonl` and `evaluation.jsonl` from rows as they are, unless they are there."""
+    named = {TEXTS[0]: (PLAIN, num_rows), EVALUATION: (HELD_OUT, num_texts)}
+    if all((folder / f"{name}.jsonl").exists() for name in named):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = identify(AutoModelForCausalLM.from_pretrained(source.target, dtype="auto")).to_dict()
+    write_whole(settings_file(folder / f"{EVALUATION}.jsonl"), json.dumps({"target": identity}))
+    for name, (role, count) in named.items():
+        write_rows(folder / f"{name}.jsonl", source.rows(role, count))
 
 
 def cut_prompts(source: Source, folder: Path, num_rows: int, num_texts: int) -> None:
@@ -130,7 +162,7 @@ def mix(folder: Path) -> None:
 
 def digest_of(folder: Path) -> str:
     """A short digest of all texts of a folder: equal where all runs had the same data."""
-    files = [folder / f"{kind}.jsonl" for kind in (*TEXTS, EVALUATION)]
+    files = [path for kind in (*TEXTS, EVALUATION) if (path := folder / f"{kind}.jsonl").exists()]
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:16]
 
 

@@ -17,6 +17,7 @@ from hf_domino.data import load_rows
 from hf_domino.evaluation.study import conduct, run, texts
 from hf_domino.evaluation.study.rows import read_rows
 from hf_domino.recipes import study_prompts
+from hf_domino.training import run as training
 from hf_domino.training.hidden_states.folder import StateSettings
 
 STUDY = """
@@ -119,6 +120,29 @@ def test_texts_have_their_prompts_in_common(study, here, tmp_path, tiny_tokenize
     assert mixed[1] == sampled[1]
     source = load_rows(tmp_path / "train.jsonl", tiny_tokenizer)
     assert sorted(row["input_ids"] for row in plain) == sorted(source[index]["input_ids"] for index in range(8))
+
+
+def test_rows_that_are_the_targets_text_already_are_taken_as_they_are(study, here, tmp_path, tiny_tokenizer, capsys):
+    assert study("--as-written", "--only", "domino") == 0
+    assert here == ["domino-0"]
+    folder = tmp_path / "work" / "texts-8-3"
+    for name, file, count in (("mixed", "train", 8), ("evaluation", "eval", 3)):
+        taken, source = texts.read_rows(folder / f"{name}.jsonl"), load_rows(tmp_path / f"{file}.jsonl", tiny_tokenizer)
+        assert len(taken) == count
+        known = [(list(source[index]["input_ids"]), list(source[index]["loss_mask"])) for index in range(len(source))]
+        assert all((row["input_ids"], row["loss_mask"]) in known for row in taken)
+    (row,) = read_rows(tmp_path / "rows.jsonl")
+    assert (row["num_texts"], len(row["target_weights"]) > 5) == (3, True)
+    assert study("--as-written") == cli.USER_ERROR
+    assert "text of sampled_text with --as-written must be mixed, got 'sampled'" in capsys.readouterr().err
+
+
+def test_a_run_starts_from_its_target_where_it_says_so(study, here, tmp_path, monkeypatch):
+    started, variant = [], "  warm: {question: The target's layers, start_from_target: true, draft_vocab_size: 20}\n"
+    monkeypatch.setattr(training, "start_from_target", lambda drafter, *others: started.append(drafter.config))
+    (tmp_path / "study.yaml").write_text(STUDY + variant)
+    assert study("--as-written", "--only", "warm") == 0
+    assert [config.draft_vocab_size for config in started] == [20]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import study_rows
+import yaml
 from transformers import AutoConfig, AutoTokenizer, HfArgumentParser
 
 from hf_domino import DominoConfig
 from hf_domino.evaluation.study.plan import STUDY_FILE, Run, load_study
 from hf_domino.evaluation.study.run import ALWAYS, GROUPS
 from hf_domino.pair import find_pair
+from hf_domino.recipes.smollm2 import RECIPE
 
 KINDS = STUDY_FILE.with_name("kinds.yaml")
 
@@ -39,6 +41,17 @@ def test_every_variant_is_a_training_of_the_bundled_target(tmp_path):
 def test_every_kind_is_a_training_of_the_bundled_target(tmp_path):
     for name, shape in shapes_of(load_study(KINDS), tmp_path).items():
         assert shape.projector_type == name.split("_")[0]
+
+
+def test_the_study_of_smollm2_is_its_recipe_but_for_what_it_varies(tmp_path):
+    study, recipe = load_study(RECIPE.with_name("smollm2_study.yaml")), yaml.safe_load(RECIPE.read_text())
+    varied = {field for variant in study.variants.values() for field in variant.changes}
+    assert {field for field, value in study.base.items() if recipe.get(field) != value} <= {*varied, "use_cpu"}
+    for variant in study.variants.values():
+        fields = study.base | variant.changes | ALWAYS | {"output_dir": str(tmp_path)}
+        _, shape, _, args = HfArgumentParser(GROUPS).parse_dict(fields)
+        assert args.per_device_train_batch_size * args.num_anchors == 192
+        assert shape.overrides()["draft_vocab_size"] == recipe["draft_vocab_size"]
 
 
 def test_the_core_has_three_seeds_and_the_rest_one():

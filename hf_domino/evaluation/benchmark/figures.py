@@ -50,11 +50,16 @@ def _name(method: str) -> str:
     return label(method).replace("*", "").replace("`", "")
 
 
+def colour_of(method: str) -> str:
+    """The colour of one of `METHODS` in every figure."""
+    return COLOURS[list(METHODS).index(method)]
+
+
 def colours_of(rows: Sequence[Row]) -> dict[str, str]:
     """The colour of each method; drafters that are compared take those of methods that were not measured."""
-    there, own = methods_of(rows), dict(zip(METHODS, COLOURS, strict=True))
-    free = cycle([colour for method, colour in own.items() if method not in there] or COLOURS)
-    return {method: own.get(method) or next(free) for method in there}
+    there = methods_of(rows)
+    free = cycle([colour_of(method) for method in METHODS if method not in there] or COLOURS)
+    return {method: colour_of(method) if method in METHODS else next(free) for method in there}
 
 
 def _panels(rows: Sequence[Row], height: float) -> tuple[Any, list[tuple[str, Any]]]:

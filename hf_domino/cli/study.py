@@ -108,9 +108,10 @@ def _show(options: argparse.Namespace, study: Study) -> int:
         done = read_rows(options.rows) if options.rows.exists() else []
         print(listing(study, budget, [row for row in done if row["budget"] == budget]))
         return 0
-    rows = of_budget(read_rows(options.rows), options.budget)
+    rows = read_rows(options.rows)
     if options.page:
-        print(*fill_page(options.page, study, rows), sep="\n")
+        print(*fill_page(options.page, study, rows, options.budget), sep="\n")
     if options.json:
+        rows = of_budget(rows, options.budget)
         print(json.dumps([summary.to_dict() for summary in summarize(study, rows)], indent=1))
     return 0

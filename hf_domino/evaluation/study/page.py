@@ -10,27 +10,42 @@ from hf_domino._common.figures import write_figures
 from hf_domino.evaluation.benchmark.report import markdown_table, number
 from hf_domino.evaluation.study.figures import make_figures
 from hf_domino.evaluation.study.plan import Run, Study
-from hf_domino.evaluation.study.rows import Row
+from hf_domino.evaluation.study.rows import Row, of_budget
 from hf_domino.evaluation.study.summary import Difference, Summary, summarize
 
-MARKERS = re.compile(r"(<!-- study:begin -->\n).*?(<!-- study:end -->)", re.DOTALL)
+MARKERS = re.compile(r"(<!-- study:begin(?: (\S+))? -->\n).*?(<!-- study:end -->)", re.DOTALL)
 HEADS = ("acceptance length", "over", "above at", "base loss", "corrected loss", "parameters", "training, CPU s")
 MINUS = "\N{MINUS SIGN}"
 
 
-def fill_page(page: Path, study: Study, rows: Sequence[Row]) -> list[Path]:
+def fill_page(page: Path, study: Study, rows: Sequence[Row], budget: str | None = None) -> list[Path]:
     """Write what the rows say between a page's markers `study:begin` and `study:end`, and figures beside the page.
 
+    Markers may name a budget, as `study:begin long`.
+
+    Args:
+        page (`Path`): The page.
+        study (`Study`): What was compared.
+        rows (`Sequence[Row]`): Of all budgets.
+        budget (`str`, *optional*): Of markers without a name; defaults to the one with most rows.
+
     Raises:
-        ValueError: If the file or the markers are missing.
+        ValueError: If the file or the markers are missing, or a budget has no rows.
     """
     text = page.read_text(encoding="utf-8") if page.is_file() else ""
     if not MARKERS.search(text):
         raise ValueError(f"{page} has no lines <!-- study:begin --> and <!-- study:end --> to write between.")
-    figures = write_figures(make_figures(study, rows), page.with_suffix(""))
-    found = results(study, rows) + "".join(f"\n![{path.stem}]({page.stem}/{path.name})\n" for path in figures)
-    page.write_text(MARKERS.sub(lambda match: match[1] + found + match[2], text), encoding="utf-8")
-    return [page, *figures]
+    written = [page]
+
+    def fill(found: re.Match[str]) -> str:
+        chosen = of_budget(rows, found[2] or budget)
+        figures = write_figures(make_figures(study, chosen), page.with_suffix("") / (found[2] or ""))
+        written.extend(figures)
+        pictures = (f"\n![{path.stem}]({path.relative_to(page.parent).as_posix()})\n" for path in figures)
+        return found[1] + results(study, chosen) + "".join(pictures) + found[3]
+
+    page.write_text(MARKERS.sub(fill, text), encoding="utf-8")
+    return written
 
 
 def results(study: Study, rows: Sequence[Row]) -> str:

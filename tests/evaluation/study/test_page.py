@@ -78,6 +78,11 @@ def test_a_page_is_filled_between_its_markers(study, tmp_path):
     assert text.startswith("before\n<!-- study:begin -->\n- `domino`")
     assert "![variants](page/variants.svg)\n" in text
     assert text.endswith("<!-- study:end -->\nafter\n")
+    page.write_text("<!-- study:begin another -->\n<!-- study:end -->\n")
+    others = [row | {"budget": "another"} for row in study_rows.rows()[:4]]
+    fill_page(page, study, [*study_rows.rows(), *others])
+    assert results(study, others) in page.read_text()
+    assert "![variants](page/another/variants.svg)\n" in page.read_text()
     page.write_text("no markers")
     with pytest.raises(ValueError, match="has no lines <!-- study:begin -->"):
         fill_page(page, study, study_rows.rows())
@@ -143,6 +148,6 @@ def test_the_command_shows_without_training(study, tmp_path, capsys):
 @pytest.mark.parametrize(("name", "study"), [("study", STUDY_FILE), ("comparison", KINDS_FILE)])
 def test_the_published_pages_hold_what_their_rows_say(name, study):
     page, rows = DOCS / f"{name}.md", read_rows(domino_folder(find_pair()) / f"{study.stem}.jsonl")
-    published = MARKERS.search(page.read_text())[0]
-    assert results(load_study(study), of_budget(rows)) in published
+    for published in MARKERS.finditer(page.read_text()):
+        assert results(load_study(study), of_budget(rows, published[2])) in published[0]
     assert all((page.with_suffix("") / f"{name}.svg").exists() for name in ("variants", "positions"))

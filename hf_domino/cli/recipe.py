@@ -13,7 +13,7 @@ EXAMPLES = """\
   hf-domino recipe pair --work pair-work --output model_cards
   hf-domino recipe smollm2 --work smollm2-work --stage target
   hf-domino recipe smollm2 --work smollm2-work --processes 12 --batch-size 512 --device cuda:0 --stage data
-  hf-domino recipe smollm2 --work smollm2-work --batch-size 512 --endpoint http://localhost:8000/v1 --stage data
+  hf-domino recipe smollm2 --batch-size 512 --endpoint http://localhost:8000/v1 --endpoint-model smollm2 --stage data
 """
 PAIR, SMOLLM2 = "pair", "smollm2"
 RECIPES = {
@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     smollm2.add_argument("--parts", type=positive_int, default=7, help="parts of the text, each a file of its own")
     smollm2.add_argument("--batch-size", type=positive_int, default=64, help="texts a process writes side by side")
     smollm2.add_argument("--endpoint", help="address of a vLLM or SGLang server that writes texts")
+    smollm2.add_argument("--endpoint-model", help="name of the target there (default: its folder)")
     smollm2.add_argument("--device", help="where texts are written (default: cuda where there is a GPU, else cpu)")
 
 

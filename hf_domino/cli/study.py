@@ -93,7 +93,7 @@ def _source(options: argparse.Namespace, study: Study) -> Source:
         return Source(target, rows_of_corpus(options.work, options.packages, target, new), new)
     named = {PLAIN: options.train_file, HELD_OUT: options.eval_file}
     if options.as_written:
-        return Source(target, rows_as_written(named, target, study.base["max_length"]), new, as_written=True)
+        return rows_as_written(named, target, study.base["max_length"])
     return Source(target, rows_of_files(named, target, options.prompt_length, study.base["max_length"]), new)
 
 

@@ -64,8 +64,8 @@ class DominoConfig(PreTrainedConfig):
         own_lm_head (`bool`, *optional*, defaults to `False`): Whether lm_head is its own, of the drafted tokens.
         ngram_size (`int`, *optional*, defaults to 5): Of lookahead (arXiv 2402.02057), as are the next two: tokens of
             an n-gram, at least 3.
-        window_size (`int`, *optional*, defaults to 7): Columns of the window, as far as `block_size` reaches:
-            the last one's path has `window_size + ngram_size - 3` tokens.
+        window_size (`int`, *optional*, defaults to 7): Columns of the window, as far as `block_size` reaches (the last
+            one's path has `window_size + ngram_size - 3` tokens) and half of the tree holds them.
         num_candidates (`int`, *optional*, defaults to 7): n-grams of each first token that are kept, and proposed.
         acceptance_rule (`str`, *optional*, defaults to `"coupled"`): How drafts are accepted where the target samples.
             `"coupled"`: while they are the tokens that the target draws with the same noise, so that the text is the

@@ -326,7 +326,7 @@ KINDS: dict[str, KindFacts] = {
         _pool_of_ngrams,
         ("ngrams", "num_hidden_layers"),
         defaults={"block_size": 16, "num_hidden_layers": 1, "draft_tree_size": 64},
-        own={"ngram_size": 5, "window_size": 7, "num_candidates": 7},  # as in the paper
+        own={"ngram_size": 5, "window_size": 7, "num_candidates": 7},  # as its authors begin
         **_WITH_TABLE,
     ),
 }

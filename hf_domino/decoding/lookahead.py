@@ -33,23 +33,21 @@ class Window:
     """What may stand behind a text.
 
     Args:
-        width (`int`): Columns (W).
-        height (`int`): Tokens of each (n - 1).
+        height (`int`): Tokens of a column (n - 1).
     """
 
-    width: int
     height: int
     text: list[int] = field(default_factory=list)
     columns: dict[int, list[int]] = field(default_factory=dict)  # by the position of the first token
 
-    def extend(self, tokens: Sequence[int]) -> list[list[int]]:
-        """Append tokens to the text; returns the n-grams that these end, the last one last."""
+    def extend(self, tokens: Sequence[int], width: int) -> list[list[int]]:
+        """Append tokens to the text, with so many columns (W) behind it; returns the n-grams that these end in turn."""
         first = max(len(self.text), self.height)
         self.text += tokens
         anchor, before = len(self.text) - 1, self.columns
         self.columns = {}
         # A column that there was not is the one before it and a token of the text, which may begin again.
-        for place in range(anchor, anchor + self.width):
+        for place in range(anchor, anchor + width):
             shifted = [*self.columns[place - 1][1:], self._again(place + self.height - 1)] if self.columns else []
             self.columns[place] = before.get(place) or shifted or [self._again(anchor + i) for i in range(self.height)]
         self.columns[anchor] = [self.text[-1], *self.columns[anchor][1:]]
@@ -76,26 +74,36 @@ class LookaheadSession(TableSession):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._windows: dict[int, Window] = {}  # by the call's row
-        self._begins: list[int] = []  # of each row, where its text begins behind padding
+        self._padded: tuple[list[int], int] = ([], 0)  # padding of each row, and how long prompts were with it
+        self._begins: dict[int, int] = {}  # where each row's text begins
+        self._drafted = False  # whether the round's proposals are of the windows
         self._noise: DraftNoise | None = None  # that the round's proposals were made for
 
     def observe(self, captured: tuple[torch.Tensor, ...], length: int, mask: torch.Tensor | None = None) -> None:
-        """See where the texts begin."""
-        self._begins = [0] * len(captured[0]) if mask is None else mask.int().argmax(dim=1).tolist()
+        """See how far the prompts are padded."""
+        self._padded = [0] * len(captured[0]) if mask is None else mask.int().argmax(dim=1).tolist(), length
+
+    def _skip_padding(self, prefixes: Prefixes) -> None:
+        """Find where texts begin, in the first round: ids may be of a prompt's last positions only, or of none."""
+        if not self._begins:
+            padding, length = self._padded
+            places = zip(prefixes.rows, prefixes.lengths, strict=True)
+            self._begins = {row: max(0, padding[row] - (length - (present - 1))) for row, present in places}
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
         """Move windows on by what the target gives behind their paths: in trees, with the noise of its step."""
+        self._skip_padding(prefixes)
+        if not self._drafted:
+            return
+        self._drafted = False
         with self.timer.phase("draft"):
-            windows = [self._windows.get(row) for row in prefixes.rows]
-            ends = [
-                [] if window is None else _ends(proposals.branches(index), window.paths())
-                for index, window in enumerate(windows)
-            ]
+            windows = [self._windows[row] for row in prefixes.rows]
+            ends = [_ends(proposals.branches(index), window.paths()) for index, window in enumerate(windows)]
             found = [(row, *end) for row, each in enumerate(ends) for end in each if end is not None]
             tokens = iter(self._chosen(found, logits))
-            for window, each in zip(windows, ends, strict=True):
-                if window is not None:
-                    remember(self.drafter, window.advance([None if end is None else next(tokens) for end in each]))
+            known = [[None if end is None else next(tokens) for end in each] for each in ends]
+            moved = (window.advance(each) for window, each in zip(windows, known, strict=True))
+            remember(self.drafter, list(chain.from_iterable(moved)))
             self._noise = None
 
     def _chosen(self, found: list[tuple[int, int, int]], logits: torch.Tensor) -> list[int]:
@@ -108,17 +116,29 @@ class LookaheadSession(TableSession):
             scores = scores / self.law.temperature - self._noise[rows, depths].log()
         return scores.argmax(dim=1).tolist()
 
-    def _paths(self, prefixes: Prefixes) -> list[list[list[int]]]:
-        """Of each row the paths to propose, what is likeliest first."""
+    def _paths(self, prefixes: Prefixes, most: int, num_nodes: int | None = None) -> list[list[list[int]]]:
+        """Of each row the paths to propose, what is likeliest first.
+
+        Args:
+            prefixes ([`Prefixes`]): Tokens so far.
+            most (`int`): Most tokens of a path.
+            num_nodes (`int`, *optional*): Of the tree, half of which a window may take: its other half is the pool's.
+        """
+        self._skip_padding(prefixes)
+        self._drafted = True
         config, last = self.drafter.config, self.drafter.config.vocab_size - 1
         height = config.ngram_size - 1
-        width = max(min(config.window_size, config.num_draft_tokens - height + 2), 1)
+        width = min(config.window_size, most - height + 2)
+        if num_nodes is not None:
+            width = min(width, (num_nodes // 2 + 1) // height)
+        windows, ended = [], []
         for index, (row, length) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
-            window = self._windows.setdefault(row, Window(width, height))
+            window = self._windows.setdefault(row, Window(height))
             new = prefixes.ids[index, self._begins[row] + len(window.text) : length]
-            new = new.clamp(0, last)  # some ids have no embedding
-            remember(self.drafter, window.extend(new.tolist()))
-        windows = [self._windows[row] for row in prefixes.rows]
+            # Some ids have no embedding.
+            ended += window.extend(new.clamp(0, last).tolist(), max(width, 1))
+            windows.append(window)
+        remember(self.drafter, ended)
         kept = begun_with(self.drafter, [window.text[-1] for window in windows])
         rows = zip(kept, windows, strict=True)
         return [[path for path in chain(*zip_longest(pool, window.paths())) if path] for pool, window in rows]
@@ -127,7 +147,7 @@ class LookaheadSession(TableSession):
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None
     ) -> torch.Tensor:
         """The likeliest path, `[B, P]`."""
-        paths = [paths[0] for paths in self._paths(prefixes)]
+        paths = [paths[0] for paths in self._paths(prefixes, draft_hidden.shape[1])]
         count = min(max(len(path) for path in paths), draft_hidden.shape[1])
         paths = [(path + path[-1:] * count)[:count] for path in paths]
         tokens = torch.tensor(paths, device=draft_hidden.device)
@@ -145,7 +165,8 @@ class LookaheadSession(TableSession):
         """All paths, as far as the tree may grow. No chance is known of any."""
         self._noise = noise
         ends, most = self.law.stops.eos_token_ids, draft_hidden.shape[1]
-        nodes = [_joined(paths, options["num_nodes"], most, ends) for paths in self._paths(prefixes)]
+        found = self._paths(prefixes, most, options["num_nodes"])
+        nodes = [_joined(paths, options["num_nodes"], most, ends) for paths in found]
         count = max(len(each) for each in nodes)
         nodes = [each + each[-1:] * (count - len(each)) for each in nodes]  # the last one may be there twice
         parents, tokens = torch.tensor(nodes, device=draft_hidden.device).unbind(dim=2)

@@ -57,6 +57,7 @@ class SmolLM2Recipe:
     batch_size: int = 64
     device: str | None = None
     endpoint: str | None = None
+    endpoint_model: str | None = None
     text: Path | None = None
 
     @property
@@ -112,7 +113,7 @@ class SmolLM2Recipe:
         output = self.work / name
         if not (output / REPORT).exists():
             what = (f"--target={self.target}", f"--output={output}", f"--batch-size={self.batch_size}", *WRITING)
-            where = {"device": self.device, "endpoint": self.endpoint}
+            where = {"device": self.device, "endpoint": self.endpoint, "endpoint-model": self.endpoint_model}
             given = (f"--{flag}={value}" for flag, value in where.items() if value is not None)
             processes = self.processes if self.endpoint is None else 1  # a server is asked for all at once
             torchrun(processes, self.commands, "data", *what, *arguments, *given)
@@ -184,7 +185,8 @@ def _join(folders: Sequence[Path], name: str, fields: Sequence[str], output: Pat
 
 def make_smollm2(options: argparse.Namespace, commands: str) -> int:
     """Run all stages up to the one that is asked for, with the commands of the module `commands`."""
-    names = ("work", "processes", "source", "rows", "parts", "batch_size", "device", "endpoint", "text")
+    names = ("work", "processes", "source", "rows", "parts", "batch_size", "device", "text")
+    names += ("endpoint", "endpoint_model")
     fields = {name: getattr(options, name) for name in names}
     for name, make in SmolLM2Recipe(commands=commands, **fields).stages.items():
         print(f"[{name}] {make()}", flush=True)

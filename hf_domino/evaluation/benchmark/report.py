@@ -233,15 +233,15 @@ def fill_readme(readme: Path, rows: Sequence[Row], file: str) -> None:
     """
     text, pair = readme.read_text(encoding="utf-8"), measured(rows)[0]["pair"]
     names = {found[3] for found in MARKERS.finditer(text)}
-    name = next((name for name in (file, pair) if name in names), None)
-    if name not in names:
+    ours = {file, pair} & names or {None} & names
+    if not ours:
         raise ValueError(
-            f"{readme} has no lines <!-- results:begin --> (or <!-- results:begin {pair} -->) and <!-- results:end --> "
-            "to write between."
+            f"{readme} has no lines <!-- results:begin --> (or <!-- results:begin NAME -->, with {pair} or {file}) and "
+            "<!-- results:end --> to write between."
         )
 
     def fill(found: re.Match[str]) -> str:
-        return found[1] + RENDERED[found[2]](rows) + found[4] if found[3] == name else found[0]
+        return found[1] + RENDERED[found[2]](rows) + found[4] if found[3] in ours else found[0]
 
     readme.write_text(MARKERS.sub(fill, text), encoding="utf-8")
 

@@ -75,6 +75,7 @@ def prepare_texts(study: Study, settings: Settings) -> Path:
     num_rows = study.num_rows(budget)
     folder = settings.work / f"texts-{num_rows}-{budget.texts}"
     if settings.source.as_written:
+        folder = folder.with_name(f"{folder.name}-{settings.source.as_written}")
         take_rows(settings.source, folder, num_rows, budget.texts)
         return folder
     cut_prompts(settings.source, folder, num_rows, budget.texts)

@@ -83,7 +83,7 @@ def run_job(job: Job) -> dict[str, Any] | None:
     if job.backbone:
         head = {name: getattr(drafter.config, name) for name in OF_A_HEAD}
         drafter = add_head(DominoDraftModel.from_pretrained(job.backbone, dtype=torch.float32), head)
-    else:
+    elif names.drafter is None:
         equip(drafter, target, rows, names, args)
     read = TrainingRows(rows, texts)
     if names.cache_hidden_states:
@@ -109,7 +109,7 @@ def run_job(job: Job) -> dict[str, Any] | None:
 
 
 def walked(drafter: DominoDraftModel, target: PreTrainedModel, texts: RowDataset) -> dict[str, Any]:
-    """Rounds of greedy generation over the target's own greedy text.
+    """Rounds of greedy generation over held-out text.
 
     Returns:
         `dict`: `acceptance_length` with half the width of its 95 % interval over texts, the number of rounds and texts,

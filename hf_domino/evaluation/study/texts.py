@@ -47,13 +47,13 @@ class Source:
         rows (`Callable[[str, int], list[Row]]`): Rows of `plain` or `held_out`, so many: `input_ids`, and how many of
             them are the prompt, as `prompt_length`.
         max_new_tokens (`int`): Longest text of the target.
-        as_written (`bool`, *optional*, defaults to `False`): Whether rows are the target's text already.
+        as_written (`str`, *optional*): Where rows are the target's text already, a digest of their files.
     """
 
     target: str
     rows: Callable[[str, int], list[Row]]
     max_new_tokens: int
-    as_written: bool = False
+    as_written: str | None = None
 
 
 def rows_of_files(
@@ -73,10 +73,7 @@ def rows_of_files(
 
     def rows(name: str, count: int) -> list[Row]:
         found = load_rows(files[name], AutoTokenizer.from_pretrained(target), max_length)
-        if len(found) < count:
-            raise refusal(
-                str(files[name]), f"a file of at least {count} rows for this --budget", len(found), "Add rows."
-            )
+        _check_count(files[name], len(found), count)
         starts = [len(prompt) for prompt in found.prompts(prompt_length)]
         pairs = zip((found[index] for index in range(count)), starts, strict=False)
         return [{"input_ids": list(row["input_ids"]), "prompt_length": start} for row, start in pairs]
@@ -84,19 +81,26 @@ def rows_of_files(
     return rows
 
 
-def rows_as_written(files: Mapping[str, Path], target: str, max_length: int) -> Callable[[str, int], list[Row]]:
-    """The `rows` of a [`Source`] that takes them from files as they are, a random choice; see [`rows_of_files`]."""
+def rows_as_written(files: Mapping[str, Path], target: str, max_length: int) -> Source:
+    """A [`Source`] that takes rows of one answer from files as they are, a random choice; see [`rows_of_files`]."""
 
     def rows(name: str, count: int) -> list[Row]:
-        found = load_rows(files[name], AutoTokenizer.from_pretrained(target), max_length)
-        if len(found) < count:
-            raise refusal(
-                str(files[name]), f"a file of at least {count} rows for this --budget", len(found), "Add rows."
-            )
-        chosen = random.Random(SEED).sample(range(len(found)), count)
-        return [{field: list(found[index][field]) for field in ("input_ids", "loss_mask")} for index in chosen]
+        read = load_rows(files[name], AutoTokenizer.from_pretrained(target), max_length)
+        found = [
+            {field: list(map(int, read[index][field])) for field in ("input_ids", "loss_mask")}
+            for index in range(len(read))
+        ]
+        found = [row for row in found if "10" not in "".join(map(str, row["loss_mask"]))]
+        _check_count(files[name], len(found), count)
+        return random.Random(SEED).sample(found, count)
 
-    return rows
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files.values())).hexdigest()[:8]
+    return Source(target, rows, 0, digest)
+
+
+def _check_count(file: Path, there: int, wanted: int) -> None:
+    if there < wanted:
+        raise refusal(str(file), f"a file of at least {wanted} rows for this --budget", there, "Add rows.")
 
 
 def take_rows(source: Source, folder: Path, num_rows: int, num_texts: int) -> None:

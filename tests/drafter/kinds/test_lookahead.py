@@ -10,7 +10,7 @@ from rounds import PROMPTS, SAMPLED, TEMPERATURE, calls, generate, noise_of
 
 import hf_domino
 
-NGRAM, WINDOW, CANDIDATES, NODES = 4, 3, 2, 14
+NGRAM, WINDOW, CANDIDATES, NODES = 4, 3, 2, 18
 KINDS = {"trees": {"draft_tree_size": NODES}, "chains": {"draft_tree_size": None}}
 
 

@@ -91,3 +91,16 @@ def test_the_command_does_not_train_it(recipe, train, capsys, kind):
 def test_the_other_rule_is_refused(drafter):
     with pytest.raises(ValueError, match=f"acceptance_rule of a {drafter.config.kind.title} drafter must be coupled"):
         drafter.view(acceptance_rule="residual")
+
+
+def test_padding_is_no_text_where_ids_are_of_the_last_positions_or_of_none(wide, drafter):
+    ids = torch.cat((torch.full((1, 8), 2), PROMPTS[0][None]), dim=1)
+    mask = (torch.arange(20) >= 8).long()[None]
+    first = generate(wide, drafter, ids, attention_mask=mask, return_dict_in_generate=True)
+    new, mask = PROMPTS[1][None, :2], torch.nn.functional.pad(mask, (0, first.sequences.shape[1] - 20 + 1), value=1)
+    plain = generate(wide, None, new, attention_mask=mask, past_key_values=copy.deepcopy(first.past_key_values))
+    found = generate(wide, drafter, new, attention_mask=mask, past_key_values=first.past_key_values)
+    assert torch.equal(found, plain)
+    embedded = wide.get_input_embeddings()(ids)
+    options = {"inputs_embeds": embedded, "attention_mask": (torch.arange(20) >= 8).long()[None]}
+    assert torch.equal(generate(wide, drafter, None, **options), generate(wide, None, None, **options))

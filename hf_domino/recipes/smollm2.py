@@ -185,9 +185,8 @@ def _join(folders: Sequence[Path], name: str, fields: Sequence[str], output: Pat
 
 def make_smollm2(options: argparse.Namespace, commands: str) -> int:
     """Run all stages up to the one that is asked for, with the commands of the module `commands`."""
-    names = ("work", "processes", "source", "rows", "parts", "batch_size", "device", "text")
-    names += ("endpoint", "endpoint_model")
-    fields = {name: getattr(options, name) for name in names}
+    names = "work processes source rows parts batch_size device endpoint endpoint_model text"
+    fields = {name: getattr(options, name) for name in names.split()}
     for name, make in SmolLM2Recipe(commands=commands, **fields).stages.items():
         print(f"[{name}] {make()}", flush=True)
         if name == options.stage:

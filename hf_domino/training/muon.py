@@ -10,29 +10,37 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+BF16 = torch.bfloat16
 RMS_OF_ADAMW = 0.2  # of its updates, which torch's "match_rms_adamw" takes over
 
 
-class BatchedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` with all matrices of a shape at once, where it is launches that cost: on a GPU."""
+class SharedMuon(torch.optim.Muon):
+    """`torch.optim.Muon` whose products the processes share; on a GPU, all matrices of a shape are one.
+
+    Every process keeps all momenta. Each orthogonalises its share of the matrices and gives it to the others, so that
+    two processes take about half the time of one.
+    """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all matrices; sharded ones one by one, and those on a CPU, where large products are the faster."""
+        """Update all matrices; sharded ones as torch does."""
         for group in self.param_groups:
             matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
-            if any(matrix.is_cpu or isinstance(matrix, DTensor) for matrix in matrices):
+            if any(isinstance(matrix, DTensor) for matrix in matrices):
                 super().step()
                 return
-            self._step_at_once(matrices, group)
+            if matrices:
+                self._step(matrices, group)
 
-    def _step_at_once(self, matrices: list[torch.Tensor], group: dict[str, Any]) -> None:
+    def _step(self, matrices: list[torch.Tensor], group: dict[str, Any]) -> None:
         gradients: list[Any] = [matrix.grad for matrix in matrices]
         for matrix in matrices:
             if "momentum_buffer" not in self.state[matrix]:
@@ -41,17 +49,63 @@ class BatchedMuon(torch.optim.Muon):
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
-        alike = defaultdict(list)  # those of a shape, whichever way they lie
-        for matrix, update in zip(matrices, updates, strict=True):
-            is_wide = matrix.shape[0] <= matrix.shape[1]
-            alike[tuple(sorted(matrix.shape))].append(
-                (matrix if is_wide else matrix.mT, update if is_wide else update.mT)
-            )
-        for shape, pairs in alike.items():
-            wide = torch.stack([update for _, update in pairs])  # [N, R, C]
-            found = orthogonalise(wide, group["ns_coefficients"], group["ns_steps"], group["eps"])
-            rate = -group["lr"] * RMS_OF_ADAMW * math.sqrt(shape[1])
-            torch._foreach_add_([matrix for matrix, _ in pairs], list(found.unbind()), alpha=rate)
+        is_wide = [matrix.shape[0] <= matrix.shape[1] for matrix in matrices]
+        wide = [update if lies else update.mT for update, lies in zip(updates, is_wide, strict=True)]
+        for matrix, update, lies in zip(matrices, self._orthogonal(wide, group), is_wide, strict=True):
+            rate = -group["lr"] * RMS_OF_ADAMW * math.sqrt(update.shape[1])
+            matrix.add_(update if lies else update.mT, alpha=rate)
+
+    def _orthogonal(self, wide: list[torch.Tensor], group: dict[str, Any]) -> list[torch.Tensor]:
+        """Every matrix orthogonalised, `[R, C]` each, this process's share by itself."""
+        rank, num_processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        owners = share_out([matrix.shape for matrix in wide], num_processes)
+        found: dict[int, torch.Tensor] = {}
+        for places in _alike([place for place, owner in enumerate(owners) if owner == rank], wide):
+            stack = wide[places[0]] if len(places) == 1 else torch.stack([wide[place] for place in places])
+            made = orthogonalise(stack, group["ns_coefficients"], group["ns_steps"], group["eps"])
+            found |= dict(zip(places, made.view(-1, *made.shape[-2:]).unbind(), strict=True))
+        for owner in range(num_processes if num_processes > 1 else 0):
+            places = [place for place, its in enumerate(owners) if its == owner]
+            sizes = [wide[place].numel() for place in places]
+            if owner == rank:
+                flat = torch.cat([wide[0].new_empty(0, dtype=BF16), *(found[place].flatten() for place in places)])
+            else:
+                flat = wide[0].new_empty(sum(sizes), dtype=BF16)
+            dist.broadcast(flat.view(torch.uint8), src=owner)  # bytes, which every backend knows
+            pieces = zip(places, flat.split(sizes), strict=True)
+            found |= {place: piece.view(wide[place].shape) for place, piece in pieces}
+        return [found[place] for place in range(len(wide))]
+
+
+def share_out(shapes: Sequence[Sequence[int]], num_processes: int) -> list[int]:
+    """Which process orthogonalises each matrix: the largest are dealt out first, each to who has least to do.
+
+    Args:
+        shapes (`Sequence[Sequence[int]]`): `[R, C]` of each.
+        num_processes (`int`): How many share them.
+
+    Example:
+    ```python
+    >>> from hf_domino.training.muon import share_out
+    >>> share_out([(8, 8), (8, 32), (8, 8), (8, 8)], 2)
+    [1, 0, 1, 1]
+
+    ```
+    """
+    costs = [rows * rows * (2 * columns + rows) for rows, columns in shapes]
+    owners, load = [0] * len(shapes), [0] * num_processes
+    for place in sorted(range(len(shapes)), key=lambda place: -costs[place]):
+        owners[place] = load.index(min(load))
+        load[owners[place]] += costs[place]
+    return owners
+
+
+def _alike(places: Sequence[int], matrices: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Matrices to take at once: those of a shape where launches cost; on a CPU one by one, which is the faster."""
+    groups = defaultdict(list)
+    for place in places:
+        groups[place if matrices[place].is_cpu else tuple(matrices[place].shape)].append(place)
+    return list(groups.values())
 
 
 def orthogonalise(
@@ -60,25 +114,26 @@ def orthogonalise(
     """About the nearest matrices with orthonormal rows, in bf16, by a Newton-Schulz iteration.
 
     Args:
-        matrices (`torch.Tensor`): `[N, R, C]`.
+        matrices (`torch.Tensor`): `[R, C]` or `[N, R, C]`.
         coefficients (`tuple[float, float, float]`): Of the iteration's quintic polynomial.
         num_steps (`int`): Of the iteration.
         eps (`float`): Smallest norm that a matrix is divided by.
 
     Returns:
-        `torch.Tensor`: `[N, R, C]`.
+        `torch.Tensor`: As `matrices`.
     """
     linear, cubic, quintic = coefficients
-    found = matrices.bfloat16()
-    found = found / found.norm(dim=(1, 2), keepdim=True).clamp(min=eps)  # the spectral norm is at most 1 then
+    add_product = torch.addmm if matrices.ndim == 2 else torch.baddbmm
+    found = matrices.to(BF16)
+    found = found / found.norm(dim=(-2, -1), keepdim=True).clamp(min=eps)  # the spectral norm is at most 1 then
     for _ in range(num_steps):
-        gram = torch.bmm(found, found.mT)
-        found = torch.baddbmm(found, torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic), found, beta=linear)
+        gram = found @ found.mT
+        found = add_product(found, add_product(gram, gram, gram, beta=cubic, alpha=quintic), found, beta=linear)
     return found
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """[`BatchedMuon`] for the inner matrices of a model and `torch.optim.AdamW` for everything else.
+    """[`SharedMuon`] for the inner matrices of a model and `torch.optim.AdamW` for everything else.
 
     Args:
         model (`nn.Module`): Its parameters are divided: two-dimensional ones but the embeddings go to Muon.
@@ -92,7 +147,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         rest: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
             (inner if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
-        muon = BatchedMuon(inner, lr=muon_lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+        muon = SharedMuon(inner, lr=muon_lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
         # A group, which may be empty: some drafters are matrices alone.
         adamw = torch.optim.AdamW([{"params": rest}], lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.optimizers = (muon, adamw)

@@ -103,7 +103,7 @@ def launch(folder: Path, fields: dict, num_processes: int) -> tuple[dict, dict]:
         # An epsilon as large as gradients: Adam's first steps would else be of their signs.
         (ADAMW | {"adam_epsilon": 1e-2}, [{}, FSDP], TOLERANCE),
         (ADAMW | {"adam_epsilon": 1e-2, "num_drafted": 30}, [{}, FSDP | {"shard_target": True}], TOLERANCE),
-        (ADAMW | {"learning_rate": 5e-4, "muon_learning_rate": 0.02}, [FSDP], MUON_TOLERANCE),
+        (ADAMW | {"learning_rate": 5e-4, "muon_learning_rate": 0.02}, [{}, FSDP], MUON_TOLERANCE),
     ],
     ids=["fp32", "bf16", "adamw", "draft vocabulary", "muon"],
 )

@@ -12,9 +12,9 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TrainerCallback
 
+from hf_domino.training import muon
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.hidden_states.reading import STATES
-from hf_domino.training.muon import BatchedMuon
 
 META = torch.device("meta")
 MOST_OPERATIONS = 1400
@@ -160,19 +160,23 @@ def test_a_loss_that_is_not_finite_is_named_with_the_next_line_of_the_log(
     assert trainer.state.global_step == 4
 
 
-def test_matrices_of_a_shape_are_orthogonalised_at_once():
+@pytest.mark.parametrize("at_once", [False, True])
+def test_muon_is_torchs_own_one_by_one_and_by_shapes(monkeypatch, at_once):
+    if at_once:
+        monkeypatch.setattr(muon, "_alike", lambda places, wide: [[0, 1, 2, 4], [3]])
     shapes = [(8, 24), (24, 8), (8, 24), (16, 16), (8, 24)]
     weights = [[nn.Parameter(torch.randn(shape)) for shape in shapes]]
     weights.append([nn.Parameter(weight.detach().clone()) for weight in weights[0]])
-    one_by_one, at_once = (
-        BatchedMuon(some, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw") for some in weights
+    kinds = (torch.optim.Muon, muon.SharedMuon)
+    theirs, ours = (
+        kind(some, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+        for kind, some in zip(kinds, weights, strict=True)
     )
     for _ in range(3):
         for one, other in zip(*weights, strict=True):
             one.grad = torch.randn_like(one)
             other.grad = one.grad.clone()
-        one_by_one.step()
-        with torch.no_grad():
-            at_once._step_at_once(weights[1], at_once.param_groups[0])
+        theirs.step()
+        ours.step()
     torch.testing.assert_close(weights[1], weights[0], **MUON_TOL)
-    assert at_once.state_dict()["state"].keys() == one_by_one.state_dict()["state"].keys()
+    assert ours.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()

@@ -87,8 +87,8 @@ def test_what_is_made_quick_is_there():
     assert [slow for slow in QUICK if slow not in text] == []
 
 
-def test_there_are_six():
-    assert [path.name[:2] for path in NOTEBOOKS] == ["1-", "2-", "3-", "4-", "5-", "6-"]
+def test_there_are_seven():
+    assert [path.name[:2] for path in NOTEBOOKS] == ["1-", "2-", "3-", "4-", "5-", "6-", "7-"]
 
 
 @each_notebook

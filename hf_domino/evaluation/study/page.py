@@ -61,7 +61,9 @@ def _twins(study: Study, summaries: Sequence[Summary]) -> list[str]:
     lines = []
     for summary in summaries:
         difference = summary.difference
-        if difference and study.variants[summary.variant].changes.get("projector_type") == "dflash":
+        names = (summary.variant, difference.against) if difference else ()
+        kinds = [(study.base | study.variants[name].changes).get("projector_type") for name in names]
+        if difference and kinds[:1] == ["dflash"] != kinds[1:]:
             below = difference.seeds - difference.above
             times = f"{1 / difference.ratio:.2f} x the acceptance length"
             seeds = f"above it at {below} of {difference.seeds} seeds"

@@ -150,4 +150,5 @@ def test_the_published_pages_hold_what_their_rows_say(name, study):
     page, rows = DOCS / f"{name}.md", read_rows(domino_folder(find_pair()) / f"{study.stem}.jsonl")
     for published in MARKERS.finditer(page.read_text()):
         assert results(load_study(study), of_budget(rows, published[2])) in published[0]
-    assert all((page.with_suffix("") / f"{name}.svg").exists() for name in ("variants", "positions"))
+        folder = page.with_suffix("") / (published[2] or "")
+        assert all((folder / f"{name}.svg").exists() for name in ("variants", "positions"))

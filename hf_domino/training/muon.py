@@ -59,12 +59,14 @@ class SharedMuon(torch.optim.Muon):
         is_wide = [matrix.shape[0] <= matrix.shape[1] for matrix in matrices]
         whole = [update.full_tensor() if isinstance(update, DTensor) else update for update in updates]
         wide = [update if lies else update.mT for update, lies in zip(whole, is_wide, strict=True)]
+        moves = defaultdict(list)
         for matrix, update, lies in zip(matrices, self._orthogonal(wide), is_wide, strict=True):
-            rate = -group["lr"] * RMS_OF_ADAMW * math.sqrt(update.shape[1])
             found = update if lies else update.mT
             if isinstance(matrix, DTensor):
                 found = distribute_tensor(found, matrix.device_mesh, matrix.placements, src_data_rank=None)
-            matrix.add_(found, alpha=rate)
+            moves[-group["lr"] * RMS_OF_ADAMW * math.sqrt(update.shape[1])].append((matrix, found))
+        for rate, pairs in moves.items():
+            torch._foreach_add_([matrix for matrix, _ in pairs], [found for _, found in pairs], alpha=rate)
 
     def _orthogonal(self, wide: list[torch.Tensor]) -> list[torch.Tensor]:
         """Every matrix orthogonalised, `[R, C]` each, this process's share by itself."""
@@ -74,7 +76,7 @@ class SharedMuon(torch.optim.Muon):
         for places in _alike([place for place, owner in enumerate(owners) if owner == rank], wide):
             stack = wide[places[0]] if len(places) == 1 else torch.stack([wide[place] for place in places])
             made = orthogonalise(stack)
-            found |= dict(zip(places, made.view(-1, *made.shape[-2:]).unbind(), strict=True))
+            found |= dict(zip(places, (made,) if made.ndim == 2 else made.unbind(), strict=True))
         for owner in range(num_processes if num_processes > 1 else 0):
             places = [place for place, its in enumerate(owners) if its == owner]
             sizes = [wide[place].numel() for place in places]
@@ -128,11 +130,12 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
     Returns:
         `torch.Tensor`: As `matrices`.
     """
-    add_product = torch.addmm if matrices.ndim == 2 else torch.baddbmm
+    # `@` would take more launches.
+    product, add_product = (torch.mm, torch.addmm) if matrices.ndim == 2 else (torch.bmm, torch.baddbmm)
     norm = matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST_NORM)
     found = (matrices / norm).to(BF16)  # the spectral norm is at most 1
     for linear, cubic, quintic in POLYNOMIALS:
-        gram = found @ found.mT
+        gram = product(found, found.mT)
         cubic, quintic = cubic / MARGIN**3, quintic / MARGIN**5
         update = add_product(gram, gram, gram, beta=cubic, alpha=quintic)
         found = add_product(found, update, found, beta=linear / MARGIN)

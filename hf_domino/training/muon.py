@@ -72,21 +72,22 @@ class SharedMuon(torch.optim.Muon):
         """Every matrix orthogonalised, `[R, C]` each, this process's share by itself."""
         rank, num_processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         owners = share_out([matrix.shape for matrix in wide], num_processes)
+        shares = [[place for place, its in enumerate(owners) if its == owner] for owner in range(num_processes)]
         found: dict[int, torch.Tensor] = {}
-        for places in _alike([place for place, owner in enumerate(owners) if owner == rank], wide):
+        for places in _alike(shares[rank], wide):
             stack = wide[places[0]] if len(places) == 1 else torch.stack([wide[place] for place in places])
             made = orthogonalise(stack)
             found |= dict(zip(places, (made,) if made.ndim == 2 else made.unbind(), strict=True))
-        for owner in range(num_processes if num_processes > 1 else 0):
-            places = [place for place, its in enumerate(owners) if its == owner]
-            sizes = [wide[place].numel() for place in places]
-            if owner == rank:
-                flat = torch.cat([wide[0].new_empty(0, dtype=BF16), *(found[place].flatten() for place in places)])
-            else:
-                flat = wide[0].new_empty(sum(sizes), dtype=BF16)
-            dist.broadcast(flat.view(torch.uint8), src=owner)  # bytes, which every backend knows
-            pieces = zip(places, flat.split(sizes), strict=True)
-            found |= {place: piece.view(wide[place].shape) for place, piece in pieces}
+        if num_processes > 1:
+            for owner, places in enumerate(shares):
+                flat = wide[0].new_empty(sum(wide[place].numel() for place in places), dtype=BF16)
+                pieces = flat.split([wide[place].numel() for place in places])
+                received = {place: piece.view(wide[place].shape) for place, piece in zip(places, pieces, strict=True)}
+                if owner == rank:
+                    for place, piece in received.items():
+                        piece.copy_(found[place])
+                dist.broadcast(flat.view(torch.uint8), src=owner)  # bytes, which every backend knows
+                found |= received
         return [found[place] for place in range(len(wide))]
 
 

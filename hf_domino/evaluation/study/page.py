@@ -61,14 +61,16 @@ def _twins(study: Study, summaries: Sequence[Summary]) -> list[str]:
     lines = []
     for summary in summaries:
         difference = summary.difference
-        names = (summary.variant, difference.against) if difference else ()
-        kinds = [(study.base | study.variants[name].changes).get("projector_type") for name in names]
-        if difference and kinds[:1] == ["dflash"] != kinds[1:]:
+        if difference and _kind_of(study, summary.variant) == "dflash" != _kind_of(study, difference.against):
             below = difference.seeds - difference.above
             times = f"{1 / difference.ratio:.2f} x the acceptance length"
             seeds = f"above it at {below} of {difference.seeds} seeds"
             lines.append(f"`{difference.against}` has {times} of its twin `{summary.variant}`, {seeds}.")
     return lines
+
+
+def _kind_of(study: Study, variant: str) -> str | None:
+    return (study.base | study.variants[variant].changes).get("projector_type")
 
 
 def _verdicts(summaries: Sequence[Summary]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 import time
@@ -12,14 +13,14 @@ from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.data.on_policy import settings_file
-from hf_domino.evaluation.study.plan import TEXTS, Run, Study
+from hf_domino.evaluation.study.plan import TEXTS, Run, Study, Variant
 from hf_domino.evaluation.study.rows import Row, append, finished, read_rows
 from hf_domino.evaluation.study.run import JOB_FILE, ROW_FILE, WEIGHTS, Job
 from hf_domino.evaluation.study.schedule import Command, python, run_all
 from hf_domino.evaluation.study.texts import EVALUATION, Source, cut_prompts, digest_of, mix, take_rows, writing
 
 ONE_TEXT = "A file's rows are one text: name the other variants with --only."
-# What the target's hidden states depend on, and which of them are kept.
+# What the target's hidden states depend on beside the text, and which of them are kept.
 OF_STATES = {"target_layer_ids", "distillation_weight", "target_dtype", "max_length", "bf16", "fp16"}
 
 
@@ -122,18 +123,18 @@ def _command(
         "max_steps": round(study.budget(settings.budget).steps * variant.effort),
         "seed": run.seed,
     }  # fmt: skip
-    if settings.shares_states and _reads_shared_states(study, run):
-        fields["cache_hidden_states"] = str(texts / "hidden_states")
+    if settings.shares_states:
+        fields["cache_hidden_states"] = str(texts / _states_of(variant))
     Job(fields, str(settings.folder_of(parent)) if parent else None, dict(start)).write()
     after = (parent.name,) if parent and parent in absent else ()
     words = python("hf_domino.evaluation.study.run", str(folder / JOB_FILE))
     return Command(run.name, words, folder / "log.txt", after)
 
 
-def _reads_shared_states(study: Study, run: Run) -> bool:
-    """Whether a run reads the text and the layers that most others do."""
-    variant = study.variants[run.variant]
-    return variant.text == TEXTS[0] and not OF_STATES & variant.changes.keys()
+def _states_of(variant: Variant) -> str:
+    """Name of the folder of hidden states of all runs that read the same ones."""
+    own = {name: variant.changes[name] for name in sorted(OF_STATES & variant.changes.keys())}
+    return f"hidden_states-{hashlib.sha256(json.dumps(own).encode()).hexdigest()[:8]}" if own else "hidden_states"
 
 
 class _Progress:

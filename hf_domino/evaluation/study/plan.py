@@ -19,10 +19,17 @@ SECTIONS = ("base", "budgets", "variants")
 
 @dataclass(frozen=True)
 class Budget:
-    """How much every run gets: optimizer steps, and held-out texts that acceptance is walked over."""
+    """How much every run gets.
+
+    Args:
+        steps (`int`): Optimizer steps.
+        texts (`int`): Held-out texts that acceptance is walked over.
+        rows (`int`, *optional*): Texts to train on; fewer than the steps take are seen again. Defaults to as many.
+    """
 
     steps: int
     texts: int
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,8 +105,8 @@ class Study:
         return self.budgets[name]
 
     def num_rows(self, budget: Budget) -> int:
-        """Texts that a run of this budget trains on, each once."""
-        return budget.steps * self.base["per_device_train_batch_size"]
+        """Texts that a run of this budget trains on."""
+        return budget.rows or budget.steps * self.base["per_device_train_batch_size"]
 
 
 def load_study(path: Path = STUDY_FILE) -> Study:

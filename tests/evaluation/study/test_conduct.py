@@ -24,13 +24,14 @@ STUDY = """
 base:
   {num_hidden_layers: 1, block_size: 4, projector_type: domino, gru_hidden_dim: 8, emb_dim: 8, shift_label: true,
    max_length: 64, num_anchors: 4, learning_rate: 1.0e-2, per_device_train_batch_size: 2, use_cpu: true}
-budgets: {tiny: {steps: 4, texts: 3}}
+budgets: {tiny: {steps: 4, texts: 3}, again: {steps: 4, texts: 3, rows: 4}}
 variants:
   domino: {question: The base}
   dflash: {question: The twin, projector_type: dflash}
   head_only: {question: A frozen backbone, backbone_of: dflash, lambda_base_decay_ratio: 0.0}
   sampled_text: {question: Sampled text, text: sampled}
   longer: {question: Each text twice, effort: 2.0}
+  other_layer: {question: Other states, target_layer_ids: [0]}
 """
 
 
@@ -96,6 +97,15 @@ def test_a_study_leaves_a_row_a_run_and_goes_on_where_it_was(study, here, tmp_pa
     assert longer["tokens_seen"] == 2 * rows[0]["tokens_seen"]
 
 
+def test_runs_share_states_by_the_layers_they_read_and_a_budget_may_see_texts_again(study, here, tmp_path):
+    assert study("--only", "domino", "other_layer", "--budget=again") == 0
+    rows = read_rows(tmp_path / "rows.jsonl")
+    assert [row["rows"] for row in rows] == [4, 4]
+    folders = sorted(path for path in (tmp_path / "work" / "texts-4-3").glob("hidden_states*") if path.is_dir())
+    assert len(folders) == 2
+    assert StateSettings.load(folders[0]).layer_ids != StateSettings.load(folders[1]).layer_ids == (0,)
+
+
 def test_without_the_cache_rows_are_the_same(study, here, tmp_path):
     assert study("--only", "dflash") == 0
     shutil.rmtree(tmp_path / "work" / "texts-8-3" / "hidden_states")
@@ -148,10 +158,10 @@ def test_a_run_starts_from_its_target_where_it_says_so(study, here, tmp_path, mo
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--only", "gru_9"], "--only must be among domino, dflash, head_only, sampled_text, longer, got 'gru_9'"),
+        (["--only", "gru_9"], "--only must be among domino, dflash, head_only, sampled_text, longer, other_layer, got"),
         (["--train-file", "none.jsonl"], "--train-file must be a .jsonl, .json or text file, got 'none.jsonl'"),
         (["--study", "none.yaml"], "--study must be a YAML file, got 'none.yaml'"),
-        (["--budget", "default"], "--budget must be among tiny, got 'default'"),
+        (["--budget", "default"], "--budget must be among tiny, again, got 'default'"),
         (["--target", "./none"], "--target must be a folder or a Hub name, got './none'"),
     ],
 )

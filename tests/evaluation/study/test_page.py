@@ -26,10 +26,15 @@ from hf_domino.evaluation.study.page import MARKERS, fill_page, results
 from hf_domino.evaluation.study.plan import STUDY_FILE, load_study
 from hf_domino.evaluation.study.rows import of_budget, read_rows
 from hf_domino.evaluation.study.summary import pooled_scatter, summarize
-from hf_domino.pair import domino_folder, find_pair
+from hf_domino.recipes.smollm2 import RECIPE
 
 DOCS = Path(__file__).parents[3] / "docs"
-KINDS_FILE = STUDY_FILE.with_name("kinds.yaml")
+MODELS = DOCS.parent / "model_cards"
+PUBLISHED = {  # page: study, rows
+    "study": (STUDY_FILE, "pycoder-13m-domino/study.jsonl"),
+    "comparison": (STUDY_FILE.with_name("kinds.yaml"), "pycoder-13m-domino/kinds.jsonl"),
+    "smollm2": (RECIPE.with_name("smollm2_study.yaml"), "smollm2-135m-instruct-domino/study.jsonl"),
+}
 
 
 @pytest.fixture
@@ -145,9 +150,9 @@ def test_the_command_shows_without_training(study, tmp_path, capsys):
     assert [entry["variant"] for entry in json.loads(capsys.readouterr().out)] == list(study.variants)
 
 
-@pytest.mark.parametrize(("name", "study"), [("study", STUDY_FILE), ("comparison", KINDS_FILE)])
-def test_the_published_pages_hold_what_their_rows_say(name, study):
-    page, rows = DOCS / f"{name}.md", read_rows(domino_folder(find_pair()) / f"{study.stem}.jsonl")
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_pages_hold_what_their_rows_say(name):
+    page, study, rows = DOCS / f"{name}.md", PUBLISHED[name][0], read_rows(MODELS / PUBLISHED[name][1])
     for published in MARKERS.finditer(page.read_text()):
         assert results(load_study(study), of_budget(rows, published[2])) in published[0]
         folder = page.with_suffix("") / (published[2] or "")

@@ -80,8 +80,9 @@ class SharedMuon(torch.optim.Muon):
             found |= dict(zip(places, (made,) if made.ndim == 2 else made.unbind(), strict=True))
         if num_processes > 1:
             for owner, places in enumerate(shares):
-                flat = wide[0].new_empty(sum(wide[place].numel() for place in places), dtype=BF16)
-                pieces = flat.split([wide[place].numel() for place in places])
+                sizes = [wide[place].numel() for place in places]
+                flat = wide[0].new_empty(sum(sizes), dtype=BF16)
+                pieces = flat.split(sizes)
                 received = {place: piece.view(wide[place].shape) for place, piece in zip(places, pieces, strict=True)}
                 if owner == rank:
                     for place, piece in received.items():

@@ -20,8 +20,8 @@ from hf_domino.evaluation.study.schedule import Command, python, run_all
 from hf_domino.evaluation.study.texts import EVALUATION, Source, cut_prompts, digest_of, mix, take_rows, writing
 
 ONE_TEXT = "A file's rows are one text: name the other variants with --only."
-# What the target's hidden states depend on beside the text, and which of them are kept.
-OF_STATES = {"target_layer_ids", "distillation_weight", "target_dtype", "max_length", "bf16", "fp16"}
+# What the target's hidden states depend on, and which of them are kept.
+OF_STATES = {"text", "target_layer_ids", "distillation_weight", "target_dtype", "max_length", "bf16", "fp16"}
 
 
 @dataclass(frozen=True)
@@ -124,16 +124,17 @@ def _command(
         "seed": run.seed,
     }  # fmt: skip
     if settings.shares_states:
-        fields["cache_hidden_states"] = str(texts / _states_of(variant))
+        fields["cache_hidden_states"] = str(texts / _states_of(study, variant))
     Job(fields, str(settings.folder_of(parent)) if parent else None, dict(start)).write()
     after = (parent.name,) if parent and parent in absent else ()
     words = python("hf_domino.evaluation.study.run", str(folder / JOB_FILE))
     return Command(run.name, words, folder / "log.txt", after)
 
 
-def _states_of(variant: Variant) -> str:
-    """Name of the folder of hidden states of all runs that read the same ones."""
-    own = {name: variant.changes[name] for name in sorted(OF_STATES & variant.changes.keys())}
+def _states_of(study: Study, variant: Variant) -> str:
+    """Name of the folder of hidden states of all runs that read the same ones: others do not wait for them."""
+    described = sorted(variant.described().items())
+    own = {name: value for name, value in described if name in OF_STATES and value != study.base.get(name)}
     return f"hidden_states-{hashlib.sha256(json.dumps(own).encode()).hexdigest()[:8]}" if own else "hidden_states"
 
 

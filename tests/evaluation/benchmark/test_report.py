@@ -182,8 +182,7 @@ def test_readme_without_markers_is_refused(text, tmp_path):
 def test_published_tables_are_what_the_rows_give():
     tables = list(MARKERS.finditer((ROOT / "docs" / "results.md").read_text()))
     assert BUNDLED in {found[3] for found in tables}
-    files = {found[3]: ROOT / "model_cards" / f"{found[3]}-domino" / PUBLISHED.name for found in tables}
-    published = [(found, files[found[3]]) for found in tables]
+    published = [(found, ROOT / "model_cards" / f"{found[3]}-domino" / PUBLISHED.name) for found in tables]
     for page, folder in COMPARED.items():
         for found in MARKERS.finditer((ROOT / "docs" / page).read_text()):
             published.append((found, ROOT / "model_cards" / folder / f"{found[3]}.jsonl"))

@@ -15,6 +15,7 @@ from hf_domino import DominoDraftModel
 from hf_domino.cli import main as cli
 from hf_domino.data import load_rows
 from hf_domino.evaluation.study import conduct, run, texts
+from hf_domino.evaluation.study.plan import Variant, load_study
 from hf_domino.evaluation.study.rows import read_rows
 from hf_domino.recipes import study_prompts
 from hf_domino.training import run as training
@@ -106,6 +107,15 @@ def test_runs_share_states_by_the_layers_they_read_and_a_budget_may_see_texts_ag
     assert StateSettings.load(folders[0]).layer_ids != StateSettings.load(folders[1]).layer_ids == (0,)
 
 
+def test_states_are_named_by_what_differs_from_the_base_texts_too(tmp_path):
+    (tmp_path / "study.yaml").write_text(STUDY)
+    study = load_study(tmp_path / "study.yaml")
+    name = lambda **fields: conduct._states_of(study, Variant("", **fields))  # noqa: E731
+    assert name() == name(effort=2.0) == name(changes={"max_length": 64, "gru_hidden_dim": 4}) == "hidden_states"
+    others = name(text="sampled"), name(changes={"max_length": 32}), name(text="sampled", changes={"max_length": 32})
+    assert len({name(), *others}) == 4
+
+
 def test_without_the_cache_rows_are_the_same(study, here, tmp_path):
     assert study("--only", "dflash") == 0
     shutil.rmtree(tmp_path / "work" / "texts-8-3" / "hidden_states")
@@ -158,7 +168,10 @@ def test_a_run_starts_from_its_target_where_it_says_so(study, here, tmp_path, mo
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--only", "gru_9"], "--only must be among domino, dflash, head_only, sampled_text, longer, other_layer, got"),
+        (
+            ["--only", "gru_9"],
+            "--only must be among domino, dflash, head_only, sampled_text, longer, other_layer, got 'gru_9'",
+        ),
         (["--train-file", "none.jsonl"], "--train-file must be a .jsonl, .json or text file, got 'none.jsonl'"),
         (["--study", "none.yaml"], "--study must be a YAML file, got 'none.yaml'"),
         (["--budget", "default"], "--budget must be among tiny, again, got 'default'"),

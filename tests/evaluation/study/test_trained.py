@@ -10,18 +10,23 @@ import statistics
 import pytest
 
 from hf_domino.evaluation.study.trained import trained_here
-from hf_domino.pair import domino_folder, find_pair
+from hf_domino.pair import BUNDLED, find_pair
 
 CARDS = find_pair().parent
 
 
 @pytest.mark.parametrize("kind", ["domino", "dflash"])
 def test_of_the_checkout(kind):
-    rows = [json.loads(line) for line in (domino_folder(find_pair()) / "study.jsonl").read_text().splitlines()]
-    lengths = [row["acceptance_length"] for row in rows if row["variant"] == kind]
-    (study,) = (each for each in trained_here(kind) if each.name.startswith("study"))
-    assert study.acceptance_length == pytest.approx(statistics.mean(lengths))
-    assert f"{len(lengths)} seeds" in study.name
+    expected = {}
+    for file in CARDS.glob("*/study.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        lengths = [row["acceptance_length"] for row in rows if (row["variant"], row["budget"]) == (kind, "default")]
+        if lengths:
+            expected[f"study of {rows[0]['target']}, {len(lengths)} seeds"] = statistics.mean(lengths)
+    studies = [each for each in trained_here(kind) if each.name.startswith("study")]
+    assert {each.name: each.acceptance_length for each in studies} == pytest.approx(expected)
+    assert len(studies) == len(expected)
+    assert f"study of {BUNDLED}, 3 seeds" in expected
     card = (CARDS / f"pycoder-13m-{kind}" / "README.md").read_text()
     (bundled,) = (each for each in trained_here(kind) if each.name == f"pycoder-13m-{kind}")
     assert f"| {bundled.acceptance_length:.4g} |\n\nShare of proposals" in card

@@ -29,7 +29,7 @@ from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
 from hf_domino.recipes.cards import write_cards
 from hf_domino.recipes.corpus import REQUIREMENTS, Module, collect_modules
 from hf_domino.recipes.pretrain import TargetRecipe, stage_folder
-from hf_domino.recipes.processes import torchrun
+from hf_domino.recipes.processes import kind_flags, torchrun
 from hf_domino.recipes.prompts import held_out_prompts, training_prompts, write_prompts
 from hf_domino.recipes.tokenizer import train_tokenizer
 from hf_domino.target.identity import TargetIdentity, check_same, identify
@@ -216,7 +216,7 @@ def _train_drafter(work: Path, options: argparse.Namespace, commands: str, proje
         f"--train_file={work / 'on_policy.jsonl'}",
         f"--eval_file={work / 'evaluation.jsonl'}",
         f"--cache_hidden_states={work / 'hidden_states'}",
-        f"--projector_type={projector_type}",
+        *kind_flags(projector_type),
         f"--output_dir={work / projector_type}",
     )
 

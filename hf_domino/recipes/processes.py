@@ -25,6 +25,11 @@ def torchrun(processes: int, module: str, *arguments: str) -> None:
     run_command(*launch, module, *arguments, environment={"OMP_NUM_THREADS": "1"} | memory)
 
 
+def kind_flags(projector_type: str) -> tuple[str, str]:
+    """Flags of `train` for a Domino drafter, or for its DFlash twin, with the labels that engines expect of one."""
+    return f"--projector_type={projector_type}", f"--shift_label={str(projector_type == 'domino').lower()}"
+
+
 def run_command(module: str, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
     """Run what `python -m` would, in a process of its own with some more variables."""
     subprocess.run([sys.executable, "-m", module, *arguments], check=True, env=os.environ | dict(environment or {}))

@@ -19,7 +19,7 @@ from hf_domino.data.result import REPORT
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import FETCHED, dflash_folder, domino_folder
 from hf_domino.pair.smollm2 import SHORT_PROMPTS, fetch_target
-from hf_domino.recipes.processes import run_command, torchrun
+from hf_domino.recipes.processes import kind_flags, run_command, torchrun
 from hf_domino.recipes.smollm2_card import write_card
 from hf_domino.recipes.smollm2_tasks import write_tasks
 
@@ -144,7 +144,7 @@ class SmolLM2Recipe:
             "--train_split=train",
             f"--eval_file={data / HELD_OUT}",
             f"--cache_hidden_states={self.work / 'states'}",
-            f"--projector_type={projector_type}",
+            *kind_flags(projector_type),
             f"--per_device_train_batch_size={ROWS_PER_STEP // processes}",
             f"--output_dir={run}",
         )

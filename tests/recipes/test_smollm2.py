@@ -180,7 +180,8 @@ def test_drafters_are_trained_alike_and_saved_beside_the_target(
     output = recipe(tmp_path, text=tmp_path).train(kind)
     ((_, _, command, file, *flags),) = commands
     assert (command, Path(file)) == ("train", smollm2.RECIPE)
-    assert {f"--projector_type={kind}", "--per_device_train_batch_size=8"} <= set(flags)
+    shifted = f"--shift_label={'true' if kind == 'domino' else 'false'}"  # engines know no other DFlash
+    assert {f"--projector_type={kind}", shifted, "--per_device_train_batch_size=8"} <= set(flags)
     assert {f"--train_dataset={tmp_path}", f"--eval_file={tmp_path / 'evaluation.parquet'}"} <= set(flags)
     assert output == tmp_path / f"{NAME}-{kind}"
     with safe_open(output / "model.safetensors", "pt") as weights:

@@ -5,6 +5,7 @@ A size that stands in config.json alone could ask for any amount of memory; the 
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Mapping
 
@@ -75,6 +76,11 @@ def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, Stor
             remedy = "Load it with the configuration it was saved with."
             raise refusal(f"the checkpoint's {name}", f"of shape {described[name]} ({sizes})", shape, remedy)
     if extra := sorted(name for name in stored.keys() - described.keys() if not is_of_target(name)):
+        whole = copy.copy(config)
+        setattr(whole, field, depth)
+        if depth > wanted and shapes_of(whole).keys() >= set(extra):
+            remedy = "Load it with the configuration it was saved with."
+            raise refusal(field, f"{depth} ({modules} in the checkpoint's files)", wanted, remedy)
         expected = f"those of a drafter ({found.name})"
         remedy = "hf_domino knows no such part of a drafter; load a checkpoint without it."
         raise refusal("the checkpoint's tensors", expected, f"also {shown(extra)}", remedy)

@@ -181,6 +181,7 @@ def load_pair(
     target_revision: str | None = None,
     drafter_revision: str | None = None,
     others: Sequence[str | Path] = (),
+    is_drafted: bool = True,
 ) -> Pair:
     """Load a target and what drafts for it; folders are read without any network access.
 
@@ -196,6 +197,8 @@ def load_pair(
         target_revision (`str`, *optional*): Branch, tag or commit of a target on the Hub, for its tokenizer as well.
         drafter_revision (`str`, *optional*): Likewise of the drafter.
         others (`Sequence`, *optional*): Drafters to compare with the first, each of another name; likewise.
+        is_drafted (`bool`, *optional*, defaults to `True`): Whether there must be a drafter; else `Pair.drafter` is
+            None where none is found.
 
     Raises:
         FileNotFoundError: If no target is given and there is no bundled one.
@@ -204,12 +207,12 @@ def load_pair(
     folder = Path(find_target(target, revision=target_revision))
     twin = twin or (_drafter_of(folder, dflash_folder) if drafter is None else None)  # not of somebody else's drafter
     drafter = drafter or _drafter_of(folder, domino_folder)
-    if drafter is None:
+    if drafter is None and is_drafted:
         beside = domino_folder(folder)
         raise ValueError(f"--drafter must be given: there is no {beside} beside the target {folder}.")
-    drafter = find_drafter(drafter, revision=drafter_revision)
+    drafter = drafter and find_drafter(drafter, revision=drafter_revision)
     twin = twin and find_drafter(twin, "--twin", folder_of=dflash_folder)
-    compared = _by_name([drafter, *map(find_drafter, others)]) if others else {}
+    compared = _by_name([str(drafter), *map(find_drafter, others)]) if others else {}
     if assistant is not None:
         check_source(assistant, "--assistant")
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **_download(folder, target_revision))

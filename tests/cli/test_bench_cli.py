@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from contextlib import contextmanager
 
 import pytest
@@ -105,6 +106,17 @@ def test_chains_and_trees_of_a_drafter_are_compared_on_request(tiny_pair_folder,
     assert {row["tree_size"] for row in rows} == {30}
     branching = {row["method"] for row in rows if row["proposal_length"] > 6}  # of which blocks are at most
     assert branching == {"domino_tree"}
+
+
+def test_what_needs_no_drafter_is_measured_without_one(tiny_pair_folder, tmp_path, capsys):
+    target = shutil.copytree(tiny_pair_folder, tmp_path / "alone")
+    flags = "--temperature", "0", "--prompts", str(tiny_pair_folder / "prompts.jsonl")
+    assert bench(target, tmp_path / "rows.jsonl", "--methods", "recycling,domino", *flags) == cli.USER_ERROR
+    assert f"--drafter must be given: there is no {target}-domino beside" in capsys.readouterr().err
+    assert bench(target, tmp_path / "rows.jsonl", "--methods", "prompt_lookup,recycling,lookahead", *flags) == 0
+    rows = measured(read_rows(tmp_path / "rows.jsonl"))
+    assert {row["method"] for row in rows} == {"plain", "prompt_lookup", "recycling", "lookahead"}
+    assert {(row["drafter_commit"], row["equals_plain"]) for row in rows} == {(None, True)}
 
 
 def test_batches(tiny_pair_folder, tmp_path, capsys):

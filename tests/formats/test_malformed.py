@@ -140,6 +140,7 @@ FIELDS = [
     ({"num_attention_heads": 2**41}, r"o_proj.weight must be of shape .*num_attention_heads=2199023255552"),
     ({"gru_hidden_dim": 2**40}, r"embed_proj.0.weight must be of shape .*gru_hidden_dim=1099511627776"),
     ({"num_hidden_layers": 10**7}, r"num_hidden_layers must be at most 2 \(layers in .*, got 10000000. Load it"),
+    ({"num_hidden_layers": 1}, r"num_hidden_layers must be 2 \(layers in .*, got 1. Load it"),
     ({"block_size": 1}, r"block_size must be at least 2, got 1"),
     ({"mask_token_id": 64}, r"mask_token_id must be in \[0, 63\]"),
     ({"target_layer_ids": "0,2"}, r"target_layer_ids .* must be list\[int\] or None, got '0,2'"),

@@ -6,7 +6,7 @@ To compare another one, such as a drafter in a second configuration, add a line 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,11 @@ COMPARED = "domino_tree", "domino_chain"  # the same drafter in two ways, of whi
 def keeps_seed(method: str) -> bool:
     """Whether a method promises plain generation's sampled text from the same seed; each drafter by itself does."""
     return method not in METHODS or METHODS[method].keeps_seed
+
+
+def needs_drafter(methods: Sequence[str] | None) -> bool:
+    """Whether any of these methods, or of all where none is named, runs the pair's drafter."""
+    return methods is None or any(name.startswith("domino") for name in methods)
 
 
 def choose_methods(pair: Pair, options: argparse.Namespace) -> tuple[dict[str, Arguments], dict[str, str]]:

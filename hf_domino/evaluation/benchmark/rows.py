@@ -42,7 +42,7 @@ def provenance_of_run(options: argparse.Namespace, pair: Pair, methods: Iterable
         "seed": options.seed,
         "pair": pair.name,
         "target_commit": commit_of(pair.target, options.target_revision),
-        "drafter_commit": commit_of(pair.drafter, options.drafter_revision),
+        "drafter_commit": pair.drafter and commit_of(pair.drafter, options.drafter_revision),
     } | provenance(options.device)
 
 

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 from hf_domino._common.figures import write_figures
 from hf_domino.evaluation.benchmark.figures import make_figures
 from hf_domino.evaluation.benchmark.measure import Bench
-from hf_domino.evaluation.benchmark.methods import choose_methods, keeps_seed
+from hf_domino.evaluation.benchmark.methods import choose_methods, keeps_seed, needs_drafter
 from hf_domino.evaluation.benchmark.prompts import read_batches
 from hf_domino.evaluation.benchmark.report import fill_readme, label
 from hf_domino.evaluation.benchmark.rows import Row, RowsFile, measured, provenance_of_run, read_rows
@@ -60,7 +60,8 @@ def _load(options: argparse.Namespace) -> Pair:
     drafter, *others = options.drafter or [None]
     names |= {"drafter": drafter, "others": others}
     revisions = {"target_revision": options.target_revision, "drafter_revision": options.drafter_revision}
-    return load_pair(**names, **revisions, dtype=DTYPES[options.dtype], device=options.device)
+    device, is_drafted = options.device, needs_drafter(options.methods)
+    return load_pair(**names, **revisions, dtype=DTYPES[options.dtype], device=device, is_drafted=is_drafted)
 
 
 def _prompts_of(options: argparse.Namespace, pair: Pair) -> Path:

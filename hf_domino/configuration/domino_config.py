@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -237,6 +239,22 @@ class DominoConfig(PreTrainedConfig):
         return self.layer_types is not None and self.layer_types[layer_index] == SLIDING
 
     @classmethod
+    def refuse_unknown(cls, names: Iterable[str]) -> None:
+        """Refuse what is no field of a configuration.
+
+        Args:
+            names (`Iterable[str]`): Given as fields.
+
+        Raises:
+            ValueError: Naming those.
+        """
+        known = {field.name for field in fields(cls)}
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(
+                f"{', '.join(unknown)} must be a field of DominoConfig, got none of that name: see its docstring."
+            )
+
+    @classmethod
     def for_target(cls, target_config: PreTrainedConfig, tokenizer: Any = None, **overrides: Any) -> DominoConfig:
         """Build a drafter configuration for any causal language model.
 
@@ -253,7 +271,8 @@ class DominoConfig(PreTrainedConfig):
             `DominoConfig`: A validated configuration.
 
         Raises:
-            ValueError: If the target is an encoder-decoder model or has no width, or an override is out of range.
+            ValueError: If the target is an encoder-decoder model or has no width, or an override is no field or out of
+                its range.
 
         Example:
         ```python
@@ -272,6 +291,7 @@ class DominoConfig(PreTrainedConfig):
                 f"target_config.is_encoder_decoder must be False, got True ({target_config.model_type}): "
                 "a Domino drafter reads a decoder-only target."
             )
+        cls.refuse_unknown(overrides)
         text = target_config.get_text_config(decoder=True)
         kind = KINDS.get(overrides.get("projector_type", cls.projector_type), KINDS["domino"])
         kind.check_overrides(overrides)

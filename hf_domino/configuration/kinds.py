@@ -115,7 +115,9 @@ class KindFacts:
         for name, value in fixed.items():
             if getattr(config, name) != value:
                 field = f"{name} of {self.article} {self.title} drafter"
-                raise refusal(field, value, getattr(config, name), "Leave it out.")
+                raise refusal(
+                    field, value, getattr(config, name), "Leave it out; no other drafter of this kind can be run."
+                )
 
     def check_overrides(self, overrides: Mapping[str, Any]) -> None:
         """Refuse fields given for a new drafter that this kind has no use for.
@@ -230,6 +232,7 @@ def _pool_of_ngrams(config: DominoConfig) -> Shapes:
     return {"ngrams": (config.vocab_size, config.num_candidates, config.ngram_size - 1)}
 
 
+NO_HEAD = "It has no correction head that reads a prefix; leave it out."
 _DFLASH = "[DFlash](https://arxiv.org/abs/2602.06036)"
 _LAYERS = ("layers", "num_hidden_layers")
 _ONE_LAYER = {"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0}
@@ -257,7 +260,15 @@ KINDS: dict[str, KindFacts] = {
         way=f" (a {_DFLASH} backbone), a GRU corrects them token by token",
         has_correction_head=True,
     ),
-    "dflash": KindFacts("DFlash", f"plain {_DFLASH}", ("dflash",), _block_shapes, _LAYERS, _keys_and_values),
+    "dflash": KindFacts(
+        "DFlash",
+        f"plain {_DFLASH}",
+        ("dflash",),
+        _block_shapes,
+        _LAYERS,
+        _keys_and_values,
+        lacks={"own_prefix_share": NO_HEAD},
+    ),
     "medusa": KindFacts(
         "Medusa",
         "[Medusa](https://arxiv.org/abs/2401.10774)",
@@ -271,6 +282,7 @@ KINDS: dict[str, KindFacts] = {
         fixed=_ONE_LAYER,
         unread=("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim"),
         lacks={
+            "own_prefix_share": NO_HEAD,
             "lora_rank": "Its heads are small; train them whole.",
             "start_from_target": "Its heads begin as the target's own guess anyway; leave it out.",
             "block_size": "Each of its heads is for one position; train a new drafter.",
@@ -299,6 +311,7 @@ KINDS: dict[str, KindFacts] = {
         ),
         unread=("mask_token_id", "gru_hidden_dim", "emb_dim"),
         lacks={
+            "own_prefix_share": "It reads its own drafts always; leave it out.",
             "lora_rank": "It is one layer; train it whole.",
             "start_from_target": "Its layer reads embeddings beside states; leave it out.",
             "plan": "What its training takes is not counted yet.",

@@ -144,9 +144,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         """
         view = copy.copy(self)
         view.config = copy.deepcopy(self.config)
+        DominoConfig.refuse_unknown(changes)
         for field, value in changes.items():
-            if not hasattr(self.config, field):
-                raise ValueError(f"{field} must be a field of DominoConfig, got none of that name: see its docstring.")
             setattr(view.config, field, value)
         if view.config.draft_vocab_size != self.config.draft_vocab_size:
             remedy = "Take a copy with fewer tokens: drafter.restricted(token_ids)."
@@ -245,7 +244,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         changes the correction head.
 
         Checkpoints of other projects are recognised by their configuration: SpecForge, z-lab's DFlash, speculators,
-        Model-Optimizer, and Transformers' own DFlash drafter.
+        Model-Optimizer, Transformers' own DFlash drafter, and the layouts of EAGLE-3.
 
         Raises:
             ValueError: If weights are missing, misshapen or of the other `projector_type`: random weights would draft

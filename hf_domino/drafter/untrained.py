@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
 
@@ -20,6 +22,9 @@ def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
         target (`PreTrainedModel`): The target it is for, on its device.
         fields: Fields of [`DominoConfig`], such as `draft_tree_size` (defaults to 32 nodes) or `block_size` (defaults
             to paths of 8).
+
+    Raises:
+        ValueError: If the target is no model, or a field is unknown or out of its range.
 
     Example:
     ```python
@@ -51,6 +56,9 @@ def lookahead(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
         target (`PreTrainedModel`): The target it is for, on its device.
         fields: Fields of [`DominoConfig`], such as `ngram_size`, `window_size`, `num_candidates` or `draft_tree_size`.
 
+    Raises:
+        ValueError: If the target is no model, or a field is unknown or out of its range.
+
     Example:
     ```python
     >>> from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -68,5 +76,11 @@ def lookahead(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
 
 
 def _made_for(target: PreTrainedModel, kind: str, fields: dict[str, Any]) -> DominoDraftModel:
+    embeddings = getattr(target, "get_input_embeddings", lambda: None)()
+    if embeddings is None:
+        remedy = "Pass the model itself, as from_pretrained returned it."
+        raise refusal("target", "a causal language model", type(target).__name__, remedy)
+    device = embeddings.weight.device
     config = DominoConfig.for_target(target.config, projector_type=kind, **fields)
-    return DominoDraftModel(config).to(target.get_input_embeddings().weight.device)
+    with torch.inference_mode(False):  # a table is written to later, in any mode
+        return DominoDraftModel(config).to("cpu" if device.type == "meta" else device)

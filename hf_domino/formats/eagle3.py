@@ -74,7 +74,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "target_layer_ids": ids,
         "projector_type": "eagle3",
     }
-    return fields | {name: bool(stored.get(name)) for name in FLAGS}
+    return fields | {name: False if stored.get(name) is None else stored[name] for name in FLAGS}
 
 
 EAGLE3 = Format(

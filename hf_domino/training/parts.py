@@ -35,8 +35,10 @@ def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn
         return add_lora(drafter, args.lora_rank, args.lora_alpha)
     if args.train_only == "head":
         if not drafter.has_correction_head:
-            remedy = "Give it a new one: projector_type='domino' beside drafter."
-            kind = drafter.config.kind.title
+            kind, gets_one = drafter.config.kind.title, drafter.config.projector_type == "dflash"
+            remedy = (
+                "Give it a new one: projector_type='domino' beside drafter." if gets_one else "Leave train_only out."
+            )
             raise refusal("the drafter of train_only='head'", "one with a correction head", kind, remedy)
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.split(".")[0] in HEAD_MODULES)
@@ -82,7 +84,7 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
     Raises:
         ValueError: If there is a head already, or blocks are shorter than can be.
     """
-    if BLOCK_SIZE in overrides:
+    if overrides.get(BLOCK_SIZE, drafter.config.block_size) != drafter.config.block_size:
         drafter.config.kind.refuse_what_it_lacks(BLOCK_SIZE)
     drafter.config.block_size = overrides.get(BLOCK_SIZE, drafter.config.block_size)
     drafter.config.check()

@@ -126,7 +126,7 @@ class DominoTrainer(AveragingTrainer):
     ):
         check_target(model.config, target)
         model.config.kind.refuse_what_it_lacks("training")
-        for feature in ("fsdp", "gradient_checkpointing"):
+        for feature in ("fsdp", "gradient_checkpointing", "own_prefix_share"):
             if getattr(args, feature):
                 model.config.kind.refuse_what_it_lacks(feature)
         if model.config.draft_vocab_size is not None and not model.d2t.any():

@@ -101,8 +101,7 @@ class Bench:
         return self.methods[method] | law | {"max_new_tokens": self.options.max_new_tokens}
 
     def _time(self, repeats: _Repeats, inputs: Any, call: Arguments, index: int) -> None:
-        for unused, state in self._unused:
-            unused.load_state_dict(state)
+        self._empty_tables()
         target, memory = self.pair.target, PeakMemory(models_of(self.pair, call))
         torch.manual_seed(self.options.seed + index)
         repeats.first_token.append(first_token_seconds(target, inputs, **call))
@@ -116,6 +115,10 @@ class Bench:
         repeats.peak_memory.append(memory.read())
         repeats.seconds.append(seconds)
         repeats.outputs.append(tokens)
+
+    def _empty_tables(self) -> None:
+        for drafter, state in self._unused:
+            drafter.load_state_dict(state)
 
     def _partings(self, inputs: Any, call: Arguments, index: int) -> list[dict[str, Any]]:
         """Where texts part from what the target alone writes, and how near to a tie that is."""
@@ -155,6 +158,7 @@ class Bench:
         phases, loops, by_context = None, 0, None
         if (stats := repeats.stats) is not None:
             if stats.phases is None:
+                self._empty_tables()
                 with timed_phases():
                     self.pair.target.generate(**inputs, **call)
                 stats = call["assistant_model"].stats

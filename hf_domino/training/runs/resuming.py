@@ -19,6 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.kinds import KINDS
 from hf_domino.drafter.adapters import TARGET_FILE
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -31,7 +32,8 @@ SHAPE = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("head_dim", "vocab_size", "block_size", "mask_token_id", "target_layer_ids", "projector_type", "emb_dim"),
     *("gru_hidden_dim", "pure_draft_prefix_len", "shift_label", "layer_types", "sliding_window"),
-    *("sliding_window_non_causal", "draft_vocab_size"),
+    *("sliding_window_non_causal", "draft_vocab_size", "hidden_act", "rms_norm_eps", "rope_parameters"),
+    *KINDS["eagle3"].own,
 )
 # By the optimizer's state, whatever is asked; and a checkpoint holds an average or none.
 KEPT = (

@@ -82,7 +82,9 @@ def is_hub_name(name: str | None) -> bool:
 
 
 def _engines(config: DominoConfig) -> list[str]:
-    """What each serving engine makes of an export of the drafter, a line each."""
+    """What each serving engine makes of an export of the drafter, a line each; none where the kind has no export."""
+    if "export" in config.kind.lacks:
+        return []
     try:
         found = refusals(stored_config(config))
     except ValueError as error:  # no format of theirs can hold it

@@ -110,7 +110,7 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
 def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> DominoConfig:
     try:
         fields = found.fields(stored) | overrides
-        _check_types(fields)
+        _check_types(fields, overrides)
         return DominoConfig.from_dict(fields)
     except (
         StrictDataclassError,
@@ -123,11 +123,13 @@ def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> D
         raise ValueError(f"config.json ({found.name}) cannot be read: {reason}. {CORRECT_IT}") from error
 
 
-def _check_types(fields: Mapping[str, Any]) -> None:
+def _check_types(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
     """Ranges are compared before types are, by which a text in place of a number gives an error without a name."""
     for name, annotation in DominoConfig.__annotations__.items():  # texts, such as "list[int] | None"
         if name in fields and not any(_is_a(kind, fields[name]) for kind in annotation.split(" | ")):
             expected = annotation.replace(" | ", " or ")
+            if name in overrides:
+                raise refusal(name, expected, fields[name], "Give another, or leave it out.")
             raise refusal(f"{name} in the checkpoint's config.json", expected, fields[name], CORRECT_IT)
     dtype = next((fields[name] for name in DTYPE_FIELDS if fields.get(name) is not None), "float32")
     if str(dtype).removeprefix("torch.") not in DTYPES:

@@ -212,7 +212,7 @@ def load_pair(
         raise ValueError(f"--drafter must be given: there is no {beside} beside the target {folder}.")
     drafter = drafter and find_drafter(drafter, revision=drafter_revision)
     twin = twin and find_drafter(twin, "--twin", folder_of=dflash_folder)
-    compared = _by_name([str(drafter), *map(find_drafter, others)]) if others else {}
+    compared = _by_name([str(drafter), *map(find_drafter, others)]) if drafter else {}
     if assistant is not None:
         check_source(assistant, "--assistant")
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **_download(folder, target_revision))
@@ -227,6 +227,8 @@ def load_pair(
         twin=_load(DominoDraftModel, twin, dtype, device),
         assistant=_load(AutoModelForCausalLM, assistant, dtype, device),
     )
+    if not others and pair.drafter is not None and pair.drafter.config.projector_type == "domino":
+        compared = {}  # methods have names for this one
     models = {
         name: pair.drafter if found == drafter else _load(DominoDraftModel, found, dtype, device)
         for name, found in compared.items()

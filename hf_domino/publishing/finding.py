@@ -104,7 +104,7 @@ def _candidates(api: HfApi, target: str) -> Iterator[ModelInfo]:
 
 def _ask(api: HfApi, query: dict[str, Any]) -> Iterable[ModelInfo]:
     details = api.list_models(
-        **query, sort="downloads", limit=MOST_OF_ONE_KIND, expand=["downloads", "lastModified", "sha"]
+        **query, sort="downloads", limit=MOST_OF_ONE_KIND, expand=["downloads", "lastModified", "sha", "siblings"]
     )
     return list(details)
 
@@ -121,6 +121,9 @@ def _download(api: HfApi, info: ModelInfo, cache: str) -> Path | str:
 
 def _judge(info: ModelInfo, config: Path | str) -> FoundDrafter:
     form, refused = _format_of(config) if isinstance(config, Path) else (None, config)
+    files = [file.rfilename for file in info.siblings or ()]
+    if form and files and not any(name.endswith(".safetensors") for name in files):
+        form, refused = None, f"a drafter without weights in safetensors ({form}): convert them"
     day = info.last_modified.strftime("%Y-%m-%d") if info.last_modified else None
     return FoundDrafter(info.id, info.sha, form, refused, info.downloads or 0, day)
 

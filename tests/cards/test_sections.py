@@ -80,6 +80,13 @@ def test_the_card_says_what_the_configuration_does():
     assert list(read_sections(text)) == ["usage", "serving", "limits", "citation"]
 
 
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_a_kind_without_export_says_so(kind):
+    fields = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0}
+    text = render_card(DominoConfig(projector_type=kind, **fields), name="mine", target=None)
+    assert "\n`hf-domino export` has nothing for engines to read. " in text
+
+
 def test_the_example_of_a_chat_model_asks_by_its_template():
     text, chat = card(), card(is_chat=True)
     assert '\n\ninputs = tokenizer("def' in text

@@ -119,6 +119,14 @@ def test_what_needs_no_drafter_is_measured_without_one(tiny_pair_folder, tmp_pat
     assert {(row["drafter_commit"], row["equals_plain"]) for row in rows} == {(None, True)}
 
 
+def test_a_drafter_of_another_kind_has_its_own_name(tiny_pair_folder, tmp_path, make_drafter, tiny_qwen3, capsys):
+    make_drafter(tiny_qwen3, projector_type="medusa", block_size=3).save_pretrained(tmp_path / "heads")
+    flags = "--drafter", str(tmp_path / "heads"), "--temperature", "0", "--methods", "plain,domino"
+    assert bench(tiny_pair_folder, tmp_path / "rows.jsonl", *flags) == 0
+    assert {row["method"] for row in measured(read_rows(tmp_path / "rows.jsonl"))} == {"plain", "heads (Medusa)"}
+    assert "Domino, whole blocks (the drafter is of another kind: Medusa)" in capsys.readouterr().out
+
+
 def test_batches(tiny_pair_folder, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     assert bench(tiny_pair_folder, path, "--temperature", "0", "--batch-size", "2") == 0

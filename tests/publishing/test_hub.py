@@ -18,6 +18,7 @@ from hf_domino.publishing.folder_card import card_for
 
 CLIENT = Path(__file__).with_name("client.py")
 TARGET, DRAFTER, EAGLE, GATED = "org/target", "org/target-domino", "other/target-eagle3", "other/target-dflash"
+PICKLED = "other/target-eagle3-pickled"
 REMOTE_CARD = b"---\nlicense: mit\ntags:\n- mine\n---\n# My drafter\n\nA note of its owner.\n"
 NOTED = "A note of its owner."
 
@@ -155,7 +156,8 @@ def loaded(published, server, process, folder):
     card = b"---\nbase_model: org/target\ntags:\n- eagle3\n---\n"
     eagle = {"speculators_model_type": "eagle3", "transformer_layer_config": {"num_hidden_layers": 1}}
     eagle = json.dumps(eagle).encode()
-    server.add(EAGLE, {"config.json": eagle, "README.md": card}, downloads=5)
+    server.add(EAGLE, {"config.json": eagle, "README.md": card, "model.safetensors": b""}, downloads=5)
+    server.add(PICKLED, {"config.json": eagle, "README.md": card, "pytorch_model.bin": b""}, downloads=5)
     server.add(GATED, {"config.json": b"{}"}, gated=True, downloads=4)
     server.add("org/target-draft-notes", {"README.md": b""}, downloads=3)
     for how in ("short", "broken", "garbled"):
@@ -198,6 +200,7 @@ def test_find_says_which_drafters_load(loaded):
     assert found[DRAFTER]["format"] == "domino"
     assert found[DRAFTER]["usage"][0] == f'drafter = DominoDraftModel.from_pretrained("{DRAFTER}")'
     assert found[EAGLE]["format"].startswith("EAGLE-3 (speculators")
+    assert found[PICKLED]["refused"].startswith("a drafter without weights in safetensors (EAGLE-3")
     assert found[GATED]["refused"] == "access is granted on request, on its page"
     assert found["org/target-draft-notes"]["refused"] == "not a drafter: there is no config.json"
     assert "The Hub does not know it, or not for you" in loaded["missing"]["err"]

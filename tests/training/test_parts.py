@@ -182,6 +182,7 @@ def test_lora_by_the_command(start, train, tmp_path):
         ({"lora_rank": 2, "train_only": "head"}, "train_only with lora_rank must be None, got 'head'"),
         ({"lora_rank": 2, "muon_learning_rate": 0.01}, "muon_learning_rate with lora_rank must be None, got 0.01"),
         ({"lora_rank": 2, "own_prefix_share": 0.5}, "own_prefix_share with lora_rank must be 0, got 0.5"),
+        ({"own_prefix_share": 0.5}, "kind with own_prefix_share must be Domino, got 'DFlash'"),
         ({"lora_rank": 2, "projector_type": "domino"}, "lora_rank with projector_type must be None, got 2"),
         ({"lora_rank": 2, "block_size": 8}, "lora_rank with block_size must be None, got 2"),
         ({"block_size": 1}, "block_size must be at least 2, got 1"),

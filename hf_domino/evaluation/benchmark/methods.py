@@ -92,8 +92,14 @@ def _twin(pair: Pair) -> DominoDraftModel:
     return pair.twin
 
 
+def _domino(pair: Pair) -> DominoDraftModel:
+    if pair.drafter.config.projector_type != "domino":
+        raise Unavailable(f"the drafter is of another kind: {pair.drafter.config.kind.title}")
+    return pair.drafter
+
+
 def _with_lookup(pair: Pair, options: argparse.Namespace) -> Arguments:
-    return _drafted(pair.drafter, "adaptive") | {"prompt_lookup_num_tokens": options.lookup_tokens}
+    return _drafted(_domino(pair), "adaptive") | {"prompt_lookup_num_tokens": options.lookup_tokens}
 
 
 def _drafted(drafter: DominoDraftModel, draft_length: str, **changes: Any) -> Arguments:
@@ -105,7 +111,7 @@ def _whole_blocks(drafter: DominoDraftModel) -> Arguments:
 
 
 def _in_shape(pair: Pair, tree_size: int | None) -> Arguments:
-    return _drafted(pair.drafter, "adaptive", draft_tree_size=tree_size)
+    return _drafted(_domino(pair), "adaptive", draft_tree_size=tree_size)
 
 
 METHODS: dict[str, Method] = {
@@ -123,8 +129,8 @@ METHODS: dict[str, Method] = {
     "native_dflash": Method("DFlash twin, Transformers' loop", _native_dflash),
     "dflash": Method("DFlash twin, whole blocks", lambda pair, options: _whole_blocks(_twin(pair)), keeps_seed=True),
     "dflash_adaptive": Method("DFlash twin", lambda pair, options: _drafted(_twin(pair), "adaptive"), keeps_seed=True),
-    "domino": Method("Domino, whole blocks", lambda pair, options: _whole_blocks(pair.drafter), keeps_seed=True),
-    "domino_adaptive": Method("**Domino**", lambda pair, options: _drafted(pair.drafter, "adaptive"), keeps_seed=True),
+    "domino": Method("Domino, whole blocks", lambda pair, options: _whole_blocks(_domino(pair)), keeps_seed=True),
+    "domino_adaptive": Method("**Domino**", lambda pair, options: _drafted(_domino(pair), "adaptive"), keeps_seed=True),
     "domino_lookup": Method("**Domino with prompt lookup**", _with_lookup, keeps_seed=True),
     "domino_chain": Method("Domino, chains", lambda pair, options: _in_shape(pair, None), "tree_size", keeps_seed=True),
     "domino_tree": Method(

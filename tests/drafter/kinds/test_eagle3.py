@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import json
 
 import pytest
 import torch
@@ -14,7 +15,11 @@ from rounds import NEW_TOKENS, PROMPTS, TEMPERATURE, calls, generate, noise_of
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel, check_fit, shadow
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.formats.loading import interpret
 from hf_domino.target.view import TargetModel
+from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.objective.anchors import ANCHOR_RULE
+from hf_domino.training.runs.resuming import check_resumable
 
 OPTIONS = {
     "plain": {},
@@ -332,6 +337,32 @@ def test_what_the_command_trains_is_used_as_others_are(recipe, train, target, tm
     assert "the drafter's kind with lora_rank must be Domino or DFlash, got 'EAGLE-3'" in capsys.readouterr().err
     assert train(again, "--block-size", "3", "--max-steps", "1") == 0
     assert DominoDraftModel.from_pretrained(tmp_path / "again").config.num_draft_tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"norm_output": "false"}, "norm_output in the checkpoint's config.json must be bool, got 'false'"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers of an EAGLE-3 drafter must be 1, got 2. .* can be run"),
+    ],
+)
+def test_a_released_one_that_computes_otherwise_is_refused(change, message):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
+    stored = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "rms_norm_eps": 1e-6, **sizes}
+    stored |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "draft_vocab_size": None}
+    assert interpret(stored)[1].projector_type == "eagle3"
+    with pytest.raises(ValueError, match=message):
+        interpret(stored | change)
+
+
+def test_a_run_goes_on_with_the_same_formula_only(wide, tmp_path):
+    whole, normed = (build(wide, "plain", norm_output=flag).config for flag in (False, True))
+    args = DominoTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    whole.save_pretrained(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({"anchors": ANCHOR_RULE}))
+    check_resumable(tmp_path, whole, args)
+    with pytest.raises(ValueError, match=r"norm_output must be False, with which .* was trained, got True"):
+        check_resumable(tmp_path, normed, args)
 
 
 def test_what_it_lacks_is_refused_by_name(wide, whole):

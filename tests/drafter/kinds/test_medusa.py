@@ -217,7 +217,8 @@ def test_what_the_command_trains_is_used_as_others_are(folder, saved_pair, targe
         (["--lora-rank", "2"], "the drafter's kind with lora_rank must be Domino or DFlash, got 'Medusa'"),
         (["--block-size", "3"], "the drafter's kind with block_size must be Domino or DFlash"),
         (["--projector-type", "domino"], "the drafter of a new head must be plain DFlash, got 'Medusa'"),
-        (["--train-only", "head"], "must be one with a correction head, got 'Medusa'"),
+        (["--train-only", "head"], "must be one with a correction head, got 'Medusa'. Leave train_only out"),
+        (["--own-prefix-share", "0.5"], "the drafter's kind with own_prefix_share must be Domino, got 'Medusa'"),
         (["--gradient-checkpointing", "true"], "the drafter's kind with gradient_checkpointing must be"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import accelerate
 import pytest
 import torch
 from rounds import PROMPTS, SAMPLED, calls, generate
@@ -86,6 +87,23 @@ def test_the_command_does_not_train_it(recipe, train, capsys, kind):
     fields = {name: value for name, value in recipe.items() if name not in ("num_hidden_layers", "shift_label")}
     assert train(fields | {"projector_type": kind}) == 2
     assert "the drafter's kind with training must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", [hf_domino.recycling, hf_domino.lookahead])
+def test_what_it_cannot_be_made_of_is_refused(wide, make):
+    for other in (wide.config, "Qwen/Qwen3-8B", make(wide)):
+        with pytest.raises(ValueError, match=f"target must be a causal language model, got '{type(other).__name__}'"):
+            make(other)
+    with pytest.raises(ValueError, match="window must be a field of DominoConfig, got none of that name"):
+        make(wide, window=3)
+
+
+@pytest.mark.parametrize("make", [hf_domino.recycling, hf_domino.lookahead])
+def test_it_drafts_for_an_offloaded_target_and_in_inference_mode(wide, make):
+    offloaded, ids = accelerate.cpu_offload(copy.deepcopy(wide), execution_device="cpu"), PROMPTS[0][None]
+    with torch.inference_mode():
+        drafter = make(offloaded)
+    assert torch.equal(generate(offloaded, drafter, ids), generate(wide, None, ids))
 
 
 def test_the_other_rule_is_refused(drafter):

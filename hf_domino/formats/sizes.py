@@ -59,7 +59,6 @@ def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, Stor
         ValueError: For a DFlash checkpoint read as Domino or the reverse, and for tensors that are missing, misshapen
             or of no drafter: it would draft otherwise than it was trained to.
     """
-    config.kind.refuse_what_it_lacks("save_pretrained")  # then no file has it
     _check_projector_type(config, stored)
     modules, field = config.kind.repeated
     depth = len({name.split(".")[1] for name in stored if re.match(rf"{modules}\.\d+\.", name)})

@@ -208,8 +208,7 @@ def load_pair(
     twin = twin or (_drafter_of(folder, dflash_folder) if drafter is None else None)  # not of somebody else's drafter
     drafter = drafter or _drafter_of(folder, domino_folder)
     if drafter is None and is_drafted:
-        beside = domino_folder(folder)
-        raise ValueError(f"--drafter must be given: there is no {beside} beside the target {folder}.")
+        raise ValueError(f"--drafter must be given: there is no {domino_folder(folder)} beside the target {folder}.")
     drafter = drafter and find_drafter(drafter, revision=drafter_revision)
     twin = twin and find_drafter(twin, "--twin", folder_of=dflash_folder)
     compared = _by_name([str(drafter), *map(find_drafter, others)]) if drafter else {}
@@ -227,14 +226,19 @@ def load_pair(
         twin=_load(DominoDraftModel, twin, dtype, device),
         assistant=_load(AutoModelForCausalLM, assistant, dtype, device),
     )
-    if not others and pair.drafter is not None and pair.drafter.config.projector_type == "domino":
-        compared = {}  # methods have names for this one
     models = {
         name: pair.drafter if found == drafter else _load(DominoDraftModel, found, dtype, device)
         for name, found in compared.items()
     }
-    for model in filter(None, (pair.drafter, *models.values(), pair.twin)):
+    return _checked(pair, models)
+
+
+def _checked(pair: Pair, models: Mapping[str, DominoDraftModel]) -> Pair:
+    """A pair whose drafters fit its target, those of a name to be compared; a Domino one alone has names of its own."""
+    for model in filter(None, (*models.values(), pair.twin)):
         check_target(model.config, pair.target)
+    if [model.config.projector_type for model in models.values()] == ["domino"]:
+        return pair
     return replace(pair, compared={f"{name} ({model.config.kind.title})": model for name, model in models.items()})
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
@@ -119,8 +120,9 @@ def test_what_needs_no_drafter_is_measured_without_one(tiny_pair_folder, tmp_pat
     assert {(row["drafter_commit"], row["equals_plain"]) for row in rows} == {(None, True)}
 
 
-def test_a_drafter_of_another_kind_has_its_own_name(tiny_pair_folder, tmp_path, make_drafter, tiny_qwen3, capsys):
-    make_drafter(tiny_qwen3, projector_type="medusa", block_size=3).save_pretrained(tmp_path / "heads")
+def test_a_drafter_of_another_kind_has_its_own_name(tiny_pair_folder, tmp_path, make_drafter, capsys):
+    target = AutoModelForCausalLM.from_pretrained(tiny_pair_folder)
+    make_drafter(target, projector_type="medusa", block_size=3).save_pretrained(tmp_path / "heads")
     flags = "--drafter", str(tmp_path / "heads"), "--temperature", "0", "--methods", "plain,domino"
     assert bench(tiny_pair_folder, tmp_path / "rows.jsonl", *flags) == 0
     assert {row["method"] for row in measured(read_rows(tmp_path / "rows.jsonl"))} == {"plain", "heads (Medusa)"}

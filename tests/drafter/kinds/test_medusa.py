@@ -197,7 +197,7 @@ def test_what_the_command_trains_is_used_as_others_are(folder, saved_pair, targe
     card = (folder / "README.md").read_text()
     assert "A [Medusa](https://arxiv.org/abs/2401.10774) drafter" in card
     assert "@misc{medusa2024" in card
-    assert "with export must be Domino or DFlash, got 'Medusa'" in card
+    assert "has nothing for engines to read. No engine reads such heads" in card
     ids = PROMPTS[0][None]
     assert torch.equal(generate(target, drafter, ids), generate(target, None, ids))
     assert len(explain_round(drafter, target, ids).base_probs) == drafter.config.num_draft_tokens

@@ -71,12 +71,6 @@ def test_what_it_lacks_is_refused_by_name(wide, drafter, tmp_path, use, feature)
         use(drafter, wide, tmp_path / "out")
 
 
-def test_no_file_has_it(wide, drafter, make_drafter, tmp_path):
-    make_drafter(wide).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"kind with save_pretrained must be .*got '{drafter.config.kind.title}'"):
-        hf_domino.DominoDraftModel.from_pretrained(tmp_path, projector_type=drafter.config.projector_type)
-
-
 def test_an_attached_target_refuses_it(wide, drafter):
     target = copy.deepcopy(wide)
     hf_domino.uninstall()

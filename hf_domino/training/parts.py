@@ -84,9 +84,10 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
     Raises:
         ValueError: If there is a head already, or blocks are shorter than can be.
     """
-    if overrides.get(BLOCK_SIZE, drafter.config.block_size) != drafter.config.block_size:
+    block_size = overrides.get(BLOCK_SIZE, drafter.config.block_size)
+    if block_size != drafter.config.block_size:
         drafter.config.kind.refuse_what_it_lacks(BLOCK_SIZE)
-    drafter.config.block_size = overrides.get(BLOCK_SIZE, drafter.config.block_size)
+    drafter.config.block_size = block_size
     drafter.config.check()
     head = {name: value for name, value in overrides.items() if name != BLOCK_SIZE}
     return add_head(drafter, head) if head else drafter

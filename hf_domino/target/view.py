@@ -66,7 +66,8 @@ class TargetModel:
             return None
         weight, shape = head.weight, (head.out_features, head.in_features)
         is_whole = weight.shape == shape and weight.is_floating_point() and not weight.is_meta
-        is_plain = not ("forward" in vars(head) or hasattr(head, "_hf_hook") or has_hooks(head))
+        is_own = getattr(head.forward, "__func__", None) is nn.Linear.forward
+        is_plain = is_own and not (hasattr(head, "_hf_hook") or has_hooks(head))
         return head if is_whole and is_plain else None
 
     def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:

@@ -70,6 +70,7 @@ def test_the_ends_of_a_target_are_its_own(model_type, make_drafter, tmp_path):
     assert torch.equal(view.embed(ids), whole.embed(ids))
     hidden = torch.randn(3, 32)
     assert torch.equal(view.logits(hidden), whole.logits(hidden))
+    assert view.readable_head is not None  # so a draft vocabulary multiplies with its own rows alone
 
 
 def test_a_mixture_of_experts_is_loaded_whole(tmp_path, caplog):

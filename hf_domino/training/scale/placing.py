@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.hooks import remove_hook_from_module
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from torch import nn
@@ -83,10 +84,13 @@ def load_ends(name: str, dtype: str, device: torch.device) -> PreTrainedModel | 
     where = "cpu" if device.type == "cpu" else device
     device_map: dict[str, Any] = dict(_places(shape, ends, where))
     try:
-        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map=device_map).eval()
+        target = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map=device_map).eval()
     except ValueError:  # Transformers': weights would have to be written anew
         notice(f"all of {name} is loaded, although only its embeddings and lm_head are used: its file holds no others.")
         return None
+    # A hook moves what is there already, and lm_head with one would be called whole for a draft vocabulary's rows.
+    remove_hook_from_module(target.get_output_embeddings())
+    return target
 
 
 def _places(module: nn.Module, ends: tuple, device: torch.device | str, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -236,6 +236,7 @@ def test_models_named_one_by_one(tiny_pair_folder, tmp_path):
     assert read_rows(path)[0]["sources"][0][:2] == [None, None]
 
 
+@pytest.mark.slow
 def test_drafters_of_several_kinds_are_compared(tiny_pair_folder, tmp_path, capsys):
     path, drafters = tmp_path / "rows.jsonl", [f"tiny-{kind}" for kind in ("dflash", "domino")]
     flags = [flag for name in drafters for flag in ("--drafter", str(tiny_pair_folder.with_name(name)))]

@@ -144,6 +144,7 @@ def test_hooks_are_seen_as_they_come_and_go(tiny_qwen3, make_drafter, config, tr
     assert len(traced) == 6
 
 
+@pytest.mark.slow
 def test_released_workspaces_are_compiled_anew(tiny_qwen3, make_drafter, config, traced):
     """With what has been hooked in since, of which dynamo keeps no guard."""
     drafter, texts = make_drafter(tiny_qwen3), []

@@ -78,6 +78,7 @@ def test_twin_fits(pair, held_out):
     assert measure.WITHOUT_HEAD not in [variant.name for variant in result.variants]
 
 
+@pytest.mark.slow
 def test_layers_in_the_wrong_order(pair, held_out):
     wrong = pair.drafter.view(target_layer_ids=pair.drafter.config.target_layer_ids[::-1])
     result = checked(pair, wrong, held_out)

@@ -132,6 +132,7 @@ def recipe(work, **fields):
     return smollm2.SmolLM2Recipe(work, 2, "hf_domino.cli", **fields)
 
 
+@pytest.mark.slow
 def test_text_is_written_by_the_data_command(tmp_path, commands, monkeypatch):
     def write(processes, module, command, *arguments):
         commands.append((processes, module, command, *arguments))

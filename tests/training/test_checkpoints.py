@@ -128,6 +128,7 @@ def weights(folder):
     return DominoDraftModel.from_pretrained(folder).state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["weights", "state", "sweep"])
 def test_a_kill_inside_a_save_costs_at_most_what_came_after_the_last_checkpoint(point, killed):
     work, codes, _ = killed

@@ -113,19 +113,32 @@ def load_study(path: Path = STUDY_FILE) -> Study:
     """Read a study's YAML file with `base`, `budgets` and `variants`.
 
     Raises:
-        ValueError: If it holds something else, or a variant names one that is not there before it.
+        ValueError: If it holds something else, a budget is not of whole numbers above 0, or a variant names one that is
+            not there before it.
     """
     if not path.is_file():
         raise ValueError(f"--study must be a YAML file, got {str(path)!r}: there is none of that name.")
     found = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(found, dict) or set(found) != set(SECTIONS):
         raise ValueError(f"{path} must hold {', '.join(SECTIONS)}, each a mapping: see {STUDY_FILE.name}.")
-    budgets = {name: Budget(**values) for name, values in found["budgets"].items()}
+    budgets = {name: _budget(name, values, path) for name, values in found["budgets"].items()}
     variants: dict[str, Variant] = {}
     for name, values in found["variants"].items():
         variants[name] = _variant(values)
         _check(name, variants, path)
     return Study(found["base"], budgets, variants)
+
+
+def _budget(name: str, values: dict[str, Any], path: Path) -> Budget:
+    own = [entry.name for entry in fields(Budget)]
+    for field_name in {*values, "steps", "texts"}:
+        if field_name not in own:
+            raise refusal(f"{path}: a field of budget {name}", f"among {', '.join(own)}", field_name, "Correct it.")
+        value = values.get(field_name)
+        if type(value) is not int or value < 1:
+            remedy = "Leave rows out to train on as many as the steps take." if field_name == "rows" else "Give one."
+            raise refusal(f"{path}: {field_name} of budget {name}", "a whole number above 0", value, remedy)
+    return Budget(**values)
 
 
 def _variant(values: dict[str, Any]) -> Variant:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
 from hf_domino.cli.generate import prompt_of, summary
 
@@ -99,10 +100,10 @@ class Conversation:
         self._read = self._cache = None
         try:
             output = self.pair.target.generate(
-                **inputs, **arguments, assistant_model=self.pair.drafter, streamer=printer, past_key_values=cache,
+                **inputs, **arguments, assistant_model=self.pair.drafter, streamer=printer, **{CACHE: cache},
                 return_dict_in_generate=True,
             )  # fmt: skip
-            self._read, self._cache = output.sequences, output.past_key_values
+            self._read, self._cache = output.sequences, getattr(output, CACHE)
         finally:
             self.messages.append({"role": "assistant", "content": printer.text})
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from hf_domino._common.cache_name import CACHE
+
 # Truncation that a target's generation configuration may ask for, switched off.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 NO_MIN_P = {"min_p": 0.0}  # only in place of another: `generate` makes a pass over the vocabulary for it
@@ -116,11 +118,11 @@ class TargetWriter:
 def _of_rows(rows: list[int], output: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
     """What `generate` needs to go on with some rows of its output."""
     index = torch.tensor(rows, device=attention_mask.device)
-    cache = output.past_key_values
+    cache = getattr(output, CACHE)
     cache.batch_select_indices(index)
     num_new = output.sequences.shape[1] - attention_mask.shape[1]
     mask = torch.nn.functional.pad(attention_mask[index], (0, num_new), value=1)
-    return {"input_ids": output.sequences[index], "attention_mask": mask, "past_key_values": cache}
+    return {"input_ids": output.sequences[index], "attention_mask": mask, CACHE: cache}
 
 
 def _arguments(sampling: Sampling, config: Any) -> dict[str, Any]:

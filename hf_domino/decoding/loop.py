@@ -18,6 +18,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
@@ -83,7 +84,7 @@ def assisted_decoding(
     law, step_outputs = TokenLaw(logits_processor, KnownStops.among(stopping_criteria)), StepOutputs(generation_config)
     stats = DecodingStats.of_rows(most, batch_size, recognise(drafter.config, model))
     hand_out(streamer, stats)
-    context, has_gap = kept_context(model_kwargs["past_key_values"], drafter, batch_size)
+    context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
     session = session_of(drafter, target, law.without_state(), timer, context)
     reads_confidence = input_ids.device.type == "cpu" and generation_config.cache_implementation != "static"

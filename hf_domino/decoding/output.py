@@ -13,6 +13,7 @@ from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.stopping import KNOWN_CRITERIA, KnownStops
 
@@ -204,7 +205,7 @@ class CommittedSequences:
             sequences=sequences,
             scores=_per_token(self._scores, count) if self._wants("output_scores") else None,
             logits=_per_token(self._logits, count) if self._wants("output_logits") else None,
-            past_key_values=cache,
+            **{CACHE: cache},
             **outputs,
         )
 

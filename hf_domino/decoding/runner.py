@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches.alignment import PER_POSITION, Alignment, empty
 from hf_domino.decoding.caches.rewind import (
     PLACEHOLDERS,
@@ -70,7 +71,7 @@ class TargetRunner:
     @property
     def cache(self) -> Any:
         """The target's cache."""
-        return self.kwargs["past_key_values"]
+        return self.kwargs[CACHE]
 
     def prefill(
         self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
@@ -283,7 +284,7 @@ class TargetRunner:
         with self._timer.phase("target_forward"):
             outputs = self.model(**(inputs | self._forward_kwargs))
         if is_first_iteration and not self.cache.get_seq_length():  # Phi-3 starts a new one for long prompts
-            self.kwargs["past_key_values"] = outputs.past_key_values
+            self.kwargs[CACHE] = getattr(outputs, CACHE)
             activate_past_recording(self.cache)
         self.outputs = outputs if self._keeps_outputs else None
         logits = outputs.logits[:, -logits_to_keep:].to(input_ids.device)

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
 from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.loop import assisted_decoding
@@ -81,10 +82,10 @@ def decode(target: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **kwarg
     max_length = KnownStops.among(kwargs["stopping_criteria"]).max_length
     check_rope(target, num_proposals, input_ids, kwargs, kwargs["generation_config"], max_length)
     check_step_outputs(target, len(input_ids), kwargs["generation_config"])
-    unfixable_layer = unfixable(kwargs["past_key_values"])
+    unfixable_layer = unfixable(kwargs[CACHE])
     check_static(target, len(input_ids), kwargs, kwargs["generation_config"], unfixable_layer)
     stateful = stateful_processors(kwargs["logits_processor"])
-    check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs["past_key_values"]))
+    check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs[CACHE]))
     check_rows(target, num_proposals, len(input_ids), kwargs)
     unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
     kept = {name: value for name, value in kwargs.items() if name not in unused}

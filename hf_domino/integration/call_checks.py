@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
 from hf_domino.integration.rope_checks import GROWING_ROPE_TYPES, num_given
 from hf_domino.target.compatibility import check_drafter, check_target
@@ -132,14 +133,14 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
             "Sharded targets (DeepSpeed ZeRO-3, FSDP) need rounds in step on all processes; gather the target first."
         )
         raise refusal("synced_gpus", False, True, remedy)
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE)
     if cache is None or not _takes_cache(target):
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
         raise refusal("the target's cache", "a DynamicCache", None, remedy)
     is_prepared = not getattr(cache, "_is_user_defined", False)
     if (isinstance(cache, StaticCache) and not is_prepared) or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
-        raise refusal("past_key_values", "a DynamicCache", type(cache).__name__, remedy)
+        raise refusal(CACHE, "a DynamicCache", type(cache).__name__, remedy)
     mask, given = model_kwargs.get("attention_mask"), num_new + cache.get_seq_length()
     if mask is not None and mask.dim() == 2 and mask.shape[1] > given:
         expected = f"at most as wide as what is cached and given ({given} positions)"
@@ -149,7 +150,7 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
 def _takes_cache(target: PreTrainedModel) -> bool:
     """Whether the target's forward takes keys and values: `generate` prepares a cache also for some that do not."""
     parameters = inspect.signature(type(target).forward).parameters
-    return "past_key_values" in parameters or "input_ids" not in parameters
+    return CACHE in parameters or "input_ids" not in parameters
 
 
 def check_step_outputs(target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig) -> None:
@@ -206,11 +207,11 @@ def check_batch(batch_size: int, kwargs: Mapping[str, Any], processors: Sequence
         if count != batch_size:
             remedy = "Repeat the prompts instead of asking for several num_return_sequences."
             raise refusal(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
-    mask, cache = kwargs.get("attention_mask"), kwargs["past_key_values"]
+    mask, cache = kwargs.get("attention_mask"), kwargs[CACHE]
     if cache_part:
         raise refusal("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
     if cache.get_seq_length():
-        raise refusal("past_key_values", "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
+        raise refusal(CACHE, "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
     if mask is not None and mask.dim() != 2:
         raise refusal("attention_mask", "of shape (batch, length), for a batch", tuple(mask.shape), alone)
     if kwargs.get("encoder_hidden_states") is not None:
@@ -294,7 +295,7 @@ def check_native_loop(
         raise refusal("prompt_lookup_num_tokens in an attached target", None, count, remedy)
     if generation_config.stop_strings is not None:
         raise refusal("stop_strings in an attached target", "None", generation_config.stop_strings, remedy)
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE)
     filled = cache.get_seq_length() if cache is not None else 0
     if filled:
-        raise refusal("past_key_values", "empty in an attached target", f"{filled} positions", remedy)
+        raise refusal(CACHE, "empty in an attached target", f"{filled} positions", remedy)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
 
 # RoPE whose frequencies change with the length of the input, for a block at another point than for single tokens.
@@ -52,7 +53,7 @@ def check_rope(
             continue
         limit = parameters.get("original_max_position_embeddings") or text.max_position_embeddings
         shortest, longest = _prompt_lengths(input_ids, model_kwargs, config)
-        cache = model_kwargs.get("past_key_values")
+        cache = model_kwargs.get(CACHE)
         cached = 0 if cache is None else cache.get_seq_length()
         if kind == "longrope" and shortest > limit and not 0 < cached <= limit:
             continue

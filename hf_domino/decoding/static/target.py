@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches.alignment import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.pacing.blocks import fitting_length
@@ -51,7 +52,7 @@ class StaticRunner(TargetRunner):
         workspace: Workspace,
         is_returned: bool = False,
     ):
-        super().__init__(target, model_kwargs | {"past_key_values": workspace.cache}, timer=session.timer)
+        super().__init__(target, model_kwargs | {CACHE: workspace.cache}, timer=session.timer)
         self._drafter, self._workspace, self._is_returned = session.drafter, workspace, is_returned
         self._most = session.drafter.config.num_draft_tokens
         self._length = 0  # of the cache, as its device knows it
@@ -78,7 +79,7 @@ class StaticRunner(TargetRunner):
             self._tensors["token_type_ids"] = hold("token_type_ids", types[..., -1:])
         if (types := kwargs.get("mm_token_type_ids")) is not None:
             self._tensors["mm_token_type_ids"] = hold("mm_token_type_ids", torch.zeros_like(types[..., -1:]))
-        taken = (*PER_POSITION, "past_key_values", "inputs_embeds")
+        taken = (*PER_POSITION, CACHE, "inputs_embeds")
         self._options = {
             name: hold(f"option {name}", value) if isinstance(value, torch.Tensor) else value
             for name, value in kwargs.items()
@@ -122,7 +123,7 @@ class StaticRunner(TargetRunner):
             if (types := self._tensors.get(name)) is not None:
                 kwargs[name] = types.expand(*types.shape[:-1], width)
         inputs = self.model.prepare_inputs_for_generation(
-            block, next_sequence_length=width, past_key_values=self.cache, is_first_iteration=False, **kwargs
+            block, next_sequence_length=width, **{CACHE: self.cache}, is_first_iteration=False, **kwargs
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
@@ -151,7 +152,7 @@ class StaticRunner(TargetRunner):
         """Leave a cache that the caller can go on from, if it gets one."""
         if self._is_returned:
             config = self.model.config.get_text_config(decoder=True)
-            self.kwargs["past_key_values"] = self._workspace.cache.to_dynamic(config)
+            self.kwargs[CACHE] = self._workspace.cache.to_dynamic(config)
 
     def release(self) -> None:
         """Leave the workspace to the next call."""

@@ -14,6 +14,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
 
+from hf_domino._common.cache_name import CACHE
+
 
 def tree_inputs(
     depths: torch.Tensor,
@@ -41,7 +43,7 @@ def tree_inputs(
             config=target.config,
             inputs_embeds=torch.empty(*depths.shape, 0, dtype=target.dtype, device=depths.device),
             attention_mask=masks,
-            past_key_values=inputs["past_key_values"],
+            **{CACHE: inputs[CACHE]},
             position_ids=inputs["position_ids"],
         )
     if isinstance(masks, dict):

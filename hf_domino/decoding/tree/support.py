@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches.alignment import PER_POSITION, unalignable
 from hf_domino.decoding.correcting.candidates import fits_pool
 from hf_domino.decoding.drafting import DraftSession
@@ -88,8 +89,8 @@ def _try(target: PreTrainedModel) -> str | None:
     try:
         expected = target(input_ids=chain, position_ids=positions, use_cache=False).logits[:, 1:6]
         cache = DynamicCache(config=target.config)
-        target(input_ids=chain[:, :1], position_ids=positions[:, :1], past_key_values=cache, use_cache=True)
-        inputs = {"input_ids": chain[:, order], "position_ids": positions[:, 1:], "past_key_values": cache}
+        target(input_ids=chain[:, :1], position_ids=positions[:, :1], **{CACHE: cache}, use_cache=True)
+        inputs = {"input_ids": chain[:, order], "position_ids": positions[:, 1:], CACHE: cache}
         logits = target(**tree_inputs(tree.depths, tree.sees, inputs, target), use_cache=True).logits
     except Exception as error:  # whatever a target makes of such inputs
         return f"the target does not take trees: {type(error).__name__}: {error}"

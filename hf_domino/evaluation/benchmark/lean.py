@@ -15,6 +15,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from hf_domino._common.cache_name import CACHE
+
 
 def lean_decoding(
     model: PreTrainedModel,
@@ -85,8 +87,8 @@ class _Forward:
         parameters = inspect.signature(model.forward).parameters
         self.takes = set(parameters)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            self.takes |= {"position_ids", "past_key_values", "attention_mask", "use_cache"}
-        self.model, self.cache = model, kwargs.get("past_key_values")
+            self.takes |= {"position_ids", CACHE, "attention_mask", "use_cache"}
+        self.model, self.cache = model, kwargs.get(CACHE)
         self.mask, length = kwargs.get("attention_mask"), int(config.max_length)
         counted = torch.arange(length, device=input_ids.device).expand(len(input_ids), -1)
         if self.mask is not None:
@@ -100,7 +102,7 @@ class _Forward:
         inputs = {
             "attention_mask": None if self.mask is None else self.mask[:, :end],
             "position_ids": self.positions[:, end - new_ids.shape[1] : end],
-            "past_key_values": self.cache,
+            CACHE: self.cache,
             "use_cache": True,
             "logits_to_keep": 1,
         }

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import generation
 from transformers.modeling_outputs import BaseModelOutput
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
 
@@ -53,7 +54,7 @@ class NativeDFlash(nn.Module):
         context_hidden_states: torch.Tensor,
         position_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        past_key_values: Any = None,
+        **kwargs: Any,
     ) -> BaseModelOutput:
         """Draft one block.
 
@@ -62,16 +63,17 @@ class NativeDFlash(nn.Module):
             context_hidden_states (`torch.Tensor`): Hidden states of the positions just committed, `[1, C, L * H]`.
             position_ids (`torch.Tensor`): Absolute positions of context and block, `[1, C + K]`.
             attention_mask (`torch.Tensor`, *optional*): Not read: of a single sequence all positions count.
-            past_key_values (`DFlashCache`): Marks the generation; its own layers are not used.
+            kwargs: The `DFlashCache`, which marks the generation; its own layers are not used.
 
         Returns:
             `BaseModelOutput`: `last_hidden_state` `[1, P + 1, H]`; the first position is one that Transformers drops.
         """
-        context = getattr(past_key_values, _CONTEXT, None)
+        cache = kwargs[CACHE]
+        context = getattr(cache, _CONTEXT, None)
         if context is None:
             context = ContextCache(len(self.twin.layers))
-            setattr(past_key_values, _CONTEXT, context)
-            past_key_values.layers = []  # before 5.23 layers that were never written to cannot be cropped
+            setattr(cache, _CONTEXT, context)
+            cache.layers = []  # before 5.23 layers that were never written to cannot be cropped
         num_new = context_hidden_states.shape[1]
         hidden = self.twin(
             noise_embeds.to(self.device),

@@ -18,6 +18,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.noise.generators import CallGenerator
 from hf_domino.decoding.processors.stock import STATELESS
 
@@ -76,7 +77,7 @@ class Replay:
     ):
         self.model, self.input_ids, self.criteria = model, input_ids, stopping_criteria
         self.processors = [p if type(p) in STATELESS else copy.deepcopy(p) for p in logits_processor]
-        self.kwargs = model_kwargs | {"past_key_values": copy.deepcopy(model_kwargs.get("past_key_values"))}
+        self.kwargs = model_kwargs | {CACHE: copy.deepcopy(model_kwargs.get(CACHE))}
         self.config = copy.copy(generation_config)
         self.config.do_sample = self.config.return_dict_in_generate = False
         self.pad = getattr(generation_config, "_pad_token_tensor", None)

@@ -7,7 +7,6 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hf_domino._common.cache_name import CACHE
 from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
 from hf_domino.cli.generate import prompt_of, summary
 
@@ -90,6 +89,7 @@ class Conversation:
             printer ([`RoundPrinter`]): Shows the answer.
             arguments (`dict`): Of `generate`.
         """
+        from hf_domino._common.cache_name import CACHE
         from hf_domino.evaluation.benchmark.prompts import encode
 
         self.messages.append({"role": "user", "content": said})

@@ -137,6 +137,10 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     if cache is None or not _takes_cache(target):
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
         raise refusal("the target's cache", "a DynamicCache", None, remedy)
+    kinds = getattr(cache, "is_linear", [])  # of its layers
+    if kinds and all(kinds):
+        remedy = f"Verification of {type(target).__name__} cannot be undone; drop assistant_model."
+        raise refusal("the target's cache", "of attention, in a layer at least", "recurrent states only", remedy)
     is_prepared = not getattr(cache, "_is_user_defined", False)
     if (isinstance(cache, StaticCache) and not is_prepared) or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."

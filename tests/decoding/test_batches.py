@@ -9,6 +9,7 @@ from oracle import oracle
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.stopping import KnownStops
 
@@ -187,7 +188,7 @@ def test_a_processor_with_state_is_refused_in_a_batch(tiny_qwen3, tiny_drafter, 
 
 def test_a_filled_cache_is_refused_in_a_batch(tiny_qwen3, tiny_drafter, prompts):
     first = tiny_qwen3.generate(**prompts, max_new_tokens=2, do_sample=False, return_dict_in_generate=True)
-    with pytest.raises(ValueError, match=r"past_key_values must be empty, for a batch, got '21 positions'"):
+    with pytest.raises(ValueError, match=rf"{CACHE} must be empty, for a batch, got '21 positions'"):
         tiny_qwen3.generate(first.sequences, past_key_values=first.past_key_values, assistant_model=tiny_drafter)
 
 

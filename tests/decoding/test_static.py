@@ -16,6 +16,7 @@ from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
 from transformers import LogitsProcessor, LogitsProcessorList, StaticCache
 
 import hf_domino
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding import loop
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.static import graphs, workspace
@@ -528,7 +529,7 @@ def test_attention_that_goes_by_the_length_of_the_cache(make_drafter):
 
 def test_refused_caches_and_loops(tiny_qwen3, tiny_drafter):
     cache = StaticCache(config=tiny_qwen3.config, max_cache_len=64)
-    with pytest.raises(ValueError, match="past_key_values must be a DynamicCache, got 'StaticCache'"):
+    with pytest.raises(ValueError, match=f"{CACHE} must be a DynamicCache, got 'StaticCache'"):
         tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, past_key_values=cache, max_new_tokens=4)
     hf_domino.uninstall()
     hf_domino.attach(tiny_qwen3)

@@ -32,6 +32,7 @@ from transformers.pipelines import base as pipelines_base
 
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.drafting import DraftSession
 
 ROOT = Path(__file__).parents[2]
@@ -292,7 +293,7 @@ def test_second_turn_on_a_filled_cache(tiny_qwen3, tiny_drafter, reused):
 def test_native_loop_refuses_what_it_would_get_wrong(entry, tiny_qwen3, tiny_drafter, tiny_tokenizer):
     first = greedy(tiny_qwen3, return_dict_in_generate=True)
     prompt = torch.cat((first.sequences, PROMPT), dim=1)
-    with pytest.raises(ValueError, match=r"past_key_values must be empty.*hf_domino.install"):
+    with pytest.raises(ValueError, match=rf"{CACHE} must be empty.*hf_domino.install"):
         greedy(tiny_qwen3, prompt, past_key_values=first.past_key_values, assistant_model=tiny_drafter)
     with pytest.raises(ValueError, match=r"stop_strings .* must be None.*hf_domino.install"):
         greedy(tiny_qwen3, assistant_model=tiny_drafter, stop_strings=["a"], tokenizer=tiny_tokenizer)

@@ -27,6 +27,7 @@ from transformers.generation import GenerationMode, MaxLengthCriteria
 
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino._common.cache_name import CACHE
 from hf_domino.integration.call_checks import check_generation, check_inputs
 from hf_domino.integration.rope_checks import check_rope
 from hf_domino.target.compatibility import check_rows, check_target
@@ -133,7 +134,7 @@ def test_sharded_target(tiny_qwen3):
 
 def test_cache_that_cannot_be_rewound(target, tiny_drafter):
     cache = StaticCache(config=target.config, max_cache_len=32)
-    with pytest.raises(ValueError, match=r"past_key_values must be a DynamicCache, got 'StaticCache'"):
+    with pytest.raises(ValueError, match=f"{CACHE} must be a DynamicCache, got 'StaticCache'"):
         target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, past_key_values=cache)
 
 
@@ -185,7 +186,7 @@ def rope_call(rope_type, lengths, new_tokens, cached=0, **kwargs):
     mask = torch.stack([(torch.arange(longest) >= longest - length).long() for length in lengths])
     ids = kwargs.pop("input_ids", torch.ones_like(mask))
     cache = SimpleNamespace(get_seq_length=lambda: cached)
-    kwargs = {"attention_mask": mask, "past_key_values": cache} | kwargs
+    kwargs = {"attention_mask": mask, CACHE: cache} | kwargs
     check_rope(target, 6, ids, kwargs, GenerationConfig(), ids.shape[1] + new_tokens)
 
 

@@ -166,7 +166,7 @@ def test_lora_by_the_command(start, train, tmp_path):
     assert "| lora_rank | 2 |" in card
     assert "library_name: hf_domino" in card
     drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
-    assert drafter.active_adapters() == ["default"]
+    assert list(drafter.peft_config) == ["default"]
     assert drafter.config.target_name == Path(start["target"]).name  # the drafter it started from names none
 
 

@@ -8,6 +8,7 @@ from builders import left_padded
 from families import build
 from transformers import DynamicCache
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.masks import tree_inputs
 
@@ -30,7 +31,7 @@ def test_each_node_sees_its_own_text(model_type, knows_windows, window, attentio
     cache = DynamicCache(config=target.config if knows_windows else None)
     target(input_ids=ids, attention_mask=mask, position_ids=mask.cumsum(1).sub(1).clamp_min(0), past_key_values=cache)
     block = torch.nn.functional.pad(tree.tokens, (1, 0), value=49)
-    inputs = {"input_ids": block, "past_key_values": cache, "use_cache": True}
+    inputs = {"input_ids": block, CACHE: cache, "use_cache": True}
     inputs |= {"attention_mask": torch.nn.functional.pad(mask, (0, 11), value=1)}
     inputs |= {"position_ids": mask.sum(dim=1, keepdim=True) + torch.arange(11)}
     logits = target(**tree_inputs(tree.depths, tree.sees, inputs, target)).logits

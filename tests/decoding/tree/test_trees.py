@@ -12,6 +12,7 @@ from families import build
 from oracle import tree_faults
 from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, TextStreamer
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding import loop
 from hf_domino.decoding.prompt_lookup import PromptLookup
 
@@ -321,7 +322,7 @@ def test_a_target_that_does_not_follow_trees_gets_chains(tiny_qwen3, dtype):
     forward = target.forward
 
     def by_columns(*args, position_ids=None, **kwargs):
-        cached = kwargs["past_key_values"].get_seq_length() if kwargs.get("past_key_values") is not None else 0
+        cached = kwargs[CACHE].get_seq_length() if kwargs.get(CACHE) is not None else 0
         width = kwargs["input_ids"].shape[1]
         return forward(*args, position_ids=torch.arange(cached, cached + width)[None], **kwargs)
 

@@ -1,8 +1,8 @@
 """Conversations: what the drafter knows of a prefix travels with the target's cache from one `generate` to the next.
 
-`generate(..., return_dict_in_generate=True)` returns the cache, and a later call takes it as `past_key_values`. The
-target does not run over the cached prefix again, so the drafter could not see it; its context is kept on the cache
-object instead. A prefix it has not seen costs acceptance, never exactness.
+`generate(..., return_dict_in_generate=True)` returns the cache, and a later call takes it. The target does not
+run over the cached prefix again, so the drafter could not see it; its context is kept on the cache object instead. A
+prefix it has not seen costs acceptance, never exactness.
 """
 
 from __future__ import annotations

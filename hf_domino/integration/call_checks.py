@@ -134,13 +134,9 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
         )
         raise refusal("synced_gpus", False, True, remedy)
     cache = model_kwargs.get(CACHE)
-    if cache is None or not _takes_cache(target):
+    if cache is None or not _keeps_keys(target, cache):
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
         raise refusal("the target's cache", "a DynamicCache", None, remedy)
-    kinds = getattr(cache, "is_linear", [])  # of its layers
-    if kinds and all(kinds):
-        remedy = f"Verification of {type(target).__name__} cannot be undone; drop assistant_model."
-        raise refusal("the target's cache", "of attention, in a layer at least", "recurrent states only", remedy)
     is_prepared = not getattr(cache, "_is_user_defined", False)
     if (isinstance(cache, StaticCache) and not is_prepared) or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
@@ -151,10 +147,14 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
         raise refusal("attention_mask", expected, mask.shape[1], "Cut it to the tokens it is of.")
 
 
-def _takes_cache(target: PreTrainedModel) -> bool:
-    """Whether the target's forward takes keys and values: `generate` prepares a cache also for some that do not."""
-    parameters = inspect.signature(type(target).forward).parameters
-    return CACHE in parameters or "input_ids" not in parameters
+def _keeps_keys(target: PreTrainedModel, cache: Any) -> bool:
+    """Whether the target's keys and values are in the cache: `generate` prepares one also for targets that take none.
+
+    From Transformers 5.24 on, one of recurrent states alone (Mamba) goes by the same name.
+    """
+    parameters, are_recurrent = inspect.signature(type(target).forward).parameters, getattr(cache, "is_linear", [])
+    is_taken = CACHE in parameters or "input_ids" not in parameters
+    return is_taken and not (are_recurrent and all(are_recurrent))
 
 
 def check_step_outputs(target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig) -> None:

@@ -54,7 +54,7 @@ def test_an_adapters_name_without_network(offline, cache, saved_pair, tmp_path):
     (tmp_path / "models--user--adapter" / "refs").mkdir()
     (tmp_path / "models--user--adapter" / "refs" / "main").write_text(COMMIT)
     generator = pipeline(model=str(saved_pair[0]), assistant_model="user/adapter", model_kwargs={"cache_dir": cache})
-    assert list(generator.assistant_model.peft_config) == ["default"]
+    assert peft.get_model_status(generator.assistant_model).active_adapters == ["default"]
 
 
 def test_what_is_the_targets_and_what_is_for_all(offline, cache, saved_pair, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,8 @@ def load_study(path: Path = STUDY_FILE) -> Study:
 
 def _budget(name: str, values: dict[str, Any], path: Path) -> Budget:
     own = [entry.name for entry in fields(Budget)]
-    for field_name in {*values, "steps", "texts"}:
+    needed = [entry.name for entry in fields(Budget) if entry.default is MISSING]
+    for field_name in dict.fromkeys((*values, *needed)):
         if field_name not in own:
             raise refusal(f"{path}: a field of budget {name}", f"among {', '.join(own)}", field_name, "Correct it.")
         value = values.get(field_name)

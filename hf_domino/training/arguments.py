@@ -72,8 +72,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             which are 128 MB in fp32, of which the loss keeps about four copies; on a CPU to those of 256 positions
             where they are fewer.
         muon_learning_rate (`float`, *optional*): Train the backbone's and the GRU's matrices with Muon at this rate, in
-            units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third of the steps. Needs
-            torch 2.9. Defaults to AdamW for all.
+            units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third of the steps.
+            Defaults to AdamW for all.
         shard_target (`bool`, *optional*, defaults to `False`): Divide the layers of the frozen target among the
             processes; each is gathered while it runs. Otherwise every process has a copy.
         walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is

@@ -13,7 +13,7 @@ ENTRY, ENTRY_FILE = "integration/custom_generate.py", "generate"  # read, never 
 PACKAGES = ("hf_domino", "domino_kernels")
 LICENCE = "Apache-2.0"
 _ENTRY_NAME = f"{PACKAGES[0]}.{ENTRY.removesuffix('.py').replace('/', '.')}"
-REQUIREMENTS = ("torch>=2.6", "transformers>=5.18,<6")  # Transformers checks them before it runs the code
+REQUIREMENTS = ("torch>=2.9", "transformers>=5.18,<6")  # Transformers checks them before it runs the code
 
 
 def write_bundle(folder: str | Path) -> list[Path]:

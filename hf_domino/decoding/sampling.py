@@ -9,7 +9,6 @@ vocabulary; D is V without one.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 
 import torch
@@ -75,9 +74,7 @@ class TokenLaw:
 
     def over(self, vocabulary: DraftVocabulary) -> TokenLaw:
         """The same law where only some tokens have logits: it takes and gives those `[..., D]`."""
-        law = copy.copy(self)
-        law.vocabulary = vocabulary
-        return law
+        return self._like(self.processors, self.steps, vocabulary)
 
     def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenLaw]:
         """Forbid beforehand what only depends on how long the text is.
@@ -103,9 +100,15 @@ class TokenLaw:
         return logits, self._less(list(done))
 
     def _less(self, dropped: list[int]) -> TokenLaw:
-        law, kept = copy.copy(self), [index for index in range(len(self.steps)) if index not in dropped]
-        law.processors = LogitsProcessorList(self.processors[index] for index in kept)
-        law.steps = [self.steps[index] for index in kept]
+        kept = [index for index in range(len(self.steps)) if index not in dropped]
+        processors = LogitsProcessorList(self.processors[index] for index in kept)
+        return self._like(processors, [self.steps[index] for index in kept], self.vocabulary)
+
+    def _like(
+        self, processors: LogitsProcessorList, steps: list[Effect | LogitsProcessor], vocabulary: DraftVocabulary
+    ) -> TokenLaw:
+        law = TokenLaw(LogitsProcessorList(), self.stops)  # older compilers of torch do not follow `copy.copy`
+        law.processors, law.steps, law.vocabulary = processors, steps, vocabulary
         return law
 
     def scores(self, prefixes: Prefixes, logits: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:

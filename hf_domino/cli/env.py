@@ -44,7 +44,7 @@ def environment() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         **{package: _version(package) for package in PACKAGES},
-        "torch": torch.__version__,  # whose build a wheel's own version need not name
+        "torch": origin["torch"],  # with its build, which a wheel's own version need not name
         "commit": origin["commit"],
         "python": origin["python"],
         "platform": f"{platform.system()} {platform.machine()}",

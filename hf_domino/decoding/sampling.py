@@ -33,13 +33,20 @@ class TokenLaw:
     Args:
         processors (`LogitsProcessorList`): Processors and warpers, in order.
         stops ([`KnownStops`], *optional*): Where texts end: a caller's function is never asked what comes behind.
+        vocabulary ([`DraftVocabulary`], *optional*): Whose tokens have logits; defaults to all.
+        steps (`list`, *optional*): The processors in order, those that have an effect as that; made where not given.
     """
 
-    def __init__(self, processors: LogitsProcessorList, stops: KnownStops | None = None):
+    def __init__(
+        self,
+        processors: LogitsProcessorList,
+        stops: KnownStops | None = None,
+        vocabulary: DraftVocabulary | None = None,
+        steps: list[Effect | LogitsProcessor] | None = None,
+    ):
         self.processors, self.stops = processors, stops or KnownStops()
-        self.vocabulary = DraftVocabulary()  # whose tokens have logits: all
-        # In order: effects in place of the processors that have one.
-        self.steps: list[Effect | LogitsProcessor] = [effect_of(processor) or processor for processor in processors]
+        self.vocabulary = vocabulary or DraftVocabulary()
+        self.steps = [effect_of(processor) or processor for processor in processors] if steps is None else steps
 
     @property
     def effects(self) -> list[Effect]:
@@ -74,7 +81,7 @@ class TokenLaw:
 
     def over(self, vocabulary: DraftVocabulary) -> TokenLaw:
         """The same law where only some tokens have logits: it takes and gives those `[..., D]`."""
-        return self._like(self.processors, self.steps, vocabulary)
+        return TokenLaw(self.processors, self.stops, vocabulary, self.steps)
 
     def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenLaw]:
         """Forbid beforehand what only depends on how long the text is.
@@ -102,14 +109,7 @@ class TokenLaw:
     def _less(self, dropped: list[int]) -> TokenLaw:
         kept = [index for index in range(len(self.steps)) if index not in dropped]
         processors = LogitsProcessorList(self.processors[index] for index in kept)
-        return self._like(processors, [self.steps[index] for index in kept], self.vocabulary)
-
-    def _like(
-        self, processors: LogitsProcessorList, steps: list[Effect | LogitsProcessor], vocabulary: DraftVocabulary
-    ) -> TokenLaw:
-        law = TokenLaw(LogitsProcessorList(), self.stops)  # older compilers of torch do not follow `copy.copy`
-        law.processors, law.steps, law.vocabulary = processors, steps, vocabulary
-        return law
+        return TokenLaw(processors, self.stops, self.vocabulary, [self.steps[index] for index in kept])
 
     def scores(self, prefixes: Prefixes, logits: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
         """Process logits of successive positions, each with its own prefix.

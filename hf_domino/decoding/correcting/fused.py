@@ -31,6 +31,7 @@ def fits_kernels(
         base_logits (`torch.Tensor`): `[B, P, D]`.
         noise (`torch.Tensor`, *optional*): What they are drawn with.
     """
+    # Of steps, as torch 2.9 compiles no `not` of a list of processors.
     is_plain = not law.steps or (noise is not None and all(map(_is_temperature, law.processors)))
     if not (is_plain and drafter.has_correction_head and runs_triton(base_logits)):
         return False

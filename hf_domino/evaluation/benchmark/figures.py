@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 from hf_domino._common.figures import FAINT, INK, WIDTH, draw
@@ -20,6 +19,13 @@ COLOURS = (
     *("#cf6f1e", "#c9a227", "#7fb0e6", "#3b74b8", "#7cc48c", "#14532d"),
     *("#0d9488", "#e879a6", "#4c1d95"),
 )
+# Drafters that are compared: by kind, chains dark and trees light; then those of further drafters.
+KIND_COLOURS = {
+    "(Domino)": ("#14532d", "#7cc48c"),
+    "(DFlash)": ("#3b74b8", "#7fb0e6"),
+    "(EAGLE-3)": ("#6d28d9", "#b79df2"),
+    "(Medusa)": ("#8a6a0a", "#dcb94c"),
+}
 Summaries = dict[tuple[str, str], Summary]  # of mode and method
 PHASE_COLOURS = {
     "target_forward": "#3b74b8",
@@ -56,10 +62,13 @@ def colour_of(method: str) -> str:
 
 
 def colours_of(rows: Sequence[Row]) -> dict[str, str]:
-    """The colour of each method; drafters that are compared take those of methods that were not measured."""
-    there = methods_of(rows)
-    free = cycle([colour_of(method) for method in METHODS if method not in there] or COLOURS)
-    return {method: colour_of(method) if method in METHODS else next(free) for method in there}
+    """The colour of each method; that of a compared drafter tells its kind, as far as these suffice."""
+    found: dict[str, str] = {}
+    for method in methods_of(rows):
+        own = [colour_of(method)] if method in METHODS else []
+        own += [colour for kind, colours in KIND_COLOURS.items() if kind in method for colour in colours]
+        found[method] = next((colour for colour in (*own, *COLOURS) if colour not in found.values()), INK)
+    return found
 
 
 def _panels(rows: Sequence[Row], height: float) -> tuple[Any, list[tuple[str, Any]]]:
@@ -109,7 +118,7 @@ def _draw_acceptance(rows: Sequence[Row], summaries: Summaries) -> Any:
         axes.set_ylim(0, 1)
         axes.grid(axis="y", color=FAINT, linewidth=0.6)
     panels[0][1].set_ylabel("share of rounds that accept it")
-    figure.legend(*panels[0][1].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.legend(*panels[0][1].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hf_domino._common.figures import EXTRA, FAINT, STYLE, WIDTH, can_draw, write_figure
@@ -65,24 +66,42 @@ def _draw(steps: Log, evaluations: Log) -> Any:
 
 
 def _draw_losses(axes: Any, steps: Log, evaluations: Log) -> None:
-    _plot(axes, steps, "base_loss", color=BASE, alpha=0.55, linewidth=1.2)
-    _plot(axes, steps, "corrected_loss", color=HEAD, alpha=0.55, linewidth=1.2)
-    _plot(axes, evaluations, "eval_base_loss", color=BASE, marker="o", markersize=3.5)
-    _plot(axes, evaluations, "eval_loss", color=HEAD, marker="o", markersize=3.5)
+    """Lines of the loss that is trained; of held-out text alone where that was measured more than once."""
+    if len(evaluations) > 1:  # both in one panel would compare two different losses
+        axes.set_title("loss of held-out text", loc="left", fontsize=12)
+        _plot(axes, evaluations, "eval_base_loss", color=BASE, marker="o", markersize=3.5)
+        _plot(axes, evaluations, "eval_loss", color=HEAD, marker="o", markersize=3.5)
+    else:
+        axes.set_title("loss that is trained", loc="left", fontsize=12)
+        _plot_mean(axes, steps, "base_loss", BASE)
+        _plot_mean(axes, steps, "corrected_loss", HEAD)
     axes.plot([], [], color=BASE, label="base logits")
     axes.plot([], [], color=HEAD, label="as drafted")
     axes.plot([], [], color=QUIET, marker="o", markersize=3.5, label="dots: held-out text")
-    axes.set_title("loss; dots: the published one", loc="left", fontsize=12)  # lines are of what is trained
     axes.set_xlabel("step")
 
 
 def _draw_lengths(axes: Any, steps: Log, evaluations: Log) -> None:
-    _plot(axes, steps, "acceptance_length", color=HEAD, alpha=0.55, linewidth=1.2)
+    _plot_mean(axes, steps, "acceptance_length", HEAD)
     kind = "walked_" if any("eval_walked_acceptance_length" in entry for entry in evaluations) else ""
     _plot(axes, evaluations, f"eval_base_{kind}acceptance_length", color=BASE, marker="o", markersize=3.5)
     _plot(axes, evaluations, f"eval_{kind}acceptance_length", color=HEAD, marker="o", markersize=3.5)
+    axes.set_ylim(bottom=1)  # a round without drafts
     axes.set_title("tokens a round", loc="left", fontsize=12)
     axes.set_xlabel("step")
+
+
+def _plot_mean(axes: Any, entries: Log, name: str, colour: str) -> None:
+    """What was logged, faint, and its running mean over a tenth of the training: single batches differ a lot."""
+    _plot(axes, entries, name, color=colour, alpha=0.2, linewidth=1)
+    points = [entry for entry in entries if name in entry]
+    half = len(points) // 20
+    windows = [points[max(place - half, 0) : place + half + 1] for place in range(len(points))]
+    means = [
+        {"step": at["step"], name: fmean(entry[name] for entry in near)}
+        for at, near in zip(points, windows, strict=True)
+    ]
+    _plot(axes, means, name, color=colour, linewidth=1.6)
 
 
 def _draw_positions(axes: Any, by_position: Mapping[str, Sequence[float]], step: int) -> None:

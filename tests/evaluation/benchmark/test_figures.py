@@ -8,7 +8,7 @@ import pytest
 
 from hf_domino._common.figures import write_figures
 from hf_domino.cli import main as cli
-from hf_domino.evaluation.benchmark.figures import COLOURS, colours_of, make_figures
+from hf_domino.evaluation.benchmark.figures import COLOURS, colour_of, colours_of, make_figures
 from hf_domino.evaluation.benchmark.methods import METHODS
 
 pytest.importorskip("matplotlib")
@@ -61,6 +61,27 @@ def test_every_method_has_a_colour_of_its_own():
     assert len(set(COLOURS)) == len(METHODS)
 
 
-def test_drafters_that_are_compared_have_colours_of_their_own():
-    rows = [row | {"method": method} for method in ("plain", "domino", "a", "b, trees") for row in measured.rows()[-1:]]
-    assert len(set(colours_of(rows).values())) == 4
+def test_drafters_that_are_compared_have_colours_of_their_own_by_their_kind():
+    names = ("plain", "a (Domino), chains", "a (Domino), trees", "b (Medusa)", "c (Domino)", "of mine")
+    colours = colours_of([row | {"method": name} for name in names for row in measured.rows()[-1:]])
+    assert len(set(colours.values())) == len(names)
+    assert colours["a (Domino), chains"] == colour_of("domino_adaptive")
+    assert colours["b (Medusa)"] not in COLOURS  # no other method's
+
+
+def test_no_legend_is_cut(tmp_path):
+    names = (
+        "prompt_lookup",
+        "native_dflash",
+        "dflash",
+        "dflash_adaptive",
+        "domino",
+        "domino_adaptive",
+        "domino_lookup",
+    )
+    rows = [measured.row("plain", 0, [100]), *(measured.row(name, 0, [100], [4, 2]) for name in names)]
+    figure = make_figures(rows)["acceptance"]
+    figure.draw_without_rendering()
+    box = figure.legends[0].get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1

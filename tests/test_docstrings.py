@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 BUNDLED_DRAFTER = ROOT / "model_cards" / f"{BUNDLED}-domino" / "config.json"
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 SHOWN = re.compile(r"^```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PRINTED = re.compile(r"^print\(.*\n((?:#.*\n)+)", re.MULTILINE)  # below a print stands what it prints, as a comment
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED_EXAMPLE = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PACKAGES = hf_domino, domino_kernels
@@ -73,7 +74,9 @@ def test_examples_of_pages(pages, monkeypatch, capsys, tmp_path):
     printed = capsys.readouterr().out
     assert printed
     for page in pages:
-        assert all(block in printed for block in SHOWN.findall((ROOT / page).read_text())), page
+        text = (ROOT / page).read_text()
+        comments = [re.sub("^# ?", "", comment, flags=re.MULTILINE) for comment in PRINTED.findall(text)]
+        assert all(block in printed for block in [*SHOWN.findall(text), *comments]), page
 
 
 @pytest.mark.parametrize(

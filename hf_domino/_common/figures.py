@@ -12,7 +12,7 @@ from typing import Any
 
 WIDTH = 10  # inches
 CARD, PANEL, INK, FAINT = "#f6f8fa", "#ffffff", "#24292f", "#d0d7de"
-EXTRA = "pip install 'hf-domino[figures]'"
+EXTRA = "pip install matplotlib"
 STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "hf_domino",  # the same rows give the same file

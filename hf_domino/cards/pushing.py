@@ -16,7 +16,6 @@ from hf_domino.cards.sections import CARD, drop_section, merge_card, read_card, 
 from hf_domino.configuration import DominoConfig
 
 GENERIC = "This model card has been automatically generated."
-CHAT = "apply_chat_template"  # in the example of a card
 OF_WEIGHTS = ("training", "results")  # sections that tell of the weights they were written for
 
 
@@ -70,4 +69,4 @@ def _pushed_card(config: DominoConfig, repo_id: str, uploaded: str, beside: str)
         text = merge_card(text, beside)
     base = read_card(text).data.get("base_model")
     target = base if isinstance(base, str) else config.target_name
-    return merge_card(text, render_card(config, name=repo_id, target=target, is_chat=CHAT in text))
+    return merge_card(text, render_card(config, name=repo_id, target=target))

@@ -30,7 +30,6 @@ def render_card(
     training: str | None = None,
     results: str | None = None,
     metadata: Mapping[str, Any] | None = None,
-    is_chat: bool = False,
 ) -> str:
     r"""The card of a drafter as Markdown.
 
@@ -41,7 +40,6 @@ def render_card(
         training (`str`, *optional*): From [`training_section`].
         results (`str`, *optional*): From `hf_domino.publishing.folder_card.results_section`.
         metadata (`Mapping`, *optional*): More fields for the head of the card, such as `license` and `datasets`.
-        is_chat (`bool`, *optional*, defaults to `False`): The target is asked by its chat template, in the example too.
 
     Example:
     ```python
@@ -68,7 +66,6 @@ def render_card(
         name=name,
         target=target if on_hub or target is None else Path(target).name,
         on_hub=on_hub,
-        is_chat=is_chat,
         engines=_engines(config),
         papers=[(PAPERS / f"{name}.bib").read_text(encoding="utf-8").strip() for name in config.kind.papers],
         sections={section: mark(section, text) for section, text in sections.items() if text},

@@ -36,7 +36,7 @@ class EndpointWriter:
         try:
             from openai import OpenAI
         except ImportError as error:
-            raise ValueError("an endpoint needs the package openai: pip install 'hf-domino[endpoint]'.") from error
+            raise ValueError("an endpoint needs the package openai: pip install openai.") from error
         key = os.environ.get(KEY, "none")  # most servers of one's own ask for none, the client does
         self.client = OpenAI(base_url=url, api_key=key, max_retries=MAX_RETRIES)
         self.url, self.model, self.tokenizer, self.ends = url, model, tokenizer, tuple(ends)

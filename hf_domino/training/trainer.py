@@ -296,7 +296,6 @@ class DominoTrainer(AveragingTrainer):
             target=finetuned_from or config.target_name or self.target.model.name_or_path or None,
             training=training_section(self.state, facts, draw_training(self.state.log_history, path.parent)),
             metadata={field: value for field, value in metadata.items() if field not in NO_METADATA},
-            is_chat=bool(getattr(self.processing_class, "chat_template", None)),
         )
         path.write_text(merge_card(read_text(path), card, wins=metadata), encoding="utf-8")
 

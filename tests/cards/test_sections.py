@@ -87,14 +87,26 @@ def test_a_kind_without_export_says_so(kind):
     assert "\n`hf-domino export` has nothing for engines to read. " in text
 
 
-def test_the_example_of_a_chat_model_asks_by_its_template():
-    text, chat = card(), card(is_chat=True)
-    assert '\n\ninputs = tokenizer("def' in text
-    assert "\n\nmessages = [{" in chat
-    assert 'tokenizer("def' not in chat
-    example = re.search(r"```python\n(.*?)```", chat, re.DOTALL)
-    compile(example[1], "card", "exec")
-    assert "apply_chat_template" in example[1]
+@pytest.mark.parametrize("template", [None, "{{ messages }}"])
+def test_the_example_asks_a_chat_model_by_its_template(template, monkeypatch):
+    class Tokenizer:
+        chat_template = template
+
+        def __call__(self, text, **options):
+            return {"asked": "plain"}
+
+        def apply_chat_template(self, turns, **options):
+            return {"asked": turns[0]["role"]}
+
+        def decode(self, output):
+            return output
+
+    example = re.search(r"```python\n(.*?)```", card(), re.DOTALL)[1]
+    scope = {"tokenizer": Tokenizer(), "drafter": None, "target": None}
+    scope["target"] = type("Target", (), {"generate": staticmethod(lambda asked, **options: [asked])})
+    scope["drafter"] = type("Drafter", (), {"stats": None})
+    exec(compile(example[example.index("inputs = ") :], "card", "exec"), scope)
+    assert scope["output"] == ["user" if template else "plain"]
 
 
 def test_the_users_text_and_keys_stay():

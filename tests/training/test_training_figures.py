@@ -50,7 +50,7 @@ def test_without_matplotlib_one_notice_and_no_picture(tmp_path, monkeypatch, cap
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     figures._say_once.cache_clear()
     assert [draw_training(log(4), tmp_path) for _ in range(2)] == [None, None]
-    assert caplog.text.count("pip install 'hf-domino[figures]'") == 1
+    assert caplog.text.count("pip install matplotlib") == 1
     assert not list(tmp_path.iterdir())
 
 

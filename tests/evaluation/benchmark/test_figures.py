@@ -47,7 +47,7 @@ def test_figures_of_rows_without_rounds():
 
 def test_without_matplotlib_the_way_out_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"pip install 'hf-domino\[figures\]'"):
+    with pytest.raises(ValueError, match=r"pip install matplotlib"):
         make_figures(measured.rows())
 
 

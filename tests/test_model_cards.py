@@ -17,7 +17,7 @@ from hf_domino.evaluation.benchmark.rows import read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
 from hf_domino.pair import BUNDLED, FETCHED, domino_folder
 from hf_domino.publishing.folder_card import card_for, check_folder
-from hf_domino.recipes.cards import write_cards
+from recipes.cards import write_cards
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 NAMES = [BUNDLED, f"{BUNDLED}-domino", f"{BUNDLED}-dflash"]

@@ -15,7 +15,7 @@ import logging
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from hf_domino import __version__
@@ -47,21 +47,22 @@ COMMANDS = {
         "hf_domino.cli.serve_check",
         "Compare a vLLM server with a drafter with Transformers and our loop.",
     ),
-    "study": ("hf_domino.cli.study", "Train Domino, its twin and variants alike, and show what made a difference."),
-    "recipe": ("hf_domino.cli.recipe", "Make a pair from nothing: the bundled one, or that of SmolLM2."),
     "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),
 }
 HELP = {"-h", "--help"}
+Commands = Mapping[str, tuple[str, str]]
 # Warnings of libraries that a user can do nothing about: of torchao's kernels for other machines, of torchao's calls of
 # torch, and of parameters that lie where they were told to.
 CHATTER = ("torchao", "torch.utils._pytree", "accelerate.big_modeling")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, program: str = "hf-domino") -> int:
     """Run one subcommand.
 
     Args:
         arguments (`Sequence[str]`, *optional*): Command line without the program's name, defaults to `sys.argv[1:]`.
+        commands (`Mapping`, *optional*): Module and line of help by name; defaults to those of `hf-domino`.
+        program (`str`, *optional*): The program's name.
 
     Returns:
         `int`: 0, or 1 where a check failed (outputs differ, a drafter does not fit), 2 where the input is wrong, 3
@@ -73,28 +74,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logging.getLogger(name).setLevel(logging.ERROR)
     options = argparse.Namespace(command="", traceback="--traceback" in arguments)
     try:
-        options = parse(arguments or ["--help"])
-        return importlib.import_module(COMMANDS[options.command][0]).run(options) or 0
+        options = parse(arguments or ["--help"], commands, program)
+        return importlib.import_module(commands[options.command][0]).run(options) or 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
         if options.traceback or not (isinstance(error, (ValueError, OSError)) or why_no_room(error)):
             raise
-        print(f"hf-domino {options.command}: {error}", file=sys.stderr)
+        print(f"{program} {options.command}: {error}", file=sys.stderr)
         return USER_ERROR
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str], commands: Commands = COMMANDS, program: str = "hf-domino") -> argparse.Namespace:
     """Read a command line.
 
     Args:
         arguments (`Sequence[str]`): Command line without the program's name.
     """
-    parser = _Parser(prog="hf-domino", description="Domino speculative decoding for Hugging Face Transformers.")
-    parser.given, parser.commands = arguments[:1], tuple(COMMANDS)
+    parser = _Parser(prog=program, description="Domino speculative decoding for Hugging Face Transformers.")
+    parser.given, parser.commands = arguments[:1], tuple(commands)
     parser.add_argument("--version", action="version", version=f"hf-domino {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, summary) in COMMANDS.items():
+    for name, (module, summary) in commands.items():
         subparser = subparsers.add_parser(
             name, help=summary, description=summary, formatter_class=_HelpFormatter, allow_abbrev=False
         )

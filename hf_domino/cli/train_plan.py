@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from hf_domino.cli.flags import positive_int
 
 if TYPE_CHECKING:
-    from hf_domino.evaluation.study.trained import Trained
     from hf_domino.training.scale.plan import TrainingPlan
     from hf_domino.training.scale.probe import MeasuredSteps
 
@@ -49,7 +48,6 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
     from transformers import AutoConfig
 
     from hf_domino.configuration import DominoConfig
-    from hf_domino.evaluation.study.trained import trained_here
     from hf_domino.training.scale.plan import measure_flops, plan_training
 
     for flag in ("plan_tflops", "plan_memory"):
@@ -76,12 +74,11 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
     steps = _why_unmeasured(options, names, data, args, plan.peak_bytes <= memory) or _measure(
         names, shape, data, args, options.plan_steps
     )
-    trained = trained_here(config.projector_type)
     if options.json:
-        print(json.dumps(_record(plan, memory, steps, trained)))
+        print(json.dumps(_record(plan, memory, steps)))
         return
     print(_table(plan, memory, "given" if options.plan_tflops else f"measured on {args.device.type}"))
-    print(*_lines_of_steps(plan, steps, args.device.type), *_lines_of_trained(trained), sep="\n")
+    print(*_lines_of_steps(plan, steps, args.device.type), sep="\n")
 
 
 def _why_unmeasured(options: argparse.Namespace, names: Any, data: Any, args: Any, fits: bool) -> str | None:
@@ -113,10 +110,10 @@ def _measure(names: Any, shape: Any, data: Any, args: Any, num_steps: int) -> Me
         return f"the training does not begin: {error}"
 
 
-def _record(plan: TrainingPlan, memory: float, steps: MeasuredSteps | str, trained: list[Trained]) -> dict[str, Any]:
+def _record(plan: TrainingPlan, memory: float, steps: MeasuredSteps | str) -> dict[str, Any]:
     """A plan as JSON."""
     measured = {"unmeasured": steps} if isinstance(steps, str) else {"measured": asdict(steps)}
-    return asdict(plan) | {"device_bytes": memory, "trained_here": [asdict(each) for each in trained]} | measured
+    return asdict(plan) | {"device_bytes": memory} | measured
 
 
 def _count_lines(path: str | None) -> int | None:
@@ -166,14 +163,6 @@ def _lines_of_steps(plan: TrainingPlan, steps: MeasuredSteps | str, device: str)
         lines += [_line(f"hours for {plan.steps:,} steps", plan.steps * steps.seconds_per_step / 3600)]
         lines += [f"  {'anchors in them':32}{round(plan.steps * steps.anchors_per_step):10,}"]
     return lines
-
-
-def _lines_of_trained(trained: list[Trained]) -> list[str]:
-    """What anchors have brought before."""
-    if not trained:
-        return []
-    lines = ["acceptance length of drafters of this kind, each on a target and text of its own, after at most"]
-    return lines + [_line(f"{each.anchors:,} anchors", each.acceptance_length) + f"  {each.name}" for each in trained]
 
 
 def _line(name: str, value: float) -> str:

@@ -14,7 +14,7 @@ import torch
 
 import hf_domino
 from hf_domino._common.fields import PROMPT_FIELDS
-from hf_domino.cli import check, flags, recipe, train
+from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark import methods, round
 from hf_domino.evaluation.check import MAX_NEW_TOKENS, verdict
@@ -177,9 +177,10 @@ def test_unknown_flag_shows_the_usage_of_its_command(capsys):
     "command",
     [
         "demo --target smollm2", "generate word --target smollm2", "chat --target smollm2", "check --target smollm2",
-        "bench --target smollm2", "data --target smollm2 --output out", "study --target smollm2 --train-file t.txt"
-        " --eval-file t.txt", "train --target smollm2 --train_file t.txt --output_dir out", "export --drafter smollm2 "
-        "--output out", "check --drafter smollm2 --target tiny", "bench --twin smollm2 --target tiny",
+        "bench --target smollm2", "data --target smollm2 --output out",
+        "train --target smollm2 --train_file t.txt --output_dir out",
+        "export --drafter smollm2 --output out", "check --drafter smollm2 --target tiny",
+        "bench --twin smollm2 --target tiny",
         "train --target tiny --drafter smollm2 --train_file t.txt --output_dir out",
         "export --target smollm2 --drafter tiny-domino --output out",
     ],
@@ -228,16 +229,6 @@ def test_help_breaks_no_name(width, monkeypatch, capsys):
         cli.main(["bench", "--help"])
     words = set(re.split(r"[\s,;]+", capsys.readouterr().out))
     assert {*methods.METHODS, "NAME-domino", "--target-revision", "(default:"} <= words
-
-
-def test_recipe_alone_lists_what_there_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["recipe"]) == 0
-    shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines()[:2]] == list(recipe.RECIPES)
-    assert cli.main(["recipe", "pair"]) == cli.USER_ERROR
-    assert "--output must be given" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_environment_tells_versions_and_nothing_private(capsys):

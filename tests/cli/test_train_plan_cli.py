@@ -15,7 +15,6 @@ from transformers import Qwen3Config
 
 from hf_domino.cli import train as command
 from hf_domino.cli.main import main
-from hf_domino.evaluation.study.trained import trained_here
 from hf_domino.training.scale import probe
 
 ROOT = Path(__file__).parents[2]
@@ -132,7 +131,6 @@ def test_measured_steps_leave_nothing_behind(fields, recipe, train, tmp_path, mo
     assert plan["measured"]["seconds_per_step"] > 0
     if "packing" not in fields:
         assert plan["measured"]["anchors_per_step"] == 8 * recipe["num_anchors"]
-    assert [entry["anchors"] for entry in plan["trained_here"]] == [each.anchors for each in trained_here("domino")]
 
 
 def test_a_drafter_that_exists_stays_as_it_is(recipe, train, saved_pair, capsys):
@@ -151,8 +149,6 @@ def test_slow_steps_are_few(recipe, train, monkeypatch, capsys):
     assert "measured on cpu, over 1 steps of 8 of its rows" in shown
     assert "hours for 4 steps" in shown
     assert f"{4 * 8 * recipe['num_anchors']:,}" in shown
-    for each in trained_here("domino"):
-        assert f"{each.anchors:,} anchors" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,19 @@
+"""What the workshop's command can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hf_domino.cli.main import main as run_one_of
+
+PROGRAM = "python model_cards/workshop"
+COMMANDS = {
+    "recipe": ("recipes.command", "Make a pair from nothing: the bundled one, or that of SmolLM2."),
+    "study": ("study.command", "Train Domino, its twin and variants alike, and show what made a difference."),
+    "headline": ("headline", "Write what the README says of speed from the committed rows."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one of them; arguments and exit codes are as those of `hf-domino`."""
+    return run_one_of(arguments, COMMANDS, PROGRAM)

@@ -1,0 +1,59 @@
+"""The first screen of the README says what the rows do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import measured
+import pytest
+
+import headline
+from hf_domino.cards.sections import read_sections
+from hf_domino.evaluation.benchmark.report import number
+from hf_domino.evaluation.benchmark.summary import summarize
+
+ROOT = Path(__file__).parents[2]
+ROWS = [row | {"method": "domino_adaptive"} if row["method"] == "domino" else row for row in measured.rows()]
+
+
+def filled(page: Path) -> str:
+    """A page after its places were written anew, by the command that CONTRIBUTING names."""
+    headline.fill(page)
+    return page.read_text()
+
+
+def test_a_line_is_what_the_rows_give(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- speed:begin rows.jsonl -->\n<!-- speed:end -->\n<!-- gain:begin rows.jsonl -->\n<!-- gain:end -->\n"
+    )
+    text = filled(page)
+    greedy, sampled = (summarize(ROWS, "domino_adaptive", mode).speed_up for mode in ("greedy", "sample"))
+    assert f"**{greedy:.1f} times as fast** for tiny in float32" in text
+    assert f"| tiny in float32 | {number(greedy, ' x')} | {number(sampled, ' x')} |" in text
+
+
+@pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="no rows are published in this checkout")
+def test_the_readme_says_what_the_rows_do(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text((ROOT / "README.md").read_text())
+    (tmp_path / "model_cards").symlink_to(ROOT / "model_cards")
+    assert filled(page) == (ROOT / "README.md").read_text()
+    assert "times as fast" in page.read_text()
+
+
+@pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="no rows are published in this checkout")
+@pytest.mark.parametrize("page", ["README.md", "docs/drafters.md"])
+def test_what_training_took_is_what_the_cards_say(page):
+    steps, minutes = {}, {}
+    for name in ("pycoder-13m-domino", "smollm2-135m-instruct-domino"):
+        card = read_sections((ROOT / "model_cards" / name / "README.md").read_text())["training"]
+        facts = dict(re.findall(r"^\| (steps|hours) \| ([\d.,]+) \|$", card, re.MULTILINE))
+        steps[name], minutes[name] = facts["steps"], round(60 * float(facts["hours"]))
+    ours, chat = minutes
+    text = " ".join((ROOT / page).read_text().split())
+    assert f"the bundled one took {minutes[ours]} minutes on two CPU cores" in text
+    assert f"the last {steps[chat]} of 3,520 steps of SmolLM2's drafter {minutes[chat]} minutes" in text

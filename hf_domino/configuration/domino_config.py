@@ -9,9 +9,18 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import ADAPTIVE, SLIDING, check_fields
 from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, fields_from_target
 from hf_domino.configuration.kinds import KINDS, KindFacts
+
+# What Transformers gives to any configuration or stores in it, beside the fields of its base class; and the old name of
+# a part of `rope_parameters`.
+OF_TRANSFORMERS = {
+    *("model_type", "torch_dtype", "num_labels", "name_or_path", "_name_or_path", "_commit_hash", "auto_map"),
+    *("attn_implementation", "experts_implementation", "output_attentions", "use_cache", "is_decoder", "rope_theta"),
+    *("_attn_implementation_internal", "_experts_implementation_internal", "per_layer_config"),
+}
 
 
 @strict
@@ -165,8 +174,15 @@ class DominoConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.target_layer_ids is None and self.num_target_layers is not None:
             self.target_layer_ids = self.kind.layer_ids(self.num_target_layers)
+        self.refuse_unknown(name for name, value in kwargs.items() if value not in (None, False))
+        theta = kwargs.pop("rope_theta", None)
         if self.rope_parameters is None:
-            self.rope_parameters = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA}
+            self.rope_parameters = {"rope_type": "default", "rope_theta": theta or DEFAULT_ROPE_THETA}
+        elif theta is not None:
+            self.rope_parameters = {"rope_theta": theta} | self.rope_parameters
+            if self.rope_parameters["rope_theta"] != theta:
+                expected = f"{self.rope_parameters['rope_theta']} as in rope_parameters"
+                raise refusal("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
         if self.draft_vocab_size == self.vocab_size:
             self.draft_vocab_size = None
         super().__post_init__(**kwargs)
@@ -248,7 +264,7 @@ class DominoConfig(PreTrainedConfig):
         Raises:
             ValueError: Naming those.
         """
-        known = {field.name for field in fields(cls)}
+        known = {field.name for field in fields(cls)} | OF_TRANSFORMERS
         if unknown := [name for name in names if name not in known]:
             raise ValueError(
                 f"{', '.join(unknown)} must be a field of DominoConfig, got none of that name: see its docstring."

@@ -77,7 +77,7 @@ class KindFacts:
     def readable(self, num_target_layers: int | None) -> range:
         """Target layers whose outputs it may read."""
         last = (MOST_LAYERS if num_target_layers is None else num_target_layers) - 1
-        return range(last, last + 1) if self.reads_last_state else range(last)
+        return range(last if self.reads_last_state else 0, last + 1)
 
     @property
     def article(self) -> str:
@@ -89,7 +89,7 @@ class KindFacts:
         """Why these and no others."""
         if self.reads_last_state:
             return f"{self.title} reads what lm_head reads, the last layer's output after the final norm"
-        return "the last layer's hidden state is returned after the final norm and cannot be used"
+        return "the last layer's is read after the final norm"
 
     def layer_ids(self, num_target_layers: int, num_captured: int | None = None) -> list[int]:
         """The layers that a new drafter reads."""

@@ -1,5 +1,7 @@
 """Checkpoints with a `dflash_config`: z-lab's DFlash, SpecForge's and the authors' Domino, Model-Optimizer's exports.
 
+And those that have its fields at the top alone: DeepSpec's DFlash and verl-SpeCo's Domino.
+
 Fields of the drafter stand in `dflash_config`, at the top level, or in both. Layer ids count the layers whose outputs
 are read from 0, as ours do. Layers that `layer_types` calls sliding are causal inside the block unless `causal` says
 otherwise; those of `use_swa`, which are all, are not (`_resolve_layer_attention` of vLLM).
@@ -16,12 +18,12 @@ from typing import Any
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.checks import SLIDING
-from hf_domino.configuration.from_target import default_target_layer_ids
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
     backbone_fields,
     merged,
+    predicts_next,
     required,
     section_of,
     stored_backbone,
@@ -30,8 +32,10 @@ from hf_domino.formats.fields import (
 from hf_domino.formats.format import Format, StoredConfig
 
 SECTION = "dflash_config"
+HEAD_SECTION = "domino_config"  # where early configurations of SpecForge put the head's fields
 DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
-ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel"}
+DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head (`others`)
+ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS}
 PROJECTOR_TYPES = {"domino": "domino", "causal_v5": "domino", "dflash": "dflash"}  # theirs -> ours
 # Qwen3's defaults are the sizes of no drafter.
 SIZES = (
@@ -45,22 +49,23 @@ def _matches(stored: StoredConfig) -> bool:
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
-    stored = merged(stored, SECTION)
+    stored = merged(merged(stored, SECTION), HEAD_SECTION)
+    if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
+        required(stored, "hidden_size", "num_attention_heads")
+        width = stored["hidden_size"] // stored["num_attention_heads"]
+        stored = {"head_dim": width, "num_target_layers": stored.get("target_num_hidden_layers")} | stored
+        stored["model_type"] = "qwen3"
     required(stored, *SIZES, "block_size", "mask_token_id")
     _check_attention(stored)
     backbone = backbone_fields(stored)
-    num_target_layers, layer_ids = stored.get("num_target_layers"), stored.get("target_layer_ids")
-    if layer_ids is None:
-        required(stored, "num_target_layers")
-        layer_ids = default_target_layer_ids(stored["num_target_layers"], stored["num_hidden_layers"])
     fields = backbone | {
         "block_size": stored["block_size"],
         "draft_vocab_size": stored.get("draft_vocab_size"),
         "mask_token_id": stored["mask_token_id"],
-        "num_target_layers": num_target_layers,
-        "target_layer_ids": layer_ids,
+        "num_target_layers": stored.get("num_target_layers"),
+        "target_layer_ids": stored.get("target_layer_ids"),
         "projector_type": _projector_type(stored),
-        "shift_label": stored.get("shift_label", False),
+        "shift_label": predicts_next(stored, DEEPSPEC_CLASS in (stored.get("architectures") or ())),
         "target_config_digest": stored.get("target_config_digest"),
     }
     fields |= _window_fields(stored, fields)
@@ -73,7 +78,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 
 
 def _check_attention(stored: StoredConfig) -> None:
-    for name in ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal"):
+    for name in ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal"):
         if stored.get(name):
             raise refusal(f"{SECTION}.{name}", False, stored[name], CANNOT_RUN)
     places = ("rope_parameters", "rope_scaling")

@@ -22,6 +22,10 @@ DECODER_FIELDS = (
     *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps"),
     *("attention_dropout", "bos_token_id", "eos_token_id", "pad_token_id"),
 )
+# Names of one thing: ours and SpecForge's, that of speculators and DeepSpec, and one of restamped releases.
+ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
+# What is done to embeddings and logits of DFlash 2 and of newer plain drafters, with the values that do nothing.
+UNREAD = {"output_multiplier": 1.0, "input_embedding_scale": 1.0, "final_logit_softcapping": 0.0}
 MOST_LAYERS = 1000  # no decoder has as many, and Transformers makes a list of them
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
@@ -39,6 +43,24 @@ def required(stored: StoredConfig, *names: str) -> None:
     for name in names:
         if stored.get(name) is None:
             raise refusal(f"{name} in the checkpoint's config.json", "given", None, CORRECT_IT)
+
+
+def predicts_next(stored: StoredConfig, default: bool) -> Any:
+    """Whether position k of a block predicts the token after it, by whichever of its names stands there.
+
+    Args:
+        stored (`Mapping`): The configuration, with what it nests.
+        default (`bool`): What files of this trainer mean that do not say it.
+
+    Raises:
+        ValueError: If two names contradict each other: read in the wrong order, hardly a draft is accepted.
+    """
+    said = {name: stored[name] for name in ORDER if stored.get(name) is not None}
+    for name, value in said.items():
+        first = next(iter(said))
+        if value != said[first]:
+            raise refusal(f"{name} in the checkpoint's config.json", f"{said[first]!r} as {first}", value, CORRECT_IT)
+    return next(iter(said.values()), default)
 
 
 def section_of(stored: StoredConfig, name: str) -> StoredConfig:
@@ -91,6 +113,9 @@ def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
     if (quantised := stored.get("quantization_config")) is not None:
         raise refusal("quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}")
     _check_theta(stored)
+    for name, value in UNREAD.items():
+        if stored.get(name) not in (None, value):
+            raise refusal(f"{name} in the checkpoint's config.json", value, stored[name], CANNOT_RUN)
     decoder = decoder_of(stored)
     for name in ("attention_bias", "mlp_bias"):
         if getattr(decoder, name, False):

@@ -18,6 +18,7 @@ from transformers.utils.hub import resolve_revision
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.kinds import KINDS
 from hf_domino.formats.draft_vocabulary import untold
 from hf_domino.formats.eagle3 import EAGLE3
 from hf_domino.formats.fields import CORRECT_IT, DTYPE_FIELDS, required
@@ -33,6 +34,10 @@ PINNED_BY = ("cache_dir", "local_files_only", "token")
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
 OWN = ("embed_tokens.weight", "lm_head.weight")  # of the target, unless a checkpoint of EAGLE-3 holds them
 NAME = "pretrained_model_name_or_path"
+WHICH_LAYERS = (
+    "The layers it was trained on stand in its training's configuration: give them as from_pretrained(..., "
+    "target_layer_ids=[...]), counted from 0."
+)
 
 
 def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
@@ -110,6 +115,9 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
 def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> DominoConfig:
     try:
         fields = found.fields(stored) | overrides
+        kind = KINDS.get(fields.get("projector_type", "domino"))
+        if fields.get("target_layer_ids") is None and kind is not None and not kind.may_ask_target:
+            raise refusal("target_layer_ids in the checkpoint's config.json", "given", None, WHICH_LAYERS)
         _check_types(fields, overrides)
         return DominoConfig.from_dict(fields)
     except (

@@ -32,9 +32,10 @@ OTHER_KINDS = (
     OtherKind("EAGLE, not EAGLE-3", ("eagle",), ("eagle_config",)),
     OtherKind("Medusa with lm_heads of its own", ("medusa",), ("medusa_num_heads", "medusa_num_layers")),
     OtherKind("DFlash 2", ("dflash2",), ("selector_rank", "conv_kernel_size")),
-    OtherKind("DSpark", ("dspark",), ("markov_rank", "markov_head_type")),
+    OtherKind("DFlash or DSpark on Gemma", ("gemma4dspark",)),
+    OtherKind("DSpark", ("dspark",), ("markov_rank", "markov_head_type", "enable_confidence_head")),
     OtherKind("LiLiCorr", ("lilicorr",), ("lilicorr_enabled",)),
-    OtherKind("JetSpec", ("jetspec",), ("causal",)),
+    OtherKind("JetSpec", ("jetspec",)),
     OtherKind("MTP", ("mtp",)),
 )
 
@@ -51,6 +52,8 @@ def refuse_others(stored: StoredConfig) -> None:
     nested = stored.get("dflash_config")
     places = (stored, nested if isinstance(nested, dict) else {})
     names = " ".join(str(name).lower() for name in _names(places))
+    if stored.get("markov_rank") == 0:  # without a Markov head DeepSpec's class is plain DFlash
+        names = names.replace("qwen3dspark", "")
     for kind in OTHER_KINDS:
         evidence = next((word for word in kind.words if word in names), None) or next(
             (f"{field}={place[field]!r}" for place in places for field in kind.fields if place.get(field)), None

@@ -1,4 +1,6 @@
-"""Checkpoints of vllm-project/speculators: `dflash`, and `domino`, which is provisional (pull request 773, unmerged).
+"""Checkpoints of vllm-project/speculators: `dflash`, and Domino, which is provisional (pull requests 685 and 773).
+
+Those call it `domino`, or `dflash` with a `projector_type`, and the head `logits_correction` or `domino_head`.
 
 The backbone is nested as `transformer_layer_config`, a difference from its architecture's defaults. Layer ids count the
 embeddings as 0, so they are one higher than ours. Embeddings, lm_head and, at times, more of the target are stored.
@@ -15,7 +17,15 @@ from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.fields import CANNOT_RUN, CORRECT_IT, backbone_fields, required, section_of, stored_backbone
+from hf_domino.formats.fields import (
+    CANNOT_RUN,
+    CORRECT_IT,
+    backbone_fields,
+    predicts_next,
+    required,
+    section_of,
+    stored_backbone,
+)
 from hf_domino.formats.format import Format, StoredConfig
 
 SECTION = "transformer_layer_config"
@@ -39,21 +49,21 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     if "layer_types" in fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
     _check_sizes(stored, fields)
-    is_domino = stored[KIND] == "domino"
+    is_domino = "domino" in (stored[KIND], stored.get("projector_type"))
     fields |= {
         "block_size": stored.get("block_size", BLOCK_SIZE),
         "draft_vocab_size": stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE,
         "mask_token_id": stored["mask_token_id"],
         "num_target_layers": None,  # not stored; compared with the target when they meet
         "target_layer_ids": layer_ids_of(stored, "aux_hidden_state_layer_ids"),
-        "projector_type": "domino" if is_domino or stored.get("projector_type") == "domino" else "dflash",
-        "shift_label": stored.get("sample_from_anchor", is_domino),
+        "projector_type": "domino" if is_domino else "dflash",
+        "shift_label": predicts_next(stored, is_domino),
     }
-    if fields["projector_type"] == "domino":
+    if is_domino:
         fields |= {
             "emb_dim": stored.get("logits_correction_emb_dim", stored.get("emb_dim", EMB_DIM)),
             "gru_hidden_dim": stored.get("gru_hidden_dim", GRU_HIDDEN_DIM),
-            "pure_draft_prefix_len": stored.get("pure_draft_prefix_len", PREFIX_LEN if is_domino else 0),
+            "pure_draft_prefix_len": stored.get("pure_draft_prefix_len", PREFIX_LEN),
         }
     return fields
 
@@ -118,5 +128,5 @@ SPECULATORS = Format(
     fields=_fields,
     stored=_stored,
     has_draft_vocabulary=True,
-    renames={r"^logits_correction\.": ""},
+    renames={r"^(logits_correction|domino_head)\.": ""},
 )

@@ -37,7 +37,7 @@ from hf_domino.configuration.from_target import default_target_layer_ids
         ({"draft_tree_size": 0}, r"draft_tree_size must be at least 1 \(or 'adaptive', or None\), got 0"),
         ({"pure_draft_prefix_len": 16}, r"pure_draft_prefix_len must be in \[0, 15\] \(num_draft_tokens=16\), got 16"),
         ({"pure_draft_prefix_len": -1}, r"pure_draft_prefix_len must be in \[0, 15\]"),
-        ({"target_layer_ids": [1, 35]}, r"target_layer_ids must be unique and in \[0, 34\]"),
+        ({"target_layer_ids": [1, 36]}, r"target_layer_ids must be unique and in \[0, 35\]"),
         ({"target_layer_ids": [1, 1]}, r"target_layer_ids must be unique"),
         ({"target_layer_ids": []}, r"target_layer_ids must be unique"),
         ({"mask_token_id": 151936}, r"mask_token_id must be in \[0, 151935\]"),

@@ -8,12 +8,12 @@ import json
 import pytest
 from released import RELEASED, WINDOWED, reduced, write_checkpoint
 
-from hf_domino import DominoDraftModel
+from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats import source
 from hf_domino.formats.others import OTHER_KINDS, refuse_others
 from hf_domino.formats.registry import format_of
 
-DOMINO, SPECULATORS = "specforge_domino", "speculators_dflash"
+DOMINO, SPECULATORS, OURS = "specforge_domino", "speculators_dflash", "ours"
 # A dictionary is put into the configuration, into the one it nests where it says so; None removes.
 CONFIGS = [
     (DOMINO, {"hidden_size": None}, "hidden_size in the checkpoint's config.json must be given"),
@@ -47,7 +47,37 @@ CONFIGS = [
     (DOMINO, {"dflash_config": {"mask_token_id": None}}, "mask_token_id .* must be given"),
     (DOMINO, {"dflash_config": {"mask_token_id": 64}}, r"mask_token_id must be in \[0, 63\]"),
     (DOMINO, {"dflash_config": {"gru_hidden_dim": None}}, "gru_hidden_dim .* must be given"),
-    (DOMINO, {"dflash_config": {"target_layer_ids": [0, 3]}}, r"target_layer_ids must be unique and in \[0, 2\]"),
+    (DOMINO, {"dflash_config": {"target_layer_ids": [0, 4]}}, r"target_layer_ids must be unique and in \[0, 3\]"),
+    # A choice of training, which is never guessed.
+    (
+        DOMINO,
+        {"dflash_config": {"target_layer_ids": None}},
+        "target_layer_ids .* must be given.* training",
+    ),
+    (SPECULATORS, {"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids .* must be given"),
+    # Two names, or places, of the block's order that contradict each other.
+    (DOMINO, {"sample_from_anchor": False}, "sample_from_anchor .* must be True as shift_label, got False"),
+    (
+        DOMINO,
+        {"dflash_config": {"query_zero_predicts_next": False}},
+        "query_zero_predicts_next .* must be True as shift_label, got False",
+    ),
+    (SPECULATORS, {"shift_label": True, "sample_from_anchor": False}, "sample_from_anchor .* must be True as shift"),
+    (
+        DOMINO,
+        {"sample_from_anchor": True, "dflash_config": {"sample_from_anchor": False}},
+        "sample_from_anchor .* must be False as in dflash_config.sample_from_anchor, got True",
+    ),
+    (DOMINO, {"dflash_config": {"output_multiplier": 0.2}}, "output_multiplier .* must be 1.0, got 0.2"),
+    (DOMINO, {"final_logit_softcapping": 20.0}, "final_logit_softcapping .* must be 0.0, got 20.0"),
+    (DOMINO, {"dflash_config": {"input_embedding_scale": 2.0}}, "input_embedding_scale .* must be 1.0, got 2.0"),
+    (DOMINO, {"dflash_config": {"causal": True}}, "dflash_config.causal must be False, got True"),
+    (OURS, {"draft_lenght": "full"}, "draft_lenght must be a field of DominoConfig, got none of that name"),
+    (OURS, {"attention_bias": True}, "attention_bias must be a field of DominoConfig"),
+    (OURS, {"use_swa": True}, "use_swa must be a field of DominoConfig"),
+    (OURS, {"dflash_config": {"shift_label": False}}, "dflash_config must be a field of DominoConfig"),
+    (OURS, {"rope_theta": 5e6}, "rope_theta must be 10000.0 as in rope_parameters, got 5000000.0"),
+    (OURS, {"target_layer_ids": None}, "target_layer_ids .* must be given"),
     (DOMINO, {"dflash_config": {"projector_type": "other"}}, "projector_type must be one of domino.* got 'other'"),
     (DOMINO, {"dflash_config": {"projector_type": "dflash"}}, "projector_type must be 'domino' as architectures says"),
     (DOMINO, {"dflash_config": {"shift_label": 1}}, "shift_label .* must be bool, got 1"),
@@ -88,9 +118,14 @@ KINDS = {
     ],
     "Medusa with lm_heads of its own": [{"model_type": "medusa", "medusa_num_heads": 4}],
     "DFlash 2": [{"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 256}}],
-    "DSpark": [{"architectures": ["Qwen3DSparkModel"]}, {"dflash_config": {"projector_type": "dspark"}}],
+    "DSpark": [
+        {"architectures": ["Qwen3DSparkModel"]},
+        {"architectures": ["Qwen3DSparkModel"], "markov_rank": 0, "enable_confidence_head": True},
+        {"dflash_config": {"projector_type": "dspark"}},
+    ],
     "LiLiCorr": [{"architectures": ["LiLiCorrDraftModel"]}],
-    "JetSpec": [{"architectures": ["DFlashDraftModel"], "dflash_config": {"causal": True}}],
+    "JetSpec": [{"architectures": ["JetSpecDraftModel"], "dflash_config": {"causal": True}}],
+    "DFlash or DSpark on Gemma": [{"architectures": ["Gemma4DSparkModel"], "markov_rank": 0}],
     "MTP": [{"speculators_model_type": "mtp"}],
 }
 
@@ -106,7 +141,8 @@ def changed(stored, change):
 
 @pytest.mark.parametrize(("name", "change", "message"), CONFIGS, ids=[f"{c[0]}-{next(iter(c[1]))}" for c in CONFIGS])
 def test_configurations(tmp_path, name, change, message):
-    write_checkpoint(tmp_path, changed(reduced(RELEASED[name]), change), {})
+    stored = DominoConfig().to_dict() if name == OURS else reduced(RELEASED[name])
+    write_checkpoint(tmp_path, changed(stored, change), {})
     with pytest.raises(ValueError, match=message):
         DominoDraftModel.from_pretrained(tmp_path)
 

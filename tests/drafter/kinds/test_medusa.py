@@ -166,7 +166,7 @@ def test_weights_of_the_loss_fall_by_a_fifth_with_each_head(wide, drafter, tmp_p
             {"target_layer_ids": [2]},
             r"target_layer_ids must be unique and in \[3, 3\].*Medusa reads what lm_head reads",
         ),
-        ({"projector_type": "dflash", "target_layer_ids": [3]}, r"in \[0, 2\].*after the final norm"),
+        ({"projector_type": "dflash", "target_layer_ids": [4]}, r"in \[0, 3\].*after the final norm"),
         ({"num_target_layers": None, "target_layer_ids": [3]}, "target_layer_ids must be .*num_target_layers=None"),
     ],
 )

@@ -17,6 +17,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
+from hf_domino.configuration.kinds import KINDS
 from hf_domino.decoding import loop
 from hf_domino.decoding.pacing.pacer import Pacer
 from hf_domino.drafter.phases import PHASES, PhaseTimer
@@ -266,3 +267,28 @@ def test_a_streamer_keeps_statistics_of_its_own(tiny_qwen3, tiny_drafter):
     streamer = Counting()
     tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, streamer=streamer)
     assert streamer.stats == "its own"
+
+
+FLOOR, ABOVE = [1] * 7 + [2], [1] * 6 + [2, 2]
+OFF = "does not fit, or is read one position off: hf-domino check"
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "said"),
+    [
+        ("domino", FLOOR, OFF),
+        ("dflash", FLOOR, OFF),
+        ("eagle3", FLOOR, "does not fit: hf-domino check"),
+        ("medusa", FLOOR, "does not fit: hf-domino check"),
+        ("recycling", FLOOR, None),  # its table is empty at first
+        ("domino", ABOVE, None),
+        ("domino", [1] * 5, None),
+        ("domino", [1] * 6, OFF),
+    ],
+)
+def test_acceptance_at_the_floor_is_said(kind, lengths, said):
+    stats = DecodingStats.of_rows(6, 2, misfit=KINDS[kind].misfit)
+    stats.rows, stats.proposed = [lengths, [1] * 9], [[6] * len(lengths), [0] * 9]  # single steps say nothing of it
+    assert [line.endswith(f"it {said} tells") for line in str(stats).splitlines() if "hf-domino" in line] == (
+        [True] if said else []
+    )

@@ -88,10 +88,31 @@ def test_layers_in_the_wrong_order(pair, held_out):
     assert "does not fit" in str(result)
 
 
-def test_wrong_shift_label(pair, held_out):
-    result = checked(pair, pair.drafter.view(shift_label=not pair.drafter.config.shift_label), held_out)
-    assert not result.fits
-    assert result.causes[0].name == verdict.WRONG_SHIFT_LABEL
+@pytest.mark.parametrize("name", ["drafter", pytest.param("twin", marks=pytest.mark.slow)])
+def test_one_position_off(pair, held_out, name):
+    right = getattr(pair, name)
+    result = checked(pair, right.view(shift_label=not right.config.shift_label), held_out)
+    assert [cause.name for cause in result.causes] == [verdict.WRONG_SHIFT_LABEL]  # nothing else is to be put right
+    assert "read one position off" in str(result)
+    assert f"with shift_label={right.config.shift_label}" in result.causes[0].evidence
+
+
+@pytest.mark.parametrize("is_attached", [False, True])
+def test_one_position_off_is_told_after_the_first_call(pair, is_attached):
+    prompt = pair.tokenizer("def add(a, b):\n", return_tensors="pt")
+    told = []
+    if is_attached:
+        hf_domino.uninstall()
+        hf_domino.attach(pair.target)
+    try:
+        for is_wrong in (False, True):
+            drafter = pair.twin.view(shift_label=pair.twin.config.shift_label != is_wrong)
+            pair.target.generate(**prompt, assistant_model=drafter, max_new_tokens=32, do_sample=False)
+            told.append("one position off" in str(drafter.stats))
+    finally:
+        hf_domino.detach(pair.target)
+        hf_domino.install()
+    assert told == [False, True]
 
 
 @pytest.mark.slow
@@ -118,6 +139,8 @@ def test_untrained(pair, held_out):
     result = checked(pair, DominoDraftModel(pair.drafter.config).eval(), held_out[:1])
     assert [cause.name for cause in result.causes][:1] == [verdict.UNTRAINED]
     assert result.acceptance_length < 1.5
+    assert "does not fit" in str(result)
+    assert "one position off" not in str(result)
 
 
 def test_variants_draft_what_real_rounds_draft(pair, held_out):

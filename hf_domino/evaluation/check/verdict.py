@@ -30,7 +30,7 @@ WRONG_LAYERS, WRONG_SHIFT_LABEL, HARMFUL_HEAD = "wrong layers", "wrong shift_lab
 WRONG_TARGET, WRONG_MODE, UNTRAINED = "wrong target", "wrong chat mode", "untrained"
 REMEDIES = {
     WRONG_LAYERS: "Set config.target_layer_ids to the layers it was trained with.",
-    WRONG_SHIFT_LABEL: "Set config.shift_label to the value it was trained with.",
+    WRONG_SHIFT_LABEL: "It seems to be read one position off: load it with that shift_label.",
     HARMFUL_HEAD: "Check that prefix_gru and embed_proj belong to this backbone, or train with a slower curriculum.",
     WRONG_TARGET: "Load the target it was trained for, at the same revision.",
     WRONG_MODE: "Generate in the mode it was trained in, or train it in the other one too.",
@@ -160,12 +160,12 @@ def judge(
     better = [] if not variants else _better_variants(variants[0], variants[1:])
     causes += [cause for cause, is_certain in better if is_certain]
     doubts += [cause.evidence for cause, is_certain in better if not is_certain]
-    if len(low) == len(rates):
-        known = {cause.name for cause in causes}
-        causes += [cause for cause in _from_low_acceptance(variants, is_its_target) if cause.name not in known]
-    elif low and not unclear:
+    if 0 < len(low) < len(rates) and not unclear:
         by_mode = ", ".join(f"{rate} in {name!r}" for name, rate in rates.items())
         causes.append(Cause(WRONG_MODE, f"first proposals accepted: {by_mode}."))
+    elif len(low) == len(rates) and not any(variant.first_rate.low >= MIN_FIRST_RATE for variant in variants):
+        known = {cause.name for cause in causes}
+        causes += [cause for cause in _from_low_acceptance(variants, is_its_target) if cause.name not in known]
     return CheckResult(list(modes), list(variants), causes, doubts)
 
 

@@ -6,11 +6,15 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload, disk_offload
+from accelerate.hooks import SequentialHook
 from builders import left_padded
 from oracle import oracle, tree_faults
 from peft import LoraConfig, get_peft_model
 from recorded_graphs import recorded_graphs
 from test_families import build
+
+from hf_domino import check_fit
+from hf_domino.target.view import input_device
 
 PROMPTS = [torch.arange(7, 20), torch.arange(30, 38)]
 OPTIONS = {"do_sample": False, "max_new_tokens": 24}
@@ -91,6 +95,21 @@ def test_offloaded(make_drafter, tmp_path, where):
         disk_offload(target, str(tmp_path), torch.device("cpu"))
     assert target.device.type == "meta"
     check(target, drafter)
+    assert check_fit(drafter, target, prompts=[[5, 6], [7, 8]], max_new_tokens=12).measured.num_rounds
+    branching, ids = drafter.view(draft_tree_size=12), PROMPTS[0][None]
+    assert torch.equal(target.generate(ids, assistant_model=branching, **OPTIONS), target.generate(ids, **OPTIONS))
+    assert (branching.stats.tree_size, branching.stats.chain) == (12, None)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_what_works_beside_an_offloaded_target_is_where_it_computes(sequence):
+    target = build("Qwen2")
+    cpu_offload(target, torch.device("cpu"))
+    for module in target.modules():
+        if getattr(getattr(module, "_hf_hook", None), "execution_device", None) is not None:
+            module._hf_hook.execution_device = "cuda:1"  # only asked about
+            module._hf_hook = SequentialHook(module._hf_hook) if sequence else module._hf_hook
+    assert input_device(target) == torch.device("cuda:1")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino.target.view import input_device
 
 # Truncation that a target's generation configuration may ask for, switched off.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
@@ -83,7 +84,7 @@ class TargetWriter:
         Returns:
             `list[Written]`: Per prompt what follows it.
         """
-        device = self.target.device
+        device = input_device(self.target)
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
         with autocast, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
@@ -94,7 +95,7 @@ class TargetWriter:
         pad_token_id = config.pad_token_id or 0
         ends = sampling.ends or ends_of(config)
         texts: list[list[int]] = [[] for _ in prompts]
-        inputs: dict[str, Any] = _pad_left(prompts, max(map(len, prompts)), pad_token_id, self.target.device)
+        inputs: dict[str, Any] = _pad_left(prompts, max(map(len, prompts)), pad_token_id, input_device(self.target))
         rows, left = list(range(len(prompts))), sampling.max_new_tokens
         while rows and left:
             output = self.target.generate(

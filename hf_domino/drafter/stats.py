@@ -14,9 +14,9 @@ from typing import Any
 from torch import nn
 
 LEAST_CONTEXT = 128  # tokens; shorter texts count together
-# Acceptance length at which a drafter is doubted, and the drafted rounds that takes: about as many as come before the
-# first pause. In first calls of 96 tokens with the bundled drafters it doubts 105 of 120 that are read one position off,
-# and of 200 that are read right two: sampled, from texts unlike those of their training.
+# Acceptance length at which a drafter is doubted, and the drafted rounds that takes: as many as come before drafting
+# pauses. In first calls of 96 tokens the bundled drafters are doubted 105 times of 120 where they are read one position
+# off, and 2 times of 200 where they are read right: sampled, behind prompts unlike what they were trained on.
 FLOOR, FLOOR_ROUNDS = 1.125, 6
 
 _last = threading.local()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -35,18 +36,23 @@ from hf_domino.integration.call_checks import (
 from hf_domino.integration.candidate_generator import DominoCandidateGenerator
 from hf_domino.integration.drift.shadow import watched
 from hf_domino.integration.rope_checks import check_rope
-from hf_domino.target.compatibility import check_is_loaded, check_rows, check_target
+from hf_domino.target.compatibility import check_rows, check_target
 from hf_domino.target.identity import recognise
+from hf_domino.target.view import input_device
 
 __all__ = [
     "candidate_generator",
     "check_call",
-    "check_is_loaded",
     "check_names",
     "decode",
+    "named",
     "pipeline_drafter",
     "refuse_drafter",
 ]
+
+
+FOLDER = "drafter"  # in the target's own repository
+_named: WeakKeyDictionary[PreTrainedModel, dict[tuple, DominoDraftModel]] = WeakKeyDictionary()
 
 
 def check_call(
@@ -162,6 +168,30 @@ def pipeline_drafter(
         if found is None or found.runs_natively:
             return None
         drafter = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype, **download)
-        assistant = drafter.to(target.device)
+        assistant = drafter.to(input_device(target))
     check_target(assistant.config, target)
     return assistant
+
+
+def named(target: PreTrainedModel, name: Any, download: Mapping[str, Any] | None = None) -> DominoDraftModel:
+    """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        name (`str` or `Path`): Of the drafter, or of its target with the drafter in a folder.
+        download (`Mapping`, *optional*): What `from_pretrained` takes for the Hub.
+
+    Raises:
+        ValueError: If neither is there.
+    """
+    loaded, download = _named.setdefault(target, {}), dict(download or {})
+    key = (os.fspath(name), target.dtype, input_device(target), download.get("revision"), download.get("subfolder"))
+    if key not in loaded:
+        in_folder = download | {"subfolder": FOLDER}
+        found = pipeline_drafter(target, name, download) or pipeline_drafter(target, name, in_folder)
+        if found is None:
+            expected = f"a folder or Hub name with a drafter in it, or in its folder {FOLDER!r}"
+            remedy = "A model of another kind must be loaded first."
+            raise refusal("the name of a drafter", expected, os.fspath(name), remedy)
+        loaded[key] = found
+    return loaded[key]

@@ -7,45 +7,47 @@ Transformers calls our loop as the call's decoding method.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedModel, StoppingCriteriaList
+from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StopStringCriteria
 
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS
-from hf_domino.integration.assisted_call import check_call, decode, pipeline_drafter
-
-_drafters: WeakKeyDictionary[PreTrainedModel, dict[tuple, DominoDraftModel]] = WeakKeyDictionary()
+from hf_domino.integration.assisted_call import check_call, decode, named
 
 
-def generate(
-    model: PreTrainedModel, inputs: torch.Tensor | None = None, drafter: str | None = None, **kwargs: Any
-) -> Any:
+def generate(*args: Any, model: PreTrainedModel | None = None, drafter: str | None = None, **kwargs: Any) -> Any:
     """Generate as `model.generate` does, several tokens a forward.
 
     Args:
-        model (`PreTrainedModel`): The target.
-        inputs (`torch.Tensor`, *optional*): As in `generate`.
-        drafter (`str`, *optional*): Folder or Hub name of the drafter; defaults to what `custom_generate` named.
+        args: The target first, unless it is `model`, then as in `generate`.
+        model (`PreTrainedModel`, *optional*): The target: Transformers makes this its `generate` where it lies in the
+            target's own repository.
+        drafter (`str`, *optional*): Folder or Hub name of the drafter; defaults to what `custom_generate` named, or to
+            the target's own repository, whose folder `drafter` it may be in.
         kwargs: All others of `generate`, and of `from_pretrained` for the Hub: `token`, `revision`, ...
 
     Returns:
         What `generate` returns; with `return_dict_in_generate=True` it has `stats`.
     """
-    name = _name(drafter, sys._getframe(1))
+    if model is None:
+        model, *args = args  # type: ignore[assignment]
+    kwargs |= zip([*inspect.signature(GenerationMixin.generate).parameters][1:], args, strict=False)
+    if kwargs.get("custom_generate") is not None:  # another loop than the target's own
+        return type(model).generate(model, **kwargs)
+    name = _name(drafter, sys._getframe(1), model)
     download = {key: kwargs.pop(key) for key in DOWNLOAD_ARGUMENTS if key in kwargs}
     commit = Path(__file__).parents[1].name  # of the Hub: weights are of the same as this code
     if drafter is None and not Path(name).is_dir() and re.fullmatch("[0-9a-f]{40}", commit):
         download["revision"] = commit
-    loaded = _drafter(model, name, download)
+    loaded = named(model, name, download)
     if kwargs.get("assistant_model") is not None:
         remedy = f"The drafter is {name}; leave assistant_model out."
         raise refusal("assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy)
@@ -63,29 +65,16 @@ def generate(
         check_call(model, config.get_generation_mode(loaded), config, mode_kwargs, is_native=False)
         return decode(model, input_ids, assistant_model=loaded, streamer=streamer, **call)
 
-    return prepares.generate(inputs, custom_generate=decoding_method, **kwargs)
+    return type(model).generate(prepares, custom_generate=decoding_method, **kwargs)
 
 
-def _name(drafter: str | None, caller: FrameType) -> str:
-    """Which repository this file is of: Transformers does not say, but its `generate` was called with it."""
-    name = drafter or caller.f_locals.get("custom_generate")
-    if not isinstance(name, str):
+def _name(drafter: str | None, caller: FrameType, model: PreTrainedModel) -> str:
+    """Which repository this file is of: Transformers does not say, but its `generate` was called with it, or is it."""
+    name = drafter or caller.f_locals.get("custom_generate") or model.name_or_path
+    if not name or not isinstance(name, str):
         remedy = "Pass drafter='folder or Hub name'; only generate(..., custom_generate='...') tells it."
         raise refusal("drafter", "the repository of the drafter", name, remedy)
     return name
-
-
-def _drafter(model: PreTrainedModel, name: str, download: dict[str, Any]) -> DominoDraftModel:
-    """The drafter, loaded once for each target."""
-    loaded, key = _drafters.setdefault(model, {}), (name, download.get("revision"))
-    if key not in loaded:
-        drafter = pipeline_drafter(model, name, download)
-        if drafter is None:
-            raise refusal("the repository of custom_generate", "one with a drafter", name, "Pass drafter='...'.")
-        loaded[key] = drafter.eval()
-    if loaded[key].device != model.device:
-        loaded[key].to(model.device)
-    return loaded[key]
 
 
 def _take_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any], tokenizer: Any) -> PreTrainedModel:

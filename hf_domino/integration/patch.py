@@ -78,9 +78,7 @@ def _wrap_validation(original: Callable) -> Callable:
     @_wrapper_of(original)
     def validate(self, generation_mode, generation_config, generation_mode_kwargs):
         assistant = generation_mode_kwargs.get("assistant_model")
-        if _is_name(assistant):
-            _assisted_call().check_is_loaded(assistant)
-        drafter = _drafter_of(assistant)
+        drafter = _assisted_call().named(self, assistant) if _is_name(assistant) else _drafter_of(assistant)
         if drafter is not None:
             generation_mode_kwargs["assistant_model"] = drafter
             is_native = not hasattr(type(self)._assisted_decoding, _MARK)  # attached, and nothing is installed

@@ -7,7 +7,6 @@ Two moments: drafter and target meet, a batch begins. `call_checks` has those of
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -150,21 +149,6 @@ def _check_hidden_states(target: PreTrainedModel, text: PreTrainedConfig) -> Non
     if width != text.hidden_size:
         remedy = "A drafter reads token embeddings and hidden states of one width; this target cannot be drafted for."
         raise refusal("the width of the target's token embeddings", f"hidden_size={text.hidden_size}", width, remedy)
-
-
-def check_is_loaded(assistant: Any) -> None:
-    """Refuse the name of a drafter, which only pipelines load.
-
-    Args:
-        assistant (`Any`): What `generate` was given as `assistant_model`.
-
-    Raises:
-        ValueError: For a string or a path, which Transformers does not take either.
-    """
-    if isinstance(assistant, (str, os.PathLike)):
-        name = os.fspath(assistant)
-        remedy = f"Load it once, drafter = hf_domino.DominoDraftModel.from_pretrained({name!r}), and pass the drafter."
-        raise refusal("assistant_model in generate", "a loaded model", name, remedy)
 
 
 def check_rows(target: PreTrainedModel, num_proposals: int, batch_size: int, kwargs: Mapping[str, Any]) -> None:

@@ -103,9 +103,8 @@ class TargetModel:
 
     @property
     def input_device(self) -> torch.device:
-        """Where token ids go; of an offloaded target, which has none, its hooks take them on from the CPU."""
-        device = self.model.device
-        return torch.device("cpu") if device.type == "meta" else device
+        """Where token ids go; see [`input_device`]."""
+        return input_device(self.model)
 
     @property
     def position_limit(self) -> int | None:
@@ -114,6 +113,19 @@ class TargetModel:
             return None
         limits = (getattr(self.text_config, field, None) for field in LENGTH_LIMITS)
         return next((limit for limit in limits if limit is not None), None)
+
+
+def input_device(target: PreTrainedModel) -> torch.device:
+    """Where token ids go, and what works beside a target: of an offloaded one where its hooks compute.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+    """
+    if target.device.type != "meta":
+        return target.device
+    hooks = (getattr(module, "_hf_hook", None) for module in target.modules())
+    places = (getattr(one, "execution_device", None) for hook in hooks for one in getattr(hook, "hooks", (hook,)))
+    return torch.device(next((place for place in places if place is not None), "cpu"))
 
 
 def has_hooks(module: nn.Module) -> bool:

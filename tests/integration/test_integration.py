@@ -485,9 +485,31 @@ assert hasattr(GenerationMixin._assisted_decoding, "__wrapped__") and hf_domino.
 
 
 @pytest.mark.parametrize("as_path", [str, Path])
-def test_the_name_of_a_drafter(entry, target, saved_pair, as_path):
-    with pytest.raises(ValueError, match=r"a loaded model, got '/.*hf_domino.DominoDraftModel.from_pretrained\('/"):
-        greedy(target, assistant_model=as_path(saved_pair[1]))
+def test_the_name_of_a_drafter(entry, tiny_qwen3, saved_pair, as_path, monkeypatch):
+    """Loaded as by a pipeline, once for a target where it is and as it computes."""
+    loaded, load = [], DominoDraftModel.from_pretrained
+    monkeypatch.setattr(
+        DominoDraftModel, "from_pretrained", lambda *args, **kwargs: loaded.append(load(*args, **kwargs)) or loaded[-1]
+    )
+    target, name = copy.deepcopy(tiny_qwen3), as_path(saved_pair[1])
+    for dtype in (torch.float32, torch.float64):
+        target.to(dtype)
+        for _ in range(2):
+            assert torch.equal(greedy(target, assistant_model=name), greedy(target))
+    assert [drafter.dtype for drafter in loaded] == [torch.float32, torch.float64]
+    assert loaded[0].stats.num_rounds > 0
+
+
+def test_a_name_of_no_drafter(entry, tiny_qwen3, saved_pair, tmp_path):
+    for name, message in (
+        (
+            saved_pair[0],
+            "the name of a drafter must be a folder or Hub name with a drafter.*, got '/.*must be loaded first",
+        ),
+        (tmp_path / "nothing", r"assistant_model must be a folder or a Hub name, got '/.*nothing'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            greedy(tiny_qwen3, assistant_model=name)
 
 
 def test_a_drafter_does_not_generate(tiny_drafter):

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from accelerate import disk_offload
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, pipeline
 
@@ -110,6 +111,18 @@ def test_plain_assistant_by_path(saved_pair, tiny_tokenizer, tmp_path, expected)
     generator, answer = ask(saved_pair[0], str(tmp_path))
     assert answer == expected
     assert isinstance(generator.assistant_model, LlamaForCausalLM)
+
+
+def test_path_beside_an_offloaded_target(saved_pair, expected, tmp_path):
+    """Its weights are nowhere between forwards: the drafter goes where the target computes."""
+    target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
+    disk_offload(target, str(tmp_path), torch.device("cpu"))
+    target.hf_device_map = {"": "cpu"}  # as `device_map` leaves it, by which a pipeline does not move the target
+    generator = pipeline(
+        "text-generation", model=target, tokenizer=str(saved_pair[0]), assistant_model=str(saved_pair[1])
+    )
+    assert target.device.type == "meta"
+    assert generator(TEXT, **OPTIONS) == expected
 
 
 def test_object_without_the_patch(saved_pair, expected):

@@ -23,6 +23,7 @@ from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.decoding.verification import CoupledRule
+from hf_domino.target.view import input_device
 
 # Attention whose window or temperature goes by columns, which are positions in a chain only.
 COUNTS_COLUMNS = ("gpt_neo", "llama4_text")
@@ -80,12 +81,13 @@ def _trial(target: PreTrainedModel, attention: str) -> str | None:
 
 def _try(target: PreTrainedModel) -> str | None:
     """Verify a text as a chain and as a branch of a tree; why not, where the logits are others."""
-    positions = torch.arange(NUM_TRIED, device=target.device)[None]
+    device = input_device(target)
+    positions = torch.arange(NUM_TRIED, device=device)[None]
     # From all over the vocabulary: the first ones are often special tokens, of which 16 bits make any law.
     chain = (positions + 1) * (target.config.get_text_config().vocab_size // (NUM_TRIED + 2))
     # Behind the first token a wrong one follows the next three; the text goes on beside them.
     order, parents = [1, 6, 2, 6, 3, 6, 4, 5], [0, 0, 2, 2, 4, 4, 6]
-    tree = Tree(chain[:, order[1:]], torch.tensor([parents], device=target.device))
+    tree = Tree(chain[:, order[1:]], torch.tensor([parents], device=device))
     try:
         expected = target(input_ids=chain, position_ids=positions, use_cache=False).logits[:, 1:6]
         cache = DynamicCache(config=target.config)

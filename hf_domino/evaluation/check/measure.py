@@ -23,7 +23,7 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
 from hf_domino.evaluation.check.prompts import Prompt
-from hf_domino.target.view import TargetModel
+from hf_domino.target.view import TargetModel, input_device
 
 # Names of the variants; the first two are followed by the value.
 LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
@@ -96,9 +96,10 @@ def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Promp
         )
 
     # `custom_generate` works whether or not the patch is installed, and past a target that is attached.
+    asked = prompt.input_ids.to(input_device(target))
     ids = target.generate(
-        prompt.input_ids.to(target.device),
-        attention_mask=torch.ones_like(prompt.input_ids, device=target.device),
+        asked,
+        attention_mask=torch.ones_like(asked),
         custom_generate=decode,
         do_sample=False,
         num_beams=1,

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.target.compatibility import ONE_WIDTH, check_target_kind
+from hf_domino.target.view import input_device
 
 PREFIX_LENGTH, WIDTH = 40, 8
 # Largest difference of two logits over the largest logit. Measured on tiny models of 150 families: up to 9e-6 in fp32,
@@ -105,7 +106,7 @@ def _logits_both_ways(target: PreTrainedModel, seed: int) -> tuple[torch.Tensor,
     text = target.config.get_text_config(decoder=True)
     found: list[torch.Tensor] = []
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(text.vocab_size, (1, PREFIX_LENGTH + WIDTH), generator=generator).to(target.device)
+    ids = torch.randint(text.vocab_size, (1, PREFIX_LENGTH + WIDTH), generator=generator).to(input_device(target))
 
     def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         _forward(model, input_ids, kwargs, is_first_iteration=True)

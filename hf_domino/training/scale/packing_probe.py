@@ -40,7 +40,7 @@ def check_no_leaks(target: TargetModel, rows: PackedRows) -> None:
     if not several:
         return
     probed = [rows[index] for index in several] * (PROBED_ROWS // len(several))
-    batch = {name: values.to(target.model.device) for name, values in collate_packed(probed).items()}
+    batch = {name: values.to(target.input_device) for name, values in collate_packed(probed).items()}
     together = _states(target, batch["input_ids"], batch["position_ids"])
     change, noise = 0.0, 0.0
     for packed, states in zip(probed, together, strict=True):

@@ -63,10 +63,8 @@ def test_another_loop_than_the_targets_own(own):
 
 
 def test_a_repository_without_a_drafter(own, saved_pair):
-    with pytest.raises(
-        ValueError, match=r"the name of a drafter must be .* with a drafter in it, or in its folder 'drafter'"
-    ):
+    with pytest.raises(ValueError, match=r"the name of a drafter must be .*, or in its folder 'drafter'"):
         own.generate(PROMPT, drafter=str(saved_pair[0]))
-    own.config.name_or_path = ""
+    own.name_or_path = ""
     with pytest.raises(ValueError, match="drafter must be the repository of the drafter"):
         own.generate(PROMPT)

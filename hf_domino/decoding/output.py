@@ -26,7 +26,8 @@ class CommittedSequences:
 
     Args:
         input_ids (`torch.Tensor`): Prompts `[B, T]`.
-        stopping_criteria (`StoppingCriteriaList`): Asked about every new prefix of every row, one row at a time.
+        stopping_criteria (`StoppingCriteriaList`): Asked about every new prefix of every row, one row at a time; of a
+            batch, those of the caller are asked about all rows at a length that all have reached: they may compare.
         generation_config (`GenerationConfig`): For end-of-text ids, the length limit and the outputs wanted.
         streamer (`BaseStreamer`, *optional*): Receives each token once it is final, never one that is withdrawn.
         known ([`KnownStops`]): Those of the criteria that need not be asked.
@@ -51,7 +52,12 @@ class CommittedSequences:
         self._logits: list[list[torch.Tensor]] = [[] for _ in input_ids]
         self._shown: int | None = None  # length of the text that a criterion or the streamer looks at
         self._known = known
-        self._criteria = StoppingCriteriaList(c for c in stopping_criteria if type(c) not in KNOWN_CRITERIA)
+        self._criteria, self._of_batch = StoppingCriteriaList(), StoppingCriteriaList()
+        for criterion in stopping_criteria:
+            if type(criterion) not in KNOWN_CRITERIA:
+                is_by_row = len(input_ids) == 1 or type(criterion).__module__.startswith("transformers.")
+                (self._criteria if is_by_row else self._of_batch).append(criterion)
+        self._judged = self._prompt_length  # length of the batch that its criteria were asked about
         # As plain generation asks: without it, rows that stopped are not padded.
         self._pads_finished = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
 
@@ -121,10 +127,10 @@ class CommittedSequences:
                 if self._wants("output_scores" if outputs is self._scores else "output_logits"):
                     outputs[row] += list(source[index, :count].to(torch.float32, copy=True))
             kept.append(self._keep(row, values[index][:count]))
-            self._values[row] += values[index][: kept[-1]]
-            self._lengths[row] = start + kept[-1]
-            for outputs in (self._scores, self._logits):
-                del outputs[row][self._lengths[row] - self._prompt_length :]
+            self._values[row] += values[index]
+            self._cut(row, start + kept[-1])
+        while self._of_batch and self._judged < self._num_settled:
+            self._judge()
         self._known.warn(self._ids[:1, : max(self._lengths)])
         self._stream()
         return kept
@@ -136,6 +142,36 @@ class CommittedSequences:
             grown = self._ids.new_zeros(len(self._lengths), max(2 * needed, 64))
             grown[:, : self._ids.shape[1]] = self._ids
             self._ids = grown
+
+    def _cut(self, row: int, length: int) -> None:
+        """Keep a row up to a length."""
+        self._lengths[row] = length
+        for each in (self._values, self._scores, self._logits):
+            del each[row][length - self._prompt_length :]
+
+    @property
+    def _num_settled(self) -> int:
+        """Length that all rows have reached, ended ones padded."""
+        growing = [self._lengths[row] for row in self.unfinished]
+        return min(growing) if growing else self._final_length()
+
+    def _judge(self) -> None:
+        """Ask a batch's criteria about one length more; a row that ends there loses what it has grown beyond."""
+        self._judged += 1
+        ends = self._ask(self._of_batch, self._padded(self._judged), self._scores)
+        for row, stop in enumerate(self._stops):
+            if ends[row] and (stop is None or stop > self._judged):
+                self._stops[row] = self._judged
+                if self._pads_finished:
+                    self._cut(row, self._judged)
+
+    def _ask(self, criteria: StoppingCriteriaList, ids: torch.Tensor, rows: list[list[torch.Tensor]]) -> list[bool]:
+        """Which texts `[R, L]` criteria end, with the scores of these rows."""
+        self._shown = ids.shape[1]
+        count = self._shown - self._prompt_length
+        ends = criteria(ids, _per_token(rows, count) if self._wants("output_scores") else None)
+        self._shown = None
+        return ends.flatten().tolist()
 
     def _keep(self, row: int, values: Sequence[int]) -> int:
         """How many of the tokens just written stay: up to the first stop, unless plain generation goes on behind it."""
@@ -150,11 +186,8 @@ class CommittedSequences:
     def _stops_at(self, row: int, length: int, value: int) -> bool:
         stop = self._known.stops_at(length, value)
         if self._criteria:
-            so_far = self._scores[row][: length - self._prompt_length]
-            given = tuple(scores[None] for scores in so_far) if self._wants("output_scores") else None
-            self._shown = length
-            stop = bool(torch.as_tensor(self._criteria(self._ids[row : row + 1, :length], given)).all()) or stop
-            self._shown = None
+            here = slice(row, row + 1)
+            stop = self._ask(self._criteria, self._ids[here, :length], self._scores[here])[0] or stop
         return stop
 
     def _stream(self) -> None:
@@ -162,8 +195,7 @@ class CommittedSequences:
         if self._streamer is None:
             return
         # Of a row that may still be padded nothing more is to come before the others have caught up.
-        growing = [length for length, stop in zip(self._lengths, self._stops, strict=True) if stop is None]
-        final = min(growing) if growing else self._final_length()
+        final = self._num_settled
         ids = self._padded(final)
         for position in range(self._streamed, final):
             self._shown = position + 1

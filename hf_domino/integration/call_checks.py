@@ -185,13 +185,13 @@ def check_batch(batch_size: int, kwargs: Mapping[str, Any], processors: Sequence
 
     Args:
         batch_size (`int`): Sequences to generate.
-        kwargs (`Mapping`): What `generate` passes on: cache, mask, `logits_processor`, `stopping_criteria`, ...
+        kwargs (`Mapping`): What `generate` passes on: cache, mask, `logits_processor`, ...
         processors (`Sequence[str]`): Names of logits processors that may keep state.
         cache_part (`str`, *optional*): Name of a part of the cache that rows cannot be realigned in.
 
     Raises:
-        ValueError: For such processors and caches, stopping criteria of one's own, a filled cache, inputs of another
-            modality that every forward reads, and a mask that is not two-dimensional.
+        ValueError: For such processors and caches, a filled cache, inputs of another modality that every forward reads,
+            and a mask that is not two-dimensional.
     """
     if batch_size == 1:
         return
@@ -199,12 +199,6 @@ def check_batch(batch_size: int, kwargs: Mapping[str, Any], processors: Sequence
     if processors:
         expected = "ones of transformers that keep no state, for a batch"
         raise refusal("logits_processor with a Domino assistant_model", expected, list(processors), alone)
-    criteria = [
-        type(c).__name__ for c in kwargs["stopping_criteria"] if not type(c).__module__.startswith("transformers.")
-    ]
-    if criteria:
-        expected = "ones of transformers, for a batch (others may compare rows, which advance by different lengths)"
-        raise refusal("stopping_criteria with a Domino assistant_model", expected, criteria, alone)
     for processor in kwargs["logits_processor"]:
         encoder_ids = getattr(processor, "encoder_input_ids", None)
         count = getattr(processor, "batch_size", batch_size) if encoder_ids is None else len(encoder_ids)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
-from builders import left_padded
+from builders import SEED, left_padded
 from oracle import oracle
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
@@ -221,17 +223,62 @@ def test_steps_are_those_of_the_longest_row():
     assert committed.num_steps == 4
 
 
-class Comparing(StoppingCriteria):
-    """Stops all rows when any is done."""
+class OwnCriterion(StoppingCriteria):
+    """Of a caller: remembers what it was asked, and says what another function says of it."""
+
+    def __init__(self, says):
+        self.says, self.asked = says, []
 
     def __call__(self, input_ids, scores, **kwargs):
-        return (input_ids[:, -1] < 20).any().expand(len(input_ids))
+        self.asked.append((input_ids.tolist(), None if scores is None else len(scores)))
+        return self.says(self, input_ids)
+
+
+def each(criterion, ids):
+    return ids[:, -1] < 9
+
+
+def all_when_any(criterion, ids):
+    return (ids[:, -1] < 6).any().expand(len(ids))
+
+
+def once_all_were(criterion, ids):
+    """As lm-evaluation-harness does: by what it saw before, for all rows at once, and of as many as it was made for."""
+    criterion.done = getattr(criterion, "done", [False] * 4)
+    for row, was_done in enumerate(criterion.done):
+        criterion.done[row] = was_done or bool(ids[row, -1] < 20)
+    return all(criterion.done)
+
+
+def never(criterion, ids):
+    return False
+
+
+@pytest.mark.parametrize("says", [each, all_when_any, once_all_were, never])
+@pytest.mark.parametrize("has_end", [True, False])
+@pytest.mark.parametrize("do_sample", [True, False])
+def test_criteria_of_ones_own(tiny_qwen3, tiny_drafter, prompts, says, has_end, do_sample):
+    """They may compare rows, count calls or keep state: each is asked what plain generation asks it, and no more."""
+    options = {"do_sample": do_sample, "max_new_tokens": NEW_TOKENS, "attention_mask": prompts["attention_mask"]}
+    truth = oracle(tiny_qwen3, prompts["input_ids"], 0.7, **options)  # with the noise of the calls
+    options |= {"return_dict_in_generate": True, "output_scores": True, "pad_token_id": PAD}
+    options["eos_token_id"] = eos_that_ends_rows_apart(tiny_qwen3, prompts) if has_end else None
+    found = []
+    for drafter, drafts in ((None, contextlib.nullcontext()), (tiny_drafter, truth)):
+        criterion, streamer = OwnCriterion(says), Record()
+        options |= {"stopping_criteria": StoppingCriteriaList([criterion]), "streamer": streamer}
+        torch.manual_seed(SEED)
+        with drafts:
+            torch.manual_seed(SEED)
+            output = tiny_qwen3.generate(prompts["input_ids"], assistant_model=drafter, **options)
+        noise = torch.rand(()).item()
+        found.append((output.sequences.tolist(), criterion.asked, streamer.values, len(output.scores), noise))
+    assert found[1] == found[0]
+    assert max(map(max, tiny_drafter.stats.rows)) > 1
 
 
 def test_refusals(tiny_qwen3, tiny_drafter, prompts):
     call = {**prompts, "assistant_model": tiny_drafter, "max_new_tokens": 4}
-    with pytest.raises(ValueError, match=r"stopping_criteria .* must be ones of transformers, for a batch .*Comparing"):
-        tiny_qwen3.generate(**call, stopping_criteria=StoppingCriteriaList([Comparing()]))
     with pytest.raises(
         ValueError, match=r"EncoderRepetitionPenaltyLogitsProcessor must be 8, got 4. Repeat the prompts"
     ):

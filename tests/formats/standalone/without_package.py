@@ -1,7 +1,7 @@
 """Run by the tests in a process of its own, where this package cannot be imported: bundles against plain `generate`.
 
-Arguments: the target's folder, the same with a drafter and the code in it, then what `custom_generate` is to be, one after
-the other.
+Arguments: the target's folder, the same with a drafter and the code in it, then what `custom_generate` is to be, one
+after the other.
 """
 
 import importlib.util

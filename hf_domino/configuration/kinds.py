@@ -91,13 +91,6 @@ class KindFacts:
             return f"{self.title} reads what lm_head reads, the last layer's output after the final norm"
         return "the last layer's is read after the final norm"
 
-    @property
-    def misfit(self) -> str | None:
-        """What hardly any accepted proposal says of a drafter; None where a table is empty at first."""
-        if self.has_table:
-            return None
-        return "does not fit" + ("" if "shift_label" in self.fixed else ", or is read one position off")
-
     def layer_ids(self, num_target_layers: int, num_captured: int | None = None) -> list[int]:
         """The layers that a new drafter reads."""
         if self.reads_last_state:

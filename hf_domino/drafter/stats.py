@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from hf_domino.configuration.kinds import KindFacts
+
 LEAST_CONTEXT = 128  # tokens; shorter texts count together
 # Acceptance length at which a drafter is doubted, and the drafted rounds that takes: as many as come before drafting
 # pauses. In first calls of 96 tokens the bundled drafters are doubted 105 times of 120 where they are read one position
@@ -95,14 +97,14 @@ class DecodingStats:
     misfit: str | None = None
 
     @classmethod
-    def of_rows(
-        cls, num_draft_tokens: int, num_rows: int, target: str | None = None, misfit: str | None = None
-    ) -> DecodingStats:
-        """Statistics of a call that is about to begin."""
+    def of_rows(cls, num_draft_tokens: int, num_rows: int, kind: KindFacts, target: str | None = None) -> DecodingStats:
+        """Statistics of a call that is about to begin, with a drafter of this kind."""
         lists: list[list[Any]] = [[[] for _ in range(num_rows)] for _ in range(4)]
         rows, proposed, copied, copied_tokens = lists
-        noted = {"target": target, "misfit": misfit, "copied": copied, "copied_tokens": copied_tokens}
-        return cls(num_draft_tokens, rows, proposed, **noted)
+        stats = cls(num_draft_tokens, rows, proposed, target=target, copied=copied, copied_tokens=copied_tokens)
+        if not kind.has_table:  # which is empty at first
+            stats.misfit = "does not fit" + ("" if "shift_label" in kind.fixed else ", or is read one position off")
+        return stats
 
     @property
     def acceptance_lengths(self) -> list[int] | list[list[int]]:

@@ -117,7 +117,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._num_observed = self._num_proposed = 0
         self._start = time.perf_counter()
         most = most_proposals(drafter, model, generation_config)
-        self._stats = DecodingStats.of_rows(most, 1, recognise(config, model), config.kind.misfit)
+        self._stats = DecodingStats.of_rows(most, 1, config.kind, recognise(config, model))
         record_stats(drafter, self._stats)
 
     def get_candidates(

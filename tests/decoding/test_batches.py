@@ -274,7 +274,8 @@ def test_criteria_of_ones_own(tiny_qwen3, tiny_drafter, prompts, says, has_end, 
         noise = torch.rand(()).item()
         found.append((output.sequences.tolist(), criterion.asked, streamer.values, len(output.scores), noise))
     assert found[1] == found[0]
-    assert max(map(max, tiny_drafter.stats.rows)) > 1
+    if says is never:
+        assert tiny_drafter.stats.acceptance_length > 1.2
 
 
 def test_refusals(tiny_qwen3, tiny_drafter, prompts):

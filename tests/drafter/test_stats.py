@@ -287,7 +287,7 @@ OFF = "does not fit, or is read one position off: hf-domino check"
     ],
 )
 def test_acceptance_at_the_floor_is_said(kind, lengths, said):
-    stats = DecodingStats.of_rows(6, 2, misfit=KINDS[kind].misfit)
+    stats = DecodingStats.of_rows(6, 2, KINDS[kind])
     stats.rows, stats.proposed = [lengths, [1] * 9], [[6] * len(lengths), [0] * 9]  # single steps say nothing of it
     assert [line.endswith(f"it {said} tells") for line in str(stats).splitlines() if "hf-domino" in line] == (
         [True] if said else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from accelerate import cpu_offload
 
 from hf_domino.data.writers import Sampling, TargetWriter, cut_at_end, ends_of, fast_dtype
 
@@ -38,6 +39,13 @@ def test_a_seed_stands_for_a_text(target):
     first = writer.write(PROMPTS, sampling, seed=1)
     assert writer.write(PROMPTS, sampling, seed=1) == first != writer.write(PROMPTS, sampling, seed=2)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_an_offloaded_target_writes_the_same(target):
+    sampling = Sampling(8, 0.0, ends=ENDS)
+    whole = TargetWriter(target).write(PROMPTS, sampling, seed=0)
+    cpu_offload(target, torch.device("cpu"))
+    assert TargetWriter(target).write(PROMPTS, sampling, seed=0) == whole
 
 
 def test_what_counts_from_the_start_keeps_batches_whole(target):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from builders import build_drafter
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
@@ -90,6 +91,8 @@ def probe(target, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_targets_that_keep_rows_apart(dtype, target, rows):
     probe(target.to(dtype), rows)
+    cpu_offload(target, torch.device("cpu"))
+    probe(target, rows)
     sizes = {"vocab_size": 64, "n_embd": 32, "n_head": 4, "n_layer": 4}
     probe(GPT2LMHeadModel(GPT2Config(**sizes)).eval().to(dtype), rows)
 

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read_prompts(path: Path, count: int) -> list[Any]:
-    """The first prompts of a file, each a text or a list of messages."""
+    """The first prompts of a file, each a text or a record with `messages`."""
     from hf_domino.evaluation.benchmark.prompts import read_batches
 
-    return [prompt.get("messages", prompt.get("text")) for (prompt,) in read_batches(path, count, batch_size=1)]
+    return [prompt if "messages" in prompt else prompt["text"] for (prompt,) in read_batches(path, count, batch_size=1)]

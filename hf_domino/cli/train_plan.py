@@ -47,6 +47,7 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
     import torch
     from transformers import AutoConfig
 
+    from hf_domino._common.notices import silent
     from hf_domino.configuration import DominoConfig
     from hf_domino.training.scale.plan import measure_flops, plan_training
 
@@ -57,7 +58,8 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
         raise ValueError(f"--plan-steps must be at least 0, got {options.plan_steps}.")
     target_config = AutoConfig.from_pretrained(names.target)
     if names.drafter is None:
-        config = DominoConfig.for_target(target_config, **shape.overrides())
+        with silent():  # its mask token, sought without a tokenizer, is not read
+            config = DominoConfig.for_target(target_config, **shape.overrides())
     else:
         config = DominoConfig.from_pretrained(names.drafter)
     flops = options.plan_tflops * TERA if options.plan_tflops else measure_flops(args.device, args.computes_in)

@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import ADAPTIVE, SLIDING, check_fields
 from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, fields_from_target
@@ -21,6 +22,10 @@ OF_TRANSFORMERS = {
     *("attn_implementation", "experts_implementation", "output_attentions", "use_cache", "is_decoder", "rope_theta"),
     *("_attn_implementation_internal", "_experts_implementation_internal", "per_layer_config"),
 }
+END_AS_MASK = (
+    "mask_token_id is %s, which ends texts: no row of the vocabulary is known to be reserved or unused. Pass the "
+    "target's tokenizer, if it was not, or set mask_token_id (--mask-token-id) to a token that no text holds."
+)
 
 
 @strict
@@ -275,7 +280,8 @@ class DominoConfig(PreTrainedConfig):
         """Build a drafter configuration for any causal language model.
 
         Widths, heads, norms and RoPE follow the target; captured layers follow the releases' rule; the mask token is
-        the tokenizer's own, else a spare row of the target's vocabulary, else the pad or end-of-text token.
+        the tokenizer's own, else a spare row of the target's vocabulary, else one that is reserved, else the pad or,
+        which is said, the end-of-text token.
 
         Args:
             target_config (`PreTrainedConfig`): The target's configuration; of a multimodal one, the text part is used.
@@ -311,4 +317,8 @@ class DominoConfig(PreTrainedConfig):
         text = target_config.get_text_config(decoder=True)
         kind = KINDS.get(overrides.get("projector_type", cls.projector_type), KINDS["domino"])
         kind.check_overrides(overrides)
-        return cls(**(fields_from_target(text, tokenizer) | dict(kind.defaults) | overrides))
+        config = cls(**(fields_from_target(text, tokenizer) | dict(kind.defaults) | overrides))
+        mask, ends = config.mask_token_id, config.eos_token_id
+        if "mask_token_id" not in (*kind.unread, *overrides) and mask in (ends if isinstance(ends, list) else [ends]):
+            notice(END_AS_MASK % (f"{mask}, {tokenizer.convert_ids_to_tokens(mask)!r}" if tokenizer else mask))
+        return config

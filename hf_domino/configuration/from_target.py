@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -10,6 +11,8 @@ from transformers import PreTrainedConfig
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 DEFAULT_ROPE_THETA = 10_000.0
 MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
+# Names of added tokens that no text holds: those kept for later, as Llama 3's, Mistral's and Gemma's; then the unknown.
+RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
 LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len")  # where targets say how many positions they have
 
 
@@ -92,11 +95,11 @@ def _rope_parameters(text: PreTrainedConfig) -> dict[str, Any]:
 def _token_ids(text: PreTrainedConfig, tokenizer: Any) -> dict[str, Any]:
     bos, eos, pad = (_read(text, f"{name}_token_id") for name in ("bos", "eos", "pad"))
     first_eos = eos[0] if isinstance(eos, (list, tuple)) else eos
-    mask = getattr(tokenizer, "mask_token_id", None)
-    if mask is None and tokenizer is not None and len(tokenizer) < text.vocab_size:
-        mask = len(tokenizer)
+    spare = max(getattr(tokenizer, "get_vocab", dict)().values(), default=text.vocab_size - 1) + 1
+    added, template = getattr(tokenizer, "get_added_vocab", dict)(), str(getattr(tokenizer, "chat_template", None))
+    kept = (added[name] for use in RESERVED for name in added if re.search(use, name, re.I) and name not in template)
     # Some configurations' defaults name tokens that their own vocabulary does not have.
-    candidates = (mask, pad, first_eos, text.vocab_size - 1)
+    candidates = (getattr(tokenizer, "mask_token_id", None), spare, *kept, pad, first_eos, text.vocab_size - 1)
     return {
         "mask_token_id": next(token for token in candidates if token is not None and 0 <= token < text.vocab_size),
         "bos_token_id": bos,

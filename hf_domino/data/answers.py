@@ -54,7 +54,8 @@ class Dialogue:
         start = len(self.messages)
         end = next(place for place in self.prompt.answers if place >= start)
         self.messages += self.prompt.messages[start:end]
-        return encode_prompt(self.messages, tokenizer, f"prompt {self.number + 1}", template_kwargs)
+        kwargs = {**template_kwargs, **self.prompt.tools}
+        return encode_prompt(self.messages, tokenizer, f"prompt {self.number + 1}", kwargs)
 
     def add(self, read: list[int], text: Written | None, tokenizer: Any) -> None:
         """Take an answer: what the target read and what it wrote, if that is known."""
@@ -84,7 +85,7 @@ class Answerer:
         Returns:
             `list[dict]`: Per prompt `number`, `rows`, `messages`, `temperature` and `flaw`.
         """
-        lengths = [sum(len(str(message["content"])) for message in p.messages) + len(p.text) for p in prompts]
+        lengths = [sum(len(message["content"]) for message in p.messages) + len(p.text) for p in prompts]
         order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number].messages), lengths[number]))
         size = self.settings.batch_size
         batches = [order[start : start + size] for start in range(0, len(order), size)]

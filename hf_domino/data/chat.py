@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\b")
 Message = dict[str, Any]
-EncodedChat = tuple[list[int], list[int]]  # token ids, and 1 for the assistant's or 0
+Row = dict[str, list[int]]  # token ids, and a loss mask: 1 for the assistant's or 0
+UNANSWERED = "Let the target write the answer (on_policy, --on-policy true), or leave the record out."
+UNTOLD: Row = {"input_ids": [], "loss_mask": []}  # stands for a turn that cannot be told from what asks for it
 
 
 def encode_chat(
@@ -23,28 +26,32 @@ def encode_chat(
     place: str = "messages",
     template_kwargs: Mapping[str, Any] | None = None,
     start: int = 0,
-) -> list[EncodedChat]:
+) -> list[Row]:
     """Render a conversation and mark the assistant's tokens.
 
     Args:
         messages (`Sequence[dict]`): Messages with `role` and `content`.
         tokenizer (`PreTrainedTokenizerBase`): With a chat template.
         place (`str`, *optional*, defaults to `"messages"`): Where the conversation is from, for errors.
-        template_kwargs (`Mapping`, *optional*): For the template, such as `{"enable_thinking": False}`.
+        template_kwargs (`Mapping`, *optional*): For the template, such as `{"enable_thinking": False}`, or `tools`.
         start (`int`, *optional*, defaults to 0): The first message that may carry loss.
 
     Returns:
-        `list[tuple[list[int], list[int]]]`: Rows of token ids, and 1 for the assistant's or 0: one, and one more for
-        every turn that the whole renders differently.
+        `list[dict]`: Rows of `input_ids` and `loss_mask`: one, and one more for every turn that the whole renders
+        differently; and `UNTOLD` for every turn that does not begin as the template asks for it.
 
     Raises:
-        ValueError: If the tokenizer has no chat template, the template refuses the conversation, or the assistant's
-            tokens cannot be told.
+        ValueError: If no turn may carry loss, the tokenizer has no chat template or is slow, or the template refuses
+            the conversation or does not show its tool calls.
     """
     messages, kwargs = list(messages), dict(template_kwargs or {})
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= max(start, 1)]
+    if not turns:
+        expected = "an assistant message that answers another (one that opens the chat does not)"
+        raise ValueError(f"{place}: field `messages` must hold {expected}, got none. {UNANSWERED}")
     template = _template(tokenizer, place)
     if not (isinstance(template, str) and GENERATION_BLOCK.search(template)):
-        return _encode_by_turns(messages, tokenizer, place, kwargs, start)
+        return _encode_by_turns(messages, turns, tokenizer, place, kwargs)
     encoded = _render(
         messages, tokenizer, place, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **kwargs
     )
@@ -54,7 +61,7 @@ def encode_chat(
         unlike = (index for index, (ours, theirs) in enumerate(zip(ids, prompt, strict=False)) if ours != theirs)
         length = next(unlike, min(len(ids), len(prompt)))
         loss_mask = [0] * length + loss_mask[length:]
-    return [(ids, loss_mask)]
+    return [{"input_ids": ids, "loss_mask": loss_mask}]
 
 
 def encode_prompt(
@@ -85,34 +92,34 @@ def render_prompt(
 
 
 def _encode_by_turns(
-    messages: list[Message], tokenizer: Any, place: str, kwargs: dict[str, Any], start: int
-) -> list[EncodedChat]:
-    whole = _render(messages, tokenizer, place, tokenize=False, **kwargs)
-    turns = []  # of the assistant: the conversation as it is before, and as it is with it
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant" and index >= max(start, 1):
-            before = _render(messages[:index], tokenizer, place, tokenize=False, add_generation_prompt=True, **kwargs)
-            after = _render(messages[: index + 1], tokenizer, place, tokenize=False, **kwargs)
-            if after.startswith(before):
-                turns.append((before, after))
-    if not turns or not tokenizer.is_fast:
+    messages: list[Message], places: list[int], tokenizer: Any, place: str, kwargs: dict[str, Any]
+) -> list[Row]:
+    if not tokenizer.is_fast:
         raise ValueError(
-            f"{place}: field `messages`: chat template or tokenizer do not tell which tokens are the assistant's. "
-            "Use a template with {% generation %} blocks, or `prompt` and `completion`."
+            f"{place}: field `messages` needs a fast tokenizer, which tells where its tokens stand in a text, got "
+            f"{type(tokenizer).__name__}: save it as a fast one, or use `prompt` and `completion`."
         )
-    rows = []
+    shown = partial(_render, tokenizer=tokenizer, place=place, tokenize=False, **kwargs)
+    whole, turns, rows = shown(messages), [], []  # turns: the conversation as it is before one, and as it is with it
+    for index in places:
+        before, after = shown(messages[:index], add_generation_prompt=True), shown(messages[: index + 1])
+        if not after.startswith(before):
+            rows.append(UNTOLD)
+        elif all(call["function"]["name"] in after[len(before) :] for call in messages[index].get("tool_calls", ())):
+            turns.append((before, after))
+        else:
+            raise ValueError(f"{place}: field `messages[{index}]`: the chat template does not show its `tool_calls`.")
     while turns:
         here = [turn for turn in turns if whole.startswith(turn[1])]
         if here:
-            rows.append(_encode_spans(whole, [(len(before), len(after)) for before, after in here], tokenizer))
+            spans = [(len(before), len(after)) for before, after in here]
+            encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+            offsets = encoded["offset_mapping"]
+            mask = [int(any(start <= first < last <= end for start, end in spans)) for first, last in offsets]
+            rows.append({"input_ids": encoded["input_ids"], "loss_mask": mask})
         turns = [turn for turn in turns if turn not in here]
         whole = turns[-1][1] if turns else ""
     return rows
-
-
-def _encode_spans(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> EncodedChat:
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return encoded["input_ids"], [_inside(first, last, spans) for first, last in encoded["offset_mapping"]]
 
 
 def _template(tokenizer: Any, place: str) -> Any:
@@ -129,7 +136,3 @@ def _render(messages: list[Message], tokenizer: Any, place: str, **kwargs: Any) 
         return tokenizer.apply_chat_template(messages, **kwargs)
     except Exception as error:  # a template is a program of its own, and may raise anything
         raise ValueError(f"{place}: field `messages`: the chat template refuses it: {error}") from error
-
-
-def _inside(start: int, end: int, spans: list[tuple[int, int]]) -> int:
-    return int(any(first <= start and end <= last and end > start for first, last in spans))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 REASONS = {
     "without_anchor": "without two neighbouring supervised tokens (raise max_length if they were cut, or check where "
     "the loss falls)",
+    "untold": "assistant turns that do not begin as the chat template asks for them, as with thinking where it is off "
+    "(set --chat-template-kwargs to the mode of the text)",
     "too_long": "prompts that fill max_length",
     "duplicates": "equal to an earlier row",
     "contaminated": "with text of the evaluation",
@@ -24,6 +26,7 @@ class RowCounts:
         tokens (`int`, *optional*, defaults to 0): Their tokens.
         cut (`int`, *optional*, defaults to 0): Those among them that were cut at the longest length.
         without_anchor (`int`, *optional*, defaults to 0): Left out: no two neighbouring supervised tokens.
+        untold (`int`, *optional*, defaults to 0): Left out: assistant turns that begin otherwise than asked for.
         too_long (`int`, *optional*, defaults to 0): Left out: prompts that leave no room for an answer.
         duplicates (`int`, *optional*, defaults to 0): Left out: equal to an earlier row.
         contaminated (`int`, *optional*, defaults to 0): Left out: with text of the evaluation, see [`LeakCheck`].
@@ -35,6 +38,7 @@ class RowCounts:
     tokens: int = 0
     cut: int = 0
     without_anchor: int = 0
+    untold: int = 0
     too_long: int = 0
     duplicates: int = 0
     contaminated: int = 0

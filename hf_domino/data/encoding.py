@@ -11,13 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_domino.data.chat import EncodedChat, encode_chat, encode_prompt
-from hf_domino.data.messages import read_messages
+from hf_domino.data.chat import UNANSWERED, Row, encode_chat, encode_prompt
+from hf_domino.data.messages import read_messages, read_tools
 
-Row = dict[str, list[int]]
 PlacedRow = tuple[str, Row]
 NEEDED = "`text`, `prompt` and `completion`, `messages`, `conversations` or `input_ids`"
-UNANSWERED = "Let the target write the answer (on_policy, --on-policy true), or leave the record out."
 
 
 @dataclass(frozen=True)
@@ -89,41 +87,36 @@ class RowEncoder:
     def _encode(self, record: Mapping[str, Any], place: str) -> list[Row]:
         if "input_ids" in record:
             return [_read_ids(record, place)]
-        if "messages" in record or "conversations" in record:
-            return self._encode_messages(record, "messages" if "messages" in record else "conversations", place)
-        if "prompt" in record:
-            conversational = isinstance(record["prompt"], list)
-            return self._encode_turns(record, place) if conversational else [self._encode_strings(record, place)]
+        name = next((name for name in ("messages", "conversations", "prompt") if name in record), None)
+        if name == "prompt" and not isinstance(record[name], list):
+            return [self._encode_strings(record, place)]
+        if name is not None:
+            return self._encode_chat(record, name, place)
         if "text" in record:
             return [_supervised(self._tokenizer(place)(_string(record, "text", place))["input_ids"])]
         fields = ", ".join(f"`{name}`" for name in record) or "none"
         raise ValueError(f"{place}: needs {NEEDED}, got {fields}.")
 
-    def _encode_messages(self, record: Mapping[str, Any], name: str, place: str) -> list[Row]:
-        messages = read_messages(record, name, place)
-        if self.as_prompts and messages[-1]["role"] != "assistant":
-            return [_prompt(encode_prompt(messages, self._tokenizer(place), place, self.chat_template_kwargs))]
-        if all(message["role"] != "assistant" for message in messages):
-            raise ValueError(f"{place}: field `{name}` must hold an assistant message, got none. {UNANSWERED}")
-        return _rows(encode_chat(messages, self._tokenizer(place), place, self.chat_template_kwargs))
-
-    def _encode_turns(self, record: Mapping[str, Any], place: str) -> list[Row]:
-        """A prompt of messages; the completion is messages too, or what the assistant says."""
-        prompt, completion = read_messages(record, "prompt", place), record.get("completion")
-        tokenizer, kwargs = self._tokenizer(place), self.chat_template_kwargs
-        if completion is None and self.as_prompts:
-            return [_prompt(encode_prompt(prompt, tokenizer, place, kwargs))]
-        if isinstance(completion, list):
-            turns = read_messages(record, "completion", place)
-        else:
-            turns = [{"role": "assistant", "content": _answer(record, place)}]
-        return _rows(encode_chat(prompt + turns, tokenizer, place, kwargs, start=len(prompt)))
+    def _encode_chat(self, record: Mapping[str, Any], name: str, place: str) -> list[Row]:
+        """A chat; the completion of a prompt of messages is messages too, or what the assistant says."""
+        messages, completion, start = read_messages(record, name, place), record.get("completion"), 0
+        tokenizer, kwargs = self._tokenizer(place), {**self.chat_template_kwargs, **read_tools(record, place)}
+        if name == "prompt" and not (self.as_prompts and completion is None):
+            start = len(messages)
+            if isinstance(completion, list):
+                messages += read_messages(record, "completion", place)
+            else:
+                messages.append({"role": "assistant", "content": _answer(record, place)})
+        if self.as_prompts and not start and messages[-1]["role"] != "assistant":
+            ids = encode_prompt(messages, tokenizer, place, kwargs)
+            return [_supervised(ids, len(ids))]
+        return encode_chat(messages, tokenizer, place, kwargs, start)
 
     def _encode_strings(self, record: Mapping[str, Any], place: str) -> Row:
         tokenizer = self._tokenizer(place)
         prompt_ids = tokenizer(_string(record, "prompt", place))["input_ids"]
         if self.as_prompts and record.get("completion") is None:
-            return _prompt(prompt_ids)
+            return _supervised(prompt_ids, len(prompt_ids))
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         completion_ids = tokenizer(_answer(record, place), add_special_tokens=False)["input_ids"] + eos
         return _supervised(prompt_ids + completion_ids, start=len(prompt_ids))
@@ -143,14 +136,6 @@ class RowEncoder:
 
 def _supervised(ids: list[int], start: int = 0) -> Row:
     return {"input_ids": list(ids), "loss_mask": [int(position >= start) for position in range(len(ids))]}
-
-
-def _prompt(ids: list[int]) -> Row:
-    return {"input_ids": list(ids), "loss_mask": [0] * len(ids)}
-
-
-def _rows(encoded: list[EncodedChat]) -> list[Row]:
-    return [{"input_ids": ids, "loss_mask": loss_mask} for ids, loss_mask in encoded]
 
 
 def _read_ids(record: Mapping[str, Any], place: str) -> Row:

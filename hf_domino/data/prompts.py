@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import Message
 from hf_domino.data.filters import Exclusions, NearCopies
-from hf_domino.data.messages import read_messages
+from hf_domino.data.messages import read_messages, read_tools
 from hf_domino.data.records import RECORD_SUFFIXES, read_text
 from hf_domino.data.sources import Source
 from hf_domino.data.user_turn import with_system
@@ -28,15 +28,17 @@ class Prompt:
         messages (`tuple[dict, ...]`, *optional*): A chat; it ends with a user's turn, or with an assistant's whose
             words are to be replaced.
         text (`str`, *optional*): A text to continue; one of both is given.
+        tools (`dict`, *optional*): `tools` of the chat, for its template; empty where it has none.
     """
 
     messages: tuple[Message, ...] = ()
     text: str = ""
+    tools: dict[str, Any] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
         """What it asks, without what was answered: by this two prompts are compared."""
-        return self.text or "\n".join(_text_of(m["content"]) for m in self.messages if m["role"] == USER)
+        return self.text or "\n".join(m["content"] for m in self.messages if m["role"] == USER)
 
     @property
     def flaw(self) -> str | None:
@@ -49,12 +51,6 @@ class Prompt:
         asked = next(index for index, message in enumerate(self.messages) if message["role"] == USER)  # else a greeting
         places = [i for i, m in enumerate(self.messages) if m["role"] == ASSISTANT and i > asked]
         return places if self.messages[-1]["role"] == ASSISTANT else [*places, len(self.messages)]
-
-
-def _text_of(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.get("text", "") for part in content or () if isinstance(part, Mapping))
 
 
 def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iterator[Prompt]:
@@ -105,16 +101,14 @@ def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system
             return Prompt(text=value)
         return Prompt(tuple(with_system([{"role": USER, "content": value}], system)))
     messages = read_messages(record, field, place)
-    _check_turns(messages, f"{place}: field `{field}`")
-    return Prompt(tuple(with_system(messages, system)))
-
-
-def _check_turns(messages: Sequence[Message], place: str) -> None:
     if all(message["role"] != USER for message in messages):
-        raise ValueError(f"{place} must hold a user's message, got none.")
+        raise ValueError(f"{place}: field `{field}` must hold a user's message, got none.")
     if messages[-1]["role"] not in (USER, ASSISTANT, TOOL):
         expected = "a user's, or an assistant's that is written anew"
-        raise refusal(f"{place}: the last message", expected, messages[-1]["role"], "Cut the chat before it.")
+        raise refusal(
+            f"{place}: field `{field}`: the last message", expected, messages[-1]["role"], "Cut the chat before it."
+        )
+    return Prompt(tuple(with_system(messages, system)), tools=read_tools(record, place))
 
 
 class Sieve:

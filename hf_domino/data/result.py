@@ -78,7 +78,8 @@ def _row(answer: Mapping[str, Any], row: Mapping[str, list[int]], prompt: Prompt
     """A row with its words, for people to read and for a benchmark to ask."""
     messages = answer["messages"]
     text = {"prompt": prompt.text, "completion": messages[-1]["content"]}
-    return {**row, "temperature": answer["temperature"]} | ({"messages": messages} if prompt.messages else text)
+    said = {"messages": messages, **prompt.tools} if prompt.messages else text
+    return {**row, "temperature": answer["temperature"]} | said
 
 
 def _report(

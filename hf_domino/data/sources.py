@@ -15,7 +15,9 @@ from hf_domino._common.refusal import refusal
 from hf_domino.data.records import RECORD_SUFFIXES, PlacedRecord, checked, read_records
 
 # What a record may hold; other columns are not read, images least of all.
-FIELDS = ("input_ids", "prompt_length", "loss_mask", "messages", "conversations", "prompt", "completion", "text")
+FIELDS = (
+    *("input_ids", "prompt_length", "loss_mask", "messages", "conversations", "tools", "prompt", "completion", "text"),
+)
 FILE_KINDS = ".jsonl, .json, .parquet or text file"
 SETTINGS_SUFFIX = ".settings.json"  # what the target wrote lies beside its settings
 
@@ -47,11 +49,12 @@ def from_files(paths: Sequence[str | Path]) -> Source:
     for path in files:
         if not path.is_file():
             raise FileNotFoundError(f"no training file at {path}: pass a {FILE_KINDS}.")
+    records = [path for path in files if path.suffix in RECORD_SUFFIXES]
     return Source(
         name=", ".join(map(str, files)),
         fingerprint=lambda: ", ".join(f"{path.suffix} {_digest(path)}" for path in files),
-        records=lambda: itertools.chain.from_iterable(map(read_records, _records_of(files))),
-        texts=tuple(path for path in files if path.suffix not in RECORD_SUFFIXES),
+        records=lambda: itertools.chain.from_iterable(map(read_records, records)),
+        texts=tuple(path for path in files if path not in records),
     )
 
 
@@ -125,10 +128,6 @@ def _narrow(table: Any) -> Any:
     columns = getattr(table, "column_names", None)
     known = [column for column in columns or () if column in FIELDS]
     return table.select_columns(known) if known else table
-
-
-def _records_of(files: Sequence[Path]) -> list[Path]:
-    return [path for path in files if path.suffix in RECORD_SUFFIXES]
 
 
 def _digest(path: Path) -> str:

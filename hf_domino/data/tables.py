@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 
 from hf_domino import __version__
 from hf_domino._common.whole_files import whole_file, write_whole
+from hf_domino.data.chat import UNTOLD
 from hf_domino.data.counts import RowCounts
 from hf_domino.data.encoding import PlacedRow, Row
 
@@ -39,12 +40,12 @@ class Sieve:
         """Yield the rows of use, cut."""
         for place, row in rows:
             length = len(row["input_ids"])
-            row = {name: values[: self.max_length] for name, values in row.items()}
-            reason = self._reason(row, length)
+            cut = {name: values[: self.max_length] for name, values in row.items()}
+            reason = "untold" if row is UNTOLD else self._reason(cut, length)
             if reason is None:
-                kept = len(row["input_ids"])
+                kept = len(cut["input_ids"])
                 self._count(rows=1, tokens=kept, cut=int(kept < length))
-                yield row
+                yield cut
             else:
                 self._count(**{reason: 1})
                 if self.counts.first_left_out is None:

@@ -298,4 +298,4 @@ def _read_prompt(record: dict[str, Any], place: str) -> dict[str, Any]:
     if not prompt.messages:
         return record | {"text": prompt.text}
     messages = list(prompt.messages)
-    return record | {"messages": messages[:-1] if messages[-1]["role"] == "assistant" else messages}
+    return record | prompt.tools | {"messages": messages[:-1] if messages[-1]["role"] == "assistant" else messages}

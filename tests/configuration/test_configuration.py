@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     ArceeConfig,
     BltConfig,
@@ -16,6 +18,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MptConfig,
+    PreTrainedTokenizerFast,
     Qwen3Config,
     RwkvConfig,
     Starcoder2Config,
@@ -135,12 +138,65 @@ def test_targets_without_a_width_are_refused():
         DominoConfig.for_target(BltConfig())
 
 
-def test_the_mask_token(tiny_tokenizer):
-    target = Qwen3Config(vocab_size=100)
-    assert DominoConfig.for_target(target, tiny_tokenizer).mask_token_id == tiny_tokenizer.mask_token_id
-    tiny_tokenizer = type("Tokenizer", (), {"mask_token_id": None, "__len__": lambda self: 90})()
-    assert DominoConfig.for_target(target, tiny_tokenizer).mask_token_id == 90
+def tokenizer_of(tokens, added=(), template=None, **named):
+    """A tokenizer of these tokens in a row, of which some are added ones."""
+    tokenizer = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=tokens[0]))
+    tokenizer.add_special_tokens(list(added))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=template, **named)
+
+
+ENDS = ["<unk>", "<s>", "</s>"]  # as Llama 2 has them
+LLAMA_3 = ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(3)), "<|eot_id|>"]
+MISTRAL = [*ENDS, "[INST]", "[control_8]", "[control_9]"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "added", "options", "mask"),
+    [
+        (["a", "b", "</s>"], [], {"eos_token": "</s>", "mask_token": "<mask>"}, 3),
+        (["a", "b", "</s>"], ["</s>"], {"eos_token": "</s>"}, 3),  # a spare row
+        (["a", *LLAMA_3, "b"], LLAMA_3, {"eos_token": "<|eot_id|>"}, 3),
+        (["a", *LLAMA_3, "b"], LLAMA_3, {"template": "<|reserved_special_token_0|>"}, 4),  # a turn's own
+        ([*MISTRAL, "a"], MISTRAL, {"unk_token": "<unk>"}, 4),
+        ([*ENDS, "a"], ENDS, {"unk_token": "<unk>"}, 0),  # Llama 2: bytes stand for what it has no token for
+        (["<pad>", "<bos>", "<unused0>", "a"], ["<pad>", "<bos>", "<unused0>"], {}, 2),  # Gemma
+        (["a", "unused1", "<pad>"], ["<pad>"], {"pad_token": "<pad>"}, 2),  # a word of texts is not reserved
+    ],
+)
+def test_the_mask_token_is_one_that_no_text_holds(tokens, added, options, mask, caplog):
+    tokenizer = tokenizer_of(tokens, added, **options)
+    is_spare = mask == len(tokens)
+    named = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    target = Qwen3Config(vocab_size=len(tokens) + is_spare, **named)
+    assert DominoConfig.for_target(target, tokenizer).mask_token_id == mask
+    assert not caplog.records
+
+
+def test_a_spare_row_is_one_that_no_token_has():
+    words = Tokenizer(WordLevel({"a": 0, "b": 1, "z": 7}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    assert DominoConfig.for_target(Qwen3Config(vocab_size=12), tokenizer).mask_token_id == 8
+
+
+@pytest.mark.parametrize("eos", [2, [2, 1]])
+def test_a_mask_token_that_ends_texts_is_said_when_a_drafter_is_made(eos, caplog):
+    target, tokenizer = Qwen3Config(vocab_size=3, eos_token_id=eos), tokenizer_of(["a", "b", "<|endoftext|>"])
+    said = "mask_token_id is 2, '<|endoftext|>', which ends texts: no row of the vocabulary is known to be reserved"
+    assert DominoConfig.for_target(target, tokenizer).mask_token_id == 2
+    assert [record.message.startswith(said) for record in caplog.records] == [True]
+    assert "--mask-token-id" in caplog.text
+    caplog.clear()
+    for others in ({"mask_token_id": 1}, {"mask_token_id": 2}, {"projector_type": "eagle3"}):  # the last reads none
+        DominoConfig.for_target(target, tokenizer, **others)
+    assert not caplog.records
+    DominoConfig.for_target(target)
+    assert "mask_token_id is 2, which ends texts: " in caplog.text
+    assert "Pass the target's tokenizer, if it was not" in caplog.text
+
+
+def test_the_mask_token_of_a_target_without_its_tokenizer(caplog):
     assert DominoConfig.for_target(Qwen3Config(vocab_size=100, eos_token_id=[7, 8])).mask_token_id == 7
+    assert DominoConfig.for_target(Qwen3Config(vocab_size=100, eos_token_id=7, pad_token_id=5)).mask_token_id == 5
 
 
 def test_encoder_decoder_targets_are_refused():

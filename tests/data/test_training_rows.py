@@ -151,8 +151,7 @@ def test_a_turn_that_opens_the_conversation_carries_no_loss(write, word_tokenize
 @pytest.mark.parametrize(
     ("template", "messages", "message"),
     [
-        (PLAIN_TEMPLATE, [{"role": "assistant", "content": "t40"}], "do not tell which tokens are the assistant's"),
-        (REFUSING_TEMPLATE, [MESSAGES[1], MESSAGES[0]], "the chat template refuses it: roles must alternate"),
+        (REFUSING_TEMPLATE, [MESSAGES[1], *MESSAGES[:2]], "the chat template refuses it: roles must alternate"),
         (None, MESSAGES, "needs a tokenizer with a chat template"),
     ],
 )

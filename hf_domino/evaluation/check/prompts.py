@@ -105,7 +105,8 @@ def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> Iterator[Prompt
         yield Prompt(TEXT, tokenizer(prompt, return_tensors="pt")["input_ids"])
     elif has_template:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        for mode, text in _render(list(messages), tokenizer).items():
+        chat = messages if isinstance(messages, dict) else {"messages": list(messages)}
+        for mode, text in _render(chat, tokenizer).items():
             ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
             yield Prompt(mode, ids)
     else:
@@ -115,11 +116,13 @@ def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> Iterator[Prompt
         )
 
 
-def _render(messages: list[dict[str, Any]], tokenizer: Any) -> dict[str, str]:
+def _render(chat: dict[str, Any], tokenizer: Any) -> dict[str, str]:
     """The conversation up to the assistant's turn, in each mode."""
 
     def render(**switches: bool) -> str:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **switches)
+        return tokenizer.apply_chat_template(
+            chat["messages"], chat.get("tools"), tokenize=False, add_generation_prompt=True, **switches
+        )
 
     template = str(tokenizer.chat_template)
     for switch in THINKING_SWITCHES:

@@ -96,7 +96,8 @@ def _token_ids(text: PreTrainedConfig, tokenizer: Any) -> dict[str, Any]:
     bos, eos, pad = (_read(text, f"{name}_token_id") for name in ("bos", "eos", "pad"))
     first_eos = eos[0] if isinstance(eos, (list, tuple)) else eos
     spare = max(getattr(tokenizer, "get_vocab", dict)().values(), default=text.vocab_size - 1) + 1
-    added, template = getattr(tokenizer, "get_added_vocab", dict)(), str(getattr(tokenizer, "chat_template", None))
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    template = str(getattr(tokenizer, "chat_template", None))
     kept = (added[name] for use in RESERVED for name in added if re.search(use, name, re.I) and name not in template)
     # Some configurations' defaults name tokens that their own vocabulary does not have.
     candidates = (getattr(tokenizer, "mask_token_id", None), spare, *kept, pad, first_eos, text.vocab_size - 1)

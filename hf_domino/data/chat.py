@@ -9,7 +9,7 @@ as the target would write it. A turn that opens the conversation carries no loss
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -99,7 +99,7 @@ def _encode_by_turns(
             f"{place}: field `messages` needs a fast tokenizer, which tells where its tokens stand in a text, got "
             f"{type(tokenizer).__name__}: save it as a fast one, or use `prompt` and `completion`."
         )
-    shown = partial(_render, tokenizer=tokenizer, place=place, tokenize=False, **kwargs)
+    shown: Callable[..., str] = partial(_render, tokenizer=tokenizer, place=place, tokenize=False, **kwargs)
     whole, turns, rows = shown(messages), [], []  # turns: the conversation as it is before one, and as it is with it
     for index in places:
         before, after = shown(messages[:index], add_generation_prompt=True), shown(messages[: index + 1])

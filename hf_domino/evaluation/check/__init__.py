@@ -47,9 +47,8 @@ def check_fit(
         drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
         target (`PreTrainedModel`): The target; not changed.
         tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the one saved with the target.
-        prompts (`Sequence`, *optional*): Texts, lists of messages, records with `messages` and `tools`, or token ids;
-            defaults to a dozen short ones, in each chat mode that the chat template knows. From four on they can be
-            enough.
+        prompts (`Sequence`, *optional*): Texts, messages, records of `messages` and `tools`, or token ids; defaults to
+            a dozen short ones, in each chat mode that the chat template knows. From four on they can be enough.
         max_new_tokens (`int`, *optional*, defaults to 64): Tokens to generate per prompt.
         progress (`bool`, *optional*, defaults to `False`): Show a progress bar.
 

@@ -47,8 +47,10 @@ def encode_chat(
     messages, kwargs = list(messages), dict(template_kwargs or {})
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= max(start, 1)]
     if not turns:
-        expected = "an assistant message that answers another (one that opens the chat does not)"
-        raise ValueError(f"{place}: field `messages` must hold {expected}, got none. {UNANSWERED}")
+        raise ValueError(
+            f"{place}: field `messages` must hold an assistant message that answers another, got none (one that opens "
+            f"the chat does not). {UNANSWERED}"
+        )
     template = _template(tokenizer, place)
     if not (isinstance(template, str) and GENERATION_BLOCK.search(template)):
         return _encode_by_turns(messages, turns, tokenizer, place, kwargs)

@@ -16,8 +16,8 @@ from hf_domino.data.records import RECORD_SUFFIXES, PlacedRecord, checked, read_
 
 # What a record may hold; other columns are not read, images least of all.
 FIELDS = (
-    *("input_ids", "prompt_length", "loss_mask", "messages", "conversations", "tools", "prompt", "completion", "text"),
-)
+    "input_ids", "prompt_length", "loss_mask", "messages", "conversations", "tools", "prompt", "completion", "text",
+)  # fmt: skip
 FILE_KINDS = ".jsonl, .json, .parquet or text file"
 SETTINGS_SUFFIX = ".settings.json"  # what the target wrote lies beside its settings
 

@@ -33,8 +33,9 @@ def _encode_one(tokenizer: Any, prompt: dict[str, Any]) -> Any:
         return tokenizer(prompt["text"])
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError('prompts with "messages" need a tokenizer with a chat template: give prompts with "text".')
-    messages, tools = prompt["messages"], prompt.get("tools")
-    return tokenizer.apply_chat_template(messages, tools, add_generation_prompt=True, return_dict=True)
+    return tokenizer.apply_chat_template(
+        prompt["messages"], prompt.get("tools"), add_generation_prompt=True, return_dict=True
+    )
 
 
 def source(prompt: dict[str, Any]) -> list[Any]:

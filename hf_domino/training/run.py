@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
+from hf_domino._common.verdict import verdict
 from hf_domino._common.whole_files import needing_room
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.prompts import prompt_of
@@ -30,6 +32,7 @@ from hf_domino.training.runs.resuming import check_folder, prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
+WAY_OUT = "train it longer, on more text that the target wrote itself, until its rounds bring more tokens"
 CURRICULUM_RESTARTS = (
     "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
     "Set lambda_base_start below 1 to go on with both, or to 0 to train the corrected loss from the first step."
@@ -97,7 +100,7 @@ def _train(
         if trainer.is_world_process_zero():
             trainer.create_model_card()
             figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
-            print(*figures, _next_steps(names.target, args, data), sep="\n")
+            print(*figures, _next_steps(names.target, args, data), *_worth(metrics), sep="\n")
         if metrics:
             trainer.save_metrics("eval", metrics)
     return None
@@ -133,6 +136,14 @@ def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -
         f"  hf-domino check {pair}{prompts}\n"
         f"  hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl{card}"
     )
+
+
+def _worth(metrics: Mapping[str, float]) -> Iterator[str]:
+    """What the evaluation predicts of speed, if it does, as the sentence that a training ends with."""
+    if speed_up := metrics.get("eval_predicted_speed_up"):
+        tokens, cost = metrics["eval_walked_acceptance_length"], metrics["eval_round_ms"] / metrics["eval_step_ms"]
+        why = f"as a round is to bring {tokens:.2f} tokens in the time of {cost:.2f} of plain's"
+        yield verdict(speed_up, "this drafter", why, WAY_OUT)
 
 
 def _holds_prompts(file: str | None) -> bool:

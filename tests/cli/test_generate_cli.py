@@ -191,6 +191,7 @@ def test_check_and_demo_print_json(flags, tiny_pair_folder, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] in ("fits", "does not fit", "too few to say")
     assert found["modes"][0]["acceptance_length"]["mean"] >= 1
+    assert (found["speed_up"] is None) == (found["verdict"] == "does not fit")
     assert cli.main(["demo", "--json", "--pair", str(tiny_pair_folder), "--max-new-tokens", "8", "--repeats", "1"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["equal"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from importlib.resources import files
 from pathlib import Path
@@ -27,6 +28,12 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
     bench, card = f"bench {pair} --rows {tmp_path / 'run'}/results.jsonl", f"card {tmp_path / 'run'}"
     assert commands == [f"  hf-domino {command}" for command in (f"check {pair}", bench, card)]
+    speed_up = float(re.search(r"^eval_predicted_speed_up +(\S+)$", said, re.M)[1])
+    last = said.splitlines()[-1]  # a sentence, not a line of a list
+    assert re.search(
+        r"^(Faster|Slower|About as fast).* plain: \d.\d\d x with this drafter, as a round is to bring", last
+    )
+    assert (f"{speed_up:.2f} x" in last, "train it longer" in last) == (True, speed_up < 1.05)
     for command in commands:  # they are what the parser takes
         parse(shlex.split(command)[1:])
     assert "| steps | 4 |" in (tmp_path / "run" / "README.md").read_text()

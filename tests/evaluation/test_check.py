@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 import random
@@ -65,6 +66,8 @@ def test_bundled_drafter_fits(pair, held_out):
     shown = str(result)
     assert "The drafter fits" in shown
     assert all(variant.name in shown for variant in result.variants)
+    assert len(result.speed_ups) == 4  # prompts, of those that were asked
+    assert re.search(rf"than plain: {result.speed_up:.2f} x .*, slower than plain in [0-4] of 4 prompts", shown)
 
 
 @pytest.mark.slow
@@ -299,6 +302,26 @@ def rounds(name, lengths, num_texts=4):
 def variants(**lengths):
     names = {"configured": AS_CONFIGURED, "context": measure.WITHOUT_CONTEXT, "head": measure.WITHOUT_HEAD}
     return [rounds(names.get(name, name), values) for name, values in lengths.items()]
+
+
+@pytest.mark.parametrize(
+    ("speed_ups", "first", "last"),
+    [
+        (
+            [2.0, 0.98],
+            "The drafter fits: first",
+            "Faster than plain: 1.40 x with this drafter, slower than plain in 1 of",
+        ),
+        ([0.5, 1.0], "fits, but does not make its target faster here: first", "Slower than plain: 0.71 x with this"),
+        ([1.0, 1.02], "fits, but does not make its target faster here: first", "About as fast as plain: 1.01 x with"),
+    ],
+)
+def test_a_drafter_that_fits_is_not_praised_where_it_slows_its_target(speed_ups, first, last):
+    result = verdict.judge([rounds("text", GOOD)], variants(configured=GOOD, context=BAD))
+    shown = str(dataclasses.replace(result, speed_ups=speed_ups)).splitlines()
+    assert first in shown[0]
+    assert shown[-1].startswith(last)
+    assert ("generate without it" in shown[-1]) == ("but" in shown[0])
 
 
 def test_wrong_chat_mode():

@@ -1,12 +1,13 @@
 """The self-test: does a drafter fit its target, although all shapes match, and if not, why not.
 
 `width` asks first whether the target can be drafted for at all; `prompts` prepares what is asked, `measure` runs real
-rounds and variants of them, `verdict` says what they mean.
+rounds and variants of them, `speed` times some, `verdict` says what they mean.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from torch import nn
@@ -18,6 +19,7 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.check.estimate import Estimate
 from hf_domino.evaluation.check.measure import Measurement, Text, measure_variants, write_text
 from hf_domino.evaluation.check.prompts import prepare_prompts
+from hf_domino.evaluation.check.speed import time_prompts
 from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
@@ -41,7 +43,8 @@ def check_fit(
 
     Generates a little text greedily and looks at what is accepted, as configured and with other layers, the other
     `shift_label`, without correction head and without context. Neither model is changed.
-    Prompts are taken a few at a time, until the verdict is outside its sampling error or none are left.
+    Prompts are taken a few at a time, until the verdict is outside its sampling error or none are left. Where it may
+    fit, four are timed, plain and assisted.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
@@ -88,7 +91,9 @@ def check_fit(
         result = judge(_by_mode(texts), variants, _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
-    return result
+    return (
+        result if result.causes else replace(result, speed_ups=time_prompts(drafter, target, prepared, max_new_tokens))
+    )
 
 
 def _check_models(drafter: DominoDraftModel, target: PreTrainedModel) -> None:

@@ -6,9 +6,11 @@ Only what lies outside the sampling error is a verdict or a cause; what lies ins
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from hf_domino._common.verdict import gains, slower_in, typical
+from hf_domino._common.verdict import verdict as speed_verdict
 from hf_domino.evaluation.check.estimate import MIN_ROUNDS, Estimate, estimate_difference
 from hf_domino.evaluation.check.measure import (
     AS_CONFIGURED,
@@ -71,12 +73,14 @@ class CheckResult:
         variants (`list[Measurement]`): A round at every position of the same text, as configured first.
         causes (`list[Cause]`): Likely causes, the likeliest first; empty where the drafter fits.
         doubts (`list[str]`): What would be against the drafter, but may be chance.
+        speed_ups (`list[float]`): Over plain generation, of each prompt that was timed; none where it does not fit.
     """
 
     modes: list[Measurement]
     variants: list[Measurement]
     causes: list[Cause]
     doubts: list[str]
+    speed_ups: list[float] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
@@ -87,6 +91,11 @@ class CheckResult:
     def fits(self) -> bool:
         """Whether acceptance is surely high enough in every mode, and no variant seems to do clearly better."""
         return self.verdict == FITS
+
+    @property
+    def speed_up(self) -> float | None:
+        """Tokens a second over plain generation's, the geometric mean; None where nothing was timed."""
+        return typical(self.speed_ups) if self.speed_ups else None
 
     @property
     def measured(self) -> Measurement:
@@ -109,6 +118,8 @@ class CheckResult:
             "verdict": self.verdict,
             "causes": [cause.to_dict() for cause in self.causes],
             "doubts": self.doubts,
+            "speed_up": self.speed_up,
+            "speed_ups": self.speed_ups,
             "modes": [mode.to_dict() for mode in self.modes],
             "variants": [variant.to_dict() for variant in self.variants],
         }
@@ -122,8 +133,13 @@ class CheckResult:
             lines = [f"Too few to say whether the drafter fits, {rounds}:", *(f"- {doubt}" for doubt in self.doubts)]
             lines.append("Give more prompts, like those that the drafter is for, or ones with longer answers.")
         else:
-            lines = [f"The drafter fits: first proposals accepted: {self.first_rate}, needed {MIN_FIRST_RATE}"]
-        return "\n".join([*lines, "", *_table(self.modes, self.variants)])
+            is_worth_it = self.speed_up is None or gains(self.speed_up)
+            fits = "fits" if is_worth_it else "fits, but does not make its target faster here"
+            lines = [f"The drafter {fits}: first proposals accepted: {self.first_rate}, needed {MIN_FIRST_RATE}"]
+        lines += ["", *_table(self.modes, self.variants)]
+        if self.speed_up is not None:
+            lines += ["", speed_verdict(self.speed_up, "this drafter", slower_in(self.speed_ups))]
+        return "\n".join(lines)
 
 
 def _table(modes: Sequence[Measurement], variants: Sequence[Measurement]) -> Iterator[str]:

@@ -22,6 +22,8 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import timed_phases
 
 REPEATS, NUM_TOKENS, PROMPT_LENGTH = 5, 8, 64
+# Arguments of `generate` for one greedy text, whatever the target's own configuration says.
+GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
 Loop = Callable[..., Any]
 
 
@@ -70,7 +72,7 @@ def measure_round(
     steps, rounds = [], []
     for repeat in range(1 + REPEATS):
         ticks = _Ticks(ids.shape[1] + NUM_TOKENS)
-        _generate(target, ids, _plainly, ticks)
+        _generate(target, ids, plainly, ticks)
         with timed_phases():
             _generate(target, ids, assisted_decoding, MaxLengthCriteria(ticks.max_length), drafter=drafter)
         if repeat:  # the first one warms up
@@ -114,11 +116,12 @@ def _generate(target: PreTrainedModel, ids: torch.Tensor, loop: Loop, end: MaxLe
         ends = StoppingCriteriaList([end])
         return loop(model, input_ids, logits_processor, ends, generation_config, **kwargs, **model_kwargs)
 
-    laws = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
-    target.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=decode, max_new_tokens=NUM_TOKENS, **laws)
+    mask = torch.ones_like(ids)
+    target.generate(ids, attention_mask=mask, custom_generate=decode, max_new_tokens=NUM_TOKENS, **GREEDY)
 
 
-def _plainly(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+def plainly(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+    """Write as the target alone does, as a loop for `custom_generate`, past the patch."""
     return model._sample(
         input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
         generation_config=generation_config, **model_kwargs,

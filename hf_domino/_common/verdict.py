@@ -1,0 +1,42 @@
+"""The sentence that a measurement of speed ends with: how much faster than plain generation, or what to do instead."""
+
+from __future__ import annotations
+
+import math
+
+LEAST_GAIN = 0.05  # of plain generation's speed: less is what a clock errs by, over a few prompts
+WAY_OUT = "generate without it here, or train it on until its rounds bring more tokens"
+
+
+def gains(speed_up: float) -> bool:
+    """Whether a speed-up is one, beyond what a clock errs by."""
+    return speed_up > 1 + LEAST_GAIN
+
+
+def verdict(speed_up: float, who: str, counted: str = "", way_out: str = WAY_OUT) -> str:
+    """Say in one sentence whether `who` is faster than plain generation, and where it is not, the way out.
+
+    Example:
+    ```python
+    >>> from hf_domino._common.verdict import slower_in, verdict
+    >>> verdict(1.8, "my-drafter", slower_in([1.9, 1.7]))
+    'Faster than plain: 1.80 x with my-drafter, slower than plain in 0 of 2 prompts.'
+    >>> verdict(0.8, "my-drafter", way_out="generate without it")
+    'Slower than plain: 0.80 x with my-drafter; generate without it.'
+
+    ```
+    """
+    how = "Faster than plain" if gains(speed_up) else "About as fast as plain"
+    if speed_up < 1 - LEAST_GAIN:
+        how = "Slower than plain"
+    return f"{how}: {speed_up:.2f} x with {who}{counted and f', {counted}'}{'' if gains(speed_up) else f'; {way_out}'}."
+
+
+def slower_in(speed_ups: list[float]) -> str:
+    """In how many prompts something was slower than plain generation, by the speed-up in each."""
+    return f"slower than plain in {sum(ratio < 1 for ratio in speed_ups)} of {len(speed_ups)} prompts"
+
+
+def typical(speed_ups: list[float]) -> float:
+    """The geometric mean of speed-ups."""
+    return math.exp(sum(map(math.log, speed_ups)) / len(speed_ups))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 LEAST_GAIN = 0.05  # of plain generation's speed: less is what a clock errs by, over a few prompts
 WAY_OUT = "generate without it here, or train it on until its rounds bring more tokens"
 
@@ -35,8 +33,3 @@ def verdict(speed_up: float, who: str, counted: str = "", way_out: str = WAY_OUT
 def slower_in(speed_ups: list[float]) -> str:
     """In how many prompts something was slower than plain generation, by the speed-up in each."""
     return f"slower than plain in {sum(ratio < 1 for ratio in speed_ups)} of {len(speed_ups)} prompts"
-
-
-def typical(speed_ups: list[float]) -> float:
-    """The geometric mean of speed-ups."""
-    return math.exp(sum(map(math.log, speed_ups)) / len(speed_ups))

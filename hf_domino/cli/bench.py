@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli.flags import METHODS, add_models, default_device, positive_int, set_up
+
+if TYPE_CHECKING:
+    from hf_domino.evaluation.benchmark.rows import Row
 
 ROWS = Path("results.jsonl")  # where no other file is named
 EXAMPLES = """\
@@ -37,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     there = group.add_mutually_exclusive_group()
     there.add_argument("--overwrite", action="store_true", help="measure anew where --rows exists")
     there.add_argument("--resume", action="store_true", help="go on where the run that wrote --rows was broken off")
+    group.add_argument(
+        "--markdown", action="store_true", help="print the tables as Markdown, with all that was measured"
+    )
     add = parser.add_argument_group("instead of measuring").add_argument
     add("--readme", type=Path, help="write the table of --rows into this Markdown file")
     add("--figures", type=Path, help="draw --rows as SVG files into this folder")
@@ -56,9 +64,9 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--methods",
         type=lambda names: [name.strip() for name in names.split(",")],
-        help=f"some of {', '.join(METHODS)}; plain is always measured; domino and dflash draft whole blocks, "
+        help=f"all, or some of {', '.join(METHODS)}; plain is always measured; domino and dflash draft whole blocks, "
         "domino_adaptive and dflash_adaptive as far as it pays, which is a drafter's default; domino_lookup may also "
-        "copy from the text",
+        "copy from the text (default: plain, prompt_lookup, domino_adaptive, domino_lookup, and what other flags name)",
     )
     group.add_argument("--early-exit", type=positive_int, metavar="N", help="compare with drafts of the first N layers")
     group.add_argument(
@@ -76,7 +84,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
-    from hf_domino.evaluation.benchmark.report import details, results_table
+    from hf_domino.evaluation.benchmark.report import conclusion, details, results_table
     from hf_domino.evaluation.benchmark.run import measure, report_differences, show
 
     is_new = not (options.readme or options.figures or options.overwrite or options.resume)
@@ -88,8 +96,33 @@ def run(options: argparse.Namespace) -> int:
     set_up(options.threads)
     rows = measure(options)
     print(f"rows: {options.rows}", file=sys.stderr)
-    print(results_table(rows), details(rows), sep="\n")
-    return report_differences(rows, options)
+    exit_code = report_differences(rows, options)
+    if options.markdown:
+        print(results_table(rows), details(rows), sep="\n")
+    else:
+        _print_tables(rows)
+    print(conclusion(rows))
+    return exit_code
+
+
+def _print_tables(rows: Sequence[Row]) -> None:
+    """What was measured, for a terminal of 80 columns: a table for each mode, and what is to be said of it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hf_domino.evaluation.benchmark import report, summary
+
+    console = Console(highlight=False)
+    for mode, name in report.modes_of(rows).items():
+        table = Table(name, box=None, pad_edge=False)
+        for head in ("tokens/s", "speed-up", "acceptance length", "texts equal"):
+            table.add_column(head, justify="right")
+        for method in report.methods_of(rows):
+            one = summary.summarize(rows, method, mode)
+            cells = f"{one.tokens_per_second:.0f}", report.number(one.speed_up, " x"), report.acceptance_of(one)
+            table.add_row(report.plain_label(method), *cells, f"{one.num_equal} of {one.num_prompts}")
+        console.print(table, "")
+    print(report.caption(rows), *(f"- {each}" for each in report.comparisons(rows)), "", sep="\n")
 
 
 def _free(path: Path) -> Path:

@@ -43,7 +43,7 @@ def can_exit_early():
 @pytest.fixture(scope="module")
 def rows_file(tiny_pair_folder, tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "rows.jsonl"
-    flags = ["--assistant", str(tiny_pair_folder), "--early-exit", "2", "--tree-size", "9"]
+    flags = ["--methods", "all", "--assistant", str(tiny_pair_folder), "--early-exit", "2", "--tree-size", "9"]
     assert bench(tiny_pair_folder, path, *flags) == 0
     return path
 
@@ -131,7 +131,7 @@ def test_a_drafter_of_another_kind_has_its_own_name(tiny_pair_folder, tmp_path, 
 
 def test_batches(tiny_pair_folder, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
-    assert bench(tiny_pair_folder, path, "--temperature", "0", "--batch-size", "2") == 0
+    assert bench(tiny_pair_folder, path, "--temperature", "0", "--batch-size", "2", "--methods", "all") == 0
     rows = read_rows(path)
     assert [row["method"] for row in measured(rows)] == [
         *("plain", "lean", "recycling", "lookahead"),
@@ -139,6 +139,42 @@ def test_batches(tiny_pair_folder, tmp_path, capsys):
     ]
     assert all(len(row["sources"]) == 2 and row["new_tokens"] <= 16 for row in measured(rows))
     assert "prompt lookup (Transformers decodes it one sequence at a time)" in capsys.readouterr().out
+
+
+def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(tiny_pair_folder, tmp_path, capsys):
+    path = tmp_path / "rows.jsonl"
+    assert bench(tiny_pair_folder, path, "--early-exit", "2") == 0
+    said = capsys.readouterr()
+    first, *_, last = said.out.splitlines()
+    named = {name for name in ("plain", "prompt_lookup", "early_exit", "domino_adaptive", "domino_lookup")}
+    assert {row["method"] for row in read_rows(path)} == named
+    before, _, rest = said.err.partition("\nby the first prompt, about 0:00:")
+    assert rest.index("(h:mm:ss)") < rest.index("methods: ")
+    assert before.startswith("4 texts with each of plain generate, prompt lookup, ")
+    assert first.split()[0] == "greedy"
+    assert "|" not in said.out
+    assert max(map(len, said.out.partition("\n\ntiny,")[0].splitlines())) <= 80
+    assert re.match(
+        r"(Faster than|Slower than|About as fast as) plain: \d+\.\d\d x with .*plain in [0-2] of 2 prompts", last
+    )
+    assert (
+        cli.main(
+            [
+                "bench",
+                "--rows",
+                str(path),
+                "--resume",
+                "--target",
+                str(tiny_pair_folder),
+                *FLAGS,
+                "--early-exit",
+                "2",
+                "--markdown",
+            ]
+        )
+        == 0
+    )
+    assert capsys.readouterr().out.startswith("| | greedy, tokens/s |")
 
 
 def test_readme_flag_only_writes_the_table(rows_file, tmp_path):
@@ -240,7 +276,7 @@ def test_models_named_one_by_one(tiny_pair_folder, tmp_path):
 def test_drafters_of_several_kinds_are_compared(tiny_pair_folder, tmp_path, capsys):
     path, drafters = tmp_path / "rows.jsonl", [f"tiny-{kind}" for kind in ("dflash", "domino")]
     flags = [flag for name in drafters for flag in ("--drafter", str(tiny_pair_folder.with_name(name)))]
-    flags += ["--max-new-tokens", "120", "--num-prompts", "1"]
+    flags += ["--max-new-tokens", "120", "--num-prompts", "1", "--markdown"]
     assert bench(tiny_pair_folder, path, *flags) == 0
     named = ["tiny-dflash (DFlash)", "tiny-domino (Domino)"]
     rows = measured(read_rows(path))
@@ -266,7 +302,7 @@ def test_drafters_of_several_kinds_are_compared(tiny_pair_folder, tmp_path, caps
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--methods", "plain,magic"], "--methods must name some of plain, lean, .*, got 'magic'"),
+        (["--methods", "plain,magic"], "--methods must be all or name some of plain, lean, .*, got 'magic'"),
         (["--methods", "early_exit"], "--methods early_exit needs --early-exit"),
         (["--early-exit", "4"], r"--early-exit must be in \[1, 3\] for this target, got 4"),
         (["--temperature", "-1"], "--temperature must be at least 0, got -1.0"),

@@ -138,6 +138,8 @@ METHODS: dict[str, Method] = {
     ),
 }
 BASELINE, FLOOR, COPIES = "plain", "lean", "prompt_lookup"
+DEFAULT = BASELINE, COPIES, "domino_adaptive", "domino_lookup"  # and what a flag asks for
+ALL = "all"
 COMPARED = "domino_tree", "domino_chain"  # the same drafter in two ways, of which the first is to be faster
 
 
@@ -147,8 +149,8 @@ def keeps_seed(method: str) -> bool:
 
 
 def needs_drafter(methods: Sequence[str] | None) -> bool:
-    """Whether any of these methods, or of all where none is named, runs the pair's drafter."""
-    return methods is None or any(name.startswith("domino") for name in methods)
+    """Whether any of these methods, or of those where none is named, runs the pair's drafter."""
+    return any(name == ALL or name.startswith("domino") for name in methods or DEFAULT)
 
 
 def choose_methods(pair: Pair, options: argparse.Namespace) -> tuple[dict[str, Arguments], dict[str, str]]:
@@ -186,10 +188,13 @@ def _wanted(options: argparse.Namespace, compares: bool) -> Iterable[str]:
     if options.methods is None and compares:
         return [BASELINE, COPIES]
     if options.methods is None:
+        asked = {name for name, method in METHODS.items() if method.option} - without_flag.keys()
+        return [name for name in METHODS if name in {*DEFAULT, *asked, *["dflash_adaptive"] * bool(options.twin)}]
+    if options.methods == [ALL]:
         return [name for name in METHODS if name not in without_flag]
     for name in options.methods:
         if name not in METHODS:
-            raise ValueError(f"--methods must name some of {', '.join(METHODS)}, got {name!r}.")
+            raise ValueError(f"--methods must be {ALL} or name some of {', '.join(METHODS)}, got {name!r}.")
         if name in without_flag:
             flag = str(without_flag[name]).replace("_", "-")
             raise ValueError(f"--methods {name} needs --{flag}: give it, or leave {name} out.")

@@ -7,10 +7,19 @@ import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hf_domino._common.verdict import WAY_OUT, gains, slower_in, verdict
 from hf_domino.drafter.phases import PHASES
-from hf_domino.evaluation.benchmark.methods import BASELINE, COMPARED, FLOOR, METHODS, keeps_seed
+from hf_domino.evaluation.benchmark.methods import BASELINE, COMPARED, COPIES, FLOOR, METHODS, keeps_seed
 from hf_domino.evaluation.benchmark.rows import Row, measured
-from hf_domino.evaluation.benchmark.summary import Summary, are_ties, count_equal, rows_of, speed_ratio, summarize
+from hf_domino.evaluation.benchmark.summary import (
+    Summary,
+    are_ties,
+    count_equal,
+    rows_of,
+    speed_ratio,
+    speed_ups_of,
+    summarize,
+)
 
 # What a page holds of rows. Where it holds several, each is named by its pair or by the file of the rows.
 MARKERS = re.compile(r"(<!-- (results|details):begin(?: (\S+))? -->\n).*?(<!-- \2:end -->)", re.DOTALL)
@@ -32,6 +41,11 @@ def methods_of(rows: Sequence[Row]) -> list[str]:
     """The methods that were measured, in the order of `METHODS`; others follow."""
     found = list(dict.fromkeys(row["method"] for row in measured(rows)))
     return sorted(found, key=lambda method: list(METHODS).index(method) if method in METHODS else len(METHODS))
+
+
+def plain_label(method: str) -> str:
+    """A method's name without Markdown."""
+    return re.sub("[*`]", "", label(method))
 
 
 def results_table(rows: Sequence[Row]) -> str:
@@ -125,6 +139,21 @@ def _compare(rows: Sequence[Row], pair: tuple[str, str], mode: str, name: str) -
     )
 
 
+def conclusion(rows: Sequence[Row]) -> str:
+    """Say in one sentence whether the fastest drafter beats plain generation, greedy; empty where there was none."""
+    others = [method for method in methods_of(rows) if method not in (BASELINE, FLOOR)]
+    speed_ups = {method: summarize(rows, method, "greedy").speed_up for method in others}
+    best = max([method for method in others if method != COPIES] or others, key=speed_ups.get, default=None)
+    if best is None:
+        return ""
+    counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
+    if best == "domino_lookup" and (alone := speed_ups.get("domino_adaptive")):
+        counted += f", and {alone:.2f} x without copies"
+    copies = speed_ups.get(COPIES, 0.0)
+    way_out = f"use prompt lookup without a drafter, {copies:.2f} x" if gains(copies) else WAY_OUT
+    return verdict(speed_ups[best], plain_label(best), counted, way_out)
+
+
 def number(value: float | None, unit: str = "") -> str:
     """A figure in a table; empty where there is none."""
     return "" if value is None else f"{value:.2f}{unit}"
@@ -210,7 +239,7 @@ def _notes(rows: Sequence[Row]) -> str:
         notes += (
             f" Last rounds were counted whole: acceptance by position is too high by up to {number(rate)}{lengths}."
         )
-    skipped = [f"{label(row['method']).replace('*', '')} ({row['skipped']})" for row in rows if "skipped" in row]
+    skipped = [f"{plain_label(row['method'])} ({row['skipped']})" for row in rows if "skipped" in row]
     return notes + (f" Not measured: {'; '.join(skipped)}." if skipped else "")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 
@@ -12,10 +14,10 @@ from tqdm.auto import tqdm
 
 from hf_domino._common.figures import write_figures
 from hf_domino.evaluation.benchmark.figures import make_figures
-from hf_domino.evaluation.benchmark.measure import Bench
+from hf_domino.evaluation.benchmark.measure import WARM_UP_TOKENS, WARM_UPS, Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods, keeps_seed, needs_drafter
 from hf_domino.evaluation.benchmark.prompts import read_batches
-from hf_domino.evaluation.benchmark.report import fill_readme, label
+from hf_domino.evaluation.benchmark.report import fill_readme, label, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, RowsFile, measured, provenance_of_run, read_rows
 from hf_domino.evaluation.benchmark.summary import are_ties
 from hf_domino.pair import DTYPES, PROMPTS, Pair, check_device, find_pair, load_pair
@@ -48,8 +50,14 @@ def measure(options: argparse.Namespace) -> list[Row]:
     file.start(skipped, kept)
     for done in {(row["mode"], row["prompt"]) for row in kept}:
         del todo[done]
+    names = ", ".join(map(plain_label, methods))
+    print(f"{len(todo)} texts with each of {names}; {options.repeats} x each", file=sys.stderr)
     if todo:
+        start = time.perf_counter()
         bench.warm_up(batches[0])
+        warm = WARM_UPS * len(bench.modes) * min(WARM_UP_TOKENS / options.max_new_tokens, 1)  # texts of each method
+        seconds = (time.perf_counter() - start) / warm * len(todo) * options.repeats
+        print(f"by the first prompt, about {timedelta(seconds=round(seconds))} (h:mm:ss)", file=sys.stderr)
     for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
         file.append(bench.measure(mode, index, batch))
     return read_rows(options.rows)

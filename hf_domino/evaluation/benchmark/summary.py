@@ -102,6 +102,12 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
     )
 
 
+def speed_ups_of(rows: Sequence[Row], method: str, other: str, mode: str) -> list[float]:
+    """How much faster one method is than another on each prompt that both were measured on."""
+    speeds = [{row["prompt"]: row["tokens_per_second"] for row in rows_of(rows, one, mode)} for one in (method, other)]
+    return [speeds[0][prompt] / speeds[1][prompt] for prompt in sorted(speeds[0].keys() & speeds[1].keys())]
+
+
 def speed_ratio(rows: Sequence[Row], method: str, other: str, mode: str) -> tuple[float, float, float]:
     """How much faster one method is than another on the same prompts, and the 95 % interval of that.
 
@@ -109,9 +115,7 @@ def speed_ratio(rows: Sequence[Row], method: str, other: str, mode: str) -> tupl
         `tuple`: Geometric mean over prompts of the ratio of tokens/s, lower and upper end; 0 and infinity where prompts
         are too few to tell.
     """
-    speeds = [{row["prompt"]: row["tokens_per_second"] for row in rows_of(rows, one, mode)} for one in (method, other)]
-    equal = speeds[0].keys() & speeds[1].keys()
-    mean = estimate_mean([[math.log(speeds[0][prompt] / speeds[1][prompt])] for prompt in sorted(equal)])
+    mean = estimate_mean([[math.log(ratio)] for ratio in speed_ups_of(rows, method, other, mode)])
     return math.exp(mean), math.exp(mean.low), math.exp(mean.high)
 
 

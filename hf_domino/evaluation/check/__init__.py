@@ -42,9 +42,8 @@ def check_fit(
     """Measure whether a drafter fits its target, and say why if it does not.
 
     Generates a little text greedily and looks at what is accepted, as configured and with other layers, the other
-    `shift_label`, without correction head and without context. Neither model is changed.
-    Prompts are taken a few at a time, until the verdict is outside its sampling error or none are left. Where it may
-    fit, four are timed, plain and assisted.
+    `shift_label`, without correction head and without context; then times a few prompts, where it may fit. Neither
+    model is changed. Prompts are taken a few at a time, until the verdict is outside its sampling error.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
@@ -91,9 +90,7 @@ def check_fit(
         result = judge(_by_mode(texts), variants, _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
-    return (
-        result if result.causes else replace(result, speed_ups=time_prompts(drafter, target, prepared, max_new_tokens))
-    )
+    return replace(result, speed_ups=[] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens))
 
 
 def _check_models(drafter: DominoDraftModel, target: PreTrainedModel) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 from typing import Any
 
-from hf_domino._common.verdict import gains, slower_in, typical
+from hf_domino._common.verdict import gains, slower_in
 from hf_domino._common.verdict import verdict as speed_verdict
 from hf_domino.evaluation.check.estimate import MIN_ROUNDS, Estimate, estimate_difference
 from hf_domino.evaluation.check.measure import (
@@ -95,7 +96,7 @@ class CheckResult:
     @property
     def speed_up(self) -> float | None:
         """Tokens a second over plain generation's, the geometric mean; None where nothing was timed."""
-        return typical(self.speed_ups) if self.speed_ups else None
+        return geometric_mean(self.speed_ups) if self.speed_ups else None
 
     @property
     def measured(self) -> Measurement:

@@ -11,6 +11,7 @@ from hf_domino.evaluation.benchmark.report import (
     RENDERED,
     caption,
     comparisons,
+    conclusion,
     context_table,
     details,
     details_table,
@@ -111,6 +112,39 @@ def test_older_rows_are_cut_where_their_texts_end(num_copied):
     assert then.rate_excess == 1 / (4 - num_copied)
     shown = f"up to {then.rate_excess:.2f}{', acceptance length beside copies by up to 1.00' if num_copied else ''}."
     assert f"Last rounds were counted whole: acceptance by position is too high by {shown}" in results_table(rows)
+
+
+@pytest.mark.parametrize(
+    ("speeds", "sentence"),
+    [
+        (
+            {"domino_adaptive": [200, 180]},
+            "Faster than plain: 1.90 x with Domino, slower than plain in 0 of 2 prompts.",
+        ),
+        (
+            {"domino_adaptive": [96, 50], "domino_lookup": [150, 99], "lean": [300, 300]},
+            "Faster than plain: 1.25 x with Domino with prompt lookup, slower than plain in 1 of 2 prompts, and 0.73 x "
+            "without copies.",
+        ),
+        (
+            {"domino_adaptive": [80, 80], "prompt_lookup": [130, 130]},
+            "Slower than plain: 0.80 x with Domino, slower than plain in 2 of 2 prompts; use prompt lookup without a "
+            "drafter, 1.30 x.",
+        ),
+        (
+            {"domino_adaptive": [99, 101], "prompt_lookup": [70, 70]},
+            "About as fast as plain: 1.00 x with Domino, slower than plain in 1 of 2 prompts; generate without it here, "
+            "or train it on until its rounds bring more tokens.",
+        ),
+        ({"lean": [300, 300]}, ""),
+    ],
+)
+def test_a_benchmark_ends_with_what_came_of_it(speeds, sentence):
+    speeds = {"plain": [100, 100]} | speeds
+    assert (
+        conclusion([row(method, index, [one]) for method in speeds for index, one in enumerate(speeds[method])])
+        == sentence
+    )
 
 
 def test_missing_rows_are_named():

@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 
-from hf_domino.cli.picture import COLOUR_LEGEND, PLAIN_LEGEND, origins, picture, shows_colour, token_texts
+from hf_domino._common.verdict import verdict
+from hf_domino.cli.picture import COLOUR_LEGEND, PLAIN_LEGEND, shows_colour
+from hf_domino.cli.streaming import RoundPrinter
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.pair import Pair
@@ -28,10 +30,12 @@ class Choice:
     Args:
         temperature (`float`): To sample at; 0 takes the likeliest.
         seed (`int`): Of every run that samples.
+        lookup_tokens (`int`, *optional*): Most that a round may copy from the text so far, with the drafter.
     """
 
     temperature: float = 0.0
     seed: int = 0
+    lookup_tokens: int | None = None
 
     def arguments(self) -> dict[str, Any]:
         """As arguments of `generate`."""
@@ -64,6 +68,11 @@ class Comparison:
     choice: Choice
 
     @property
+    def speed_up(self) -> float:
+        """Tokens a second over plain generation's."""
+        return len(self.assisted) / self.assisted_seconds / (len(self.plain) / self.plain_seconds)
+
+    @property
     def equal(self) -> bool:
         """Whether both outputs are the same, token for token."""
         return torch.equal(self.plain, self.assisted)
@@ -89,8 +98,10 @@ class Comparison:
         }
 
 
-def compare(pair: Pair, prompt: Prompt, max_new_tokens: int, repeats: int, choice: Choice) -> Comparison:
-    """Generate plain and assisted in turn, after one run of each that is not timed.
+def compare(
+    pair: Pair, prompt: Prompt, max_new_tokens: int, repeats: int, choice: Choice, console: Console
+) -> Comparison:
+    """Print the prompt, generate plain and assisted as one reads along, then both in turn again, timed.
 
     Args:
         pair (`Pair`): Target, tokenizer and drafter.
@@ -98,56 +109,57 @@ def compare(pair: Pair, prompt: Prompt, max_new_tokens: int, repeats: int, choic
         max_new_tokens (`int`): Tokens to generate.
         repeats (`int`): Timed runs of each.
         choice ([`Choice`]): How to choose tokens.
+        console (`Console`): Where to print; without colours rounds are marked with `|`.
     """
     inputs = encode(pair.tokenizer, [prompt]).to(pair.target.device)
     arguments = choice.arguments() | {"max_new_tokens": max_new_tokens}
-    plain_seconds, assisted_seconds = [], []
-    for _ in range(repeats + 1):
-        torch.manual_seed(choice.seed)
-        plain, elapsed = generate_timed(pair.target, inputs, **arguments)
-        plain_seconds.append(elapsed)
-        torch.manual_seed(choice.seed)
-        assisted, elapsed = generate_timed(pair.target, inputs, assistant_model=pair.drafter, **arguments)
-        assisted_seconds.append(elapsed)
+    legend = COLOUR_LEGEND if shows_colour(console) else PLAIN_LEGEND
+    drafted = {"assistant_model": pair.drafter, "prompt_lookup_num_tokens": choice.lookup_tokens}
+    ways = {"plain generate": {}, f"with the drafter: {legend}": drafted}
+    _print_under(console, f"prompt ({pair.name})", _text_of(prompt))
+    seconds, outputs = [], []
+    for repeat in range(repeats + 1):
+        for title, way in ways.items():
+            streamer = None
+            if not repeat:  # as it is written, which also warms up
+                _print_under(console, title)
+                streamer = RoundPrinter(pair.tokenizer, console, shows_rounds=bool(way))
+            torch.manual_seed(choice.seed)
+            output, elapsed = generate_timed(pair.target, inputs, streamer=streamer, **arguments, **way)
+            outputs.append(output[0])
+            seconds.append(elapsed)
     return Comparison(
-        plain=plain[0],
-        assisted=assisted[0],
-        plain_seconds=statistics.median(plain_seconds[1:]),
-        assisted_seconds=statistics.median(assisted_seconds[1:]),
+        plain=outputs[-2],
+        assisted=outputs[-1],
+        plain_seconds=statistics.median(seconds[2::2]),
+        assisted_seconds=statistics.median(seconds[3::2]),
         acceptance_lengths=pair.drafter.stats.rows[0],
         choice=choice,
     )
 
 
-def show(console: Console, pair: Pair, prompt: Prompt, comparison: Comparison) -> None:
-    """Print prompt, both outputs, the picture of rounds and the figures.
+def _print_under(console: Console, title: str, *text: str) -> None:
+    console.print(Rule(title, align="left", style="dim"), *text, markup=False)
+
+
+def show(console: Console, pair: Pair, comparison: Comparison) -> None:
+    """Print the figures, whether outputs are equal, why drafting paused, and what came of it.
 
     Args:
-        console (`Console`): Where to print; without colours rounds are marked with `|`.
+        console (`Console`): Where to print.
         pair (`Pair`): The pair that generated.
-        prompt (`dict`): The prompt, as for [`compare`].
         comparison (`Comparison`): What was generated.
     """
-    colour = shows_colour(console)
-    assisted = comparison.assisted.tolist()
-    token_origins = origins(len(assisted), comparison.acceptance_lengths)
-    sections = {
-        f"prompt ({pair.name})": _text_of(prompt),
-        "plain generate": pair.tokenizer.decode(comparison.plain, skip_special_tokens=True),
-        f"with the drafter: {COLOUR_LEGEND if colour else PLAIN_LEGEND}": picture(
-            token_texts(pair.tokenizer, assisted), token_origins, colour
-        ),
-    }
-    for title, text in sections.items():
-        console.print(Rule(title, align="left", style="dim"))
-        console.print(text, markup=False)
     console.print(Rule(style="dim"))
     console.print(_figures(comparison))
-    verdict = "equal, token for token" if comparison.equal else "DIFFERENT"
+    outcome = "equal, token for token" if comparison.equal else "DIFFERENT"
     device = pair.target.device
     computes = f"{torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
     where = f"{SHORT_NAMES[pair.target.dtype]}, {computes}"
-    console.print(f"outputs: {verdict} ({len(assisted)} tokens, {comparison.choice}, {where})")
+    console.print(f"outputs: {outcome} ({len(comparison.assisted)} tokens, {comparison.choice}, {where})")
+    if pauses := pair.drafter.stats.pauses:
+        console.print(f"drafting paused for {pair.drafter.stats.num_paused} tokens: {pauses[0].reason}")
+    console.print(verdict(comparison.speed_up, "the drafter"))
 
 
 def _text_of(prompt: Prompt) -> str:
@@ -162,9 +174,9 @@ def _figures(comparison: Comparison) -> Table:
     for head in ("", "tokens/s", "speed-up", "target forwards", "tokens per forward"):
         table.add_column(head, justify="right" if head else "left")
     plain = len(comparison.plain) / comparison.plain_seconds
-    assisted = len(comparison.assisted) / comparison.assisted_seconds
+    assisted = plain * comparison.speed_up
     lengths = comparison.acceptance_lengths
     mean_length = f"{statistics.fmean(lengths):.2f}" if lengths else "no round"
     table.add_row("plain", f"{plain:.0f}", "1.00 x", str(len(comparison.plain)), "1.00")
-    table.add_row("assisted", f"{assisted:.0f}", f"{assisted / plain:.2f} x", str(len(lengths) + 1), mean_length)
+    table.add_row("assisted", f"{assisted:.0f}", f"{comparison.speed_up:.2f} x", str(len(lengths) + 1), mean_length)
     return table

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.cli.flags import add_models, check_temperature, load_models, positive_int
+from hf_domino.cli.flags import add_lookup, add_models, check_temperature, load_models, positive_int
 from hf_domino.cli.generate import prompt_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=positive_int, default=128, help="tokens to generate")
     parser.add_argument("--temperature", type=float, default=0.0, help="sample at this temperature; 0 is greedy")
     parser.add_argument("--seed", type=int, default=0, help="seed of what is sampled")
-    parser.add_argument("--repeats", type=positive_int, default=3, help="timed runs of each; the median counts")
+    add_lookup(parser)
+    parser.add_argument(
+        "--repeats",
+        type=positive_int,
+        default=1,
+        help="timed runs of each behind those that are shown; the median counts",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_models(parser.add_argument_group("models"), measures=True)
 
@@ -44,12 +50,13 @@ def run(options: argparse.Namespace) -> int:
 
     pair = load_models(options)
     prompt = _prompt_of(pair, options)
-    choice = Choice(options.temperature, options.seed)
-    comparison = compare(pair, prompt, options.max_new_tokens, options.repeats, choice)
+    choice = Choice(options.temperature, options.seed, options.lookup_tokens)
+    console = Console(highlight=False, soft_wrap=True, quiet=options.json)
+    comparison = compare(pair, prompt, options.max_new_tokens, options.repeats, choice, console)
     if options.json:
         print(json.dumps(comparison.to_dict(pair, prompt)))
     else:
-        show(Console(highlight=False, soft_wrap=True), pair, prompt, comparison)
+        show(console, pair, comparison)
     return 0 if comparison.equal else FAILED_CHECK
 
 

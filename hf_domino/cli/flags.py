@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -68,19 +69,26 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
     group.add_argument("--top-k", type=positive_int, help="with --temperature: sample among the K likeliest tokens")
     group.add_argument("--top-p", type=float, help="with --temperature: sample among those of this probability")
     group.add_argument("--seed", type=int, help="of what is sampled: the same seed writes the same text")
+    add_lookup(group)
+
+
+def add_lookup(group: argparse._ActionsContainer) -> None:
+    """Add prompt lookup beside a drafter."""
     group.add_argument(
         "--lookup-tokens", type=positive_int, metavar="N", help="let rounds copy up to N tokens from the text so far"
     )
 
 
 def set_up(threads: int | None = None) -> None:
-    """Set torch's threads, if given, and keep Transformers' progress bars out of the output."""
+    """Set torch's threads, if given, and show progress of downloads, not of reading files."""
     import torch
     import transformers
+    from huggingface_hub.utils import enable_progress_bars
 
     if threads is not None:
         torch.set_num_threads(threads)
-    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()  # the Hub's, too
+    enable_progress_bars()
 
 
 def load_models(options: argparse.Namespace) -> Pair:
@@ -98,6 +106,7 @@ def load_models(options: argparse.Namespace) -> Pair:
     check_device(device)
     set_up(options.threads)
     dtype = options.dtype or ("float32" if device == "cpu" else "bfloat16")
+    print(f"loading {options.target or 'the bundled pair'} in {dtype} on {device}", file=sys.stderr)
     return load_pair(options.target, options.drafter, dtype=DTYPES[dtype], device=device)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -49,23 +48,6 @@ def origins(num_tokens: int, acceptance_lengths: Sequence[int]) -> list[Origin]:
     if num_tokens > len(found):
         raise ValueError(f"num_tokens must be at most {len(found)} for these acceptance_lengths, got {num_tokens}.")
     return found[:num_tokens]
-
-
-def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    """Decode tokens one by one such that the pieces join to the decoded whole, also inside a split character.
-
-    Args:
-        tokenizer (`PreTrainedTokenizerBase`): The target's tokenizer.
-        tokens (`Sequence[int]`): Token ids.
-    """
-    texts, done = [], ""
-    for end in range(1, len(tokens) + 1):
-        text = tokenizer.decode(tokens[:end], skip_special_tokens=True)
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(tokens):
-            text = done  # half a character: it appears with its last byte
-        texts.append(text[len(done) :])
-        done = text
-    return texts
 
 
 def picture(texts: Sequence[str], token_origins: Sequence[Origin], colour: bool) -> Text:

@@ -43,6 +43,11 @@ class Pause:
     first_round: int = 0
     num_steps: int = 0
 
+    @property
+    def reason(self) -> str:
+        """Why, in plain words."""
+        return f"a round took the time of {self.cost:.2f} single tokens, and brought {self.tokens:.2f}"
+
     def __str__(self) -> str:
         source = f"measured {self.num_readings} x" if self.num_readings else "nominal"
         return (

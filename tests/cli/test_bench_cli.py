@@ -146,7 +146,7 @@ def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(tiny_pai
     assert bench(tiny_pair_folder, path, "--early-exit", "2") == 0
     said = capsys.readouterr()
     first, *_, last = said.out.splitlines()
-    named = {name for name in ("plain", "prompt_lookup", "early_exit", "domino_adaptive", "domino_lookup")}
+    named = {"plain", "prompt_lookup", "early_exit", "domino_adaptive", "domino_lookup"}
     assert {row["method"] for row in read_rows(path)} == named
     before, _, rest = said.err.partition("\nby the first prompt, about 0:00:")
     assert rest.index("(h:mm:ss)") < rest.index("methods: ")

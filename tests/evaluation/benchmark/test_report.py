@@ -133,8 +133,8 @@ def test_older_rows_are_cut_where_their_texts_end(num_copied):
         ),
         (
             {"domino_adaptive": [99, 101], "prompt_lookup": [70, 70]},
-            "About as fast as plain: 1.00 x with Domino, slower than plain in 1 of 2 prompts; generate without it here, "
-            "or train it on until its rounds bring more tokens.",
+            "About as fast as plain: 1.00 x with Domino, slower than plain in 1 of 2 prompts; generate without it "
+            "here, or train it on until its rounds bring more tokens.",
         ),
         ({"lean": [300, 300]}, ""),
     ],

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli.flags import METHODS, add_models, default_device, positive_int, set_up
-
-if TYPE_CHECKING:
-    from hf_domino.evaluation.benchmark.rows import Row
 
 ROWS = Path("results.jsonl")  # where no other file is named
 EXAMPLES = """\
@@ -84,7 +80,7 @@ def _add_methods(group: argparse._ArgumentGroup) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
-    from hf_domino.evaluation.benchmark.report import conclusion, details, results_table
+    from hf_domino.evaluation.benchmark import report
     from hf_domino.evaluation.benchmark.run import measure, report_differences, show
 
     is_new = not (options.readme or options.figures or options.overwrite or options.resume)
@@ -98,14 +94,14 @@ def run(options: argparse.Namespace) -> int:
     print(f"rows: {options.rows}", file=sys.stderr)
     exit_code = report_differences(rows, options)
     if options.markdown:
-        print(results_table(rows), details(rows), sep="\n")
+        print(report.results_table(rows), report.details(rows), sep="\n")
     else:
         _print_tables(rows)
-    print(conclusion(rows))
+    print(report.conclusion(rows))
     return exit_code
 
 
-def _print_tables(rows: Sequence[Row]) -> None:
+def _print_tables(rows: list[Any]) -> None:
     """What was measured, for a terminal of 80 columns: a table for each mode, and what is to be said of it."""
     from rich.console import Console
     from rich.table import Table

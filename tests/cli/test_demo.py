@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import functools
 import json
+import re
 import shutil
 
 import pytest
 import torch
+from rich.console import Console
 
 from hf_domino.cli import comparison
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
+from hf_domino.drafter.stats import Pause
+from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.pair import load_pair
 
 FLAGS = ["--max-new-tokens", "24", "--repeats", "1", "--threads", "1"]
@@ -30,10 +35,44 @@ def test_demo_fails_where_outputs_differ(tiny_pair_folder, capsys, monkeypatch):
     assert "outputs: DIFFERENT" in capsys.readouterr().out
 
 
+def test_demo_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written(tiny_pair_folder, capsys, monkeypatch):
+    shown = []
+
+    def watched(target, inputs, streamer=None, **arguments):
+        shown.append(capsys.readouterr().out)
+        output = generate_timed(target, inputs, streamer=streamer, **arguments)
+        assert bool(capsys.readouterr().out.strip()) == (streamer is not None)
+        return output
+
+    monkeypatch.setattr(comparison, "generate_timed", watched)
+    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS, "--prompt", "def f(x):"]) == 0
+    assert "def f(x):" in shown[0]
+    assert len(shown) == 4
+    assert re.search(r" plain: \d+\.\d\d x with the drafter", capsys.readouterr().out.splitlines()[-1])
+
+
+def test_demo_says_why_drafting_paused_and_copies_from_the_text(tiny_pair_folder, capsys, monkeypatch):
+    calls = []
+
+    def watched(target, inputs, **arguments):
+        calls.append(arguments.get("prompt_lookup_num_tokens"))
+        output = generate_timed(target, inputs, **arguments)
+        if drafter := arguments.get("assistant_model"):
+            drafter.stats.pauses, drafter.stats.num_paused = [Pause(1.25, 2.5, 3)], 14
+        return output
+
+    monkeypatch.setattr(comparison, "generate_timed", watched)
+    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS, "--lookup-tokens", "4"]) == 0
+    why = "drafting paused for 14 tokens: a round took the time of 2.50 single tokens, and brought 1.25\n"
+    assert why in capsys.readouterr().out
+    assert calls == [None, 4] * 2
+
+
 def test_comparison_is_repeatable_and_rounds_cover_the_text(tiny_pair_folder):
     pair = load_pair(tiny_pair_folder)
     greedy = comparison.Choice()
-    first, second = (comparison.compare(pair, {"text": "def f(x):"}, 24, repeats=1, choice=greedy) for _ in range(2))
+    compare = functools.partial(comparison.compare, pair, {"text": "def f(x):"}, 24, repeats=1, choice=greedy)
+    first, second = (compare(console=Console(quiet=True)) for _ in range(2))
     assert first.equal
     assert torch.equal(first.assisted, second.assisted)
     assert first.acceptance_lengths == second.acceptance_lengths

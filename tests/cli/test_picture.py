@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from hf_domino.cli.picture import Origin, origins, picture, shows_colour, token_texts
+from hf_domino.cli.picture import Origin, origins, picture, shows_colour
 
 
 def test_origins_of_whole_rounds():
@@ -26,21 +26,6 @@ def test_a_round_that_is_still_written_has_no_end():
 def test_more_tokens_than_rounds_is_an_error():
     with pytest.raises(ValueError, match="at most 6"):
         origins(7, [2, 3])
-
-
-class CharacterBytes:
-    """A tokenizer whose tokens are the bytes of UTF-8."""
-
-    def decode(self, tokens, skip_special_tokens):
-        return bytes(tokens).decode("utf-8", errors="replace")
-
-
-def test_token_texts_join_to_the_whole():
-    tokens = list("x = 'é' # ok".encode())
-    texts = token_texts(CharacterBytes(), tokens)
-    assert len(texts) == len(tokens)
-    assert "".join(texts) == "x = 'é' # ok"
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(texts)
 
 
 def test_plain_picture_marks_the_ends_of_rounds():

@@ -1,7 +1,7 @@
 """The self-test: does a drafter fit its target, although all shapes match, and if not, why not.
 
 `width` asks first whether the target can be drafted for at all; `prompts` prepares what is asked, `measure` runs real
-rounds and variants of them, `speed` times some, `verdict` says what they mean.
+rounds, variants of them and times, `verdict` says what they mean.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from transformers import PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.check.estimate import Estimate
-from hf_domino.evaluation.check.measure import Measurement, Text, measure_variants, write_text
+from hf_domino.evaluation.check.measure import Measurement, Text, measure_variants, time_prompts, write_text
 from hf_domino.evaluation.check.prompts import prepare_prompts
-from hf_domino.evaluation.check.speed import time_prompts
 from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,16 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
 from hf_domino.evaluation.check.prompts import Prompt
 from hf_domino.target.view import TargetModel, input_device
+from hf_domino.training.evidence.speed import GREEDY, plainly
 
 # Names of the variants; the first two are followed by the value.
 LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
 AS_CONFIGURED, WITHOUT_HEAD, WITHOUT_CONTEXT = "as configured", "without the correction head", "without context"
+TIMED_PROMPTS = 4  # which takes about as long as what is measured of them
 ANCHORS_PER_FORWARD = 16  # bounds the memory of the context's keys and of the logits
 
 
@@ -101,13 +105,31 @@ def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Promp
         asked,
         attention_mask=torch.ones_like(asked),
         custom_generate=decode,
-        do_sample=False,
-        num_beams=1,
-        num_return_sequences=1,
         max_new_tokens=max_new_tokens,
-        return_dict_in_generate=False,
+        **GREEDY,
     )
     return Text(prompt.mode, ids, prompt.input_ids.shape[1], list(view.stats.rows[0]), seen[0])
+
+
+def time_prompts(
+    drafter: DominoDraftModel, target: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int
+) -> list[float]:
+    """Speed-up over plain generation on each of the first prompts, drafting as configured.
+
+    Acceptance does not say it, as a round costs more or fewer steps of the target on every machine. The first prompt is
+    written once more before, so that the drafter knows what its rounds cost.
+    """
+    loops = plainly, partial(assisted_decoding, drafter=drafter.view())
+    speed_ups = []
+    for prompt in (prompts[0], *prompts[:TIMED_PROMPTS]):
+        ids, speeds = prompt.input_ids.to(input_device(target)), []
+        for loop in loops:
+            arguments = GREEDY | {"custom_generate": loop, "max_new_tokens": max_new_tokens}
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            tokens, seconds = generate_timed(target, inputs, **arguments)
+            speeds.append(tokens.shape[1] / seconds)
+        speed_ups.append(speeds[1] / speeds[0])
+    return speed_ups[1:]
 
 
 def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[tuple[str, DominoDraftModel]]:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
 
 from hf_domino._common.verdict import verdict
 from hf_domino.cli.picture import COLOUR_LEGEND, PLAIN_LEGEND, shows_colour
@@ -151,7 +150,11 @@ def show(console: Console, pair: Pair, comparison: Comparison) -> None:
         comparison (`Comparison`): What was generated.
     """
     console.print(Rule(style="dim"))
-    console.print(_figures(comparison))
+    plain, forwards = len(comparison.plain) / comparison.plain_seconds, len(comparison.acceptance_lengths) + 1
+    console.print(
+        f"plain: {plain:.0f} tokens/s, {len(comparison.plain)} forwards of the target; with the drafter: "
+        f"{plain * comparison.speed_up:.0f} tokens/s, {forwards} forwards"
+    )
     outcome = "equal, token for token" if comparison.equal else "DIFFERENT"
     device = pair.target.device
     computes = f"{torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
@@ -167,16 +170,3 @@ def _text_of(prompt: Prompt) -> str:
     if "text" in prompt:
         return prompt["text"]
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt["messages"])
-
-
-def _figures(comparison: Comparison) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for head in ("", "tokens/s", "speed-up", "target forwards", "tokens per forward"):
-        table.add_column(head, justify="right" if head else "left")
-    plain = len(comparison.plain) / comparison.plain_seconds
-    assisted = plain * comparison.speed_up
-    lengths = comparison.acceptance_lengths
-    mean_length = f"{statistics.fmean(lengths):.2f}" if lengths else "no round"
-    table.add_row("plain", f"{plain:.0f}", "1.00 x", str(len(comparison.plain)), "1.00")
-    table.add_row("assisted", f"{assisted:.0f}", f"{comparison.speed_up:.2f} x", str(len(lengths) + 1), mean_length)
-    return table

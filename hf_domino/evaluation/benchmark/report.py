@@ -143,9 +143,9 @@ def conclusion(rows: Sequence[Row]) -> str:
     """Say in one sentence whether the fastest drafter beats plain generation, greedy; empty where there was none."""
     others = [method for method in methods_of(rows) if method not in (BASELINE, FLOOR)]
     speed_ups = {method: summarize(rows, method, "greedy").speed_up for method in others}
-    best = max([method for method in others if method != COPIES] or others, key=speed_ups.get, default=None)
-    if best is None:
+    if not speed_ups:
         return ""
+    _, best = max((speed_ups[method], method) for method in set(others) - {COPIES} or others)
     counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
     if best == "domino_lookup" and (alone := speed_ups.get("domino_adaptive")):
         counted += f", and {alone:.2f} x without copies"

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.cli.flags import add_lookup, add_models, check_temperature, load_models, positive_int
+from hf_domino.cli.flags import add_models, check_temperature, load_models, positive_int
 from hf_domino.cli.generate import prompt_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-new-tokens", type=positive_int, default=128, help="tokens to generate")
     parser.add_argument("--temperature", type=float, default=0.0, help="sample at this temperature; 0 is greedy")
     parser.add_argument("--seed", type=int, default=0, help="seed of what is sampled")
-    add_lookup(parser)
+    parser.add_argument(
+        "--lookup-tokens", type=positive_int, metavar="N", help="also copy up to N tokens from the text"
+    )
     parser.add_argument(
         "--repeats",
         type=positive_int,

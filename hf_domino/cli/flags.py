@@ -69,11 +69,6 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
     group.add_argument("--top-k", type=positive_int, help="with --temperature: sample among the K likeliest tokens")
     group.add_argument("--top-p", type=float, help="with --temperature: sample among those of this probability")
     group.add_argument("--seed", type=int, help="of what is sampled: the same seed writes the same text")
-    add_lookup(group)
-
-
-def add_lookup(group: argparse._ActionsContainer) -> None:
-    """Add prompt lookup beside a drafter."""
     group.add_argument(
         "--lookup-tokens", type=positive_int, metavar="N", help="let rounds copy up to N tokens from the text so far"
     )

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled
 from rich.console import Console
 
 from hf_domino.cli import comparison
@@ -116,7 +117,12 @@ def test_a_chat_model_answers(tiny_pair_folder, tmp_path, capsys, monkeypatch):
 
 def test_the_dtype_is_said(tiny_pair_folder, capsys):
     assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS, "--dtype", "bfloat16"]) in (0, FAILED_CHECK)
-    assert "greedy, bf16, 1 threads" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "greedy, bf16, 1 threads" in said.out
+    last = said.out.splitlines()[-1]
+    assert ("try --dtype float32, generate without it here" in last) == (not last.startswith("Faster"))
+    assert f"loading {tiny_pair_folder} in bfloat16 on " in said.err
+    assert not are_progress_bars_disabled()  # of what is downloaded
 
 
 @pytest.mark.parametrize("temperature", ["-1", "nan", "inf"])

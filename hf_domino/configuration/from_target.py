@@ -13,7 +13,8 @@ DEFAULT_ROPE_THETA = 10_000.0
 MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
 # Names of added tokens that no text holds: those kept for later, as Llama 3's, Mistral's and Gemma's; then the unknown.
 RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
-LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len")  # where targets say how many positions they have
+# Where targets say how many positions they have.
+LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 
 
 def _read(text: PreTrainedConfig, field: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches.alignment import PER_POSITION, Alignment, empty
@@ -30,6 +31,9 @@ from hf_domino.decoding.tree.form import Tree, along
 from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.target.view import TargetModel
+
+# What a step may hand on beside its token: it is the same in all steps.
+FOR_ALL_STEPS = ("image_outputs", "image_hidden_states")
 
 
 class TargetRunner:
@@ -61,6 +65,7 @@ class TargetRunner:
         self._keeps_outputs = bool(wanted)
         self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
         self.outputs: Any = None  # of the last forward, if more than logits was asked for
+        self._for_all_steps = ModelOutput()  # what the last forward handed on
         self._device = torch.device("cpu")
         self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
@@ -260,11 +265,13 @@ class TargetRunner:
         self.kwargs = self._advanced(kwargs, 1)
 
     def _advanced(self, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-        advanced = self.model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=num_tokens)
-        types = advanced.get("token_type_ids")
-        if types is not None and num_tokens > 1:  # token by token the last one is repeated, not the last few
-            types[:, -num_tokens:] = types[:, -num_tokens - 1, None]
-        return advanced
+        # Of a text's types the last one goes on token by token, and the last few do at once.
+        steps = [num_tokens] if kwargs.get("token_type_ids") is None else [1] * num_tokens
+        for count in steps:
+            kwargs = self.model._update_model_kwargs_for_generation(
+                self._for_all_steps, kwargs, is_encoder_decoder=False, num_new_tokens=count
+            )
+        return kwargs
 
     def _forward(
         self,
@@ -287,5 +294,6 @@ class TargetRunner:
             self.kwargs[CACHE] = getattr(outputs, CACHE)
             activate_past_recording(self.cache)
         self.outputs = outputs if self._keeps_outputs else None
+        self._for_all_steps = ModelOutput({name: outputs[name] for name in FOR_ALL_STEPS if name in outputs})
         logits = outputs.logits[:, -logits_to_keep:].to(input_ids.device)
         return logits, self.target.captured(outputs)

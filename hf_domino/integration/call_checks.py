@@ -5,6 +5,7 @@ Two moments: `generate` picks its mode, a loop gets its inputs.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
@@ -15,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
+from hf_domino.decoding.runner import FOR_ALL_STEPS
 from hf_domino.integration.rope_checks import GROWING_ROPE_TYPES, num_given
 from hf_domino.target.compatibility import check_drafter, check_target
 
@@ -121,8 +123,8 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
         model_kwargs (`Mapping`): What `generate` passes on: cache, mask, `use_cache`, `synced_gpus`, ...
 
     Raises:
-        ValueError: For an empty prompt, a sharded target, a cache that cannot be rewound, or a mask that covers more
-            than there is.
+        ValueError: For an empty prompt, a sharded target, a cache that cannot be rewound, a mask that covers more
+            than there is, or steps that hand on outputs.
     """
     if not (num_new := num_given(input_ids, model_kwargs)):
         raise refusal("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
@@ -145,6 +147,35 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     if mask is not None and mask.dim() == 2 and mask.shape[1] > given:
         expected = f"at most as wide as what is cached and given ({given} positions)"
         raise refusal("attention_mask", expected, mask.shape[1], "Cut it to the tokens it is of.")
+    _check_steps(target, model_kwargs)
+
+
+class _Noted(dict):
+    """Stands for outputs before there are any, and notes what is read of them."""
+
+    def __init__(self):
+        self.names: set[str] = set()
+
+    def __getattr__(self, name: str, default: Any = None) -> _Noted:
+        self.names.add(name)
+        return _Noted()
+
+    __missing__ = get = __getattr__  # type: ignore[assignment]
+
+
+def _check_steps(target: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> None:
+    """Refuse a target whose next step needs more of this one than its token: a round is several steps in one forward.
+
+    Raises:
+        ValueError: If it reads outputs that are not the same in all steps.
+    """
+    outputs = _Noted()
+    with contextlib.suppress(Exception):  # of what is made of nothing
+        target._update_model_kwargs_for_generation(outputs, dict(model_kwargs), is_encoder_decoder=False)  # type: ignore
+    if found := sorted(outputs.names.difference(FOR_ALL_STEPS)):
+        name = f"what {type(target).__name__}._update_model_kwargs_for_generation reads of outputs"
+        remedy = "A round takes several steps in one forward, and none has outputs of its own; drop assistant_model."
+        raise refusal(name, f"nothing but {FOR_ALL_STEPS}", found, remedy)
 
 
 def _keeps_keys(target: PreTrainedModel, cache: Any) -> bool:
@@ -212,9 +243,9 @@ def check_batch(batch_size: int, kwargs: Mapping[str, Any], processors: Sequence
         raise refusal(CACHE, "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
     if mask is not None and mask.dim() != 2:
         raise refusal("attention_mask", "of shape (batch, length), for a batch", tuple(mask.shape), alone)
-    if kwargs.get("encoder_hidden_states") is not None:
-        shape = tuple(kwargs["encoder_hidden_states"].shape)
-        raise refusal("encoder_hidden_states", "None, for a batch", f"a tensor of shape {shape}", alone)
+    for name in ("encoder_hidden_states", "image_attention_mask"):
+        if kwargs.get(name) is not None:
+            raise refusal(name, "None, for a batch", f"a tensor of shape {tuple(kwargs[name].shape)}", alone)
 
 
 def check_static(

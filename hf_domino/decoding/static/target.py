@@ -20,6 +20,8 @@ from hf_domino.decoding.tree.form import Tree, along
 from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.target.view import TargetModel
 
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # those of all new tokens are alike
+
 
 def fitting_width(num_drafted: int, most: int) -> int:
     """Positions of the verification forward for `num_drafted` proposals: one of a few widths, so that few are captured.
@@ -63,22 +65,20 @@ class StaticRunner(TargetRunner):
 
     def begin(self, rows: Sequence[int]) -> None:
         """Put what all rounds read where it stays."""
-        kwargs, hold = self.kwargs, self._workspace.hold
+        hold = self._workspace.hold
         mask = torch.ones(1, self._workspace.capacity, dtype=torch.long, device=self._device)
         given = self.mask(self._length)
         if given is not None:
             mask[:, : self._length] = given
+        kwargs = self._advanced(self.kwargs, 1)
         self._tensors = {"attention_mask": hold("attention_mask", mask)}
+        self._next_position = self._length
         if (positions := kwargs.get("position_ids")) is not None:
-            offset = positions[..., -1:] + 1 - self._length
-            self._tensors["position_ids"] = hold("position_ids", offset)
-            self._next_position = int(positions.max()) + 1
-        else:
-            self._next_position = self._length
-        if (types := kwargs.get("token_type_ids")) is not None:
-            self._tensors["token_type_ids"] = hold("token_type_ids", types[..., -1:])
-        if (types := kwargs.get("mm_token_type_ids")) is not None:
-            self._tensors["mm_token_type_ids"] = hold("mm_token_type_ids", torch.zeros_like(types[..., -1:]))
+            self._tensors["position_ids"] = hold("position_ids", positions[..., -1:] - self._length)
+            self._next_position = int(positions.max())
+        for name in TOKEN_TYPES:
+            if (types := kwargs.get(name)) is not None:
+                self._tensors[name] = hold(name, types[..., -1:])
         taken = (*PER_POSITION, CACHE, "inputs_embeds")
         self._options = {
             name: hold(f"option {name}", value) if isinstance(value, torch.Tensor) else value
@@ -100,7 +100,9 @@ class StaticRunner(TargetRunner):
         """
         num_checked, block = proposed.num_nodes + 1, torch.cat((anchors, proposed.tokens), dim=1)
         if proposed.parents is None:
-            width = fitting_width(proposed.num_nodes, self._most)
+            width, limit = fitting_width(proposed.num_nodes, self._most), self.target.position_limit
+            if limit is not None and self._next_position + width > limit:
+                width = num_checked  # what only fills up has no positions left
             inputs: tuple[torch.Tensor, ...] = (torch.nn.functional.pad(block, (0, width - num_checked)),)
         else:
             inputs = (block, proposed.depths, proposed.sees)
@@ -115,11 +117,8 @@ class StaticRunner(TargetRunner):
         width = block.shape[1]
         kwargs = self._options | {"attention_mask": self._tensors["attention_mask"]}
         if (offset := self._tensors.get("position_ids")) is not None:
-            positions = offset + self.cache.length + torch.arange(width, device=block.device)
-            if (limit := self.target.position_limit) is not None:  # of what only fills up
-                positions = positions.clamp_max(limit - 1)
-            kwargs["position_ids"] = positions
-        for name in ("token_type_ids", "mm_token_type_ids"):
+            kwargs["position_ids"] = offset + self.cache.length + torch.arange(width, device=block.device)
+        for name in TOKEN_TYPES:
             if (types := self._tensors.get(name)) is not None:
                 kwargs[name] = types.expand(*types.shape[:-1], width)
         inputs = self.model.prepare_inputs_for_generation(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from hf_domino._common.refusal import refusal
 from hf_domino.target.compatibility import ONE_WIDTH, check_target_kind
@@ -109,14 +110,15 @@ def _logits_both_ways(target: PreTrainedModel, seed: int) -> tuple[torch.Tensor,
     ids = torch.randint(text.vocab_size, (1, PREFIX_LENGTH + WIDTH), generator=generator).to(input_device(target))
 
     def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-        _forward(model, input_ids, kwargs, is_first_iteration=True)
-        kwargs = _advanced(model, kwargs, 1)
-        again, steps = copy.deepcopy(kwargs), []
-        at_once = _forward(model, ids[:, -WIDTH:], _advanced(model, kwargs, WIDTH - 1))
+        outputs, steps = _forward(model, input_ids, kwargs, is_first_iteration=True), []
+        kwargs = _advanced(model, kwargs, outputs, 1)
+        again = copy.deepcopy(kwargs)
+        at_once = _forward(model, ids[:, -WIDTH:], _advanced(model, kwargs, outputs, WIDTH - 1))
         for token in ids[:, -WIDTH:].split(1, dim=1):
-            steps.append(_forward(model, token, again))
-            again = _advanced(model, again, 1)
-        found.extend((at_once, torch.cat(steps)))
+            outputs = _forward(model, token, again)
+            again = _advanced(model, again, outputs, 1)
+            steps.append(outputs.logits[0, -1:].double())
+        found.extend((at_once.logits[0, -WIDTH:].double(), torch.cat(steps)))
         return input_ids
 
     # Past the patch, and with cache, mask and positions as `generate` prepares them for this family.
@@ -128,18 +130,21 @@ def _logits_both_ways(target: PreTrainedModel, seed: int) -> tuple[torch.Tensor,
 
 def _forward(
     model: PreTrainedModel, ids: torch.Tensor, kwargs: dict[str, Any], is_first_iteration: bool = False
-) -> torch.Tensor:
+) -> ModelOutput:
     inputs = model.prepare_inputs_for_generation(
         ids, next_sequence_length=ids.shape[1], is_first_iteration=is_first_iteration, **kwargs
     )
     if "logits_to_keep" in inputs:
         inputs["logits_to_keep"] = ids.shape[1]
-    logits = model(**inputs, return_dict=True).logits
-    return logits[0, -ids.shape[1] :].double()
+    return model(**inputs, return_dict=True)
 
 
-def _advanced(model: PreTrainedModel, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    return model._update_model_kwargs_for_generation({}, copy.copy(kwargs), num_new_tokens=num_tokens)
+def _advanced(
+    model: PreTrainedModel, kwargs: dict[str, Any], outputs: ModelOutput, num_tokens: int
+) -> dict[str, Any]:
+    return model._update_model_kwargs_for_generation(
+        outputs, copy.copy(kwargs), is_encoder_decoder=False, num_new_tokens=num_tokens
+    )
 
 
 def _excuse(target: PreTrainedModel) -> str | None:

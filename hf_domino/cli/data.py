@@ -150,19 +150,19 @@ def _write(options: argparse.Namespace, settings: WritingSettings, shard: tuple[
 def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
     """The target in this process, the tokens that end its texts, and who it is."""
     import torch
-    from transformers import AutoModelForCausalLM
 
     from hf_domino.cli.flags import default_device
     from hf_domino.data.writers import CHUNK, TargetWriter, ends_of, fast_dtype
     from hf_domino.pair import check_device
     from hf_domino.target.identity import identify
+    from hf_domino.target.loading import AutoTarget
 
     device = options.device or default_device()
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     check_device(device)
     dtype = getattr(torch, options.dtype) if options.dtype else fast_dtype(device)
-    target = AutoModelForCausalLM.from_pretrained(options.target, dtype=dtype).to(device).eval()
+    target = AutoTarget.from_pretrained(options.target, dtype=dtype).to(device).eval()
     return TargetWriter(target, chunk=CHUNK), ends_of(target.generation_config), identify(target, tokenizer)
 
 

@@ -42,9 +42,9 @@ def run(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in ("format", "engine", "dtype", "overwrite")}
     target = None
     if options.target is not None:
-        from transformers import AutoModelForCausalLM
+        from hf_domino.target.loading import AutoTarget
 
-        target = AutoModelForCausalLM.from_pretrained(find_target(options.target), dtype="auto")
+        target = AutoTarget.from_pretrained(find_target(options.target), dtype="auto")
     found = summary(drafter.export(options.output, target=target, **given), drafter.config)
     print(json.dumps(found) if options.json else _lines(found))
 

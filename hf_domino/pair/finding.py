@@ -20,6 +20,7 @@ from hf_domino.data.records import read_records
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.source import check_is_target, check_source
 from hf_domino.target.compatibility import check_target
+from hf_domino.target.loading import AutoTarget
 
 BUNDLED = "pycoder-13m"
 CARDS = "model_cards"  # folder of a checkout
@@ -220,7 +221,7 @@ def load_pair(
     pair = Pair(
         name=folder.resolve().name,
         folder=folder,
-        target=_load(AutoModelForCausalLM, folder, dtype, device, target_revision),
+        target=_load(AutoTarget, folder, dtype, device, target_revision),
         tokenizer=tokenizer,
         drafter=_load(DominoDraftModel, drafter, dtype, device, drafter_revision),
         twin=_load(DominoDraftModel, twin, dtype, device),

@@ -38,6 +38,9 @@ ONE_WIDTH = "one whose forward over several new positions equals single steps"
 STREAM_FIELDS = ("altup_num_inputs", "hc_mult", "hc_count")
 # Causal, although their configuration says is_decoder=False by default.
 CAUSAL_ANYHOW = ("gpt_neox", "gpt_neox_japanese")
+# Bidirectional over what they are given at once, and causal behind a cache, where they are given masks.
+CAUSAL_BEHIND_CACHE = ("gemma", "gemma2")  # of PaliGemma
+_LOOK_AHEAD = "see those behind them, and text depends on how many are computed at once"
 # Targets without position_ids whose positions are nevertheless relative (ALiBi), and one with them that counts its
 # padding as text.
 RELATIVE_POSITIONS = ("bloom", "mpt")
@@ -119,17 +122,26 @@ def check_target_kind(target: PreTrainedModel) -> None:
     if low > 0 or high < math.inf:
         remedy = f"{name} in transformers {_CLAMPS_TIME_STEP}; drop assistant_model."
         raise refusal("the target's time_step_limit", (0.0, math.inf), (low, high), remedy)
-    _check_causal(text)
+    if getattr(text, "is_decoder", None) is False and text.model_type not in CAUSAL_ANYHOW:
+        remedy = f"Else positions {_LOOK_AHEAD}; load the target with is_decoder=True."
+        raise refusal("the target's is_decoder", True, False, remedy)
+    if text.model_type not in CAUSAL_BEHIND_CACHE or "flash" in str(text._attn_implementation):
+        check_causal(target)
     _check_hidden_states(target, text)
 
 
-def _check_causal(text: PreTrainedConfig) -> None:
-    look_ahead = "see those behind them, and text depends on how many are computed at once"
-    if getattr(text, "is_decoder", None) is False and text.model_type not in CAUSAL_ANYHOW:
-        remedy = f"Else positions {look_ahead}; load the target with is_decoder=True."
-        raise refusal("the target's is_decoder", True, False, remedy)
+def check_causal(target: PreTrainedModel) -> None:
+    """Refuse a target whose positions see those behind them in a text that it is given at once.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+
+    Raises:
+        ValueError: If its configuration asks for bidirectional attention.
+    """
+    text = target.config.get_text_config(decoder=True)
     if (value := getattr(text, "use_bidirectional_attention", None)) in (True, "all"):
-        remedy = f"Positions {look_ahead}; drop assistant_model."
+        remedy = f"Positions {_LOOK_AHEAD}; drop the drafter, or train it for another target."
         raise refusal("the target's use_bidirectional_attention", False, value, remedy)
 
 

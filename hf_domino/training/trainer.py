@@ -27,7 +27,7 @@ from hf_domino.data.packing import PackedRows
 from hf_domino.data.rows import encode_dataset
 from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target.compatibility import check_target
+from hf_domino.target.compatibility import check_causal, check_target
 from hf_domino.target.identity import identify
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -125,6 +125,7 @@ class DominoTrainer(AveragingTrainer):
         **kwargs: Any,
     ):
         check_target(model.config, target)
+        check_causal(target)
         model.config.kind.refuse_what_it_lacks("training")
         for feature in ("fsdp", "gradient_checkpointing", "own_prefix_share"):
             if getattr(args, feature):

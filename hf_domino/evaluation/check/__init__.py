@@ -21,7 +21,7 @@ from hf_domino.evaluation.check.measure import Measurement, Text, measure_varian
 from hf_domino.evaluation.check.prompts import prepare_prompts
 from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
-from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
+from hf_domino.target.compatibility import check_causal, check_drafter, check_target, drafter_of
 from hf_domino.target.identity import TargetIdentity, identity_of, recognise
 
 __all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "WidthProbe", "check_fit", "probe_width"]
@@ -99,6 +99,7 @@ def _check_models(drafter: DominoDraftModel, target: PreTrainedModel) -> None:
         raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
     check_drafter(unwrapped)
     check_target(unwrapped.config, target)
+    check_causal(target)
     unwrapped.config.kind.refuse_what_it_lacks("check_fit")
     probe_width(target)
 

@@ -139,9 +139,7 @@ def _forward(
     return model(**inputs, return_dict=True)
 
 
-def _advanced(
-    model: PreTrainedModel, kwargs: dict[str, Any], outputs: ModelOutput, num_tokens: int
-) -> dict[str, Any]:
+def _advanced(model: PreTrainedModel, kwargs: dict[str, Any], outputs: ModelOutput, num_tokens: int) -> dict[str, Any]:
     return model._update_model_kwargs_for_generation(
         outputs, copy.copy(kwargs), is_encoder_decoder=False, num_new_tokens=num_tokens
     )

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.target.identity import stand_for
+from hf_domino.target.loading import AutoTarget
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import ModelArguments
 from hf_domino.training.hidden_states.folder import StateSettings
@@ -28,9 +29,7 @@ def load_target(names: ModelArguments, args: DominoTrainingArguments) -> PreTrai
         names (`ModelArguments`): For `target`, `target_dtype` and `target_device_map`.
         args (`DominoTrainingArguments`): For the device.
     """
-    target = AutoModelForCausalLM.from_pretrained(
-        names.target, dtype=names.target_dtype, device_map=names.target_device_map
-    )
+    target = AutoTarget.from_pretrained(names.target, dtype=names.target_dtype, device_map=names.target_device_map)
     # Where it is to be divided, no device need hold it whole.
     return target.eval() if args.shard_target else place_target(target, args.device)
 

@@ -16,10 +16,11 @@ from accelerate.hooks import remove_hook_from_module
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from hf_domino._common.notices import notice
 from hf_domino.formats.source import CONFIG
+from hf_domino.target.loading import AutoTarget
 
 PIECES, PIECE_LENGTH = 64, 4096  # of a file of weights, in bytes
 
@@ -78,13 +79,13 @@ def load_ends(name: str, dtype: str, device: torch.device) -> PreTrainedModel | 
     if getattr(config, "quantization_config", None) is not None:
         return None
     with torch.device("meta"):
-        shape = AutoModelForCausalLM.from_config(config)
+        shape = AutoTarget.from_config(config)
     ends = (shape.get_input_embeddings(), shape.get_output_embeddings())
     # The first process of several has "cpu:0", which accelerate takes for an accelerator.
     where = "cpu" if device.type == "cpu" else device
     device_map: dict[str, Any] = dict(_places(shape, ends, where))
     try:
-        target = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map=device_map).eval()
+        target = AutoTarget.from_pretrained(name, dtype=dtype, device_map=device_map).eval()
     except ValueError:  # Transformers': weights would have to be written anew
         notice(f"all of {name} is loaded, although only its embeddings and lm_head are used: its file holds no others.")
         return None

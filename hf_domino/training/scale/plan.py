@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.target.loading import AutoTarget
 from hf_domino.training.arguments import DominoTrainingArguments
 
 FP32 = 4  # bytes
@@ -158,7 +159,7 @@ def count_sizes(target_config: PreTrainedConfig, config: DominoConfig, dtype: to
         dtype (`torch.dtype`, *optional*): Of the target; defaults to the configuration's own, else fp32.
     """
     with torch.device("meta"):
-        target = AutoModelForCausalLM.from_config(target_config)
+        target = AutoTarget.from_config(target_config)
         drafter = DominoDraftModel(config)
     ends = {weight for end in (target.get_input_embeddings(), target.get_output_embeddings()) for weight in _of(end)}
     text = target_config.get_text_config(decoder=True)

@@ -1,0 +1,31 @@
+"""Loading a target by its name or configuration, whichever of Transformers' auto classes knows its type."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
+
+from hf_domino._common.refusal import refusal
+
+AUTO_CLASSES = (AutoModelForCausalLM, AutoModelForMultimodalLM)
+_UNKNOWN = "Unrecognized configuration class"  # how an auto class begins before it lists all that it knows
+
+
+def _by_first(method: str, source: Any, **kwargs: Any) -> PreTrainedModel:
+    """What the first auto class makes of a source that it knows."""
+    for auto_class in AUTO_CLASSES:
+        try:
+            return getattr(auto_class, method)(source, **kwargs)
+        except ValueError as error:
+            if not (unknown := str(error).partition("\n")[0]).startswith(_UNKNOWN):
+                raise
+    raise refusal("the target", "a language model", unknown, "Name a model that AutoModelForCausalLM loads.")
+
+
+class AutoTarget:
+    """In place of an auto class, where a target is loaded."""
+
+    from_pretrained = partial(_by_first, "from_pretrained")
+    from_config = partial(_by_first, "from_config")

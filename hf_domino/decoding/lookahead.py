@@ -171,7 +171,7 @@ class LookaheadSession(TableSession):
         nodes = [each + each[-1:] * (count - len(each)) for each in nodes]  # the last one may be there twice
         parents, tokens = torch.tensor(nodes, device=draft_hidden.device).unbind(dim=2)
         tree = Tree(tokens, parents, most)
-        return Grown(tree, torch.zeros(tokens.shape, device=tokens.device), [], [])
+        return Grown(tree, torch.zeros(tokens.shape, dtype=torch.float32, device=tokens.device), [], [])
 
 
 def _joined(paths: Iterable[Sequence[int]], num_nodes: int, most: int, ends: frozenset[int]) -> list[tuple[int, int]]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches.alignment import PER_POSITION, Alignment, empty
@@ -31,9 +30,6 @@ from hf_domino.decoding.tree.form import Tree, along
 from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.target.view import TargetModel
-
-# What a step may hand on beside its token: it is the same in all steps.
-FOR_ALL_STEPS = ("image_outputs", "image_hidden_states")
 
 
 class TargetRunner:
@@ -62,10 +58,8 @@ class TargetRunner:
         self._lengths: list[int] = []  # per row: cached positions, left padding not counted
         self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
         wanted = dict(forward_kwargs or {})
-        self._keeps_outputs = bool(wanted)
         self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
-        self.outputs: Any = None  # of the last forward, if more than logits was asked for
-        self._for_all_steps = ModelOutput()  # what the last forward handed on
+        self.outputs: Any = None  # of the last forward
         self._device = torch.device("cpu")
         self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
@@ -269,7 +263,7 @@ class TargetRunner:
         steps = [num_tokens] if kwargs.get("token_type_ids") is None else [1] * num_tokens
         for count in steps:
             kwargs = self.model._update_model_kwargs_for_generation(
-                self._for_all_steps, kwargs, is_encoder_decoder=False, num_new_tokens=count
+                self.outputs, kwargs, is_encoder_decoder=False, num_new_tokens=count
             )
         return kwargs
 
@@ -293,7 +287,6 @@ class TargetRunner:
         if is_first_iteration and not self.cache.get_seq_length():  # Phi-3 starts a new one for long prompts
             self.kwargs[CACHE] = getattr(outputs, CACHE)
             activate_past_recording(self.cache)
-        self.outputs = outputs if self._keeps_outputs else None
-        self._for_all_steps = ModelOutput({name: outputs[name] for name in FOR_ALL_STEPS if name in outputs})
+        self.outputs = outputs
         logits = outputs.logits[:, -logits_to_keep:].to(input_ids.device)
         return logits, self.target.captured(outputs)

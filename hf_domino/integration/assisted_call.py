@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -95,7 +96,10 @@ def decode(target: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **kwarg
     check_rows(target, num_proposals, len(input_ids), kwargs)
     unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
     kept = {name: value for name, value in kwargs.items() if name not in unused}
-    return watched(assisted_decoding)(target, input_ids, *args, drafter=drafter, **kept)
+    default, host = torch.get_default_device(), torch.device("cpu")
+    # What names no device is made on the host, unless the default is where the target is: entered, it takes time.
+    with nullcontext() if default in (host, input_ids.device) else host:
+        return watched(assisted_decoding)(target, input_ids, *args, drafter=drafter, **kept)
 
 
 def candidate_generator(

@@ -16,13 +16,14 @@ from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
-from hf_domino.decoding.runner import FOR_ALL_STEPS
 from hf_domino.integration.rope_checks import GROWING_ROPE_TYPES, num_given
 from hf_domino.target.compatibility import check_drafter, check_target
 
 # Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
 # tensors, which in a cache of fixed shape is not the text's.
 READS_CACHE_LENGTH = ("gpt_neo", "mpt")
+# Outputs of a target that are the same in all steps.
+FOR_ALL_STEPS = ("image_outputs", "image_hidden_states")
 
 # --- generate picks its mode ------------------------------------------------------------------------------------
 

@@ -9,17 +9,15 @@ from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrai
 
 from hf_domino._common.refusal import refusal
 
-AUTO_CLASSES = (AutoModelForCausalLM, AutoModelForMultimodalLM)
-_UNKNOWN = "Unrecognized configuration class"  # how an auto class begins before it lists all that it knows
-
 
 def _by_first(method: str, source: Any, **kwargs: Any) -> PreTrainedModel:
     """What the first auto class makes of a source that it knows."""
-    for auto_class in AUTO_CLASSES:
+    for auto_class in (AutoModelForCausalLM, AutoModelForMultimodalLM):
         try:
             return getattr(auto_class, method)(source, **kwargs)
         except ValueError as error:
-            if not (unknown := str(error).partition("\n")[0]).startswith(_UNKNOWN):
+            unknown = str(error).partition("\n")[0]  # before it lists all that it knows
+            if not unknown.startswith("Unrecognized configuration class"):
                 raise
     raise refusal("the target", "a language model", unknown, "Name a model that AutoModelForCausalLM loads.")
 

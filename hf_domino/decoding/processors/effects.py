@@ -151,7 +151,7 @@ class LengthDecay(Effect):
         if max(steps) > 0:
             parts = [pow(factor, count) - 1 if count > 0 else 0.0 for count in steps]
             where = prefixes.per_row([count > 0 for count in steps])
-            scores.change(self._ids.to(prefixes.ids.device), where, self._raise, prefixes.per_row(parts))
+            scores.change(self._ids.to(prefixes.ids.device), where, self._raise, prefixes.per_row(parts, torch.float32))
 
     def _raise(self, scores: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
         more = scores.abs() * parts
@@ -279,14 +279,14 @@ class BiasedSequences(Effect):
         """What is added always, `[C]`; at first the processor checks its tokens and everything is put on the device."""
         device = prefixes.ids.device
         if self._tensors is None:
-            self.processor(prefixes.ids[:1, :1], torch.zeros(1, scores.vocab_size, device=device))
+            self.processor(prefixes.ids[:1, :1], scores.tensor.new_zeros(1, scores.vocab_size))
             self._ids = self._ids.to(device)
             self._alone = self.processor.length_1_bias[self._ids]
             self._tensors = [
                 (
                     torch.tensor([tokens[:-1] for tokens, _ in group], device=device),
                     torch.tensor([self._places[tokens[-1]] for tokens, _ in group], device=device),
-                    torch.tensor([bias for _, bias in group], device=device),
+                    torch.tensor([bias for _, bias in group], dtype=torch.float32, device=device),
                 )
                 for group in self._groups
             ]
@@ -313,7 +313,8 @@ class GreenTokens(Effect):
         if token not in self._amounts:
             device = self.processor.rng.device
             green = self.processor._get_greenlist_ids(torch.tensor([token], device=device))
-            self._amounts[token] = torch.zeros(vocab_size, device=device).index_fill(0, green, self.processor.bias)
+            amounts = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+            self._amounts[token] = amounts.index_fill(0, green, self.processor.bias)
         return self._amounts[token]
 
 

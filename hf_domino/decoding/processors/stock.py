@@ -33,6 +33,7 @@ PREFIX_FREE = (
     hf.TemperatureLogitsWarper,
     hf.TopKLogitsWarper,
     hf.TopPLogitsWarper,
+    hf.TopHLogitsWarper,
     hf.MinPLogitsWarper,
     hf.TypicalLogitsWarper,
     hf.EpsilonLogitsWarper,
@@ -40,7 +41,7 @@ PREFIX_FREE = (
     hf.LogitNormalization,
     hf.InfNanRemoveLogitsProcessor,
 )
-CHECKS_LAW = (hf.EtaLogitsWarper,)  # raises where all tokens are forbidden
+CHECKS_LAW = (hf.EtaLogitsWarper, hf.TopHLogitsWarper)  # raise where all tokens are forbidden
 EFFECTS: dict[type, Callable[[Any], Effect | None]] = {
     hf.MinLengthLogitsProcessor: lambda p: Banned(p, p.eos_token_id, range(p.min_length)),
     hf.MinNewTokensLengthLogitsProcessor: lambda p: Banned(
@@ -98,5 +99,5 @@ def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:
     """A processor that treats the rows it is given as these rows of the batch; most treat all rows alike."""
     if not isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
         return processor
-    allowed = processor._prefix_allowed_tokens_fn
-    return hf.PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(rows[index], ids), num_beams=1)
+    allowed, per_prompt = processor._prefix_allowed_tokens_fn, processor._num_beams  # newer releases: of its sequences
+    return hf.PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(rows[index] // per_prompt, ids), num_beams=1)

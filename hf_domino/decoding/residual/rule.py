@@ -17,7 +17,7 @@ from hf_domino.decoding.residual.block import accept_block
 from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.verification import Judgement
+from hf_domino.decoding.verification import Judgement, check_drawn
 
 
 class ResidualRule:
@@ -78,7 +78,7 @@ class ResidualRule:
         scores = self._law.scores(prefixes, logits, proposals)
         num_accepted, bonus = verify(proposals, self.draft_scores, scores)
         accepted = num_accepted[:, None]
-        tokens = torch.cat((proposals, bonus[:, None]), dim=1).scatter(1, accepted, bonus[:, None])
+        tokens = torch.cat((proposals, bonus[:, None]), dim=1).scatter(1, accepted.clamp_min(0), bonus[:, None])
         return Judgement(scores, torch.cat((accepted + 1, tokens), dim=1))
 
     def choose(self, index: int, proposals: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -86,6 +86,7 @@ class ResidualRule:
         drafted = proposals[:, index : index + 1]
         draft_scores = self._laws[index][:, None] if index < len(self._laws) else None
         num_accepted, bonus = verify(drafted, draft_scores, scores.expand(-1, drafted.shape[1] + 1, -1))
+        check_drawn(bool((num_accepted >= 0).all()))
         if not drafted.shape[1]:
             return bonus[:, None]
         return torch.where(num_accepted > 0, drafted[:, 0], bonus)[:, None]
@@ -106,13 +107,15 @@ def verify(
         target_scores (`torch.Tensor`): The target's processed scores `[R, P + 1, V]`, for each proposal and after all.
 
     Returns:
-        `tuple`: Accepted proposals per row, `[R]` in `[0, P]`, and the target's own token after them, `[R]`.
+        `tuple`: Accepted proposals per row, `[R]` in `[0, P]`, or -1 where no token can be drawn after them, and the
+        target's own token there, `[R]`.
     """
     target_probs = target_scores.softmax(dim=-1)
     draft_probs = _draft_probs(proposals, draft_scores, target_probs.shape[-1])
     uniforms = torch.rand(proposals.shape, dtype=torch.float32, device=proposals.device)
     num_accepted, weights = accept_block(proposals, target_probs, draft_probs, uniforms)
-    return num_accepted, (weights / OwnNoise().like(weights)).argmax(dim=-1)
+    values, bonus = (weights / OwnNoise().like(weights)).max(dim=-1)
+    return num_accepted.masked_fill(values.isnan(), -1), bonus
 
 
 def _draft_probs(proposals: torch.Tensor, draft_scores: torch.Tensor | None, vocab_size: int) -> torch.Tensor:

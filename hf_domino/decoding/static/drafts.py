@@ -115,7 +115,7 @@ class StaticDraftSession(DraftSession):
         size, chances = options["num_nodes"], options["chances"]
         if self._law.key is None:
             return self._tree(draft_hidden, prefixes, noise, size, chances)
-        sharpness = torch.full((), chances.sharpness.value, device=prefixes.ids.device)
+        sharpness = torch.full((), chances.sharpness.value, dtype=torch.float32, device=prefixes.ids.device)
         inputs = (draft_hidden, self._law.text(prefixes), sharpness) + (() if noise is None else (noise,))
         found = self._graphs(("grow", self._law.key, size), partial(self._grow_fixed, size), *inputs)
         return Grown.of_tensors(found, num_depths=draft_hidden.shape[1])

@@ -20,8 +20,6 @@ from hf_domino.decoding.tree.form import Tree, along
 from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.target.view import TargetModel
 
-TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # those of all new tokens are alike
-
 
 def fitting_width(num_drafted: int, most: int) -> int:
     """Positions of the verification forward for `num_drafted` proposals: one of a few widths, so that few are captured.
@@ -70,13 +68,13 @@ class StaticRunner(TargetRunner):
         given = self.mask(self._length)
         if given is not None:
             mask[:, : self._length] = given
-        kwargs = self._advanced(self.kwargs, 1)
+        kwargs, self.outputs = self._advanced(self.kwargs, 1), None  # a prompt's states are not held for the call
         self._tensors = {"attention_mask": hold("attention_mask", mask)}
         self._next_position = self._length
         if (positions := kwargs.get("position_ids")) is not None:
             self._tensors["position_ids"] = hold("position_ids", positions[..., -1:] - self._length)
             self._next_position = int(positions.max())
-        for name in TOKEN_TYPES:
+        for name in PER_POSITION[2:]:  # types, alike for all new tokens
             if (types := kwargs.get(name)) is not None:
                 self._tensors[name] = hold(name, types[..., -1:])
         taken = (*PER_POSITION, CACHE, "inputs_embeds")
@@ -118,7 +116,7 @@ class StaticRunner(TargetRunner):
         kwargs = self._options | {"attention_mask": self._tensors["attention_mask"]}
         if (offset := self._tensors.get("position_ids")) is not None:
             kwargs["position_ids"] = offset + self.cache.length + torch.arange(width, device=block.device)
-        for name in TOKEN_TYPES:
+        for name in PER_POSITION[2:]:
             if (types := self._tensors.get(name)) is not None:
                 kwargs[name] = types.expand(*types.shape[:-1], width)
         inputs = self.model.prepare_inputs_for_generation(

@@ -68,7 +68,8 @@ class CopyWeights:
 
     def of(self, copied: Copied) -> torch.Tensor:
         """Weights `[B, L, 1]`."""
-        return torch.tensor([[self.weight(length) for _, length in row] for row in copied])[..., None]
+        weights = [[self.weight(length) for _, length in row] for row in copied]
+        return torch.tensor(weights, dtype=torch.float32)[..., None]
 
     def observe(self, length: int, has_won: bool, drafted: float = 0.0) -> None:
         """Learn from a copy behind a match of this length, to whose token the drafter gave a chance, too."""

@@ -205,7 +205,7 @@ class _Growth:
         """Grow depth by depth, until no child could be among the best."""
         num_rows, device = self.num_rows, self.ends.device
         places = torch.full((num_rows, 1), -1, device=device)  # [B, L], as parents have them
-        values, num_found = torch.ones(num_rows, 1, device=device), 0  # values: [B, L]
+        values, num_found = torch.ones(num_rows, 1, dtype=torch.float32, device=device), 0  # values: [B, L]
         for depth in range(self.num_depths):
             chances, ids = self._race(depth)
             children = (values[..., None] * chances).flatten(1)

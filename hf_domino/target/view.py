@@ -128,6 +128,16 @@ def input_device(target: PreTrainedModel) -> torch.device:
     return torch.device(next((place for place in places if place is not None), "cpu"))
 
 
+def rounded_to(model: PreTrainedModel) -> torch.dtype:
+    """What products of a model are rounded to: its own dtype, or that of autocast.
+
+    Args:
+        model (`PreTrainedModel`): Any.
+    """
+    device = input_device(model).type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether something is called before or after its forward.
 

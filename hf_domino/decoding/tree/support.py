@@ -23,7 +23,7 @@ from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.decoding.verification import CoupledRule
-from hf_domino.target.view import input_device
+from hf_domino.target.view import input_device, rounded_to
 
 # Attention whose window or temperature goes by columns, which are positions in a chain only.
 COUNTS_COLUMNS = ("gpt_neo", "llama4_text")
@@ -73,7 +73,7 @@ def why_chain(
 
 def _trial(target: PreTrainedModel, attention: str) -> str | None:
     known = _tried.setdefault(target, {})
-    key = (attention, target.dtype, target.training)  # dropout makes logits differ
+    key = (attention, rounded_to(target), target.training)  # dropout makes logits differ
     if key not in known:
         known[key] = _try(target)
     return known[key]
@@ -99,6 +99,6 @@ def _try(target: PreTrainedModel) -> str | None:
     right = [place for place, index in enumerate(order) if index != 6]
     expected = expected.double()
     distances = (logits[0, right].double() - expected[0]).square().mean(dim=1).sqrt() / expected[0].std(dim=1)
-    if not (difference := float(distances[1:].median())) <= TOLERANCE.get(target.dtype, 0.0):
+    if not (difference := float(distances[1:].median())) <= TOLERANCE.get(rounded_to(target), 0.0):
         return f"the target's logits in a tree differ by {difference:.2g} standard deviations"
     return None

@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput
 
 from hf_domino._common.refusal import refusal
 from hf_domino.target.compatibility import ONE_WIDTH, check_target_kind
-from hf_domino.target.view import input_device
+from hf_domino.target.view import input_device, rounded_to
 
 PREFIX_LENGTH, WIDTH = 40, 8
 # Largest difference of two logits over the largest logit. Measured on tiny models of 150 families: up to 9e-6 in fp32,
@@ -87,7 +87,7 @@ def probe_width(target: PreTrainedModel, seed: int = 0) -> WidthProbe:
     scale = singly.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
     probe = WidthProbe(
         float((at_once - singly).abs().amax() / scale),
-        TOLERANCES.get(target.dtype, max(TOLERANCES.values())),
+        TOLERANCES.get(rounded_to(target), max(TOLERANCES.values())),
         int((at_once.argmax(dim=-1) != singly.argmax(dim=-1)).sum()),
         _excuse(target),
     )
@@ -153,6 +153,6 @@ def _excuse(target: PreTrainedModel) -> str | None:
     kinds = {type(part).__module__ for part in (*target.modules(), *target.parameters())}
     if getattr(target.config, "quantization_config", None) is not None or any("quant" in kind for kind in kinds):
         return "Quantised activations depend on what they are quantised with."
-    if target.dtype not in (torch.float32, torch.float64):
-        return f"{target.dtype} rounds coarsely."
+    if (dtype := rounded_to(target)) not in (torch.float32, torch.float64):
+        return f"{dtype} rounds coarsely."
     return None

@@ -24,6 +24,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from hf_domino.decoding.noise.generators import latest_start
 from hf_domino.drafter.stats import hand_out
 from hf_domino.integration.drift.replay import Draws, Replay, ReplayedRow
+from hf_domino.target.view import rounded_to
 
 # Units in the last place of the largest logit. Measured in bf16: margins up to half of one behind twelve layers; deeper
 # targets round more.
@@ -219,7 +220,7 @@ def watched(decode: Callable[..., Any]) -> Callable[..., Any]:
                 start = latest_start()
                 draws = None if start is None else Draws(start, input_ids.device)
                 rows = replay.run(result.sequences, result.logits, draws)
-                report.add(call, rows, not wanted.do_sample or draws is not None, model.dtype)
+                report.add(call, rows, not wanted.do_sample or draws is not None, rounded_to(model))
         if not wanted.return_dict_in_generate:
             return result.sequences
         if wanted.output_logits:

@@ -8,13 +8,15 @@ import transformers
 from accelerate import cpu_offload, disk_offload
 from accelerate.hooks import SequentialHook
 from builders import left_padded
-from oracle import oracle, tree_faults
+from oracle import faults, oracle, tree_faults
 from peft import LoraConfig, get_peft_model
 from recorded_graphs import recorded_graphs
 from test_families import build
 
+import hf_domino
 from hf_domino import check_fit
 from hf_domino.target.view import input_device
+from hf_domino.training import DominoTrainer, DominoTrainingArguments
 
 PROMPTS = [torch.arange(7, 20), torch.arange(30, 38)]
 OPTIONS = {"do_sample": False, "max_new_tokens": 24}
@@ -156,3 +158,100 @@ def test_text_of_a_multimodal_target(make_drafter, family):
     with tree_faults(plain.tolist(), 96, 11):
         assert torch.equal(target.generate(ids, assistant_model=drafter, **OPTIONS), plain)
     assert drafter.stats.chain is None
+
+
+def image_target(family):
+    """A tiny target of this family whose text reads an image, with a prompt of one."""
+    config_class = getattr(transformers, f"{family}Config")
+    ids = torch.cat((torch.full((1, 4), 95), torch.arange(7, 27)[None]), dim=1)
+    if family == "Idefics":
+        eyes = {"embed_dim": 32, "image_size": 28, "patch_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2}
+        fields = {**TEXT, "additional_vocab_size": 0, "cross_layer_interval": 2, "alpha_initializer": "ones"}
+        config = config_class(**fields, use_resampler=False, vision_config=eyes | {"intermediate_size": 64})
+        inputs = {"pixel_values": torch.randn(1, 2, 3, 28, 28), "image_attention_mask": torch.ones(1, 24, 2).long()}
+        inputs["image_attention_mask"][:, -7:, 1] = 0  # what is written goes on like the last token
+        model_class = transformers.IdeficsForVisionText2Text
+    else:
+        eyes = SIGLIP | {"image_size": 28, "patch_size": 14, "projection_dim": 32, "model_type": "siglip_vision_model"}
+        text = TEXT | {"model_type": "gemma"}
+        config = config_class(text_config=text, vision_config=eyes, projection_dim=32, image_token_index=95)
+        inputs = {"pixel_values": torch.randn(1, 3, 28, 28), "token_type_ids": torch.zeros_like(ids)}
+        model_class = transformers.PaliGemmaForConditionalGeneration
+    torch.manual_seed(0)
+    target = model_class(config).eval()
+    for weight in target.parameters():
+        if weight.dim() > 1:
+            torch.nn.init.normal_(weight, std=0.2)
+    return target, {"input_ids": ids, **inputs}
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [({}, {}), ({"draft_tree_size": 11}, {}), ({}, {"cache_implementation": "static"})],
+    ids=["chains", "trees", "static"],
+)
+@pytest.mark.parametrize("family", ["Idefics", "PaliGemma"])
+def test_a_target_that_reads_an_image(make_drafter, family, fields, options):
+    target, inputs = image_target(family)
+    plain, drafter = target.generate(**inputs, **OPTIONS), make_drafter(target, **fields)
+    with faults(plain.tolist(), 96):
+        assert torch.equal(target.generate(**inputs, assistant_model=drafter, **OPTIONS, **options), plain)
+    assert max(drafter.stats.acceptance_lengths) > 3
+
+
+def test_images_of_a_batch_that_every_step_reads_are_refused(make_drafter):
+    target, inputs = image_target("Idefics")
+    inputs = {name: value.repeat(2, *[1] * (value.dim() - 1)) for name, value in inputs.items()}
+    with pytest.raises(ValueError, match=r"image_attention_mask must be None, for a batch, .*one at a time"):
+        target.generate(**inputs, assistant_model=make_drafter(target), **OPTIONS)
+
+
+def test_no_drafter_is_trained_for_a_target_that_sees_ahead(make_drafter):
+    target, _ = image_target("PaliGemma")
+    drafter = make_drafter(target)
+    with pytest.raises(ValueError, match="use_bidirectional_attention must be False, got True"):
+        DominoTrainer(drafter, target, DominoTrainingArguments(report_to=[]))
+    with pytest.raises(ValueError, match="use_bidirectional_attention must be False, got True"):
+        hf_domino.check_fit(drafter, target, prompts=[[5, 9, 33]])
+
+
+def handing_on(read):
+    """A Qwen2 whose next step is handed what `read` takes of the outputs."""
+
+    class Handing(transformers.Qwen2ForCausalLM):
+        def _update_model_kwargs_for_generation(self, outputs, model_kwargs, *args, **kwargs):
+            model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *args, **kwargs)
+            read(outputs, model_kwargs)
+            return model_kwargs
+
+    target = build("Qwen2")
+    target.__class__ = Handing
+    return target
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda outputs, kwargs: outputs.logits[:, -1].argmax(),
+        lambda outputs, kwargs: outputs["logits"][:, -1].argmax(),
+        lambda outputs, kwargs: kwargs.update(last=getattr(outputs, "logits", None)),
+        lambda outputs, kwargs: kwargs.update(last=outputs.get("logits")),
+    ],
+    ids=["attribute", "key", "attribute if there", "key if there"],
+)
+def test_a_step_that_hands_on_its_outputs_is_refused_before_any_forward(make_drafter, read):
+    target, forwards = handing_on(read), []
+    target.register_forward_pre_hook(lambda *args: forwards.append(args))
+    with pytest.raises(ValueError, match=r"Handing._update.* reads of outputs must be nothing .* got \['logits'\]"):
+        target.generate(PROMPTS[0][None], assistant_model=make_drafter(target), **OPTIONS)
+    assert not forwards
+
+
+def test_a_step_that_hands_on_something_else_is_served(make_drafter):
+    target = handing_on(lambda outputs, kwargs: kwargs.pop("unused", None))
+    check(target, make_drafter(target))
+    assert hf_domino.probe_width(target).agrees
+
+
+def test_a_target_that_only_looks_at_its_outputs_is_probed():
+    assert hf_domino.probe_width(handing_on(lambda outputs, kwargs: outputs.logits[:, -1].argmax())).agrees

@@ -112,6 +112,33 @@ def test_prefix_constraints_know_their_row(tiny_qwen3, tiny_drafter, prompts):
     assert tiny_drafter.stats.acceptance_length > 1.5
 
 
+def test_prefix_constraints_of_several_sequences_know_what_plain_tells_them(tiny_qwen3, tiny_drafter, prompts):
+    """The prompt's index in newer releases of Transformers, the sequence's in older ones."""
+    asked = {}
+
+    def allowed(index, ids):
+        asked.setdefault(index, None)
+        return list(range(4 + 5 * index, 10 + 5 * index))
+
+    texts = []
+    for assistant in (None, tiny_drafter):
+        torch.manual_seed(0)
+        options = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 12, "eos_token_id": -1}
+        asked.clear()
+        text = tiny_qwen3.generate(**prompts, prefix_allowed_tokens_fn=allowed, assistant_model=assistant, **options)
+        texts.append((text.tolist(), sorted(asked)))
+    assert texts[1] == texts[0]
+
+
+def test_top_h_in_a_batch(tiny_qwen3, tiny_drafter, prompts):
+    texts = []
+    for assistant in (None, tiny_drafter):
+        torch.manual_seed(0)
+        options = {"do_sample": True, "top_h": 0.7, "max_new_tokens": 20, "eos_token_id": -1}
+        texts.append(tiny_qwen3.generate(**prompts, assistant_model=assistant, **options))
+    assert torch.equal(*texts)
+
+
 class Record(BaseStreamer):
     def __init__(self):
         self.values, self.ended = [], False

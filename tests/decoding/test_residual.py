@@ -149,6 +149,28 @@ def test_greedy_drafts_are_certain():
     assert judgement.outcome[1, :3].tolist() == [2, 3, 1]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")], ids=["NaN", "all forbidden"])
+@pytest.mark.parametrize("num_steps", [0, 5], ids=["first token", "inside a block"])
+@pytest.mark.parametrize("draft_law", ["greedy", "sampled"])
+def test_nothing_is_written_where_no_token_can_be_drawn(tiny_qwen3, make_drafter, value, num_steps, draft_law):
+    def spoil(ids, scores):
+        return torch.full_like(scores, value) if ids.shape[1] >= 9 + num_steps else scores
+
+    drafter = make_drafter(tiny_qwen3, acceptance_rule="residual", draft_law=draft_law)
+    options = {"do_sample": True, "max_new_tokens": 20, "logits_processor": [spoil], "eos_token_id": -1}
+    with pytest.raises(RuntimeError, match="No token can be drawn"):
+        tiny_qwen3.generate(torch.arange(5, 14)[None], assistant_model=drafter, **options)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")], ids=["NaN", "all forbidden"])
+def test_a_lawless_row_is_told_from_the_others(value):
+    rule, prefixes = round_of(draws_drafts=False)
+    logits = 90 * torch.eye(VOCAB)[[3, 1, 4]].repeat(2, 1, 1)
+    logits[1, 1] = value
+    outcome = rule.judge(prefixes, Tree(torch.tensor([[3, 1], [3, 2]])), logits).outcome
+    assert outcome[:, 0].tolist() == [3, 0]
+
+
 @pytest.mark.parametrize("draws_drafts", [False, True])
 def test_one_position_at_a_time_has_the_targets_law(draws_drafts):
     rule, _ = round_of(draws_drafts, num_rows=DRAWS)

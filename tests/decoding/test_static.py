@@ -6,6 +6,7 @@ import contextlib
 import gc
 import threading
 
+import families
 import pytest
 import torch
 import transformers
@@ -174,6 +175,27 @@ def test_last_position_and_token_types(stages, make_drafter):
     drafter, room = make_drafter(target), 128 - PROMPT.shape[1]
     assert_equal_to_plain(target, drafter, accuracies=(0.9,), max_new_tokens=room)
     assert_equal_to_plain(target, drafter, token_type_ids=PROMPT + 1)
+
+
+@pytest.mark.parametrize("family", ["GPT2", "opt", "bart"])
+@pytest.mark.parametrize("fields", [{}, {"draft_tree_size": 11}], ids=["chains", "trees"])
+@pytest.mark.parametrize("first", [0, 4])
+def test_no_text_behind_the_last_learned_position(family, fields, first, make_drafter):
+    """Plain generation raises there; up to there it writes text, whatever a block of fixed width needs."""
+    limit, room = {"n_positions": 32}, 32 - first - PROMPT.shape[1]
+    if family != "GPT2":
+        limit = {"max_position_embeddings": 32}
+    target = build(family, **limit) if family == "GPT2" else families.build(family, **limit)
+    options, drafter = GREEDY | {"eos_token_id": -1, "pad_token_id": 0}, make_drafter(target, **fields)
+    if first and family != "bart":
+        options["position_ids"] = torch.arange(first, first + PROMPT.shape[1])[None]
+    for num_more in (0, 1):
+        assert_equal_to_plain(target, drafter, accuracies=(0.9,), **options | {"max_new_tokens": room + num_more})
+    if family == "bart":  # its positions are its own
+        return
+    for options["cache_implementation"] in (None, "static"):
+        with pytest.raises(IndexError):
+            target.generate(PROMPT, assistant_model=drafter, **options | {"max_new_tokens": room + 4})
 
 
 def test_embeddings_as_prompt(tiny_qwen3, tiny_drafter, stages):

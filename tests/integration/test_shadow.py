@@ -342,9 +342,12 @@ def test_a_near_tie_is_no_bug():
     assert "of which no tie 0" in str(report)
 
 
-def test_bf16_differences_are_ties(tiny_qwen3, tiny_drafter):
-    target, drafter = copy.deepcopy(tiny_qwen3).bfloat16(), copy.deepcopy(tiny_drafter).bfloat16()
-    with hf_domino.shadow(1.0) as report:
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_bf16_differences_are_ties(tiny_qwen3, tiny_drafter, is_autocast):
+    target, drafter = copy.deepcopy(tiny_qwen3), copy.deepcopy(tiny_drafter)
+    if not is_autocast:
+        target, drafter = target.bfloat16(), drafter.bfloat16()
+    with hf_domino.shadow(1.0) as report, torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
         for token in range(4, 8):
             generate(target, drafter, torch.tensor([[token, 9, 33]]), max_new_tokens=60)
     assert report.failures == []

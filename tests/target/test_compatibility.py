@@ -246,6 +246,10 @@ def test_a_change_of_rotary_frequencies_within_the_callers_own_limit(make_drafte
         ({"cross_attention_layers": [3]}, r"cross_attention_layers must be empty, got \[3\]"),
         ({"num_layers": 2}, r"num_layers must be num_hidden_layers=4, got 2"),
         ({"is_decoder": False}, r"is_decoder must be True, got False. .* with is_decoder=True"),
+        (
+            {"use_bidirectional_attention": True, "model_type": "gemma", "_attn_implementation": "flash_attention_2"},
+            r"use_bidirectional_attention must be False, got True",
+        ),
         ({"use_bidirectional_attention": "all"}, r"use_bidirectional_attention must be False, got 'all'"),
     ],
 )
@@ -260,7 +264,12 @@ def test_targets_that_cannot_be_drafted_for(tiny_qwen3, make_drafter, fields, wo
 
 
 @pytest.mark.parametrize(
-    "fields", [{"time_step_limit": [0.0, float("inf")]}, {"is_decoder": False, "model_type": "gpt_neox"}]
+    "fields",
+    [
+        {"time_step_limit": [0.0, float("inf")]},
+        {"is_decoder": False, "model_type": "gpt_neox"},
+        {"use_bidirectional_attention": True, "model_type": "gemma"},
+    ],
 )
 def test_fields_that_do_no_harm(tiny_qwen3, make_drafter, fields):
     config = make_drafter(tiny_qwen3, target_model_type=None).config

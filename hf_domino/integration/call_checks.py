@@ -161,7 +161,7 @@ class _Noted(dict):
         self.names.add(name)
         return _Noted()
 
-    __missing__ = get = __getattr__  # type: ignore[assignment]
+    __missing__ = get = __getattr__
 
 
 def _check_steps(target: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> None:
@@ -172,11 +172,14 @@ def _check_steps(target: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> No
     """
     outputs = _Noted()
     with contextlib.suppress(Exception):  # of what is made of nothing
-        target._update_model_kwargs_for_generation(outputs, dict(model_kwargs), is_encoder_decoder=False)  # type: ignore
+        target._update_model_kwargs_for_generation(outputs, dict(model_kwargs), is_encoder_decoder=False)
     if found := sorted(outputs.names.difference(FOR_ALL_STEPS)):
-        name = f"what {type(target).__name__}._update_model_kwargs_for_generation reads of outputs"
-        remedy = "A round takes several steps in one forward, and none has outputs of its own; drop assistant_model."
-        raise refusal(name, f"nothing but {FOR_ALL_STEPS}", found, remedy)
+        raise refusal(
+            f"what {type(target).__name__}._update_model_kwargs_for_generation reads of outputs",
+            f"nothing but {FOR_ALL_STEPS}",
+            found,
+            "A round takes several steps in one forward, and none has outputs of its own; drop assistant_model.",
+        )
 
 
 def _keeps_keys(target: PreTrainedModel, cache: Any) -> bool:

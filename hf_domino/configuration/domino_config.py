@@ -59,8 +59,8 @@ class DominoConfig(PreTrainedConfig):
         num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None where a checkpoint
             does not say.
         target_layer_ids (`list[int]`, *optional*): Target layers whose outputs are the context features; unique, in
-            `[0, num_target_layers - 2]`. Defaults to the releases' rule; an EAGLE-3 checkpoint may leave them to the
-            target that it meets.
+            `[0, num_target_layers - 1]`, of which the last is read after the final norm. Defaults to the releases' rule
+            for a new drafter; files must tell them, but one of EAGLE-3 may leave them to the target that it meets.
         target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
         projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, `"dflash"` for no correction head,
             `"medusa"` for heads on the target's last hidden state (arXiv 2401.10774), `block_size` of them, or
@@ -179,15 +179,14 @@ class DominoConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.target_layer_ids is None and self.num_target_layers is not None:
             self.target_layer_ids = self.kind.layer_ids(self.num_target_layers)
-        self.refuse_unknown(name for name, value in kwargs.items() if value not in (None, False))
+        told = {name for name, value in kwargs.items() if value not in (None, False)}
+        self.refuse_unknown(sorted(told - OF_TRANSFORMERS))
         theta = kwargs.pop("rope_theta", None)
-        if self.rope_parameters is None:
-            self.rope_parameters = {"rope_type": "default", "rope_theta": theta or DEFAULT_ROPE_THETA}
-        elif theta is not None:
-            self.rope_parameters = {"rope_theta": theta} | self.rope_parameters
-            if self.rope_parameters["rope_theta"] != theta:
-                expected = f"{self.rope_parameters['rope_theta']} as in rope_parameters"
-                raise refusal("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
+        base = {"rope_theta": DEFAULT_ROPE_THETA if theta is None else theta}
+        self.rope_parameters = base | (self.rope_parameters or {"rope_type": "default"})
+        if theta not in (None, self.rope_parameters["rope_theta"]):
+            expected = f"{self.rope_parameters['rope_theta']} as in rope_parameters"
+            raise refusal("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
         if self.draft_vocab_size == self.vocab_size:
             self.draft_vocab_size = None
         super().__post_init__(**kwargs)
@@ -269,7 +268,7 @@ class DominoConfig(PreTrainedConfig):
         Raises:
             ValueError: Naming those.
         """
-        known = {field.name for field in fields(cls)} | OF_TRANSFORMERS
+        known = {field.name for field in fields(cls)}
         if unknown := [name for name in names if name not in known]:
             raise ValueError(
                 f"{', '.join(unknown)} must be a field of DominoConfig, got none of that name: see its docstring."

@@ -74,10 +74,10 @@ class KindFacts:
     lacks: Mapping[str, str] = field(default_factory=dict)
     loss_decay: float | None = None
 
-    def readable(self, num_target_layers: int | None) -> range:
-        """Target layers whose outputs it may read."""
+    def readable(self, num_target_layers: int | None, is_told: bool = True) -> range:
+        """Target layers whose outputs it may read; not the last one where its files do not tell how many there are."""
         last = (MOST_LAYERS if num_target_layers is None else num_target_layers) - 1
-        return range(last if self.reads_last_state else 0, last + 1)
+        return range(last, last + 1) if self.reads_last_state else range(last + is_told)
 
     @property
     def article(self) -> str:
@@ -89,7 +89,7 @@ class KindFacts:
         """Why these and no others."""
         if self.reads_last_state:
             return f"{self.title} reads what lm_head reads, the last layer's output after the final norm"
-        return "the last layer's is read after the final norm"
+        return "the last one's is read after the final norm, and only where num_target_layers is told"
 
     def layer_ids(self, num_target_layers: int, num_captured: int | None = None) -> list[int]:
         """The layers that a new drafter reads."""

@@ -50,11 +50,13 @@ def _matches(stored: StoredConfig) -> bool:
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(merged(stored, SECTION), HEAD_SECTION)
+    is_next = DEEPSPEC_CLASS in (stored.get("architectures") or ())
     if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
         required(stored, "hidden_size", "num_attention_heads")
-        width = stored["hidden_size"] // stored["num_attention_heads"]
-        stored = {"head_dim": width, "num_target_layers": stored.get("target_num_hidden_layers")} | stored
-        stored["model_type"] = "qwen3"
+        width, is_next = stored["hidden_size"] // stored["num_attention_heads"], True  # it trains in no other order
+        stored = {"head_dim": width} | stored | {"model_type": "qwen3"}
+        # In its older files the other field counts the layers that are read.
+        stored["num_target_layers"] = stored.get("target_num_hidden_layers", stored.get("num_target_layers"))
     required(stored, *SIZES, "block_size", "mask_token_id")
     _check_attention(stored)
     backbone = backbone_fields(stored)
@@ -65,7 +67,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "num_target_layers": stored.get("num_target_layers"),
         "target_layer_ids": stored.get("target_layer_ids"),
         "projector_type": _projector_type(stored),
-        "shift_label": predicts_next(stored, DEEPSPEC_CLASS in (stored.get("architectures") or ())),
+        "shift_label": predicts_next(stored, is_next),
         "target_config_digest": stored.get("target_config_digest"),
     }
     fields |= _window_fields(stored, fields)

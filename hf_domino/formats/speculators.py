@@ -20,7 +20,9 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
+    UNREAD,
     backbone_fields,
+    merged,
     predicts_next,
     required,
     section_of,
@@ -41,10 +43,11 @@ def _matches(stored: StoredConfig) -> bool:
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     if stored[KIND] not in ("dflash", "domino"):
         raise refusal(KIND, "'dflash' or 'domino'", stored[KIND], CANNOT_RUN)
+    stored = merged(stored, "dflash_config")  # copies that are made for engines have both
     required(stored, SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
     decoder = dict(section_of(stored, SECTION))
-    if stored.get("layer_types"):  # they may stand beside the backbone
-        decoder["layer_types"] = stored["layer_types"]
+    # These may stand beside the backbone.
+    decoder |= {name: stored[name] for name in ("layer_types", *UNREAD) if stored.get(name)}
     fields = backbone_fields(decoder)
     if "layer_types" in fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
@@ -101,6 +104,9 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
     if config.has_sliding_layers:
         expected = "None for format='speculators' (which counts windows in two ways)"
         raise refusal("sliding_window", expected, config.sliding_window, "Use format='specforge'.")
+    if (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ()):
+        expected = "without the last layer for format='speculators' (which reads it before the final norm)"
+        raise refusal("target_layer_ids", expected, config.target_layer_ids, "Use format='specforge'.")
     proposals = {"proposal_type": "greedy", "speculative_tokens": config.num_draft_tokens}
     backbone = stored_backbone(config)
     return {

@@ -69,7 +69,7 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         value, expected = getattr(config, field), getattr(text, target_field)
         if value not in (None, expected):
             raise refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
-    allowed = config.kind.readable(text.num_hidden_layers)
+    allowed = config.kind.readable(text.num_hidden_layers, config.num_target_layers is not None)
     layer_ids = config.layer_ids(text.num_hidden_layers)
     if len(layer_ids) != config.num_captured or not all(layer in allowed for layer in layer_ids):
         count = "" if len(layer_ids) == config.num_captured else f"{config.num_captured} layers "

@@ -71,6 +71,8 @@ CONFIGS = [
     (DOMINO, {"dflash_config": {"output_multiplier": 0.2}}, "output_multiplier .* must be 1.0, got 0.2"),
     (DOMINO, {"final_logit_softcapping": 20.0}, "final_logit_softcapping .* must be 0.0, got 20.0"),
     (DOMINO, {"dflash_config": {"input_embedding_scale": 2.0}}, "input_embedding_scale .* must be 1.0, got 2.0"),
+    (SPECULATORS, {"output_multiplier": 2}, "output_multiplier .* must be 1.0, got 2"),
+    (SPECULATORS, {"dflash_config": {"final_logit_softcapping": 20.0}}, "final_logit_softcapping .* must be 0.0, got"),
     (DOMINO, {"dflash_config": {"causal": True}}, "dflash_config.causal must be False, got True"),
     (OURS, {"draft_lenght": "full"}, "draft_lenght must be a field of DominoConfig, got none of that name"),
     (OURS, {"attention_bias": True}, "attention_bias must be a field of DominoConfig"),

@@ -1,117 +1,198 @@
-"""What the files of each trainer mean, by the facts of their configurations and the rules of their code."""
+"""What the files of each trainer mean: facts of their configurations, and of the code that trains and serves them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from released import DFLASH, DOMINO_8B, QWEN3_8B, SPECULATORS_DFLASH, our_drafter, reduced, stored_tensors
-from released import write_checkpoint as write
+from builders import build_drafter
+from released import (
+    DFLASH,
+    DOMINO_8B,
+    QWEN3_8B,
+    SPECULATORS_DFLASH,
+    our_drafter,
+    reduced,
+    stored_tensors,
+    write_checkpoint,
+)
+from test_refused import changed
+from transformers import AutoConfig
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.loading import interpret
 from hf_domino.target.view import TargetModel
+from hf_domino.training.objective.forward import read_target
 
-NESTED = "dflash_config"
-# Facts of sgl-project/SpecForge's configs (a6b6b02): layers of the target, those that are read, rotary base, and of
-# Domino whether a position predicts the next token.
-SPECFORGE = {
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64, "mask_token_id": 3}
+SECTION, LAYER_IDS = "dflash_config", [1, 9, 17, 25, 33]
+ORDERS = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
+# What differs among the 45 files of `configs/` of sgl-project/SpecForge (a6b6b02), by their names. Of block drafters:
+# layers of the target, layers that are read, rotary base, and of Domino whether a position predicts the next token.
+BLOCK_DRAFTERS = {
     "lfm2.5-1.2b-instruct-dflash": (16, [1, 4, 7, 10, 13], 1e6, None),
     "longcat-flash-dflash": (28, [1, 7, 13, 19, 25], 1e6, None),
     "qwen2.5-0.5b-dflash": (24, [1, 6, 11, 16, 21], 1e6, None),
-    "qwen3-8b-dflash": (36, [1, 9, 17, 25, 33], 1e6, None),
+    "qwen3-4b-dflash, qwen3-8b-dflash": (36, LAYER_IDS, 1e6, None),
     "qwen3.5-35b-a3b-dflash": (40, [1, 10, 19, 28, 37], 1e7, None),
     "qwen3.5-4b-dflash": (32, [1, 8, 15, 22, 29], 1e7, None),
     "qwen3.6-27b-dflash": (64, [1, 16, 31, 46, 61], 1e7, None),
-    "qwen3-8b-domino": (36, [1, 9, 17, 25, 33], 1e6, True),
-    "qwen3.5-4b-domino": (32, [3, 11, 19, 27, 31], 1e7, True),  # the last layer, too
+    "qwen3-8b-domino": (36, LAYER_IDS, 1e6, True),
+    "qwen3.5-4b-domino": (32, [3, 11, 19, 27, 31], 1e7, True),
     "qwen3.6-27b-domino-full-attention": (64, [1, 16, 31, 46, 61], 1e7, False),
 }
-# The whole of it at the top, and nothing nested.
-DEEPSPEC = QWEN3_8B | {
+# And of EAGLE-3, beside a Llama's sizes.
+YARN = {"rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 0.707, "beta_fast": 32.0}
+EAGLES = {
+    "llama3-8B, llama4-scout-17B-16E, ling-flash-2.0": ({}, {}),
+    "deepseek-v3-671b": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 29, 57]}}, [1, 29, 57]),
+    "gpt-oss-120B": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 33]}}, [1, 17, 33]),
+    "qwen3-235B-A22B": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 46, 90]}}, [1, 46, 90]),
+    "deepseek-v2-lite": ({"rope_theta": 10000, "rope_scaling": YARN | {"original_max_position_embeddings": 4096}}, {}),
+    "gemma3-1b": ({"head_dim": 256, "sliding_window": 512, "use_sliding_window": False}, {}),
+    "phi4": ({"model_type": "phi3", "rope_theta": 250000.0}, {}),
+    "qwq-32B": ({"model_type": "qwen2", "sliding_window": 32768, "use_sliding_window": False}, {}),
+    "qwen3-next-80b-a3b": ({"head_dim": 256, "decoder_sparse_step": 1, "rope_theta": 10000000}, {}),
+    "qwen3-30B-A3B-eagle3.1": ({"fc_norm": True, "norm_output": True}, {}),
+    "longcat-flash": ({"draft_vocab_size": 131072, "vocab_size": 131072}, {}),
+    "qwen2.5-7b": ({"draft_vocab_size": 16000, "sliding_window": 131072, "use_sliding_window": False}, {}),
+}
+EAGLE = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "vocab_size": 151936,
+    "draft_vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 163840,
+}
+MROPE = {"type": "mrope", "mrope_section": [16, 24, 24]}
+NOT_READ = {
+    "qwen2-5-vl-7b-eagle3": (EAGLE | {"rope_theta": 1e6, "rope_scaling": MROPE}, "must be one of .* got 'mrope'"),
+    "qwen2.5-vl-32b-eagle3": (EAGLE | {"hidden_size": 5120, "num_attention_heads": 28}, "5120. is not a multiple"),
+    "qwen3-8b-dspark": (DFLASH | {"architectures": ["DSparkDraftModel"]}, r"Domino, .* got 'DSpark \(dspark\)'"),
+    "qwen3-8b-peagle": (
+        EAGLE | {"architectures": ["PEagleDraftModel"], "num_hidden_layers": 4},
+        "kind must be .*EAGLE",
+    ),
+}
+# Flat: nothing is nested, and no field tells the order of a block.
+DEEPSPEC_DFLASH = QWEN3_8B | {
     "architectures": ["Qwen3DSparkModel"],
     "block_size": 7,
+    "confidence_head_with_markov": True,
     "enable_confidence_head": False,
     "markov_rank": 0,
     "mask_token_id": 151669,
+    "num_anchors": 512,
     "num_target_layers": 36,
-    "target_layer_ids": [1, 9, 17, 25, 33],
+    "target_layer_ids": LAYER_IDS,
 }
-VERL_SPECO = {name: value for name, value in QWEN3_8B.items() if name != "head_dim"} | {
-    "model_type": "domino",
+# As its own class writes it: the head's width and the kind of attention are left out.
+VERL_DOMINO = {
     "architectures": ["DominoDraftModel"],
-    "hidden_size": 2560,
-    "rope_theta": 5e6,
+    "model_type": "domino",
     "block_size": 16,
+    "dtype": "bfloat16",
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 1,
+    "vocab_size": 151936,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "mask_token_id": 151669,
+    "target_layer_ids": LAYER_IDS,
+    "num_context_layers": 5,
+    "num_target_layers": 5,
+    "target_num_hidden_layers": 36,
+    "target_hidden_size": 2560,
+    "shift_label": True,
+    "projector_type": "domino",
     "emb_dim": 256,
     "gru_hidden_dim": 1024,
-    "lambda_base_start": 1.0,
-    "mask_token_id": 151669,
-    "num_context_layers": 5,
     "pure_draft_prefix_len": 1,
-    "shift_label": True,
-    "target_hidden_size": 2560,
-    "target_layer_ids": [1, 9, 17, 25, 33],
-    "target_num_hidden_layers": 36,
+    "num_anchors": 512,
+    "loss_decay_gamma": 7.0,
+    "lambda_base_start": 1.0,
+    "lambda_base_decay_steps": 2000,
 }
-SPECULATORS_773 = SPECULATORS_DFLASH | {"projector_type": "domino", "emb_dim": 256, "gru_hidden_dim": 1024}
+# Of pull request 685, and of 773 as it began.
+SPECULATORS_DOMINO = SPECULATORS_DFLASH | {
+    "projector_type": "domino",
+    "emb_dim": 256,
+    "gru_hidden_dim": 1024,
+    "auf": False,
+    "shift_label": None,
+    "lambda_base_start": 1.0,
+    "lambda_base_decay_ratio": 1.0,
+}
 
 
 def read(stored) -> DominoConfig:
     return interpret(stored)[1]
 
 
-@pytest.mark.parametrize("name", SPECFORGE)
-def test_specforge(name):
-    num_layers, layers, theta, order = SPECFORGE[name]
+@pytest.mark.parametrize("name", BLOCK_DRAFTERS)
+def test_specforges_block_drafters(name):
+    num_layers, layer_ids, theta, order = BLOCK_DRAFTERS[name]
+    told = {"target_layer_ids": layer_ids} | ({} if order is None else {"shift_label": order})
     stored = DFLASH if order is None else DOMINO_8B
-    nested = stored[NESTED] | {"target_layer_ids": layers} | ({} if order is None else {"shift_label": order})
-    config = read(stored | {"num_target_layers": num_layers, "rope_theta": theta, NESTED: nested})
-    assert (config.num_target_layers, config.target_layer_ids) == (num_layers, layers)
-    assert config.rope_parameters["rope_theta"] == theta
+    config = read(changed(stored, {"num_target_layers": num_layers, "rope_theta": theta, SECTION: told}))
+    assert (config.num_target_layers, config.target_layer_ids) == (num_layers, layer_ids)
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": theta}
     assert (config.projector_type, config.shift_label) == ("dflash" if order is None else "domino", bool(order))
 
 
-def test_specforges_early_domino_has_a_section_for_its_head():
-    head = {name: DOMINO_8B[NESTED][name] for name in ("pure_draft_prefix_len", "gru_hidden_dim", "shift_label")}
-    rest = {name: value for name, value in DOMINO_8B[NESTED].items() if name not in head}
-    config = read(DOMINO_8B | {NESTED: rest, "domino_config": head})
-    assert (config.shift_label, config.pure_draft_prefix_len, config.gru_hidden_dim) == (True, 1, 1024)
+@pytest.mark.parametrize("name", EAGLES)
+def test_specforges_eagles(name):
+    fields, layer_ids = EAGLES[name]
+    config = read(EAGLE | fields)
+    assert (config.projector_type, config.target_layer_ids) == ("eagle3", layer_ids or None)
+    assert config.rope_parameters["rope_theta"] == fields.get("rope_theta", 10000.0)
+    assert config.head_dim == fields.get("head_dim", 128)
+    assert config.draft_width == fields.get("draft_vocab_size", 32000)
+    assert (config.fc_norm, config.norm_output, config.has_sliding_layers) == ("fc_norm" in fields,) * 2 + (False,)
 
 
-@pytest.mark.parametrize("name", ["sample_from_anchor", "query_zero_predicts_next", "shift_label"])
-@pytest.mark.parametrize("place", ["top", NESTED])
-@pytest.mark.parametrize("value", [True, False])
-def test_the_order_of_a_block_is_read_by_every_name_and_in_every_place(name, place, value):
-    said = {name: value} if place == "top" else {NESTED: DFLASH[NESTED] | {name: value}}
-    assert read(DFLASH | said).shift_label is value
-    assert read(SPECULATORS_DFLASH | {name: value}).shift_label is value
+@pytest.mark.parametrize("name", NOT_READ)
+def test_specforges_files_that_are_refused_say_why(name):
+    stored, message = NOT_READ[name]
+    with pytest.raises(ValueError, match=message):
+        read(stored)
 
 
-def test_values_that_do_nothing_are_no_reason_to_refuse():
-    neutral = {"output_multiplier": 1.0, "input_embedding_scale": 1, "final_logit_softcapping": None, "causal": False}
-    assert read(DFLASH | {NESTED: DFLASH[NESTED] | neutral}).projector_type == "dflash"
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("stored", [DFLASH, DOMINO_8B, SPECULATORS_DFLASH, DEEPSPEC_DFLASH, VERL_DOMINO])
+def test_the_order_of_a_block_is_read_by_each_of_its_names_in_each_place(stored, name):
+    nested = {field: value for field, value in stored.get(SECTION, {}).items() if field not in ORDERS}
+    bare = {field: value for field, value in stored.items() if field not in ORDERS} | {SECTION: nested}
+    for value in (True, False):
+        assert read(bare | {name: value}).shift_label is value
+        assert read(bare | {SECTION: nested | {name: value}}).shift_label is value
+        assert read(bare | {name: value, SECTION: nested | dict.fromkeys(ORDERS, value)}).shift_label is value
+
+
+@pytest.mark.parametrize("stored", [DFLASH, SPECULATORS_DFLASH])
+def test_scales_of_one_are_no_reason_to_refuse(stored):
+    nested = {"output_multiplier": 1.0, "input_embedding_scale": 1, "final_logit_softcapping": None, "causal": False}
+    assert read(stored | {SECTION: stored.get(SECTION, {}) | nested}).projector_type == "dflash"
 
 
 def test_deepspecs_dflash_is_dflash_and_begins_behind_the_anchor():
-    config = read(DEEPSPEC)
+    config = read(DEEPSPEC_DFLASH)
     assert (config.projector_type, config.shift_label, config.num_draft_tokens) == ("dflash", True, 7)
-    assert read(DEEPSPEC | {"sample_from_anchor": False}).shift_label is False
 
 
-def test_verl_specos_domino_is_not_ours_and_keeps_its_rotary_base_and_heads():
-    config = read(VERL_SPECO)
-    assert config.rope_parameters["rope_theta"] == 5e6
-    assert (config.head_dim, config.num_target_layers) == (2560 // 32, 36)
-    assert (config.projector_type, config.shift_label, config.pure_draft_prefix_len) == ("domino", True, 1)
-
-
-def test_speculators_domino_of_either_pull_request(tiny_qwen3, tmp_path):
-    stored = reduced(SPECULATORS_773)
-    ours = our_drafter(tiny_qwen3, reduced(DOMINO_8B))
-    prefixes = {"prefix_gru": "domino_head.prefix_gru", "embed_proj": "domino_head.embed_proj"}
-    loaded = DominoDraftModel.from_pretrained(write(tmp_path, stored, stored_tensors(ours, prefixes)))
-    assert (loaded.config.shift_label, loaded.config.pure_draft_prefix_len) == (True, 1)
-    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in ours.state_dict().items())
+def test_specforges_early_domino_has_a_section_for_its_head():
+    head = {name: DOMINO_8B[SECTION][name] for name in ("pure_draft_prefix_len", "gru_hidden_dim", "shift_label")}
+    rest = {name: value for name, value in DOMINO_8B[SECTION].items() if name not in head}
+    config = read(DOMINO_8B | {SECTION: rest, "domino_config": head})
+    assert (config.shift_label, config.pure_draft_prefix_len, config.gru_hidden_dim) == (True, 1, 1024)
 
 
 def test_ours_tells_its_rotary_base_by_either_name():
@@ -122,20 +203,80 @@ def test_ours_tells_its_rotary_base_by_either_name():
         DominoConfig(rope_theta=5, rope_parameters=linear | {"rope_theta": 1e4})
     with pytest.raises(ValueError, match="block_sise must be a field of DominoConfig"):
         DominoConfig(block_sise=8)
+    assert DominoConfig().rope_parameters == {"rope_type": "default", "rope_theta": 1e4}
+    with pytest.raises(ValueError, match=r"rope_parameters\['rope_theta'\] must be .* got 0"):
+        DominoConfig(rope_theta=0)
+    with pytest.raises(ValueError, match="rope_theta must be a field of DominoConfig"):
+        DominoDraftModel(DominoConfig(**SIZES)).view(rope_theta=5e6)
+
+
+def test_verl_specos_domino_keeps_its_rotary_base_and_the_width_of_its_heads(tiny_qwen3, tmp_path):
+    config = read(VERL_DOMINO)
+    assert config.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
+    assert (config.head_dim, config.num_target_layers, config.target_layer_ids) == (80, 36, LAYER_IDS)
+    assert (config.projector_type, config.shift_label, config.pure_draft_prefix_len) == ("domino", True, 1)
+    assert (read(changed(VERL_DOMINO, {"shift_label": None})).shift_label) is True  # its trainer knows no other
+    small = reduced(VERL_DOMINO) | {"target_num_hidden_layers": 4, "target_hidden_size": 32, "num_hidden_layers": 2}
+    ours = our_drafter(tiny_qwen3, reduced(DOMINO_8B))
+    write_checkpoint(tmp_path, small, stored_tensors(ours, {}) | {"embed_tokens.weight": torch.zeros(64, 32)})
+    loaded = DominoDraftModel.from_pretrained(tmp_path)
+    names = ("rope_parameters", "head_dim", "block_size", "shift_label", "pure_draft_prefix_len", "target_layer_ids")
+    assert all(getattr(loaded.config, name) == getattr(ours.config, name) for name in names)
+    with pytest.raises(ValueError, match=r"target_hidden_size.* must be a field of DominoConfig"):
+        AutoConfig.from_pretrained(tmp_path)  # which knows no formats
+
+
+def test_speculators_domino_of_its_pull_requests(tiny_qwen3, tmp_path):
+    stored, ours = reduced(SPECULATORS_DOMINO), our_drafter(tiny_qwen3, reduced(DOMINO_8B))
+    prefixes = {"prefix_gru": "domino_head.prefix_gru", "embed_proj": "domino_head.embed_proj"}
+    loaded = DominoDraftModel.from_pretrained(write_checkpoint(tmp_path, stored, stored_tensors(ours, prefixes)))
+    assert (loaded.config.shift_label, loaded.config.pure_draft_prefix_len) == (True, 1)
+    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in ours.state_dict().items())
+
+
+def test_a_drafter_of_the_last_layer_is_no_file_of_speculators(tiny_qwen3, tmp_path):
+    drafter = build_drafter(tiny_qwen3, projector_type="dflash", target_layer_ids=[1, 3])
+    with pytest.raises(ValueError, match=r"target_layer_ids must be without the last layer .*Use format='specforge'"):
+        drafter.export(tmp_path / "new", "speculators")
+
+
+def test_layers_that_a_file_does_not_tell_can_be_given(tiny_qwen3, tmp_path):
+    stored = changed(reduced(DFLASH), {SECTION: {"target_layer_ids": None}})
+    write_checkpoint(tmp_path, stored, stored_tensors(our_drafter(tiny_qwen3, reduced(DFLASH)), {}))
+    with pytest.raises(ValueError, match=r"target_layer_ids .* must be given, got None.*its training"):
+        DominoDraftModel.from_pretrained(tmp_path)
+    assert DominoDraftModel.from_pretrained(tmp_path, target_layer_ids=[0, 1]).config.target_layer_ids == [0, 1]
+
+
+@pytest.fixture
+def last_layer_too(tiny_qwen3, tmp_path):
+    """A file of SpecForge's Domino that reads the last layer, as its qwen3.5-4b-domino.json does; loaded and saved."""
+    stored = changed(reduced(DOMINO_8B), {SECTION: {"target_layer_ids": [1, 3]}})
+    write_checkpoint(tmp_path / "theirs", stored, stored_tensors(our_drafter(tiny_qwen3, reduced(DOMINO_8B)), {}))
+    DominoDraftModel.from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
+    return DominoDraftModel.from_pretrained(tmp_path / "ours")
 
 
 @torch.no_grad()
-def test_the_last_layer_is_read_after_the_final_norm_as_its_trainer_reads_it(tiny_qwen3, tmp_path):
-    last = tiny_qwen3.config.num_hidden_layers - 1
-    stored = reduced(DOMINO_8B)
-    stored[NESTED]["target_layer_ids"] = [0, last]
-    folder = write(tmp_path, stored, stored_tensors(our_drafter(tiny_qwen3, reduced(DOMINO_8B)), {}))
-    drafter = DominoDraftModel.from_pretrained(folder)
-    view = TargetModel(tiny_qwen3, drafter.config)
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_the_last_layers_state_is_read_after_the_final_norm(tiny_qwen3, last_layer_too, cache, monkeypatch):
     ids = torch.arange(4, 14)[None]
-    read = view.captured(tiny_qwen3(ids, **view.capture_kwargs()))
-    assert torch.equal(read[1], tiny_qwen3.model(ids).last_hidden_state)
-    options = {"max_new_tokens": 12, "do_sample": False}
-    plain = tiny_qwen3.generate(ids, **options)
-    for more in ({}, {"cache_implementation": "static"}):
-        assert torch.equal(tiny_qwen3.generate(ids, assistant_model=drafter, **options, **more), plain)
+    expected = tiny_qwen3.model(ids, output_hidden_states=True).hidden_states
+    target = TargetModel(tiny_qwen3, last_layer_too.config)
+    found = read_target(target, ids, final=True)
+    assert torch.equal(expected[4], tiny_qwen3.model(ids).last_hidden_state)
+    for states in (target.captured(tiny_qwen3(ids, **target.capture_kwargs())), found.captured):
+        assert torch.equal(states[0], expected[2])
+        assert torch.equal(states[1], expected[4])
+    assert torch.equal(found.final, expected[4])
+    seen, fuse = [], last_layer_too.fuse_context
+
+    def fuse_context(states):
+        seen.append(torch.cat(list(states), dim=-1))
+        return fuse(states)
+
+    monkeypatch.setattr(last_layer_too, "fuse_context", fuse_context)
+    options = {"max_new_tokens": 12, "do_sample": False, "cache_implementation": cache}
+    text = tiny_qwen3.generate(ids, assistant_model=last_layer_too, **options)
+    assert torch.equal(text, tiny_qwen3.generate(ids, **options))
+    torch.testing.assert_close(seen[0][:, :10], torch.cat((expected[2], expected[4]), dim=-1))

@@ -168,8 +168,13 @@ def test_drafter_for_another_target(target, make_drafter, overrides, words):
 
 
 def test_layer_ids_out_of_range(target, tiny_drafter):
-    tiny_drafter.config.target_layer_ids = [1, 3]
-    with pytest.raises(ValueError, match=r"target_layer_ids must be in \[0, 2\] .*got \[1, 3\]"):
+    config = tiny_drafter.config
+    config.target_layer_ids = [1, 4]
+    with pytest.raises(ValueError, match=r"target_layer_ids must be in \[0, 3\] .*got \[1, 4\]"):
+        target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
+    # Files of speculators and EAGLE-3 count no layers, and read the last one before the final norm.
+    config.num_target_layers, config.target_layer_ids = None, [1, 3]
+    with pytest.raises(ValueError, match=r"in \[0, 2\] .*after the final norm, .* num_target_layers.*got \[1, 3\]"):
         target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
 
 

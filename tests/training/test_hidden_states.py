@@ -52,7 +52,7 @@ def cached(target, make_drafter, tmp_path):
 @pytest.mark.parametrize(
     ("distillation_weight", "shape"),
     [
-        *((weight, {"target_layer_ids": [2, 0]}) for weight in (0.0, 0.5)),
+        *((weight, {"target_layer_ids": [3, 0]}) for weight in (0.0, 0.5)),
         (0.0, {"projector_type": "medusa"}),
         (0.5, {"projector_type": "eagle3"}),
     ],

@@ -151,7 +151,7 @@ def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[
     ids = list(config.target_layer_ids or ())
     candidates = [[layer + 1 for layer in ids], [layer - 1 for layer in ids], sorted(ids)]
     candidates.append(config.kind.layer_ids(num_target_layers, len(ids)))
-    readable = config.kind.readable(num_target_layers)
+    readable = config.kind.readable(num_target_layers, config.num_target_layers is not None)
     found: list[list[int]] = []
     for other in candidates:
         # The weights fix how many there are.

@@ -42,6 +42,7 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
         "mask_token_id": MASK,
         "emb_dim": 16,
         "gru_hidden_dim": 16,
+        "pure_draft_prefix_len": 0,
         "draft_pool_size": 16,
         "draft_length": "full",
         "initializer_range": 0.2,

@@ -158,6 +158,8 @@ def recipe(saved_pair, tmp_path):
         "save_steps": 2,
         "num_anchors": 4,
         "learning_rate": "1e-3",
+        "muon_learning_rate": 0,
+        "distillation_weight": 0,
         "lr_scheduler_kwargs": {"num_cycles": 0.5},
         "use_cpu": True,
         "report_to": "none",

@@ -21,8 +21,6 @@ EXAMPLES = """\
   torchrun --nproc-per-node 2 -m hf_domino.cli data --target my-model --output data
   hf-domino data --target Qwen/Qwen3-8B --output data --endpoint http://localhost:8000/v1 --endpoint-model qwen3
 """
-SHORTER = "Let it write shorter answers (--max-new-tokens)."
-WINDOW = "max_position_embeddings"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,8 +116,8 @@ def _settings(options: argparse.Namespace) -> WritingSettings:
 def _write(options: argparse.Namespace, settings: WritingSettings, shard: tuple[int, int]) -> dict[str, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
-    from hf_domino._common.refusal import refusal
     from hf_domino.cli.flags import set_up
+    from hf_domino.configuration.from_target import within_window
     from hf_domino.data.user_turn import check_chat_template
     from hf_domino.data.writing import write_data
 
@@ -127,10 +125,9 @@ def _write(options: argparse.Namespace, settings: WritingSettings, shard: tuple[
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     if not options.prompts:
         check_chat_template(tokenizer)  # before its window, which is not what keeps a base model from asking itself
-    window = getattr(AutoConfig.from_pretrained(options.target).get_text_config(decoder=True), WINDOW, None)
-    if window is not None and window <= settings.max_new_tokens:
-        raise refusal("max_new_tokens", f"below {window}, all the target reads", settings.max_new_tokens, SHORTER)
-    settings = replace(settings, max_length=min(settings.max_length, window or settings.max_length))
+    target_config = AutoConfig.from_pretrained(options.target)
+    longest = within_window(target_config, settings.max_length, settings.max_new_tokens)
+    settings = replace(settings, max_length=longest)
     writer, ends, identity = (_from_endpoint if options.endpoint else _from_target)(options, tokenizer)
     return write_data(
         writer,

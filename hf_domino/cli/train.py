@@ -16,9 +16,11 @@ EXAMPLES = """\
   hf-domino train --target Qwen/Qwen3-0.6B --train-file data/train.jsonl --output-dir my-drafter
   hf-domino train --target Qwen/Qwen3-0.6B --train-file prompts.jsonl --on-policy true --output-dir my-drafter
   hf-domino train my.yaml --learning-rate 1e-3
+  hf-domino train paper --target Qwen/Qwen3-8B --train-file data/train.jsonl --output-dir my-drafter
   hf-domino train my.yaml --plan
 """
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
+PAPER = Path(__file__).parents[1] / "training" / "paper.yaml"
 MOST_WANTED = (
     "target", "train_file", "train_dataset", "output_dir", "on_policy", "eval_file", "num_train_epochs",
     "learning_rate", "per_device_train_batch_size", "drafter", "overwrite",
@@ -78,7 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _begin(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
-    parser.add_argument("config", nargs="?", help="YAML file with any of the fields below")
+    parser.add_argument(
+        "config", nargs="?", help="YAML file with any of the fields below, or paper, the published recipe for GPUs"
+    )
     parser.add_argument("--help-all", action="help", help="show all of Transformers' fields too")
     add_flags(parser)
 
@@ -130,19 +134,26 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
     """
     from transformers import HfArgumentParser
 
+    from hf_domino.training.runs.resuming import begun_with
+
     parser = HfArgumentParser(_groups())
     known = {action.dest for action in parser._actions} - {"help"}
-    flags = _yaml_flags(Path(options.config), known) if options.config else []
-    fields = vars(parser.parse_args(flags)) | {name: value for name, value in vars(options).items() if name in known}
+    flags = _yaml_flags(options.config, known) if options.config else []
+    given = {name: value for name, value in vars(options).items() if name in known}
+    fields = vars(parser.parse_args(flags)) | given
+    if not fields["overwrite"]:
+        parser.set_defaults(**begun_with(fields["resume_from_checkpoint"] or fields["output_dir"], fields["drafter"]))
+        fields = vars(parser.parse_args(flags)) | given
     return parser.parse_dict(fields)
 
 
-def _yaml_flags(path: Path, known: set[str]) -> list[str]:
-    """Fields of a YAML file as command-line flags, so that both are converted alike."""
+def _yaml_flags(config: str, known: set[str]) -> list[str]:
+    """Fields of a YAML file, or of the published recipe, as command-line flags, so that both are converted alike."""
     import yaml
 
+    path = PAPER if config == PAPER.stem else Path(config)
     if not path.is_file():
-        raise ValueError(f"config must be a YAML file, got {str(path)!r}: there is none of that name.")
+        raise ValueError(f"config must be a YAML file or {PAPER.stem!r}, got {config!r}: there is none of that name.")
     fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold a mapping of fields to values, got {type(fields).__name__}.")

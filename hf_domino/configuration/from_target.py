@@ -7,6 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from hf_domino._common.notices import notice
+from hf_domino._common.refusal import refusal
+
 # RoPE variants whose frequencies do not change with the length of the input.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 DEFAULT_ROPE_THETA = 10_000.0
@@ -15,6 +18,7 @@ MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
 RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
 # Where targets say how many positions they have.
 LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+SHORTER = "Let it write shorter answers (--max-new-tokens; --on-policy-max-new-tokens of train)."
 
 
 def _read(text: PreTrainedConfig, field: str) -> Any:
@@ -38,6 +42,25 @@ def _positive(text: PreTrainedConfig, *fields: str) -> Any:
     """The first of these fields that holds a positive number, or None."""
     values = (_read(text, field) for field in fields)
     return next((value for value in values if isinstance(value, (int, float)) and value > 0), None)
+
+
+def within_window(target_config: PreTrainedConfig, max_length: int, answer: int = 0) -> int:
+    """`max_length`, or all that a target reads where that is less; then it is said.
+
+    Args:
+        target_config (`PreTrainedConfig`): The target's.
+        max_length (`int`): Longest row that is asked for, in tokens.
+        answer (`int`, *optional*, defaults to 0): Tokens of it that the target is to write.
+
+    Raises:
+        ValueError: If answers leave no room for a prompt.
+    """
+    window = _positive(target_config.get_text_config(decoder=True), *LENGTH_LIMITS) or max_length
+    if window <= answer:
+        raise refusal("max_new_tokens", f"below {window}, all the target reads", answer, SHORTER)
+    if window < max_length:
+        notice(f"rows are cut at {window} tokens, which is all that the target reads, in place of {max_length}.")
+    return min(window, max_length)
 
 
 def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class RowCounts:
         duplicates (`int`, *optional*, defaults to 0): Left out: equal to an earlier row.
         contaminated (`int`, *optional*, defaults to 0): Left out: with text of the evaluation, see [`LeakCheck`].
         first_left_out (`str`, *optional*): Where the first row stands that was left out.
+        copies (`int`, *optional*, defaults to 0): Those among the rows that are equal to an earlier one.
     """
 
     records: int = 0
@@ -43,6 +44,7 @@ class RowCounts:
     duplicates: int = 0
     contaminated: int = 0
     first_left_out: str | None = None
+    copies: int = 0
 
     @property
     def left_out(self) -> int:
@@ -68,4 +70,6 @@ class RowCounts:
             said.append(f"{self.left_out} of {total} rows are left out{first}: {'; '.join(reasons)}.")
         if self.cut:
             said.append(f"{self.cut} of {self.rows} rows are cut at max_length.")
+        if self.copies:
+            said.append(f"{self.copies} of {self.rows} rows are equal to an earlier one; drop_duplicates omits them.")
         return " ".join(said)

@@ -226,18 +226,14 @@ def _encode(source: Source, encoder: RowEncoder, sieve: Sieve, max_rows: int | N
 
 def _with_anchors(rows: Any) -> tuple[Sequence[Row], RowCounts]:
     """The rows of a list or a table that hold an anchor; what is left of it is again a list or a table."""
-    kept = [index for index, row in enumerate(rows) if has_anchor(row["loss_mask"])]
-    num_left_out = len(rows) - len(kept)
-    first = next((f"row {index + 1}" for index, other in enumerate([*kept, -1]) if index != other), None)
-    if num_left_out and kept:
-        notice(
-            f"{num_left_out} of {len(rows)} rows are left out, the first is {first}: they hold no two "
-            "neighbouring supervised tokens. Raise max_length if they were cut, or check where the loss falls."
-        )
-    chosen = _pick(rows, kept)
+    left_out = [index for index, row in enumerate(rows) if not has_anchor(row["loss_mask"])]
+    chosen = _pick(rows, sorted(set(range(len(rows))).difference(left_out)))
     tokens = sum(len(row["input_ids"]) for row in chosen)
-    counts = RowCounts(len(rows), len(kept), tokens, without_anchor=num_left_out)
-    return chosen, replace(counts, first_left_out=first if num_left_out else None)
+    first = f"row {left_out[0] + 1}" if left_out else None
+    counts = RowCounts(len(rows), len(chosen), tokens, without_anchor=len(left_out), first_left_out=first)
+    if left_out and len(chosen):
+        notice(counts.describe())
+    return chosen, counts
 
 
 def _pick(rows: Any, indices: Sequence[int]) -> Sequence[Row]:

@@ -42,9 +42,10 @@ class Sieve:
             length = len(row["input_ids"])
             cut = {name: values[: self.max_length] for name, values in row.items()}
             reason = "untold" if row is UNTOLD else self._reason(cut, length)
-            if reason is None:
+            is_kept_copy = reason == "duplicates" and not self.drop_duplicates
+            if reason is None or is_kept_copy:
                 kept = len(cut["input_ids"])
-                self._count(rows=1, tokens=kept, cut=int(kept < length))
+                self._count(rows=1, tokens=kept, cut=int(kept < length), copies=int(is_kept_copy))
                 yield cut
             else:
                 self._count(**{reason: 1})
@@ -56,16 +57,15 @@ class Sieve:
         self._count(records=1)
 
     def _reason(self, row: Row, length: int) -> str | None:
-        """Why a row is left out, or None."""
+        """Why a row is left out, copies where they are to be, or None."""
         if self.as_prompts and 1 not in row["loss_mask"] and length >= self.max_length:
             return "too_long"
         if not (row["input_ids"] if self.as_prompts else has_anchor(row["loss_mask"])):
             return "without_anchor"
-        if self.drop_duplicates:
-            digest = hashlib.blake2b(json.dumps(row["input_ids"]).encode(), digest_size=16).digest()
-            if digest in self._seen:
-                return "duplicates"
-            self._seen.add(digest)
+        digest = hashlib.blake2b(json.dumps(row["input_ids"]).encode(), digest_size=16).digest()
+        if digest in self._seen:
+            return "duplicates"
+        self._seen.add(digest)
         return None
 
     def _count(self, **more: int) -> None:

@@ -107,7 +107,7 @@ class TrainingFields:
     own_prefix_share: float = field(default=0.0, metadata={"help": "Share of blocks whose prefix the drafter writes."})
     ema_decay: float | None = field(default=None, metadata={"help": "Average weights: share that a step keeps."})
     distillation_weight: float = field(
-        default=0.0, metadata={"help": "Share of the loss that compares with the target's law."}
+        default=1.0, metadata={"help": "Share of the loss that compares with the target's law."}
     )
     distillation_loss: str = field(default="kl", metadata={"help": "kl, or tv for total variation."})
     distillation_temperature: float = field(default=1.0, metadata={"help": "Temperature of both laws there."})
@@ -115,7 +115,7 @@ class TrainingFields:
         default=None, metadata={"help": "Most logits held at once: 2**25, less on a CPU if unset."}
     )
     muon_learning_rate: float | None = field(
-        default=None, metadata={"help": "Rate of Muon for matrices; none if unset."}
+        default=0.02, metadata={"help": "Rate of Muon for matrices; 0 for AdamW alone, as adapters have it."}
     )
     shard_target: bool = field(
         default=False, metadata={"help": "Divide the target's layers among the processes, in place of a copy in each."}
@@ -128,7 +128,7 @@ class TrainingFields:
         default=True, metadata={"help": "Measure what a round costs here, once, and log the speed-up that follows."}
     )
 
-    learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate of AdamW."})
+    learning_rate: float = field(default=2e-3, metadata={"help": "Peak learning rate of AdamW."})
     lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning rate schedule."})
     warmup_steps: float = field(default=0.04, metadata={"help": "Warm-up steps, or a share of all steps below 1."})
     num_train_epochs: float = field(default=6.0, metadata={"help": "Passes over the training rows."})

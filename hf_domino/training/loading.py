@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
+from hf_domino.configuration.from_target import within_window
 from hf_domino.data.encoding import RowEncoder
 from hf_domino.data.leaks import keep_apart
 from hf_domino.data.on_policy import StateKeeper, generate_on_policy
@@ -25,6 +26,12 @@ PLAIN_PROMPTS = (
     "model, write them as messages, or let `hf-domino data --prompts` answer them."
 )
 SAME_TEXT = "evaluation is on the training text: its figures say how well that was learned, and nothing of other text."
+
+FEW_ROWS = 64
+FEW = (
+    "distinct rows to train on: {}. A drafter learns so few by heart, and little of other text. Let the target write "
+    "thousands (hf-domino data), or give more of its text."
+)
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,8 @@ def load_training_rows(
         ValueError: If a record is not as described, no row can be trained on, or evaluation text stands in training
             rows and `evaluation_leaks` is `"error"`.
     """
+    answer = data.on_policy_max_new_tokens if data.on_policy else 0
+    args.max_length = within_window(target.config, args.max_length + answer, answer) - answer
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     sources = {use: source_of(data, use) for use in ("train", "eval")}
     rows = {
@@ -98,6 +107,9 @@ def load_training_rows(
         rows["train"] = _apart(data, args, tokenizer, rows["train"], rows["eval"], sources)
     if data.on_policy:
         rows = {use: _answered(read, use, data, args, target, overwrite, states) for use, read in rows.items()}
+    counts = rows["train"].counts
+    if counts.rows - counts.copies < FEW_ROWS:
+        notice(FEW.format(counts.rows - counts.copies))
     return TrainingRows(rows["train"], rows.get("eval"))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from hf_domino._common.refusal import refusal
+from hf_domino.configuration.kinds import KINDS
 from hf_domino.drafter.adapters import add_lora
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.compatibility import HEAD_MODULES
@@ -107,7 +108,7 @@ def add_head(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoD
         remedy = "Leave projector_type out, or start from a DFlash drafter."
         raise refusal("the drafter of a new head", "plain DFlash", drafter.config.kind.title, remedy)
     config = copy.deepcopy(drafter.config)
-    for name, value in overrides.items():
+    for name, value in {**KINDS["domino"].defaults, **overrides}.items():
         setattr(config, name, value)
     result = DominoDraftModel(config)
     result.load_state_dict(drafter.state_dict(), strict=False)

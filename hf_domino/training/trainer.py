@@ -136,7 +136,8 @@ class DominoTrainer(AveragingTrainer):
         if data_collator is not None and args.packing:
             raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
         if data_collator is None:
-            shape = (processing_class, args.max_length, model.config.vocab_size)
+            longest = min(args.max_length, model.config.max_position_embeddings)
+            shape = (processing_class, longest, model.config.vocab_size)
             train_dataset = encode_dataset(train_dataset, *shape, "train_dataset", args.template_kwargs)
             eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
             data_collator = partial(

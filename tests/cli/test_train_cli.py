@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from hf_domino import DominoDraftModel
+from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.cli.main import parse
 from hf_domino.cli.train import parse_options
 
@@ -92,11 +91,48 @@ def test_yaml_is_converted_like_flags(recipe, tmp_path):
     assert names.drafter is None
 
 
-def test_the_example_is_valid(tmp_path):
-    arguments = ["train", str(files("hf_domino.training") / "example.yaml"), f"--output_dir={tmp_path}"]
+def of_recipe(args):
+    return args.learning_rate, args.muon_learning_rate, args.distillation_weight
+
+
+def test_the_recipe_that_is_best_here_needs_no_flags(tmp_path, tiny_qwen3):
+    for given, expected in (
+        ([], (2e-3, 0.02, 1.0)),
+        (["--muon-learning-rate=0"], (2e-3, None, 1.0)),
+        (["--optim=sgd"], (2e-3, None, 1.0)),  # it was asked for
+        (["--optim=sgd", "--muon-learning-rate=0.01"], (2e-3, 0.01, 1.0)),
+        (["--drafter=some", "--lora-rank=4"], (2e-3, None, 1.0)),
+    ):
+        _, shape, _, args = parse_options(parse(["train", f"--output-dir={tmp_path}", *given]))
+        assert of_recipe(args) == expected
+    prefixes = {kind: DominoConfig.for_target(tiny_qwen3.config, projector_type=kind) for kind in ("domino", "dflash")}
+    assert {kind: config.pure_draft_prefix_len for kind, config in prefixes.items()} == {"domino": 1, "dflash": 0}
+    # What a file leaves out means what it did.
+    assert DominoConfig.from_dict(DominoConfig().to_diff_dict()).pure_draft_prefix_len == 0
+
+
+def test_the_published_recipe_has_a_name(tmp_path):
+    arguments = ["train", "paper", "--target=Qwen/Qwen3-8B", f"--output_dir={tmp_path}", "--num-anchors=9"]
     names, shape, data, args = parse_options(parse(arguments))
-    assert (names.target, shape.block_size, data.on_policy, args.num_anchors) == ("Qwen/Qwen3-8B", 16, True, 256)
+    assert (names.target, data.train_file, data.on_policy) == ("Qwen/Qwen3-8B", None, False)
+    assert (shape.block_size, shape.pure_draft_prefix_len, args.num_anchors) == (16, 1, 9)
+    assert (of_recipe(args), args.bf16, args.max_length) == ((6e-4, None, 0.0), True, 3072)
     assert args.use_cpu is not torch.accelerator.is_available()  # its bf16 would be refused without a GPU
+    with pytest.raises(ValueError, match="config must be a YAML file or 'paper', got 'papers'"):
+        parse_options(parse(["train", "papers", f"--output_dir={tmp_path}"]))
+
+
+def test_a_run_goes_on_with_what_it_was_begun_with_whatever_the_defaults_are(recipe, train, tmp_path):
+    begun = {"learning_rate": 6e-4, "muon_learning_rate": 0, "distillation_weight": 0, "pure_draft_prefix_len": 0}
+    assert train(recipe | begun | {"eval_file": None, "max_steps": 2}) == 0
+    shorter = {name: value for name, value in recipe.items() if name not in begun} | {"eval_file": None}
+    assert train(shorter, "--max-steps=3") == 0
+    run = json.loads((tmp_path / "run/run.json").read_text())
+    assert (run["learning_rate"], run["muon_learning_rate"], run["distillation_weight"]) == (6e-4, None, 0.0)
+    assert DominoDraftModel.from_pretrained(tmp_path / "run").config.pure_draft_prefix_len == 0
+    assert train(shorter, "--max-steps=4", "--learning-rate=2e-3") == 2  # asked for
+    assert train(shorter, "--max-steps=1", "--overwrite=true") == 0
+    assert json.loads((tmp_path / "run/run.json").read_text())["muon_learning_rate"] == 0.02
 
 
 @pytest.mark.parametrize(

@@ -58,10 +58,8 @@ def test_pages_have_the_plan_of_the_published_recipe(tmp_path, monkeypatch, caps
     QWEN3_8B.save_pretrained("target")
     for name in ("train.jsonl", "eval.jsonl"):
         Path(name).write_text('{"text": "one"}')
-    recipe = str(ROOT / "hf_domino" / "training" / "example.yaml")
-    assert (
-        main(["train", recipe, "--target=target", "--plan", "--json", "--plan-rows=100000", "--plan-tflops=989"]) == 0
-    )
+    arguments = ["train", "paper", "--target=target", "--output-dir=run", "--plan", "--json", "--plan-rows=100000"]
+    assert main([*arguments, "--plan-tflops=989"]) == 0
     plan = json.loads(capsys.readouterr().out)
     size = f"{plan['peak_bytes'] / 1e9:.0f} GB"
     drafters, training = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("drafters", "training"))

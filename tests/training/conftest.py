@@ -41,6 +41,8 @@ def make_trainer(target, tmp_path: Path):
             "per_device_train_batch_size": 4,
             "num_anchors": 6,
             "learning_rate": 3e-3,
+            "muon_learning_rate": None,
+            "distillation_weight": 0.0,
             "logging_steps": 2,
             "save_strategy": "no",
             "report_to": "none",

@@ -82,3 +82,24 @@ def test_a_short_training_shows_its_loss(tmp_path):
         args = parse_options(parse(arguments))[-1]
         # As the trainer counts a share of the steps.
         assert -(-args.max_steps * args.logging_steps // 1) == between
+
+
+def test_rows_beyond_what_the_target_reads_are_cut_and_said(recipe, train, write, capsys, caplog, tmp_path):
+    long = " ".join(f"t{4 + index % 40}" for index in range(600))
+    recipe |= {"train_file": write("train.jsonl", {"text": long}, {"text": long + " t5"}), "eval_file": None}
+    assert train(recipe | {"max_steps": 1}) == 0
+    assert "rows are cut at 256 tokens, which is all that the target reads, in place of 2048" in caplog.text
+    assert "2 of 2 rows are cut at max_length" in caplog.text
+    assert '"max_length": 256' in (tmp_path / "run/run.json").read_text()
+    assert train(recipe | {"on_policy": True, "on_policy_max_new_tokens": 256, "overwrite": True}) == 2
+    assert "max_new_tokens must be below 256, all the target reads, got 256. Let it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("copies", "others", "few"), [(15, 3, 3), (0, 1, 1), (0, 64, None)])
+def test_few_distinct_rows_are_said_before_training(copies, others, few, recipe, train, write, caplog):
+    texts = [{"input_ids": [5, 6, 4 + index % 8, 4 + index // 8]} for index in range(others)]
+    recipe |= {"train_file": write("train.jsonl", *texts, *texts[:1] * copies), "eval_file": None, "max_steps": 1}
+    assert train(recipe) == 0
+    assert (f"{copies} of 18 rows are equal to an earlier one; drop_duplicates" in caplog.text) == bool(copies)
+    assert (f"distinct rows to train on: {few}. A drafter learns so few by heart" in caplog.text) == bool(few)
+    assert ("distinct rows" in caplog.text) == bool(few)

@@ -47,11 +47,26 @@ CHANGEABLE = (
     *("num_anchors", "max_length", "packing"),
     *("per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed"),
 )
+PREFIX = "pure_draft_prefix_len"
 RULE = "anchors"  # how they are drawn
 OLD_RULE = "by seed, step and process"  # before 0.2
 BASE = "digest of the drafter under the adapters"
 SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
+
+
+def begun_with(folder: str | None, drafter: str | None) -> dict[str, Any]:
+    """What a run goes on with where nothing else is asked: what it was begun with, whatever the defaults are now.
+
+    Args:
+        folder (`str`, *optional*): Of the run, or a checkpoint; there need be none.
+        drafter (`str`, *optional*): The one that is trained further, whose shape is its own.
+    """
+    checkpoint = Path(last_checkpoint(str(folder)) or str(folder))
+    run = _read(checkpoint / RUN_FILE)
+    if run and not drafter:
+        run[PREFIX] = _read(checkpoint / CONFIG_FILE).get(PREFIX, DominoConfig.pure_draft_prefix_len)
+    return {name: run[name] for name in (*KEPT, "distillation_weight", PREFIX) if name in run}
 
 
 def check_folder(folder: Path) -> None:

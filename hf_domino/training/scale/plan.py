@@ -145,7 +145,7 @@ def plan_training(
         steps=steps,
         hours=seconds * steps / 3600 if seconds and steps else None,
         hidden_states_bytes_per_token=captured,
-        hidden_states_bytes=captured * num_rows * args.max_length if num_rows else None,
+        hidden_states_bytes=captured * num_rows * shape.length if num_rows else None,
         checkpoint_bytes=FP32 * sizes.drafter + _optimizer_bytes(sizes, args),
     )
 
@@ -202,8 +202,8 @@ class _Shape:
 
     def __init__(self, config: DominoConfig, args: DominoTrainingArguments, target_dtype: torch.dtype):
         rows = args.per_device_train_batch_size
-        self.config, self.rows, self.length = config, rows, args.max_length
-        self.context = rows * args.max_length
+        self.config, self.rows, self.length = config, rows, min(args.max_length, config.max_position_embeddings)
+        self.context = rows * self.length
         self.block = rows * args.num_anchors * config.block_size
         self.logits = min(args.logits_per_chunk(config.draft_width), self.block * config.draft_width)
         self.width = 2 if args.bf16 or args.fp16 else FP32  # bytes of what autocast computes in

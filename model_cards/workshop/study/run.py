@@ -33,6 +33,8 @@ from hf_domino.training.trainer import DominoTrainer
 GROUPS = (ModelArguments, DrafterArguments, DataArguments, DominoTrainingArguments)
 WEIGHTS = "model.safetensors"
 JOB_FILE, ROW_FILE = "job.json", "row.json"
+# What a study's file leaves out: as when the first rows were made, so that rows can be compared.
+LEFT_OUT = {"learning_rate": 6e-4, "muon_learning_rate": None, "distillation_weight": 0.0}
 # No checkpoints: a run that is killed starts again. Rounds are walked here, with what the row needs of them.
 ALWAYS = {
     "report_to": "none",
@@ -74,7 +76,8 @@ class Job:
 def run_job(job: Job) -> dict[str, Any] | None:
     """Train what a job says and measure it; its row, or None where SIGTERM ended the training early."""
     part = {"train_only": "head"} if job.backbone else {}
-    names, shape, data, args = HfArgumentParser(GROUPS).parse_dict(job.fields | ALWAYS | part)
+    left_out = LEFT_OUT if job.fields.get("drafter") else {**LEFT_OUT, "pure_draft_prefix_len": 0}
+    names, shape, data, args = HfArgumentParser(GROUPS).parse_dict(left_out | job.fields | ALWAYS | part)
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).eval()
     set_seed(args.seed)

@@ -103,7 +103,7 @@ def test_the_recipe_that_is_best_here_needs_no_flags(tmp_path, tiny_qwen3):
         (["--optim=sgd", "--muon-learning-rate=0.01"], (2e-3, 0.01, 1.0)),
         (["--drafter=some", "--lora-rank=4"], (2e-3, None, 1.0)),
     ):
-        _, shape, _, args = parse_options(parse(["train", f"--output-dir={tmp_path}", *given]))
+        args = parse_options(parse(["train", f"--output-dir={tmp_path}", *given]))[-1]
         assert of_recipe(args) == expected
     prefixes = {kind: DominoConfig.for_target(tiny_qwen3.config, projector_type=kind) for kind in ("domino", "dflash")}
     assert {kind: config.pure_draft_prefix_len for kind, config in prefixes.items()} == {"domino": 1, "dflash": 0}

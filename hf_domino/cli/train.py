@@ -142,7 +142,8 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
     given = {name: value for name, value in vars(options).items() if name in known}
     fields = vars(parser.parse_args(flags)) | given
     if not fields["overwrite"]:
-        parser.set_defaults(**begun_with(fields["resume_from_checkpoint"] or fields["output_dir"], fields["drafter"]))
+        run = str(fields["resume_from_checkpoint"] or fields["output_dir"])
+        parser.set_defaults(**begun_with(run, fields["drafter"]))
         fields = vars(parser.parse_args(flags)) | given
     return parser.parse_dict(fields)
 

@@ -26,12 +26,7 @@ PLAIN_PROMPTS = (
     "model, write them as messages, or let `hf-domino data --prompts` answer them."
 )
 SAME_TEXT = "evaluation is on the training text: its figures say how well that was learned, and nothing of other text."
-
-FEW_ROWS = 64
-FEW = (
-    "distinct rows to train on: {}. A drafter learns so few by heart, and little of other text. Let the target write "
-    "thousands (hf-domino data), or give more of its text."
-)
+FEW_ROWS = 64  # distinct ones; useful trainings have thousands
 
 
 @dataclass(frozen=True)
@@ -108,8 +103,11 @@ def load_training_rows(
     if data.on_policy:
         rows = {use: _answered(read, use, data, args, target, overwrite, states) for use, read in rows.items()}
     counts = rows["train"].counts
-    if counts.rows - counts.copies < FEW_ROWS:
-        notice(FEW.format(counts.rows - counts.copies))
+    if (distinct := counts.rows - counts.copies) < FEW_ROWS:
+        notice(
+            f"distinct rows to train on: {distinct}. A drafter learns so few by heart, and little of other text. "
+            "Let the target write thousands (hf-domino data), or give more of its text."
+        )
     return TrainingRows(rows["train"], rows.get("eval"))
 
 

@@ -113,6 +113,7 @@ def killed(saved_pair, tmp_path_factory):
         "max_steps": 5, "save_steps": 2, "save_total_limit": 2, "per_device_train_batch_size": 2, "num_anchors": 2,
         "use_cpu": True, "report_to": "none", "disable_tqdm": True,
     }  # fmt: skip
+    fields["muon_learning_rate"] = 0  # whose state is twice the weights
     flags = [f"--{name}={value}" for name, value in fields.items()]
     script = work / "script.py"
     script.write_text(SCRIPT)

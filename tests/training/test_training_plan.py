@@ -67,8 +67,9 @@ def shapes():
 
 @pytest.fixture
 def make_args(tmp_path):
-    """A function that builds training arguments."""
-    return lambda **fields: DominoTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **fields)
+    """A function that builds training arguments, of AdamW on the text's tokens unless they say otherwise."""
+    plain = {"muon_learning_rate": None, "distillation_weight": 0.0, "use_cpu": True, "report_to": "none"}
+    return lambda **fields: DominoTrainingArguments(str(tmp_path), **plain | fields)
 
 
 @pytest.mark.slow
@@ -131,6 +132,8 @@ def test_time_and_disk_follow_from_rows_and_rate(shapes, make_args):
     assert plan.hours == pytest.approx(plan.steps * plan.seconds_per_step / 3600)
     layers = len(shapes[1].target_layer_ids)
     assert plan.hidden_states_bytes == 2 * 32 * layers * 100 * 50
+    longest, asked = (plan_training(*shapes, make_args(max_length=length), num_rows=9) for length in (256, 2048))
+    assert longest == asked  # all that the target reads
     unknown = plan_training(*shapes, args)
     assert (unknown.steps, unknown.hours, unknown.seconds_per_step) == (None, None, None)
     assert measure_flops(torch.device("cpu"), torch.float32) > 1e6

@@ -55,14 +55,14 @@ SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
 
 
-def begun_with(folder: str | None, drafter: str | None) -> dict[str, Any]:
+def begun_with(folder: str, drafter: str | None) -> dict[str, Any]:
     """What a run goes on with where nothing else is asked: what it was begun with, whatever the defaults are now.
 
     Args:
-        folder (`str`, *optional*): Of the run, or a checkpoint; there need be none.
+        folder (`str`): Of the run, or a checkpoint; there need be none.
         drafter (`str`, *optional*): The one that is trained further, whose shape is its own.
     """
-    checkpoint = Path(last_checkpoint(str(folder)) or str(folder))
+    checkpoint = Path(last_checkpoint(folder) or folder)
     run = _read(checkpoint / RUN_FILE)
     if run and not drafter:
         run[PREFIX] = _read(checkpoint / CONFIG_FILE).get(PREFIX, DominoConfig.pure_draft_prefix_len)

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from hf_domino._common.dtypes import dtype_name
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import DTYPES, SHAPES, default_device, positive_int
 
@@ -24,7 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tree-size", type=positive_int, metavar="N", help="rounds verify trees of N nodes (default: chains)")
     add("--rounds", type=int, default=64, help="rounds of a text; the time of a shorter one is subtracted")
     add("--repeats", type=positive_int, default=5, help="texts per method; the median counts (launched on a GPU: 3)")
-    add("--dtype", choices=DTYPES, help=f"dtype of both models (default: {ON_GPU[1]} on a GPU, else {ON_CPU[1]})")
+    add(
+        "--dtype",
+        type=dtype_name,
+        choices=DTYPES,
+        help=f"dtype of both models (default: {ON_GPU[1]} on a GPU, else {ON_CPU[1]})",
+    )
     add("--device", help="device of both models (default: cuda where there is a GPU, else cpu)")
     add("--seed", type=int, default=0, help="seed of weights and prompt")
     add("--rows", type=Path, default=Path("rounds.jsonl"), help="where rows are written")

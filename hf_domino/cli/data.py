@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_domino._common.dtypes import dtype_name, fast_dtype
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli.flags import DTYPES, positive_int
 
@@ -61,7 +62,8 @@ def _add_answers(group: argparse._ArgumentGroup) -> None:
 
 def _add_place(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--batch-size", type=positive_int, help="texts written side by side (default: 64)")
-    group.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 where the hardware has it, else float32")
+    dtype_help = "default: bfloat16 where the hardware has it, else float32"
+    group.add_argument("--dtype", type=dtype_name, choices=DTYPES, help=dtype_help)
     group.add_argument("--device", help="default: cuda where there is a GPU, else cpu")
     group.add_argument("--threads", type=positive_int, help="CPU threads of torch (default: as torch chooses)")
     group.add_argument("--shard", type=_shard, metavar="I/N", help="process I of N, from 0 (default: torchrun's)")
@@ -149,7 +151,7 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
     import torch
 
     from hf_domino.cli.flags import default_device
-    from hf_domino.data.writers import CHUNK, TargetWriter, ends_of, fast_dtype
+    from hf_domino.data.writers import CHUNK, TargetWriter, ends_of
     from hf_domino.pair import check_device
     from hf_domino.target.identity import identify
     from hf_domino.target.loading import AutoTarget

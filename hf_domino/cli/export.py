@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_domino._common.dtypes import dtype_name
 from hf_domino.cli.flags import DTYPES, ENGINES, FORMATS, set_up
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=FORMATS, default="specforge", help="layout of the folder; speculators holds DFlash alone"
     )
     parser.add_argument("--engine", choices=ENGINES, help="write only what this engine takes")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype of the weights")
+    parser.add_argument("--dtype", type=dtype_name, choices=DTYPES, default="bfloat16", help="dtype of the weights")
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint in the output folder")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

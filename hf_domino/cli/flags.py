@@ -11,6 +11,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hf_domino._common.dtypes import dtype_name
+
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
 
@@ -53,7 +55,7 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False, several: 
     again, again_help = ("append", "; given again, drafters of any kind are compared") if several else ("store", "")
     beside = "default: NAME-domino beside the target"
     add("--drafter", action=again, help=f"folder or Hub name of the drafter ({beside}){again_help}")
-    add("--dtype", choices=DTYPES, default=dtype, help=f"dtype of all models{dtype_help}")
+    add("--dtype", type=dtype_name, choices=DTYPES, default=dtype, help=f"dtype of all models{dtype_help}")
     add("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
     add("--threads", type=positive_int, default=threads, help=f"CPU threads of torch{threads_help}")
 

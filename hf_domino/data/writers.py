@@ -146,14 +146,6 @@ def cut_at_end(ids: list[int], ends: tuple[int, ...]) -> Written:
     return Written(ids[:length], length is not None)
 
 
-def fast_dtype(device: str) -> torch.dtype:
-    """Dtype to write in: bf16 on a GPU and on CPUs with instructions for it, else fp32."""
-    if device != "cpu":
-        return torch.bfloat16
-    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch
-    return torch.bfloat16 if any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else torch.float32
-
-
 def _pad_left(
     prompts: list[list[int]], length: int, pad_token_id: int, device: torch.device
 ) -> dict[str, torch.Tensor]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from hf_domino._common.dtypes import dtype_name
+
 
 @dataclass
 class ModelArguments:
@@ -29,6 +31,9 @@ class ModelArguments:
     cache_dtype: str = field(
         default="bfloat16", metadata={"help": "What they are stored in: bfloat16, float16, float32, or auto."}
     )
+
+    def __post_init__(self) -> None:
+        self.target_dtype, self.cache_dtype = map(dtype_name, (self.target_dtype, self.cache_dtype))
 
 
 @dataclass

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from hf_domino._common.dtypes import fast_dtype
+
 BF16 = torch.bfloat16
 RMS_OF_ADAMW = 0.2  # of its updates, which torch's "match_rms_adamw" takes over
 SMALLEST_NORM = 1e-7  # that a matrix is divided by
@@ -124,7 +126,7 @@ def _alike(places: Sequence[int], matrices: Sequence[torch.Tensor]) -> list[list
 
 
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
-    """About the nearest matrices with orthonormal rows, in bf16, by a Newton-Schulz iteration.
+    """About the nearest matrices with orthonormal rows, in bf16 where that is fast, by a Newton-Schulz iteration.
 
     Args:
         matrices (`torch.Tensor`): `[R, C]` or `[N, R, C]`.
@@ -135,7 +137,7 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
     # `@` would take more launches.
     product, add_product = (torch.mm, torch.addmm) if matrices.ndim == 2 else (torch.bmm, torch.baddbmm)
     norm = matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST_NORM)
-    found = (matrices / norm).to(BF16)  # the spectral norm is at most 1
+    found = (matrices / norm).to(fast_dtype(matrices.device.type))  # the spectral norm is at most 1
     for linear, cubic, quintic in POLYNOMIALS:
         gram = product(found, found.mT)
         cubic, quintic = cubic / MARGIN**3, quintic / MARGIN**5

@@ -140,6 +140,14 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"hf-domino {hf_domino.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    "command", ["demo", "bench", "bench-round", "data --target t --output o", "export --drafter d --output o"]
+)
+def test_a_dtype_may_be_written_short(command):
+    for written, name in (("fp32", "float32"), ("bf16", "bfloat16"), ("half", "float16")):
+        assert cli.parse([*command.split(), "--dtype", written]).dtype == name
+
+
 def test_choices_are_what_they_stand_for():
     assert sorted(pair.DTYPES) == list(flags.DTYPES)
     assert list(methods.METHODS) == list(flags.METHODS)

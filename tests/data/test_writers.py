@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import cpu_offload
 
-from hf_domino.data.writers import Sampling, TargetWriter, cut_at_end, ends_of, fast_dtype
+from hf_domino.data.writers import Sampling, TargetWriter, cut_at_end, ends_of
 
 PROMPTS = [[4, 5, 6, 7], [8, 9], [10, 11, 12], [13, 14]]
 ENDS = tuple(range(4, 24))  # a random target says one of them soon
@@ -61,10 +61,3 @@ def test_ends(target):
     assert ends_of(target.generation_config) == ()
     target.generation_config.eos_token_id = [1, 2]
     assert ends_of(target.generation_config) == (1, 2)
-
-
-def test_the_dtype_is_one_that_the_hardware_is_fast_in(monkeypatch):
-    for known, expected in (({"avx512_bf16": True}, torch.bfloat16), ({"avx512_bf16": False}, torch.float32)):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda known=known: known, raising=False)
-        assert fast_dtype("cpu") == expected
-    assert fast_dtype("cuda") == torch.bfloat16

@@ -186,6 +186,14 @@ def test_muon_is_torchs_own_one_by_one_and_by_shapes(monkeypatch, at_once):
     assert ours.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
 
 
+def test_a_cpu_without_bf16_orthogonalises_in_fp32(monkeypatch):
+    for has_it, dtype in ((False, torch.float32), (True, torch.bfloat16)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has_it=has_it: {"amx_bf16": has_it}, raising=False)
+        found = muon.orthogonalise(torch.randn(4, 8))
+        assert found.dtype == dtype
+        assert torch.linalg.svdvals(found.float()).sub(1).abs().max() < 0.2
+
+
 def test_rows_become_orthonormal():
     spread = torch.logspace(0, -2, 16)  # singular values
     left, right = (torch.linalg.qr(torch.randn(size, 16))[0] for size in (16, 40))

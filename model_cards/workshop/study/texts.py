@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_domino._common.dtypes import fast_dtype
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
 from hf_domino.data.on_policy import generate_on_policy, settings_file
@@ -140,8 +141,8 @@ def writing(source: Source, folder: Path) -> list[Command]:
 def write_text(target: str, folder: Path, kind: str, max_new_tokens: int) -> None:
     """Let the target continue one set of prompts, `kind` of which is `greedy`, `sampled` or `evaluation`."""
     is_evaluation = kind == EVALUATION
-    # What is measured on must be exact; what is trained on takes half the time in bf16.
-    dtype = torch.float32 if is_evaluation else torch.bfloat16
+    # What is measured on must be exact; what is trained on takes half the time in bf16 where the CPU has it.
+    dtype = torch.float32 if is_evaluation else fast_dtype("cpu")
     model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
     rows = read_rows(folder / f"{HELD_OUT if is_evaluation else PLAIN}.jsonl")
     generate_on_policy(

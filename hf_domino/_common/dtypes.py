@@ -1,0 +1,26 @@
+"""Names of dtypes as users write them, and the dtype that a device multiplies fastest in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+SYNONYMS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+
+
+def dtype_name(text: str) -> str:
+    """Torch's own name for a dtype, `bf16` and `torch.bfloat16` being `bfloat16`; another text as it is."""
+    name = text.removeprefix("torch.")
+    return SYNONYMS.get(name, name)
+
+
+def fast_dtype(device: str) -> torch.dtype:
+    """Dtype to compute in: bf16 on a GPU and on CPUs with instructions for it, else fp32."""
+    import torch  # late: commands read names without it
+
+    if device != "cpu":
+        return torch.bfloat16
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch
+    return torch.bfloat16 if any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else torch.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from transformers.utils import logging
@@ -14,13 +15,42 @@ if TYPE_CHECKING:
 
 logger = logging.get_logger(__name__)
 
-PROJECTOR_TYPES = tuple(KINDS)
-ACCEPTANCE_RULES = ("coupled", "residual")
-DRAFT_LAWS = ("sampled", "greedy")
 ADAPTIVE = "adaptive"
-DRAFT_LENGTHS = (ADAPTIVE, "full")
+CHOICES = {
+    "projector_type": tuple(KINDS),
+    "acceptance_rule": ("coupled", "residual"),
+    "draft_law": ("sampled", "greedy"),
+    "draft_length": (ADAPTIVE, "full"),
+}
 FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL, SLIDING)
+MOST_DRAFTED = 1024  # of a round; releases draft up to 16, trees up to 64, and masks are as large as their square
+MOST_POSITIONS = 2**31 - 1  # of a text: kernels count them in 32 bits
+MOST = 10**15  # products of two numbers up to it, or down to its inverse, are numbers in fp32
+# Ranges; of sizes that tensors have, a file tells the end.
+_OF_TENSORS = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "emb_dim gru_hidden_dim"
+)
+SIZES: dict[str, tuple[int, int | None]] = {
+    **dict.fromkeys(_OF_TENSORS.split(), (1, None)),
+    "max_position_embeddings": (1, MOST_POSITIONS),
+    "block_size": (2, MOST_DRAFTED),
+    "ngram_size": (3, MOST_DRAFTED),
+    "window_size": (1, MOST_DRAFTED),
+    "num_candidates": (1, MOST_DRAFTED),
+}
+NUMBERS = {"rms_norm_eps": (1 / MOST, MOST), "attention_dropout": (0, 1), "initializer_range": (0, MOST)}
+_ABOVE_0 = (
+    "factor attention_factor beta_fast beta_slow low_freq_factor high_freq_factor original_max_position_embeddings"
+)
+ROPE_NUMBERS = {
+    **dict.fromkeys(_ABOVE_0.split(), (1 / MOST, MOST)),
+    "rope_theta": (2, MOST),
+    "partial_rotary_factor": (1, 1),
+    "mscale": (0, MOST),
+    "mscale_all_dim": (0, MOST),
+}
 
 
 def check_fields(config: DominoConfig) -> None:
@@ -39,43 +69,35 @@ def check_fields(config: DominoConfig) -> None:
     config.kind.check(config)
 
 
-def _check_range(config: DominoConfig, field: str, low: int, high: int | None = None, hint: str = "") -> None:
-    value = getattr(config, field)
-    hint = f" ({hint})" if hint else ""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{field} must be a whole number{hint}, got {value!r}.")
-    if value < low or (high is not None and value > high):
-        allowed = f"in [{low}, {high}]" if high is not None else f"at least {low}"
-        raise ValueError(f"{field} must be {allowed}{hint}, got {value}.")
-
-
-def _check_positive(field: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise ValueError(f"{field} must be a number above 0, got {value!r}.")
+def _check_range(field: str, value: Any, low: float, high: float | None = None, hint: str = "", is_whole=True) -> None:
+    if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
+        allowed = "a whole number" if is_whole else "a number"
+    elif low <= value <= (math.inf if high is None else high):
+        return
+    else:
+        allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
+    raise ValueError(f"{field} must be {allowed}{f' ({hint})' if hint else ''}, got {value!r}.")
 
 
 def _check_sizes(config: DominoConfig) -> None:
-    sizes = (
-        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
-    )
-    for field in (*sizes.split(), "max_position_embeddings", "emb_dim", "gru_hidden_dim"):
-        _check_range(config, field, 1)
-    _check_range(config, "block_size", 2)
-    for field, low in (("ngram_size", 3), ("window_size", 1), ("num_candidates", 1)):
-        _check_range(config, field, low)
+    for field, allowed in SIZES.items():
+        _check_range(field, getattr(config, field), *allowed)
     for field in ("draft_pool_size", "target_tokenizer_size"):
         if getattr(config, field) is not None:
-            _check_range(config, field, 1)
-    if config.draft_tree_size not in (None, ADAPTIVE):
-        _check_range(config, "draft_tree_size", 1, hint=f"or {ADAPTIVE!r}, or None")
+            _check_range(field, getattr(config, field), 1)
+    if (nodes := config.draft_tree_size) not in (None, ADAPTIVE):
+        _check_range("draft_tree_size", nodes, 1, MOST_DRAFTED, f"or {ADAPTIVE!r}, or None")
+    tokens, drafted = f"vocab_size={config.vocab_size}", f"num_draft_tokens={config.num_draft_tokens}"
     if config.draft_vocab_size is not None:
-        _check_range(config, "draft_vocab_size", 1, config.vocab_size, f"vocab_size={config.vocab_size}")
-    _check_range(config, "mask_token_id", 0, config.vocab_size - 1, f"vocab_size={config.vocab_size}")
-    _check_range(
-        config, "pure_draft_prefix_len", 0, config.num_draft_tokens - 1, f"num_draft_tokens={config.num_draft_tokens}"
-    )
-    _check_positive("rms_norm_eps", config.rms_norm_eps)
-    _check_positive("rope_parameters['rope_theta']", (config.rope_parameters or {}).get("rope_theta"))
+        _check_range("draft_vocab_size", config.draft_vocab_size, 1, config.vocab_size, tokens)
+    _check_range("mask_token_id", config.mask_token_id, 0, config.vocab_size - 1, tokens)
+    _check_range("pure_draft_prefix_len", config.pure_draft_prefix_len, 0, config.num_draft_tokens - 1, drafted)
+    for field, limits in NUMBERS.items():
+        _check_range(field, getattr(config, field), *limits, is_whole=False)
+    rope = config.rope_parameters or {}
+    for field, limits in ROPE_NUMBERS.items():
+        if field in rope or field == "rope_theta":
+            _check_range(f"rope_parameters[{field!r}]", rope.get(field), *limits, is_whole=False)
     if config.head_dim % 2:
         raise ValueError(f"head_dim must be even for rotary embeddings, got {config.head_dim}.")
     if config.num_attention_heads % config.num_key_value_heads:
@@ -86,20 +108,15 @@ def _check_sizes(config: DominoConfig) -> None:
 
 
 def _check_choices(config: DominoConfig) -> None:
-    if config.projector_type not in PROJECTOR_TYPES:
-        raise ValueError(f"projector_type must be one of {PROJECTOR_TYPES}, got {config.projector_type!r}.")
-    if config.acceptance_rule not in ACCEPTANCE_RULES:
-        raise ValueError(f"acceptance_rule must be one of {ACCEPTANCE_RULES}, got {config.acceptance_rule!r}.")
-    if config.draft_law not in DRAFT_LAWS:
-        raise ValueError(f"draft_law must be one of {DRAFT_LAWS}, got {config.draft_law!r}.")
+    for field, allowed in CHOICES.items():
+        if getattr(config, field) not in allowed:
+            raise ValueError(f"{field} must be one of {allowed}, got {getattr(config, field)!r}.")
     if config.draft_law != "sampled" and config.acceptance_rule != "residual":
         logger.warning_once(
             "draft_law=%r is for acceptance_rule='residual' and ignored under %r.",
             config.draft_law,
             config.acceptance_rule,
         )
-    if config.draft_length not in DRAFT_LENGTHS:
-        raise ValueError(f"draft_length must be one of {DRAFT_LENGTHS}, got {config.draft_length!r}.")
     if config.norm_before_fc and config.fc_norm:
         raise ValueError("fc_norm must be False with norm_before_fc=True, got True.")
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
@@ -114,12 +131,10 @@ def _check_windows(config: DominoConfig) -> None:
             f"layer_types must be one of {LAYER_TYPES} for each layer (num_hidden_layers={config.num_hidden_layers}), "
             f"got {types}."
         )
-    if config.has_sliding_layers and (window is None or window < config.block_size):
-        raise ValueError(
-            f"sliding_window must be at least {config.block_size} (block_size) where layer_types has {SLIDING!r}, "
-            f"got {window}."
-        )
-    if window is not None and not config.has_sliding_layers:
+    if config.has_sliding_layers:
+        hint = f"block_size={config.block_size}; layer_types has {SLIDING!r}"
+        _check_range("sliding_window", window, config.block_size, MOST_POSITIONS, hint)
+    elif window is not None:
         raise ValueError(f"sliding_window must be None where no layer_types are {SLIDING!r}, got {window}.")
 
 

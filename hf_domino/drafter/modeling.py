@@ -30,11 +30,11 @@ from hf_domino.drafter.kinds.registry import KINDS
 from hf_domino.drafter.restricting import restrict
 from hf_domino.drafter.stats import DecodingStats, last_stats
 from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
-from hf_domino.formats.d2t import check_d2t
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.format import TARGET_TENSORS
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, translate
+from hf_domino.formats.sizes import check_finite
 from hf_domino.formats.standalone.bundle import write_bundle
 
 
@@ -259,8 +259,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             model = load_adapter(model, os.fspath(pretrained_model_name_or_path), download)
             return (model, info) if wants_info else model  # type: ignore[return-value]
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        if model.config.draft_vocab_size is not None and not model.d2t.is_meta:
-            check_d2t(model.d2t, model.config.vocab_size)
+        check_finite(model.state_dict(), "the checkpoint's")
+        if model.config.draft_vocab_size is not None:
             model.d2t = model.d2t.long()
         if token_ids is not None:
             model = restrict(model, token_ids, model.name_or_path)

@@ -70,8 +70,8 @@ def check_d2t(d2t: torch.Tensor, vocab_size: int, field: str = "the checkpoint's
     Raises:
         ValueError: If it is such a map, or empty.
     """
-    if not len(d2t):
-        raise refusal(field, "at least one integer", "none", remedy)
+    if not len(d2t) or d2t.dtype not in (torch.int32, torch.int64):
+        raise refusal(field, "at least one integer", f"{len(d2t)} of {d2t.dtype}", remedy)
     ids = ids_of(d2t)
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         value = f"ids from {int(ids.min())} to {int(ids.max())}"

@@ -22,6 +22,7 @@ from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
     backbone_fields,
+    classes_of,
     merged,
     predicts_next,
     required,
@@ -45,7 +46,7 @@ SIZES = (
 
 
 def _matches(stored: StoredConfig) -> bool:
-    return SECTION in stored or bool(ARCHITECTURES.intersection(stored.get("architectures") or ()))
+    return SECTION in stored or bool(ARCHITECTURES & classes_of(stored))
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, 
 
 def _projector_type(stored: StoredConfig) -> str:
     """Which of ours it is; the class says it where the field is absent."""
-    is_domino = DOMINO_CLASS in (stored.get("architectures") or ())
+    is_domino = DOMINO_CLASS in classes_of(stored)
     given = stored.get("projector_type") or ("domino" if is_domino else "dflash")
     if given not in PROJECTOR_TYPES:
         raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(PROJECTOR_TYPES)}", given, CANNOT_RUN)

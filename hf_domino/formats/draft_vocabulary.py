@@ -11,7 +11,6 @@ Shapes: V tokens of the target, D of the draft vocabulary, H hidden size, R low 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -19,7 +18,7 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.d2t import D2T, T2D, W2, ids_of, t2d_of
+from hf_domino.formats.d2t import D2T, T2D, W2, check_d2t, ids_of, t2d_of
 from hf_domino.formats.stored import AGAIN, StoredTensor
 from hf_domino.target.compatibility import check_target
 from hf_domino.target.view import TargetModel
@@ -59,7 +58,7 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
 
 
 def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
-    """Read a draft vocabulary that is stored, and of which the configuration says nothing.
+    """Read and check a draft vocabulary that is stored, of which the configuration may say nothing.
 
     Args:
         stored (`Mapping`): What a checkpoint's files hold.
@@ -69,18 +68,21 @@ def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Te
         `torch.Tensor`: The ids `[D]` where there is `t2d` alone, as of [`spread`], and W2 is of all tokens; else None.
 
     Raises:
-        ValueError: If `d2t` is longer than the vocabulary, or `t2d` does not say of each token whether it is drafted.
+        ValueError: If `d2t` is longer than the vocabulary or no such map, or `t2d` contradicts it or does not say of
+            each token whether it is drafted.
     """
-    if config.draft_vocab_size is not None:
-        return None
-    if D2T in stored:
-        if (size := math.prod(stored[D2T].shape)) != config.vocab_size:
-            config.draft_vocab_size = size
-            config.check()
-        return None
-    if T2D not in stored:
-        return None
-    return drafted_ids(stored[T2D].read(), config.vocab_size)
+    d2t, t2d = (stored[name].read().flatten() if name in stored else None for name in (D2T, T2D))
+    if d2t is None:
+        return None if t2d is None or config.draft_vocab_size else drafted_ids(t2d, config.vocab_size)
+    if config.draft_vocab_size is None:
+        if len(d2t) == config.vocab_size:  # no map at all
+            return None
+        config.draft_vocab_size = len(d2t)
+        config.check()
+    check_d2t(d2t, config.vocab_size)
+    if t2d is not None and not torch.equal(t2d.nonzero().flatten(), ids_of(d2t)):
+        raise refusal(f"the checkpoint's {T2D}", f"true for the tokens of {D2T} alone", "others", AGAIN)
+    return None
 
 
 def drafted_ids(t2d: torch.Tensor, vocab_size: int) -> torch.Tensor:

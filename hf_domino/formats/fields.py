@@ -27,6 +27,7 @@ ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
 # What is done to embeddings and logits of DFlash 2 and of newer plain drafters, with the values that do nothing.
 UNREAD = {"output_multiplier": 1.0, "input_embedding_scale": 1.0, "final_logit_softcapping": 0.0}
 MOST_LAYERS = 1000  # no decoder has as many, and Transformers makes a list of them
+LABELS = "num_labels"  # of a classifier; Transformers makes a list of as many
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
@@ -61,6 +62,21 @@ def predicts_next(stored: StoredConfig, default: bool) -> Any:
         if value != said[first]:
             raise refusal(f"{name} in the checkpoint's config.json", f"{said[first]!r} as {first}", value, CORRECT_IT)
     return next(iter(said.values()), default)
+
+
+def classes_of(stored: StoredConfig) -> set[str]:
+    """The classes that a configuration names; empty where it names none.
+
+    Args:
+        stored (`Mapping`): The configuration.
+
+    Raises:
+        ValueError: If they are no list of texts.
+    """
+    classes = stored.get("architectures") or []
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise refusal("architectures in the checkpoint's config.json", "a list of texts", classes, CORRECT_IT)
+    return set(classes)
 
 
 def section_of(stored: StoredConfig, name: str) -> StoredConfig:
@@ -110,8 +126,6 @@ def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
     Raises:
         ValueError: If the layers are others than those of Domino and DFlash drafters.
     """
-    if (quantised := stored.get("quantization_config")) is not None:
-        raise refusal("quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}")
     _check_theta(stored)
     for name, value in UNREAD.items():
         if stored.get(name) not in (None, value):
@@ -191,7 +205,8 @@ def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
     depth = stored.get("num_hidden_layers")
     if isinstance(depth, int) and depth > MOST_LAYERS:
         raise refusal("num_hidden_layers in the checkpoint's config.json", f"at most {MOST_LAYERS}", depth, CORRECT_IT)
-    return CONFIG_MAPPING[model_type].from_dict(dict(stored))
+    fields = {name: value for name, value in stored.items() if name != LABELS}
+    return CONFIG_MAPPING[model_type].from_dict(fields)
 
 
 def _check_theta(stored: StoredConfig) -> None:
@@ -204,7 +219,8 @@ def _check_theta(stored: StoredConfig) -> None:
 
 
 def _rope_parameters(decoder: PreTrainedConfig) -> dict[str, Any]:
-    rope = dict(getattr(decoder, "rope_parameters", None) or {})
+    given = getattr(decoder, "rope_parameters", None) or {}
+    rope = {name: value for name, value in given.items() if value is not None}
     if "rope_theta" not in rope:
         raise refusal("rope_parameters", "one for all layers, with rope_theta", rope, CANNOT_RUN)
     if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0:

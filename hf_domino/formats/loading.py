@@ -21,7 +21,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.kinds import KINDS
 from hf_domino.formats.draft_vocabulary import untold
 from hf_domino.formats.eagle3 import EAGLE3
-from hf_domino.formats.fields import CORRECT_IT, DTYPE_FIELDS, required
+from hf_domino.formats.fields import CANNOT_RUN, CORRECT_IT, DTYPE_FIELDS, LABELS, required
 from hf_domino.formats.format import Format, StoredConfig
 from hf_domino.formats.others import refuse_others
 from hf_domino.formats.registry import OURS, format_of
@@ -103,7 +103,10 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
         ValueError: If it is that of no drafter, of one of another kind, or cannot be read.
     """
     found = format_of(stored)
-    if found not in (OURS, EAGLE3):
+    for part in (stored, *stored.values()):
+        if isinstance(part, Mapping) and (quantised := part.get("quantization_config")) is not None:
+            raise refusal("quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}")
+    if found is not OURS:
         refuse_others(stored)
     if found is None:
         required(stored, "model_type")
@@ -118,6 +121,7 @@ def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> D
         kind = KINDS.get(fields.get("projector_type", "domino"))
         if fields.get("target_layer_ids") is None and kind is not None and not kind.may_ask_target:
             raise refusal("target_layer_ids in the checkpoint's config.json", "given", None, WHICH_LAYERS)
+        fields.pop(LABELS, None)
         _check_types(fields, overrides)
         return DominoConfig.from_dict(fields)
     except (

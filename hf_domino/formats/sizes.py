@@ -16,7 +16,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.kinds import Shapes
 from hf_domino.formats.d2t import D2T
 from hf_domino.formats.format import Format, is_of_target
-from hf_domino.formats.stored import StoredTensor
+from hf_domino.formats.stored import AGAIN, StoredTensor
 from hf_domino.target.compatibility import HEAD_MODULES
 
 MOST_SHOWN = 4  # names in an error
@@ -78,12 +78,29 @@ def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, Stor
     if extra := sorted(name for name in stored.keys() - described.keys() if not is_of_target(name)):
         whole = copy.copy(config)
         setattr(whole, field, depth)
+        whole.kind.check(whole)
         if depth > wanted and shapes_of(whole).keys() >= set(extra):
             remedy = "Load it with the configuration it was saved with."
             raise refusal(field, f"{depth} ({modules} in the checkpoint's files)", wanted, remedy)
         expected = f"those of a drafter ({found.name})"
         remedy = "hf_domino knows no such part of a drafter; load a checkpoint without it."
         raise refusal("the checkpoint's tensors", expected, f"also {shown(extra)}", remedy)
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor], place: str) -> None:
+    """Refuse weights that are no numbers: all drafts would be rejected, and nobody would know why.
+
+    Args:
+        tensors (`Mapping`): By name; those that are quantised or not in memory are passed over.
+        place (`str`): Whose they are.
+
+    Raises:
+        ValueError: Naming the first tensor with NaN or infinity in it.
+    """
+    for name, tensor in tensors.items():
+        is_read = type(tensor) is torch.Tensor and not tensor.is_meta
+        if is_read and not torch.stack(tensor.aminmax()).isfinite().all():
+            raise refusal(f"{place} {name}", "finite", "NaN or infinity", AGAIN)
 
 
 def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:

@@ -33,11 +33,11 @@ from hf_domino.configuration.from_target import default_target_layer_ids
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block_size": 1}, r"block_size must be at least 2, got 1"),
+        ({"block_size": 1}, r"block_size must be in \[2, 1024\], got 1"),
         ({"num_hidden_layers": True}, r"num_hidden_layers must be a whole number, got True"),
         ({"draft_pool_size": True}, r"draft_pool_size must be a whole number, got True"),
         ({"draft_tree_size": 2.5}, r"draft_tree_size must be a whole number \(or 'adaptive', or None\), got 2.5"),
-        ({"draft_tree_size": 0}, r"draft_tree_size must be at least 1 \(or 'adaptive', or None\), got 0"),
+        ({"draft_tree_size": 0}, r"draft_tree_size must be in \[1, 1024\] \(or 'adaptive', or None\), got 0"),
         ({"pure_draft_prefix_len": 16}, r"pure_draft_prefix_len must be in \[0, 15\] \(num_draft_tokens=16\), got 16"),
         ({"pure_draft_prefix_len": -1}, r"pure_draft_prefix_len must be in \[0, 15\]"),
         ({"target_layer_ids": [1, 36]}, r"target_layer_ids must be unique and in \[0, 35\]"),
@@ -62,10 +62,13 @@ from hf_domino.configuration.from_target import default_target_layer_ids
             {"layer_types": ["chunked_attention"] * 5},
             r"layer_types must be one of \('full_attention', 'sliding_attention",
         ),
-        ({"layer_types": ["sliding_attention"] * 5}, r"sliding_window must be at least 16 \(block_size\) .* got None"),
+        (
+            {"layer_types": ["sliding_attention"] * 5},
+            r"sliding_window must be a whole number \(block_size=16; .* got None",
+        ),
         (
             {"layer_types": ["sliding_attention"] * 5, "sliding_window": 15},
-            r"sliding_window must be at least 16 .* got 15",
+            r"sliding_window must be in \[16, 2147483647\] .* got 15",
         ),
         (
             {"sliding_window": 2048},

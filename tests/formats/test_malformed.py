@@ -123,13 +123,13 @@ FIELDS = [
     ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, r"must be one of .*'dynamic'"),
     (
         {"rope_parameters": {"rope_type": "default", "rope_theta": "10000"}},
-        r"rope_theta'\] must be a number .* '10000'",
+        r"rope_theta'\] must be a number, got '10000'",
     ),
     (
         {"rope_parameters": {"rope_type": "default", "rope_theta": -1}},
-        r"rope_theta'\] must be a number above 0, got -1",
+        r"rope_theta'\] must be in \[2, .*, got -1",
     ),
-    ({"rms_norm_eps": float("nan")}, r"rms_norm_eps must be a number above 0, got nan"),
+    ({"rms_norm_eps": float("nan")}, r"rms_norm_eps must be in \[1e-15, .*, got nan"),
     ({"dtype": "float99"}, r"dtype .* must be one of bfloat16, .*, got 'float99'"),
     ({"dtype": ["float32"]}, r"dtype .* must be one of bfloat16, .*, got \['float32'\]"),
     ({"dtype": "float8_e4m3fn"}, r"dtype .* must be one of bfloat16, float16, float32, float64, got 'float8_e4m3fn'"),
@@ -141,7 +141,7 @@ FIELDS = [
     ({"gru_hidden_dim": 2**40}, r"embed_proj.0.weight must be of shape .*gru_hidden_dim=1099511627776"),
     ({"num_hidden_layers": 10**7}, r"num_hidden_layers must be at most 2 \(layers in .*, got 10000000. Load it"),
     ({"num_hidden_layers": 1}, r"num_hidden_layers must be 2 \(layers in .*, got 1. Load it"),
-    ({"block_size": 1}, r"block_size must be at least 2, got 1"),
+    ({"block_size": 1}, r"block_size must be in \[2, 1024\], got 1"),
     ({"mask_token_id": 64}, r"mask_token_id must be in \[0, 63\]"),
     ({"target_layer_ids": "0,2"}, r"target_layer_ids .* must be list\[int\] or None, got '0,2'"),
     ({"target_layer_ids": [0.5]}, r"target_layer_ids .* must be list\[int\] or None, got \[0.5\]"),
@@ -152,7 +152,7 @@ FIELDS = [
     ({"pure_draft_prefix_len": 6}, r"pure_draft_prefix_len must be in \[0, 5\]"),
     ({"layer_types": "sliding_attention"}, r"layer_types .* must be list\[str\] or None"),
     ({"layer_types": ["sliding_attention"]}, r"layer_types must be one of .*num_hidden_layers=2"),
-    ({"layer_types": ["sliding_attention"] * 2}, r"sliding_window must be at least 6 .* got None"),
+    ({"layer_types": ["sliding_attention"] * 2}, r"sliding_window must be a whole number \(block_size=6; .* got None"),
     ({"sliding_window": "8"}, r"sliding_window .* must be int or None, got '8'"),
 ]
 TENSORS = [

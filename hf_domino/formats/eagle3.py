@@ -19,12 +19,15 @@ from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.kinds import KINDS
-from hf_domino.formats.fields import CANNOT_RUN, backbone_fields, merged, required, section_of
+from hf_domino.formats.fields import CANNOT_RUN, backbone_fields, classes_of, merged, required, section_of
 from hf_domino.formats.format import Format, StoredConfig
 from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer_ids_of
 
 NESTED, LAYERS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
-ARCHITECTURES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"}
+ARCHITECTURES = {
+    *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
+    "LlamaEagle3DraftModel",  # of NeMo Automodel, which copies the target's configuration
+}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # What others may say of a drafter, and the one thing that is run here.
@@ -34,7 +37,6 @@ RUN = {
     "use_last_layernorm": True,
     "use_mtp_layernorm": False,
     "parallel_draft_step": 1,
-    "parallel_drafting": False,
     "eh_proj_before_attn": False,
     "tie_word_embeddings": False,
     "bias": False,
@@ -46,7 +48,7 @@ RUN = {
 def _matches(stored: StoredConfig) -> bool:
     if KIND in stored:
         return stored[KIND] == "eagle3"
-    classes = set(stored.get("architectures") or ())
+    classes = classes_of(stored)
     is_authors = "LlamaForCausalLM" in classes and stored.get("draft_vocab_size") is not None
     return bool(ARCHITECTURES & classes) or is_authors
 
@@ -70,6 +72,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "block_size": KINDS["eagle3"].defaults["block_size"],
         "draft_vocab_size": DRAFT_VOCAB_SIZE if is_nested and size is None else size,
         "mask_token_id": 0,
+        "num_hidden_layers": 1,  # it may be the target's; the file's are counted
         "num_target_layers": None,
         "target_layer_ids": ids,
         "projector_type": "eagle3",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ class OtherKind:
 
     Args:
         name (`str`): What its authors call it.
-        words (`tuple[str, ...]`): Parts of the names that its classes and types have, in lower case.
+        words (`tuple[str, ...]`): Patterns of parts of the names that its classes and types have, in lower case.
         fields (`tuple[str, ...]`): Fields that only such a drafter sets.
     """
 
@@ -29,7 +30,8 @@ class OtherKind:
 
 
 OTHER_KINDS = (
-    OtherKind("EAGLE, not EAGLE-3", ("eagle",), ("eagle_config",)),
+    OtherKind("P-EAGLE", ("peagle",), ("parallel_drafting",)),
+    OtherKind("EAGLE, not EAGLE-3", (r"eagle(?!3)",)),
     OtherKind("Medusa with lm_heads of its own", ("medusa",), ("medusa_num_heads", "medusa_num_layers")),
     OtherKind("DFlash 2", ("dflash2",), ("selector_rank", "conv_kernel_size")),
     OtherKind("DFlash or DSpark on Gemma", ("gemma4dspark",)),
@@ -55,7 +57,7 @@ def refuse_others(stored: StoredConfig) -> None:
     if stored.get("markov_rank") == 0:  # without a Markov head DeepSpec's class is plain DFlash
         names = names.replace("qwen3dspark", "")
     for kind in OTHER_KINDS:
-        evidence = next((word for word in kind.words if word in names), None) or next(
+        evidence = next((found[0] for word in kind.words if (found := re.search(word, names))), None) or next(
             (f"{field}={place[field]!r}" for place in places for field in kind.fields if place.get(field)), None
         )
         if evidence is not None:

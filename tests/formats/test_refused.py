@@ -114,6 +114,10 @@ CONFIGS = [
     ),
 ]
 KINDS = {
+    "P-EAGLE": [
+        {"speculators_model_type": "peagle"},
+        {"architectures": ["LlamaEagle3DraftModel"], "num_hidden_layers": 36, "parallel_drafting": True},
+    ],
     "EAGLE, not EAGLE-3": [
         {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama"},
         {"speculators_model_type": "eagle"},

@@ -343,7 +343,7 @@ def test_what_the_command_trains_is_used_as_others_are(recipe, train, target, tm
     ("change", "message"),
     [
         ({"norm_output": "false"}, "norm_output in the checkpoint's config.json must be bool, got 'false'"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers of an EAGLE-3 drafter must be 1, got 2. .* can be run"),
+        ({"attention_bias": True}, "attention_bias must be False, got True. .* cannot run"),
     ],
 )
 def test_a_released_one_that_computes_otherwise_is_refused(change, message):

@@ -62,6 +62,18 @@ LAYOUTS = {
         LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": None},
         *({}, DEFAULT_IDS, ("d2t", "t2d")),
     ),
+    "Automodel": (  # the target's own configuration, but for these
+        LLAMA
+        | {
+            "architectures": ["LlamaEagle3DraftModel"],
+            "draft_vocab_size": len(IDS),
+            "num_hidden_layers": 8,
+            "target_hidden_size": 32,
+            "tie_word_embeddings": False,
+            "parallel_drafting": False,
+        },
+        *({"own_lm_head": True, "own_embeddings": True}, DEFAULT_IDS, ()),
+    ),
     "authors": (
         LLAMA | {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": len(IDS)},
         *({"own_lm_head": True, "own_embeddings": True}, DEFAULT_IDS, ()),
@@ -139,7 +151,7 @@ def test_a_layout_loads_and_drafts_by_the_formulas(deep, tmp_path, name, rounds)
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("SpecForge", {"num_hidden_layers": 2}, "num_hidden_layers of an EAGLE-3 drafter must be 1, got 2"),
+        ("SpecForge", {"parallel_drafting": True}, r"kind must be .* got 'P-EAGLE \(parallel_drafting=True\)'"),
         ("SpecForge", {"target_hidden_size": 64}, "target_hidden_size .* must be 32, got 64.*cannot run"),
         ("SpecForge", {"tie_word_embeddings": True}, "tie_word_embeddings .* must be False, got True"),
         ("Model-Optimizer", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state .* must be True"),
@@ -159,6 +171,7 @@ def test_what_cannot_be_run_is_named(name, change, message):
     [
         ("layers.0.self_attn.q_norm.weight", "also layers.0.self_attn.q_norm.weight"),
         ("fc.bias", "also fc.bias"),
+        ("layers.1.input_layernorm.weight", "num_hidden_layers of an EAGLE-3 drafter must be 1, got 2"),
         ("d2t", "tensors must be complete .* without d2t"),
     ],
 )

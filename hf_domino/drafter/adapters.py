@@ -12,6 +12,7 @@ from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_domino._common.refusal import refusal
+from hf_domino.formats.sizes import check_finite, shown
 from hf_domino.formats.source import check_source
 from hf_domino.formats.stored import read_object
 from hf_domino.target.compatibility import HEAD_MODULES
@@ -72,19 +73,29 @@ def load_adapter(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
         `DominoDraftModel`: The drafter.
 
     Raises:
-        ValueError: If the file lacks tensors that its configuration asks for: they would stay as they were made.
+        ValueError: If PEFT cannot load it, a weight is no number, or the file lacks tensors that its configuration asks
+            for, or has others: they would stay as they were made, or be passed over.
     """
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
-    stored = {_own_name(key) for key in load_peft_weights(name, device="cpu", **download)}
-    of_head = any(key.split(".")[0] in HEAD_MODULES for key in stored)
-    wrapped = PeftModel.from_pretrained(drafter, name, **download) if of_head else drafter
-    if not of_head:
-        drafter.load_adapter(name, adapter_kwargs=dict(download))
-    missing = sorted({_own_name(key) for key in get_peft_model_state_dict(wrapped)} - stored)
-    if missing:
-        shown = f"a file without {', '.join(missing[:3])} ({len(missing)} tensors)"
-        raise refusal(f"the adapter {name}", "complete", shown, "Save it again, or download it again.")
+    field, again = f"the adapter {name}", "Save it again, or download it again."
+    try:
+        stored = {_own_name(key): tensor for key, tensor in load_peft_weights(name, device="cpu", **download).items()}
+        of_head = any(key.split(".")[0] in HEAD_MODULES for key in stored)
+        # Nothing is made in the sizes that its configuration tells.
+        if of_head:
+            wrapped = PeftModel.from_pretrained(drafter, name, low_cpu_mem_usage=True, **download)
+        else:
+            drafter.load_adapter(name, adapter_kwargs=dict(download), low_cpu_mem_usage=True)
+            wrapped = drafter
+    except Exception as error:  # PEFT's own, of any class, name neither file nor field
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise refusal(field, "one that PEFT can put into its drafter", reason, again) from error
+    check_finite(stored, f"{field}'s")
+    described = {_own_name(key) for key in get_peft_model_state_dict(wrapped)}
+    if wrong := sorted(described ^ stored.keys()):
+        expected = "of the tensors that its configuration describes"
+        raise refusal(field, expected, f"{shown(wrong)} in one of them alone", again)
     if target := _read_target(name, download):
         target.record_in(drafter.config)
     return wrapped.merge_and_unload() if of_head else drafter

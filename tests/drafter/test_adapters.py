@@ -125,8 +125,44 @@ def test_an_adapter_without_a_tensor(saved_pair, tmp_path, lost):
     stored = load_file(tmp_path / "adapter_model.safetensors")
     del stored[f"base_model.model.{lost}"]
     save_file(stored, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match=rf"must be complete, got 'a file without {lost} \(1 tensors\)'"):
+    with pytest.raises(ValueError, match=rf"must be of the tensors that its .* got '{lost} in one of them alone'"):
         DominoDraftModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        *(({"r": value}, "must be one that PEFT can put") for value in (10**9, 0, -1, "2", 1, [2])),
+        ({"rank_pattern": {"fc": 10**9}}, "must be one that PEFT can put"),
+        *(({"target_modules": value}, "must be one that PEFT can put") for value in (["nope"], 3, "(", [3])),
+        ({"target_modules": ["fc"]}, "must be of the tensors that its configuration describes, got .*down_proj"),
+        ({"target_modules": [*LAYERS, "embed_proj.0"]}, "must be of the tensors .* got 'embed_proj.0.lora_A.weight"),
+        *(({"peft_type": value}, "must be one that PEFT can put") for value in ("NOPE", 3, None, "PROMPT_TUNING")),
+        ({"lora_alpha": "16"}, "must be one that PEFT can put"),
+    ],
+)
+def test_a_value_of_its_configuration_that_cannot_be(adapter, fields, word):
+    """Nothing is made in the sizes that it tells, and PEFT's own words stand behind the adapter's name."""
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    with pytest.raises(ValueError, match=rf"the adapter {adapter} {word}"):
+        DominoDraftModel.from_pretrained(adapter)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensor: tensor[:, 1:], "must be one that PEFT can put into its drafter, got 'RuntimeError"),
+        (lambda tensor: tensor * float("nan"), "'s fc.lora_B.weight must be finite"),
+    ],
+    ids=["shape", "nan"],
+)
+def test_a_tensor_of_an_adapter_that_cannot_be(adapter, change, message):
+    file, name = adapter / "adapter_model.safetensors", "base_model.model.fc.lora_B.weight"
+    stored = load_file(file)
+    save_file(stored | {name: change(stored[name]).contiguous()}, file)
+    with pytest.raises(ValueError, match=rf"the adapter {adapter} ?{message}"):
+        DominoDraftModel.from_pretrained(adapter)
 
 
 def test_an_adapted_correction_head(saved_pair, tiny_qwen3, tmp_path):

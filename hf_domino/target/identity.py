@@ -179,15 +179,16 @@ def config_digest(config: PreTrainedConfig) -> str:
     """Digest of the sizes in a target's configuration; targets of equal shape have the same."""
     text = config.get_text_config(decoder=True)
     values, names = text.to_dict(), getattr(text, "attribute_map", None) or {}
-    named = {field: values.get(names.get(field, field)) for field in CONFIG_FIELDS}
-    known = {field: value for field, value in named.items() if value is not None}
+    known = {field: value for field in CONFIG_FIELDS if (value := values.get(names.get(field, field))) is not None}
     return _digest(json.dumps(known, sort_keys=True, default=str).encode())
 
 
 @torch.no_grad()
 def _weights_digest(target: PreTrainedModel) -> str:
     """Digest of the signs of some values of some matrices, or one of `UNREADABLE`."""
-    matrices = [weight.data for weight in target.parameters() if weight.dim() > 1 or not weight.numel()]
+    is_text = target.config.get_text_config(decoder=True) is target.config  # else a tower beside it is left out
+    parts = torch.nn.ModuleList([target] if is_text else [target.get_decoder(), target.get_output_embeddings()])
+    matrices = [weight.data for weight in parts.parameters() if weight.dim() > 1 or not weight.numel()]
     if reason := _why_unreadable(target, matrices):
         return reason
     step = -(-len(matrices) // MAX_PIECES)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from accelerate import cpu_offload
+from families import tiny_config
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
 
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
@@ -27,6 +29,15 @@ def other_weights(target):
     for weight in other.parameters():
         weight.data += 1e-2 * weight.std() * torch.randn_like(weight) if weight.dim() > 1 else 0
     return other
+
+
+def text_of(whole, text):
+    """The tensors of a multimodal model that are its text's, by the names that the text's class has."""
+    tensors = {"lm_head.weight": whole.get_output_embeddings().weight.detach()}
+    own = text.state_dict()
+    for name, tensor in whole.get_decoder().state_dict().items():
+        tensors[name if name in own else f"model.{name}"] = tensor
+    return tensors
 
 
 @pytest.fixture
@@ -68,6 +79,32 @@ def test_other_weights_have_another_digest(tiny_qwen3):
     first, second = identify(tiny_qwen3), identify(other_weights(tiny_qwen3))
     assert first.weights_digest != second.weights_digest
     assert first.config_digest == second.config_digest
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "llava", "blip-2", "qwen3_5"])
+def test_the_text_of_a_multimodal_target_is_the_same_target(model_type):
+    """The whole model and the class of its text alone; the tower may be another, or of a dtype that tells nothing."""
+    config = tiny_config(CONFIG_MAPPING[model_type], {})
+    whole = AutoModelForImageTextToText.from_config(config).eval()
+    text = AutoModelForCausalLM.from_config(config.get_text_config(decoder=True)).eval()
+    text.load_state_dict(text_of(whole, text), strict=True)
+    found = identify(text)
+    assert identify(whole).weights_digest == found.weights_digest
+    assert identify(whole).config_digest == found.config_digest
+    for name, weight in whole.named_parameters():
+        if "vision" in name or "visual" in name:
+            weight.data = torch.randn_like(weight)
+    assert identify(whole).weights_digest == found.weights_digest
+    whole.get_decoder().get_input_embeddings().weight.data.neg_()
+    assert identify(whole).weights_digest != found.weights_digest
+
+
+@pytest.mark.parametrize("drafter", ["pycoder-13m-domino", "pycoder-13m-dflash"])
+def test_committed_drafters_know_their_target(drafter):
+    cards = Path(__file__).parents[2] / "model_cards"
+    recorded = TargetIdentity.recorded_in(DominoConfig.from_pretrained(cards / drafter))
+    found = identify(AutoModelForCausalLM.from_pretrained(cards / "pycoder-13m"))
+    assert (recorded.weights_digest, recorded.config_digest) == (found.weights_digest, found.config_digest)
 
 
 def test_the_record_is_saved_with_the_drafter(recorded, tmp_path):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_domino.drafter.head_rows import HeadRows
-from hf_domino.formats.d2t import ids_of
+from hf_domino.formats.d2t import check_d2t, ids_of
 from hf_domino.target.view import TargetModel
 
 
@@ -99,6 +99,7 @@ class ReducedVocabulary(DraftVocabulary):
 
     def prepare(self, target: TargetModel) -> int | None:
         """See [`DraftVocabulary`]."""
+        check_d2t(self._d2t, self._num_tokens, "the drafter's d2t")
         head = target.readable_head
         return None if head is None else self._heads.of(head, self._d2t, compares=True).weight.data_ptr()
 

@@ -33,7 +33,7 @@ from hf_domino.decoding.tree.support import why_chain
 from hf_domino.decoding.verification import CoupledRule
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.integration.call_checks import check_inputs
-from hf_domino.target.compatibility import check_drafter, check_target
+from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
 from hf_domino.target.view import TargetModel
 
 
@@ -145,7 +145,7 @@ def explain_round(
 
     ```
     """
-    check_drafter(drafter)
+    check_drafter(drafter := drafter_of(drafter) or drafter)
     check_target(drafter.config, target)
     if input_ids.dim() != 2 or len(input_ids) != 1 or input_ids.shape[1] < 2:
         remedy = "Give one text and the token that its block starts from."

@@ -6,6 +6,7 @@ Two moments: drafter and target meet, a batch begins. `call_checks` has those of
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -64,11 +65,12 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
     """
     check_target_kind(target)
     text = target.config.get_text_config(decoder=True)
-    pairs = (("hidden_size", "hidden_size"), ("vocab_size", "vocab_size"), ("num_target_layers", "num_hidden_layers"))
+    pairs = (("hidden_size", "hidden_size"), ("num_target_layers", "num_hidden_layers"))
     for field, target_field in pairs:
         value, expected = getattr(config, field), getattr(text, target_field)
         if value not in (None, expected):
             raise refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
+    _fit_vocabulary(config, text.vocab_size)
     allowed = config.kind.readable(text.num_hidden_layers, config.num_target_layers is not None)
     layer_ids = config.layer_ids(text.num_hidden_layers)
     if len(layer_ids) != config.num_captured or not all(layer in allowed for layer in layer_ids):
@@ -82,8 +84,24 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         raise refusal("the drafter's target_model_type", expected, config.target_model_type, remedy)
 
 
+def _fit_vocabulary(config: DominoConfig, size: int) -> None:
+    """Let a drafter count the target's tokens, padding and added ones too, unless a weight of it has that size."""
+    if config.vocab_size == size:
+        return
+    sized = copy.copy(config)
+    sized.vocab_size = size
+    if config.kind.shapes(sized) != config.kind.shapes(config):
+        some = f"drafter.restricted(range({min(size, config.vocab_size - 1)}))"
+        remedy = f"{OWN_DRAFTER} One whose W2 or lm_head alone has that size fits as {some}."
+        raise refusal("the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy)
+    sized.check()
+    config.vocab_size = size
+
+
 def drafter_of(model: Any) -> Any:
-    """The drafter that a model is, or that PEFT has put adapters into; None for what is no drafter."""
+    """The drafter that a model is, or that is in what torch.compile, DataParallel or PEFT made of it; else None."""
+    for inner in ("_orig_mod", "module", "_orig_mod"):
+        model = getattr(model, inner, model)
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
         model = model.get_base_model()
     # By its class: what stands in for a model, such as a wrapper of another loop, may show a drafter's configuration.

@@ -151,7 +151,7 @@ def test_a_mask_wider_than_the_prompt(target, tiny_drafter, num_rows, cache):
     ("overrides", "words"),
     [
         ({"hidden_size": 16}, ["hidden_size", "32", "got 16", "for_target"]),
-        ({"vocab_size": 96}, ["vocab_size", "64", "got 96", "for_target"]),
+        ({"vocab_size": 96}, ["vocab_size", "64", "got 96", "for_target", "drafter.restricted(range(64))"]),
         ({"num_target_layers": 7}, ["num_target_layers", "4", "got 7", "for_target"]),
         ({"target_model_type": "llama"}, ["target_model_type", "'qwen3'", "'llama'", "target_model_type = None"]),
     ],

@@ -75,7 +75,7 @@ def check_fit(
 
     ```
     """
-    _check_models(drafter, target)
+    drafter = _checked(drafter, target)
     recognise(drafter.config, target, tokenizer)
     recorded = TargetIdentity.recorded_in(drafter.config)
     is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
@@ -92,8 +92,8 @@ def check_fit(
     return replace(result, speed_ups=[] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens))
 
 
-def _check_models(drafter: DominoDraftModel, target: PreTrainedModel) -> None:
-    """Refuse what cannot be measured, before anything is written."""
+def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
+    """The drafter without wrappers; what cannot be measured is refused before anything is written."""
     if (unwrapped := drafter_of(drafter)) is None:
         remedy = "The order is check_fit(drafter, target, tokenizer)."
         raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
@@ -102,6 +102,7 @@ def _check_models(drafter: DominoDraftModel, target: PreTrainedModel) -> None:
     check_causal(target)
     unwrapped.config.kind.refuse_what_it_lacks("check_fit")
     probe_width(target)
+    return unwrapped
 
 
 def _by_mode(texts: Sequence[Text]) -> list[Measurement]:

@@ -51,7 +51,7 @@ def _matches(stored: StoredConfig) -> bool:
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(merged(stored, SECTION), HEAD_SECTION)
-    is_next = DEEPSPEC_CLASS in (stored.get("architectures") or ())
+    is_next = DEEPSPEC_CLASS in classes_of(stored)
     if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
         required(stored, "hidden_size", "num_attention_heads")
         width, is_next = stored["hidden_size"] // stored["num_attention_heads"], True  # it trains in no other order

@@ -24,7 +24,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 KERNELS = sorted((ROOT / "kernels").rglob("*.py"))
 MAX_FILE, MAX_FUNCTION = 350, 60
 MAX_TOKENS, MAX_CLASSES = 212_900, 262  # of the package, without comments, docstrings and blank lines
-LAYOUT = {getattr(tokenize, name) for name in "COMMENT NL NEWLINE INDENT DEDENT ENDMARKER ENCODING".split()}
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 PLAN = re.search(r"```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
 FLOORS = [set(line.replace(",", " ").split()) for line in PLAN.splitlines()]

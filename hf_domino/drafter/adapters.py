@@ -93,9 +93,9 @@ def load_adapter(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
         raise refusal(field, "one that PEFT can put into its drafter", reason, again) from error
     check_finite(stored, f"{field}'s")
     described = {_own_name(key) for key in get_peft_model_state_dict(wrapped)}
-    if wrong := sorted(described ^ stored.keys()):
-        expected = "of the tensors that its configuration describes"
-        raise refusal(field, expected, f"{shown(wrong)} in one of them alone", again)
+    if wrong := sorted(described - stored.keys()) or sorted(stored.keys() - described):
+        word = "without" if wrong[0] in described else "with"
+        raise refusal(field, "of the tensors that its configuration describes", f"a file {word} {shown(wrong)}", again)
     if target := _read_target(name, download):
         target.record_in(drafter.config)
     return wrapped.merge_and_unload() if of_head else drafter

@@ -125,7 +125,7 @@ def test_an_adapter_without_a_tensor(saved_pair, tmp_path, lost):
     stored = load_file(tmp_path / "adapter_model.safetensors")
     del stored[f"base_model.model.{lost}"]
     save_file(stored, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(ValueError, match=rf"must be of the tensors that its .* got '{lost} in one of them alone'"):
+    with pytest.raises(ValueError, match=rf"must be of the tensors that its .* got 'a file without {lost}'"):
         DominoDraftModel.from_pretrained(tmp_path)
 
 
@@ -135,8 +135,14 @@ def test_an_adapter_without_a_tensor(saved_pair, tmp_path, lost):
         *(({"r": value}, "must be one that PEFT can put") for value in (10**9, 0, -1, "2", 1, [2])),
         ({"rank_pattern": {"fc": 10**9}}, "must be one that PEFT can put"),
         *(({"target_modules": value}, "must be one that PEFT can put") for value in (["nope"], 3, "(", [3])),
-        ({"target_modules": ["fc"]}, "must be of the tensors that its configuration describes, got .*down_proj"),
-        ({"target_modules": [*LAYERS, "embed_proj.0"]}, "must be of the tensors .* got 'embed_proj.0.lora_A.weight"),
+        (
+            {"target_modules": ["fc"]},
+            "must be of the tensors that its configuration describes, got 'a file with layers.0.mlp.down_proj",
+        ),
+        (
+            {"target_modules": [*LAYERS, "embed_proj.0"]},
+            "must be of the tensors .* got 'a file without embed_proj.0.lora_A.weight",
+        ),
         *(({"peft_type": value}, "must be one that PEFT can put") for value in ("NOPE", 3, None, "PROMPT_TUNING")),
         ({"lora_alpha": "16"}, "must be one that PEFT can put"),
     ],

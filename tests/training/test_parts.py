@@ -185,7 +185,7 @@ def test_lora_by_the_command(start, train, tmp_path):
         ({"own_prefix_share": 0.5}, "kind with own_prefix_share must be Domino, got 'DFlash'"),
         ({"lora_rank": 2, "projector_type": "domino"}, "lora_rank with projector_type must be None, got 2"),
         ({"lora_rank": 2, "block_size": 8}, "lora_rank with block_size must be None, got 2"),
-        ({"block_size": 1}, "block_size must be at least 2, got 1"),
+        ({"block_size": 1}, "block_size must be in [2, 1024], got 1"),
         ({"shift_label": True, "projector_type": "domino"}, "the drafter has its own shape. Only another block_size"),
         ({"projector_type": "dflash"}, "projector_type must not be set with drafter="),
     ],

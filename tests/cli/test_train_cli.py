@@ -154,7 +154,7 @@ def test_a_run_goes_on_with_what_it_was_begun_with_whatever_the_defaults_are(rec
         ({"train_file": "folder"}, "got 'folder': there is none of that name. For a folder, set train_dataset."),
         ({"chat_template_kwargs": "no"}, "chat_template_kwargs must be a JSON object, got 'no'"),
         ({"report_to": "wandb"}, "report_to must be among what is installed"),
-        ({"block_size": 1}, "block_size must be at least 2, got 1"),
+        ({"block_size": 1}, "block_size must be in [2, 1024], got 1"),
         ({"drafter": "folder"}, "must not be set with drafter='folder'"),
     ],
 )

@@ -137,11 +137,11 @@ def test_an_adapter_without_a_tensor(saved_pair, tmp_path, lost):
         *(({"target_modules": value}, "must be one that PEFT can put") for value in (["nope"], 3, "(", [3])),
         (
             {"target_modules": ["fc"]},
-            "must be of the tensors that its configuration describes, got 'a file with layers.0.mlp.down_proj",
+            "must be of the tensors that .* got 'a file with layers.0.mlp.down_proj",
         ),
         (
             {"target_modules": [*LAYERS, "embed_proj.0"]},
-            "must be of the tensors .* got 'a file without embed_proj.0.lora_A.weight",
+            "must be of .* got 'a file without embed_proj.0.lora_A",
         ),
         *(({"peft_type": value}, "must be one that PEFT can put") for value in ("NOPE", 3, None, "PROMPT_TUNING")),
         ({"lora_alpha": "16"}, "must be one that PEFT can put"),

@@ -102,6 +102,23 @@ def test_processors_see_each_rows_own_prefix(tiny_qwen3, tiny_drafter, prompts, 
     assert torch.equal(assisted, plain)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encoder_repetition_penalty": 1.3},
+        {"encoder_no_repeat_ngram_size": 1},
+        {"prefix_allowed_tokens_fn": lambda row, ids: list(range(4 + 10 * row, 24 + 10 * row))},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_rows_keep_their_own_prompts_when_the_first_has_ended(tiny_qwen3, tiny_drafter, prompts, options):
+    unending = tiny_qwen3.generate(**prompts, do_sample=False, max_new_tokens=8, eos_token_id=-1, **options)
+    eos = unending[0, max(LENGTHS) + 3].item()
+    plain, assisted = both(tiny_qwen3, tiny_drafter, prompts, eos_token_id=eos, **options)
+    assert plain[0, -1] == PAD != plain[-1, max(LENGTHS) + 8]
+    assert torch.equal(assisted, plain)
+
+
 def test_prefix_constraints_know_their_row(tiny_qwen3, tiny_drafter, prompts):
     def allowed(batch_id, ids):
         start = 4 + 10 * batch_id
@@ -158,6 +175,18 @@ def test_streams_like_plain_generation(tiny_qwen3, tiny_drafter, prompts):
         tiny_qwen3.generate(**prompts, assistant_model=assistant, **options)
     assert streams[1].values == streams[0].values
     assert streams[1].ended
+
+
+def test_the_stream_does_not_wait_for_a_row_that_has_ended(tiny_qwen3, tiny_drafter, prompts):
+    eos, stream, counts = eos_that_ends_rows_apart(tiny_qwen3, prompts), Record(), []
+    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS, "eos_token_id": eos, "streamer": stream}
+    handle = tiny_qwen3.register_forward_pre_hook(lambda *_: counts.append(len(stream.values)))
+    try:
+        tiny_qwen3.generate(**prompts, assistant_model=tiny_drafter, **options)
+    finally:
+        handle.remove()
+    first_padded = next(place for place, values in enumerate(stream.values) if place and PAD in values)
+    assert counts[-1] > first_padded + 1  # before the last forward
 
 
 @pytest.mark.parametrize("is_uneven", [False, True])

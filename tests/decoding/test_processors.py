@@ -103,8 +103,10 @@ def test_a_block_is_bit_for_bit_position_after_position(kind):
     for case in range(CASES):
         torch.manual_seed(case)
         batch, num_positions = draw.randint(1, 3), draw.randint(1, 5)
+        num_rows = batch + draw.randint(0, 2)  # some have ended, of which the first may be
+        rows = sorted(draw.sample(range(num_rows), batch))
         lengths = [draw.randint(1, 8) for _ in range(batch)] if case % 2 else [draw.randint(1, 8)] * batch
-        prompts = torch.randint(V, (batch, 6))
+        prompts = torch.randint(V, (num_rows, 6))
         others = [draw.choice(list(KINDS)) for _ in range(draw.randint(0, 3))]
         kinds = draw.sample([kind, *others], len(others) + 1)
         processors = LogitsProcessorList(KINDS[name](draw, prompts) for name in kinds)
@@ -115,12 +117,13 @@ def test_a_block_is_bit_for_bit_position_after_position(kind):
         logits[torch.rand(logits.shape) < 0.1 * (case % 3 == 0)] = -torch.inf
         untouched = logits.clone()
         law = TokenLaw(processors)
-        scores = law.scores(Prefixes(ids, lengths, list(range(batch))), logits, continuation)
+        scores = law.scores(Prefixes(ids, lengths, rows), logits, continuation)
         assert torch.equal(logits, untouched)
         for row, index in ((row, index) for row in range(batch) for index in range(num_positions)):
             seen = continuation[row, : continuation.shape[1] - num_positions + 1 + index]
-            text = torch.cat((ids[row, : lengths[row]], seen)).repeat(batch, 1)
-            expected = processors(text, logits[:, index].float())[row]  # all rows as long, as in plain generation
+            text = torch.cat((ids[row, : lengths[row]], seen)).repeat(num_rows, 1)
+            alone = logits[row, index].float().repeat(num_rows, 1)
+            expected = processors(text, alone)[rows[row]]  # all rows as long, as in plain generation
             assert torch.equal(numbers(scores[row, index]), numbers(expected)), (kinds, case)
 
 
@@ -129,8 +132,8 @@ def test_candidates_fare_as_in_the_whole_vocabulary(kind):
     draw = random.Random(kind)
     for case in range(8):
         torch.manual_seed(case)
-        law = TokenLaw(LogitsProcessorList([KINDS[kind](draw, torch.randint(V, (2, 6)))]))
-        prefixes, base_logits = Prefixes(torch.randint(V, (2, 7)), [4, 7], [0, 1]), torch.randn(2, 4, V)
+        law = TokenLaw(LogitsProcessorList([KINDS[kind](draw, torch.randint(V, (3, 6)))]))
+        prefixes, base_logits = Prefixes(torch.randint(V, (2, 7)), [4, 7], [0, 1 + case % 2]), torch.randn(2, 4, V)
         pool, proposals = CandidatePool(base_logits, 7, law, prefixes), prefixes.ids[:, :0]
         for index in range(4):
             candidates, corrected = pool.token_ids[:, index], base_logits[:, index] + 0.1 * torch.randn(2, V)

@@ -16,7 +16,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import growing
-from hf_domino.decoding.tree.chances import Chances, Decided, Sharpness
+from hf_domino.decoding.tree.chances import Chances, Decided, Race, Sharpness
 from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.decoding.verification import judge
@@ -64,6 +64,7 @@ def chances_of_all(drafter, target, hidden, prefixes, law, noise):
     return {path: chance for path, chance in found.items() if path}
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kind", sorted(LAWS))
 def test_the_nodes_are_the_likeliest_of_all(tiny_qwen3, kind):
     drafter = build_drafter(tiny_qwen3, draft_pool_size=None)
@@ -72,7 +73,8 @@ def test_the_nodes_are_the_likeliest_of_all(tiny_qwen3, kind):
     generator = torch.Generator().manual_seed(3)
     hidden = torch.randn(1, DEPTH, drafter.config.hidden_size, generator=generator)
     noise = torch.empty(1, DEPTH, 64).exponential_(generator=generator) if "drawn" in kind else None
-    grown = grow_tree(drafter, target, hidden, prefixes, law, noise, num_nodes=8, chances=chances(ALPHA))
+    known = chances(ALPHA)
+    grown = grow_tree(drafter, target, hidden, prefixes, law, noise, num_nodes=8, chances=known)
     expected = chances_of_all(drafter, target, hidden, prefixes, law, noise)
     best = dict(sorted(expected.items(), key=lambda item: -item[1])[:8])
     assert min(best.values()) > UNLIKELY
@@ -80,6 +82,10 @@ def test_the_nodes_are_the_likeliest_of_all(tiny_qwen3, kind):
     assert found.keys() == best.keys()
     for path, chance in best.items():
         assert found[path] == pytest.approx(math.exp(chance), rel=1e-4)
+        races = list(grown.decided(0, path))  # that would teach, were this the target's text
+        drafted = [float(known.drafted(one.scores, one.luck)[one.token_ids == one.token]) for one in races]
+        assert len(races) == len(path)
+        assert math.prod(drafted) == pytest.approx(math.exp(chance), rel=1e-4)
 
 
 def test_nothing_grows_below_the_least_chance_or_behind_an_end(tiny_qwen3):
@@ -183,6 +189,16 @@ def test_copies_are_believed_as_far_as_they_come_true(tiny_qwen3):
     assert wrong.beside.weight(28) < 0.5 * first
     assert right.beside.weight(28) > first
     assert right.beside.weight(2) == Chances().beside.weight(2)
+
+
+@pytest.mark.parametrize("luck", [None, torch.linspace(-1, 3, 6).view(2, 3)], ids=["greedy", "drawn"])
+def test_one_child_is_the_targets_with_copies_too(luck):
+    """A copy is a candidate of the drafter's, another token, or none; whatever it is, chances add up to 1."""
+    scores, ids = torch.linspace(0, 4, 12).view(2, 2, 3), torch.tensor([[5, 6, 7], [8, 9, 10]])
+    copied = [[(6, 4), (20, 12)], [(0, 0), (8, 2)]]
+    for race in (Race(scores, luck, ids), Race(scores, luck, ids, copied)):
+        found, _ = Chances().of(race)
+        torch.testing.assert_close(found.sum(dim=2), torch.ones(2, 2))
 
 
 def test_rows_whose_lanes_have_ended_grow_beside_rows_that_go_on(tiny_qwen3):

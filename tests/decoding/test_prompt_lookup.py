@@ -220,12 +220,14 @@ def one_proposal(pacer):
 
 def test_rounds_beside_a_copy_are_no_neighbours():
     lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]], pacer=(pacer := Pacer(4, is_timed=True)))
-    pacer.observe(SingleStep(), [1], 1.0)
-    lookup.observe(lookup.begin_round(prefixes, 10), [5])
-    before = pacer.cost(1)
-    for _ in range(2):
-        pacer.observe(one_proposal(pacer), [1], 100.0)
-    assert pacer.cost(1) == pytest.approx(before, rel=0.1)
+    copy, costs = lookup.begin_round(prefixes, 10), []
+    for has_copies in (True, False):
+        for block, seconds in ((SingleStep(), 1.0), (one_proposal(pacer), 100.0)) * 4:
+            pacer.observe(block, [1], seconds)
+            if has_copies:
+                lookup.observe(copy, [5])
+        costs.append(pacer.cost(1))
+    assert costs[0] < 2 < 50 < costs[1]
 
 
 @pytest.mark.parametrize(("wanted", "lengths"), [(10, {1, 2, 4, 6}), (3, {1, 2}), (1, {1})])

@@ -162,9 +162,8 @@ def test_a_chain_reads_its_own_drafts(wide, drafter, rounds, batch_size, do_samp
     assert len(rounds) > 8
 
 
-def likeliest(reference, text, alpha, noise, count):
+def likeliest(reference, entries, state, alpha, noise, count):
     """The likeliest paths, each with its chance, by a law that has read each path."""
-    entries, state = reference.begin(text)
     found, ahead, tie = {}, [(-1.0, 0, (), entries, state)], 0
     while len(found) <= count:
         chance, _, path, entries, state = heapq.heappop(ahead)
@@ -193,17 +192,17 @@ def test_a_tree_is_the_likeliest_paths(wide, drafter, rounds, batch_size, do_sam
     for row, text, paths, alpha in rounds[:: 2 + batch_size]:
         if len(paths) < 7 or max(map(len, paths)) > 4 or len(text) + 4 > len(PROMPTS[row]) + NEW_TOKENS:
             continue  # near its end a row has fewer nodes, as has one whose branches would not pay
-        expected = likeliest(reference, text, alpha, steps_of(noise, row, text), 7)
+        expected = likeliest(reference, *reference.begin(text), alpha, steps_of(noise, row, text), 7)
         assert paths.keys() == expected.keys()
         assert paths == {path: pytest.approx(chance, rel=PATHS_TOL) for path, chance in expected.items()}
         num_whole += 1
     assert num_whole > 3
 
 
-def test_the_context_is_right_in_a_second_turn_behind_a_rewind_and_across_a_gap(wide, drafter, rounds):
+def test_the_context_is_right_in_a_second_turn_and_behind_a_rewind(wide, drafter, rounds):
     chains = drafter.view(draft_tree_size=None)
     first = generate(wide, chains, PROMPTS[0][None], return_dict_in_generate=True)
-    kept, gap = (copy.deepcopy(first.past_key_values) for _ in range(2))
+    kept = copy.deepcopy(first.past_key_values)
     kept.crop(-9)
     reference = Reference(drafter, wide)
     for cache, length in ((first.past_key_values, 100), (kept, kept.get_seq_length())):
@@ -212,16 +211,25 @@ def test_the_context_is_right_in_a_second_turn_behind_a_rewind_and_across_a_gap(
         assert torch.equal(generate(wide, chains, ids, past_key_values=cache), generate(wide, None, ids))
         for _, text, proposals, _ in rounds[::3]:
             assert proposals == reference.chain(text, None, len(proposals))
-    wide(PROMPTS[2][None], past_key_values=gap)  # the drafter sees nothing of it
-    ids = torch.cat((first.sequences[:, : gap.get_seq_length() - 9], PROMPTS[2][None], PROMPTS[1][None]), dim=1)
+
+
+def test_nothing_is_made_up_of_what_was_missed_between_turns(wide, drafter, rounds):
+    trees, reference = drafter.view(draft_tree_size=7), Reference(drafter, wide)
+    first = generate(wide, trees, PROMPTS[0][None], max_new_tokens=9, return_dict_in_generate=True)
+    num_made, cache = len(rounds[-1][1]) - 1, first.past_key_values
+    length = cache.get_seq_length()
+    wide(PROMPTS[2][None], past_key_values=cache)  # the drafter sees nothing of it
+    ids = torch.cat((first.sequences[:, :length], PROMPTS[2][None], PROMPTS[1][None]), dim=1)
     rounds.clear()
-    assert torch.equal(generate(wide, chains, ids, past_key_values=gap), generate(wide, None, ids))
-    _, text, proposals, _ = rounds[0]
+    options = {"max_new_tokens": 9}
+    assert torch.equal(
+        generate(wide, trees, ids, past_key_values=cache, **options), generate(wide, None, ids, **options)
+    )
+    _, text, paths, alpha = rounds[0]
     entries, _ = reference.begin(text)
-    start = first.sequences.shape[1] - 2  # the last entry whose token is certain is the one before
-    entries = entries[:start] + entries[start + 10 :]
-    state = reference.last(entries)
-    assert proposals[0] == int(reference.logits(state).argmax())
+    entries = entries[:num_made] + entries[length + 9 :]  # of the last states the tokens behind them are not known
+    expected = likeliest(reference, entries, reference.last(entries), alpha, None, 7)
+    assert paths == {path: pytest.approx(chance, rel=PATHS_TOL) for path, chance in expected.items()}
 
 
 def test_nothing_of_a_draft_is_left_in_the_cache(wide, whole, monkeypatch):

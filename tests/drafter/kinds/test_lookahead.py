@@ -124,6 +124,17 @@ def test_proposals_are_those_of_the_paper_and_the_text_is_plain(wide, drafter, r
         assert kept == pool.get(token, ())
 
 
+def test_nothing_is_proposed_behind_an_end_of_the_text(wide, drafter, rounds):
+    ids, options = calls(1)
+    end = generate(wide, drafter, ids, **options)[0, -8].item()  # the pool goes on behind it
+    rounds.clear()
+    ended = options | {"eos_token_id": end}
+    assert torch.equal(generate(wide, drafter, ids, **ended), generate(wide, None, ids, **ended))
+    paths = [path for _, _, drafted, _ in rounds for path in drafted]
+    assert any(path[-1] == end for path in paths)
+    assert not any(end in path[:-1] for path in paths)
+
+
 def groups_of(rounds):
     """What rows drafted together, round by round."""
     together = []

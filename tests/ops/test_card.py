@@ -76,7 +76,7 @@ def test_times_on_a_gpu():
 
 
 def test_times_of_a_round_on_a_gpu():
-    text = (FOLDER.parent / "docs" / "speed.md").read_text()
+    text = (FOLDER.parent / "docs" / "gpu.md").read_text()
     for row in rows_of("rounds"):
         assert f"| {row['ms']:.1f} | {row['floor_ms']:.1f} |" in text
     busy = {row["method"]: row["gpu_ms"] for row in rows_of("profile") if "gpu_ms" in row}

@@ -104,7 +104,7 @@ class _ReadInOrder(torch.autograd.Function):
 def weight_of(layer: nn.Linear) -> torch.Tensor:
     """The weight of a layer with what PEFT's adapters add to it, while they are trained."""
     weight = layer.weight
-    if not getattr(layer, "merged", False):
+    if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
         for adapter in getattr(layer, "active_adapters", ()):
             weight = weight + layer.get_delta_weight(adapter)  # type: ignore[operator]
     return weight

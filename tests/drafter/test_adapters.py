@@ -61,6 +61,21 @@ def test_merged(adapted, tmp_path):
     assert torch.equal(draft(DominoDraftModel.from_pretrained(tmp_path)), draft(merged))
 
 
+@pytest.mark.parametrize("state", ["added", "merged", "off"])
+def test_the_halves_of_an_adapted_projection_are_the_whole(make_drafter, tiny_qwen3, state):
+    """An adapter counts once, wherever its part of the weight is."""
+    config = LoraConfig(r=2, target_modules=["embed_proj.0"], init_lora_weights=False)
+    adapted = get_peft_model(make_drafter(tiny_qwen3), config)
+    if state == "merged":
+        adapted.merge_adapter()
+    elif state == "off":
+        adapted.base_model.disable_adapter_layers()
+    head, hidden, states = adapted.get_base_model().embed_proj, torch.randn(3, 32), torch.randn(3, 16)
+    with torch.no_grad():
+        halves = head.expand(head.project_hidden(hidden) + head.project_state(states))
+        torch.testing.assert_close(halves, head(torch.cat((hidden, states), dim=1)), atol=1e-5, rtol=1e-5)
+
+
 def test_share_of_the_size(make_drafter, tiny_qwen3):
     """At widths of releases the rank is a hundredth of them; here the share is counted at rank 1."""
     drafter = make_drafter(tiny_qwen3)

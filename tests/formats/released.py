@@ -142,6 +142,12 @@ WINDOWED = {
         "sliding_window": 2048,
         "dflash_config": MODEL_OPTIMIZER["dflash_config"] | {"use_swa": True, "swa_window_size": 2048},
     },
+    # use_swa alone; a causality beside layer_types.
+    "swa_windows": DFLASH | {"sliding_window": 2048, "dflash_config": DFLASH["dflash_config"] | {"use_swa": True}},
+    "stated_windows": DFLASH | WINDOWS | {"use_sliding_window": True, "is_causal": False},
+    "causal_windows": DFLASH
+    | WINDOWS
+    | {"use_sliding_window": True, "dflash_config": DFLASH["dflash_config"] | {"use_swa": True}},
     "speculators_windows": SPECULATORS_DFLASH
     | {
         "transformer_layer_config": SPECULATORS_DFLASH["transformer_layer_config"]
@@ -154,6 +160,9 @@ WINDOWED = {
 MEANT = {
     "specforge_windows": (2048, False),
     "model_optimizer_windows": (2048, True),
+    "swa_windows": (2048, True),
+    "stated_windows": (2048, True),
+    "causal_windows": (2048, False),
     "speculators_windows": (2048, False),
     "muse_glimmer_windows": (2049, True),  # as many before the query's own
 }
@@ -171,6 +180,7 @@ PREFIXES = {
     "model_optimizer": {"": "dflash_module."},
     "speculators_domino": {"prefix_gru": "logits_correction.prefix_gru", "embed_proj": "logits_correction.embed_proj"},
     "muse_glimmer": {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."},
+    "nested_model": {"": "model."},  # as Transformers saves a model inside another
     "nested_head": {"prefix_gru": "logit_head.prefix_gru", "embed_proj": "logit_head.embed_proj"},
 }
 

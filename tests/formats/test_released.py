@@ -81,7 +81,11 @@ def test_parameters_at_full_size(size):
 
 @pytest.mark.parametrize(
     ("name", "prefixes", "num_shards"),
-    [*((name, name, 1) for name in RELEASED), ("specforge_domino", "nested_head", 1), ("specforge_domino", "", 2)],
+    [
+        *((name, name, 1) for name in RELEASED),
+        *(("specforge_domino", nested, 1) for nested in ("nested_head", "nested_model")),
+        ("specforge_domino", "", 2),
+    ],
 )
 def test_logits(tiny_qwen3, tmp_path, name, prefixes, num_shards):
     stored = reduced(RELEASED[name])

@@ -137,6 +137,13 @@ def test_specforge_gets_the_whole_vocabulary(tiny_qwen3, tmp_path, overrides, ca
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in as_in_engines.state_dict().items())
 
 
+def test_the_mean_of_rows_in_half_precision_is_rounded_once(tiny_qwen3, tmp_path):
+    drafter = build_drafter(tiny_qwen3).restricted(IDS).to(torch.bfloat16)
+    drafter.export(tmp_path)
+    rows = load_file(tmp_path / "model.safetensors")["embed_proj.2.weight"]
+    assert torch.equal(rows[1], drafter.embed_proj[2].weight.double().mean(dim=0).to(torch.bfloat16))
+
+
 @pytest.mark.parametrize("t2d", [torch.ones(63) > 0, torch.zeros(64) > 0, torch.ones(64)], ids=["short", "none", "fp"])
 def test_a_t2d_that_cannot_be_read(tiny_qwen3, tmp_path, t2d):
     stored = reduced(RELEASED["specforge_domino"])

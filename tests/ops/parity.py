@@ -15,6 +15,9 @@ MAX_TIE_ULPS = 2
 EPS = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 # fp32: another order of summation. Half precision: PyTorch rounds the two halves of each gate, the kernel does not;
 # three roundings at magnitudes up to 4 move a state in (-1, 1) by a few of its ulps.
+# W2 and base logits of which what is rounded shows. Not bf16, which Triton's interpreter cuts off.
+ROUNDED = [(torch.float16, torch.float32), (torch.float32, torch.float16), (torch.float16, torch.float16)]
+MOST_TIPPED = 0.02  # share of numbers that another order of an fp32 sum may round to the other side
 STATE_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
@@ -95,6 +98,13 @@ def make_corrections(shape, dtype, device, base_dtype=torch.float32, seed=0):
     state_part = torch.randn(num_rows, num_lanes, rank, generator=generator).to(device, dtype)
     logits, ids = make_pool(base, size)
     return logits, block_part, state_part, up_weight, ids
+
+
+def round_corrected(base, low_rank, rows):
+    """Corrected logits, rounded where the operations say: base logits `[N]`, low rank `[N, R]`, rows of W2 `[N, R]`."""
+    activated = torch.nn.functional.silu(low_rank.double()).to(rows.dtype)
+    correction = (activated.double() * rows.double()).sum(dim=-1).to(rows.dtype)
+    return (base.double() + correction.double()).to(base.dtype)
 
 
 def assert_equal_corrections(ours, theirs, base, up_weight):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from parity import assert_equal_up_to_ties, choose_both, make_choice, make_noise, make_pool
+from parity import (
+    ROUNDED,
+    assert_equal_up_to_ties,
+    choose_both,
+    make_choice,
+    make_noise,
+    make_pool,
+    round_corrected,
+)
 from scipy import stats
 
 from domino_kernels import correct_and_choose
@@ -30,6 +38,17 @@ def test_half_precision_ids_are_equal_up_to_ties(shape, dtype, base_dtype, devic
     for seed in range(3):
         inputs = make_choice(shape, dtype, device, base_dtype, seed)
         assert_equal_up_to_ties(*choose_both(*inputs), *inputs)
+
+
+@pytest.mark.parametrize(("dtype", "base_dtype"), ROUNDED, ids=str)
+@pytest.mark.parametrize("with_pool", [False, True], ids=["vocabulary", "pool"])
+def test_scores_are_rounded_where_it_is_said(with_pool, dtype, base_dtype, device):
+    """Before a token with the same logit and no correction, a token is chosen; one that is rounded down is not."""
+    base, low_rank, up_weight = make_choice((24, 1, 17), dtype, device, base_dtype)
+    logits = torch.cat((base, round_corrected(base[:, 0], low_rank, up_weight)[:, None]), dim=1)
+    pool = (torch.tensor([[0, 1]] * 24, device=device),) if with_pool else ()
+    for chosen in choose_both(logits, low_rank, torch.cat((up_weight, torch.zeros_like(up_weight))), *pool):
+        assert chosen.sum() <= 1  # where another order of the fp32 sum tips a rounding over
 
 
 @pytest.mark.parametrize("size", [1, 7, 128, 200])

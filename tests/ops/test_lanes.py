@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from parity import (
+    MOST_TIPPED,
+    ROUNDED,
     STATE_TOLERANCE,
     advance_both,
     assert_equal_corrections,
     correct_both,
     make_advance,
     make_corrections,
+    round_corrected,
 )
 
 from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, gru_step
@@ -37,6 +40,15 @@ def test_corrected_logits_are_equal(shape, dtype, base_dtype, device):
     ours, theirs = correct_both(*inputs)
     assert ours.dtype == theirs.dtype == base_dtype
     assert_equal_corrections(ours, theirs, inputs[0], inputs[3])
+
+
+@pytest.mark.parametrize(("dtype", "base_dtype"), ROUNDED, ids=str)
+def test_corrected_logits_are_rounded_where_it_is_said(dtype, base_dtype, device):
+    base, block_part, state_part, up_weight, ids = make_corrections((2, 5, 40, 64, 17), dtype, device, base_dtype)
+    low_rank = (block_part[:, None] + state_part)[:, :, None]  # [B, L, 1, R]
+    expected = round_corrected(base[:, None], low_rank, up_weight[ids][:, None])
+    for scores in correct_both(base, block_part, state_part, up_weight, ids):
+        assert (scores != expected).double().mean() <= MOST_TIPPED
 
 
 def test_inputs_may_be_slices(device):

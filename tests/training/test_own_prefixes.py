@@ -10,14 +10,18 @@ from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.own_prefixes import write_own_prefixes
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
-def test_chosen_blocks_hold_what_the_drafter_says_step_by_step(kind, target, make_drafter):
+@pytest.mark.parametrize("gathers", [True, False])
+@pytest.mark.parametrize(("kind", "at_once"), [(KINDS[0], 1), (KINDS[0], 2), (KINDS[3], 1)])
+def test_chosen_blocks_hold_what_the_drafter_says_step_by_step(kind, at_once, gathers, target, make_drafter):
     drafter = make_drafter(target, **kind, draft_pool_size=None)
     config = drafter.config
     hidden, tokens = torch.randn(2, 3, config.block_size, config.hidden_size), torch.randint(4, 64, (2, 3, 6))
     chosen = torch.tensor([[True, False, True], [False, False, True]])
-    view = TargetModel(target, config)
-    own = write_own_prefixes(drafter, view, hidden, tokens, chosen, max_logits_per_chunk=64 * 6)
+    view, counts, limit = TargetModel(target, config), [], at_once * 64 * (6 - config.label_offset)
+    watch = target.lm_head.register_forward_hook(lambda _, __, logits: counts.append(logits.numel()))
+    own = write_own_prefixes(drafter, view, hidden, tokens, chosen, limit, gathers)
+    watch.remove()
+    assert max(counts) == limit
     assert torch.equal(own[~chosen], tokens[~chosen])
     assert torch.equal(own[..., 0], tokens[..., 0])
     offset = config.label_offset

@@ -31,7 +31,7 @@ def correct_and_choose(
     else:
         rows = F.embedding(candidate_ids, up_weight)  # [B, M, R]
         correction = (rows @ activated[..., None])[..., 0]
-    scores = base_logits + correction.to(base_logits)
+    scores = (base_logits + correction).to(base_logits.dtype)
     if noise is not None:
         scores = add_noise(scores, noise if candidate_ids is None else noise.gather(1, candidate_ids), temperature)
     choice = scores.argmax(dim=-1)
@@ -100,4 +100,4 @@ def correct_lanes(
     """Twin of [`domino_kernels.correct_lanes`]; see there."""
     low_rank = block_part[:, None] + state_part  # [B, L, R]
     rows = F.embedding(candidate_ids, up_weight)  # [B, M, R]
-    return base_logits[:, None] + (F.silu(low_rank) @ rows.mT).to(base_logits)
+    return (base_logits[:, None] + F.silu(low_rank) @ rows.mT).to(base_logits.dtype)

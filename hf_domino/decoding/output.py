@@ -138,7 +138,7 @@ class CommittedSequences:
     def _reserve(self, num_tokens: int) -> None:
         """Room for `num_tokens` more in every row; the prompt tensor itself is never written to."""
         needed = max(self._lengths) + num_tokens
-        if needed > self._ids.shape[1] or self._ids.shape[1] == self._prompt_length:
+        if needed > self._ids.shape[1]:
             grown = self._ids.new_zeros(len(self._lengths), max(2 * needed, 64))
             grown[:, : self._ids.shape[1]] = self._ids
             self._ids = grown

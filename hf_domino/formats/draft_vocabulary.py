@@ -52,8 +52,7 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     if W2 in found:
         note += UNLEARNED
         rows = found[W2]
-        mean = rows.float().mean(dim=0).to(rows.dtype)
-        found[W2] = mean.repeat(config.vocab_size, 1).index_copy(0, ids, rows)
+        found[W2] = rows.mean(dim=0).repeat(config.vocab_size, 1).index_copy(0, ids, rows)
     return found, f"{note}."
 
 

@@ -9,6 +9,7 @@ import pytest
 from chats import DROPS_REASONING, GENERATION, TEMPLATE, TURNS, ScriptedWriter, chat_tokenizer, write_lines
 from transformers import AutoTokenizer
 
+from hf_domino.data.messages import read_messages, read_tools
 from hf_domino.data.prompts import read_prompts
 from hf_domino.data.rows import load_rows
 from hf_domino.data.settings import WritingSettings
@@ -137,6 +138,7 @@ def test_lines_a_table_and_a_parquet_file_with_its_nulls_are_the_same_rows(rows_
         ({"messages": [USER, {**ANSWER, "tool_calls": [{"function": {"name": "a", "arguments": "b"}}]}]}, "an object"),
         ({"messages": [USER, ANSWER], "tools": "a hammer"}, "field `tools` must be a list of objects, .*got a hammer"),
         ({"messages": [USER, ANSWER], "tools": ["weather"]}, "field `tools` must be a list of objects"),
+        ({"messages": []}, r"field `messages` must be a list of messages, got \[\]"),
         ({"messages": [ANSWER]}, "must hold an assistant message that answers another"),
         ({"conversations": [{"from": "gpt", "value": "Hi"}]}, "must hold an assistant message that answers another"),
         ({"prompt": [USER], "completion": [USER]}, "must hold an assistant message that answers another"),
@@ -145,6 +147,32 @@ def test_lines_a_table_and_a_parquet_file_with_its_nulls_are_the_same_rows(rows_
 def test_what_is_no_answer_is_refused_by_name(record, message, rows_of, tokenizer):
     with pytest.raises(ValueError, match=rf"rows\.jsonl, line 2: .*{message}"):
         rows_of([{"text": "once upon a time"}, record], tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("message", "read"),
+    [
+        ({**USER, "from": "a forum"}, {**USER, "from": "a forum"}),
+        ({**ANSWER, "tool_calls": [CALL]}, {**ANSWER, "tool_calls": [CALL]}),
+        ({**ANSWER, "tool_calls": [{**CALL, "id": "7"}]}, {**ANSWER, "tool_calls": [{**CALL, "id": "7"}]}),
+        (
+            {"from": "function_call", "value": '{"name": "clock"}'},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"type": "function", "function": {"name": "clock", "arguments": {}}}],
+            },
+        ),
+    ],
+    ids=["from beside a role", "words beside a call", "the id of a call", "a call without arguments"],
+)
+def test_a_message_is_read_whole(message, read):
+    assert read_messages({"messages": [USER, message]}, "messages", "line 1") == [USER, read]
+
+
+def test_a_null_among_the_values_of_a_tool_is_one_of_them():
+    schema = {"name": "weather", "parameters": {"properties": {"city": {"enum": ["Oslo", None]}}}}
+    assert read_tools({"tools": [{**schema, "strict": None}]}, "line 1") == {"tools": [schema]}
 
 
 def test_a_template_that_knows_no_tool_calls_is_told(rows_of, tokenizer):

@@ -334,6 +334,20 @@ def test_criteria_of_ones_own(tiny_qwen3, tiny_drafter, prompts, says, has_end, 
         assert tiny_drafter.stats.acceptance_length > 1.2
 
 
+@pytest.mark.parametrize(("num_rows", "num_new"), [(1, 3), (4, 8)])
+def test_nothing_behind_the_end_of_texts_without_an_end_token_counts(target, make_drafter, prompts, num_rows, num_new):
+    """Neither in the cache, which goes on where the text does, nor in the statistics."""
+    rows = {name: tensor[:num_rows] for name, tensor in prompts.items()}
+    criterion = OwnCriterion(lambda _, ids: ids.shape[1] == 20 + num_new)
+    options = {"stopping_criteria": StoppingCriteriaList([criterion]), "return_dict_in_generate": True}
+    drafter = make_drafter(target)
+    plain, assisted = both(target, drafter, rows, 0.9, pad_token_id=PAD, **options)
+    assert torch.equal(assisted.sequences, plain.sequences)
+    assert drafter.stats.num_new_tokens == num_rows * num_new
+    if num_rows == 1:
+        assert assisted[CACHE].get_seq_length() == plain[CACHE].get_seq_length()
+
+
 def test_refusals(tiny_qwen3, tiny_drafter, prompts):
     call = {**prompts, "assistant_model": tiny_drafter, "max_new_tokens": 4}
     with pytest.raises(

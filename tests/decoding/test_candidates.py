@@ -75,3 +75,19 @@ def test_lucky_tokens_are_candidates():
     with_luck, without = ((pool == drawn[..., None]).any(dim=2) for pool in pools)
     assert with_luck.all()
     assert 0.1 < without.float().mean() < 0.9
+
+
+def test_ids_that_are_no_tokens_are_held_by_no_row():
+    """As those of images, above the vocabulary, or below 0 in the place of embeddings."""
+    prefixes = Prefixes(torch.tensor([[5, 70, 6, 7], [-1, 3, 5, 5]]), [3, 2], [0, 1])
+    held = prefixes.hold(torch.tensor([[5, 6, 7, 63], [5, 3, 0, 63]]), [0, 0], 64)
+    assert held.tolist() == [[True, True, False, False], [False, True, False, False]]
+
+
+@pytest.mark.parametrize("lengths", [[1, 1], [3, 1], [3, 3]], ids=str)
+def test_endings_are_as_wide_as_they_are_asked_for(lengths):
+    prefixes = Prefixes(torch.tensor([[5, 6, 7, 8], [9, 10, 11, 12]]), lengths, [0, 1])
+    endings = prefixes.endings(2)
+    assert endings.shape == (2, 2)
+    assert endings[:, -1:].equal(prefixes.last())
+    assert lengths[0] == 1 or endings[0].tolist() == [6, 7]

@@ -149,6 +149,16 @@ def test_limits_of_the_caller_take_precedence(tiny_qwen3, tiny_drafter, cache, l
         assert torch.equal(tiny_qwen3.generate(ids, assistant_model=tiny_drafter, **options, **static), plain)
 
 
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_a_prompt_behind_the_callers_limit_is_asked_about_the_token_that_follows(tiny_qwen3, tiny_drafter, cache):
+    ids, criteria = PROMPTS[0][None], StoppingCriteriaList([MaxLengthCriteria(LENGTH - 3)])
+    allowed = {"stopping_criteria": criteria, "prefix_allowed_tokens_fn": lambda _, ids: [len(ids) + 20]} | OPTIONS
+    expected = torch.cat((ids, torch.tensor([[LENGTH + 20]])), dim=1)
+    assert torch.equal(tiny_qwen3.generate(ids, **allowed), expected)
+    text = tiny_qwen3.generate(ids, assistant_model=tiny_drafter, cache_implementation=cache, **allowed)
+    assert torch.equal(text, expected)
+
+
 def test_an_attached_target_refuses_to_go_on_behind_its_limit(tiny_qwen3, tiny_drafter):
     """Transformers' own assisted loop goes by its configuration, and would never end."""
     call = {"assistant_model": tiny_drafter, "eos_token_id": -1, "pad_token_id": 0} | OPTIONS

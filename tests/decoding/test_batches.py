@@ -277,6 +277,7 @@ def test_steps_are_those_of_the_longest_row():
     committed.commit([0, 1], torch.ones(2, 4).long(), [4, 1], nothing, nothing)
     assert committed.unfinished == [0, 1]
     assert committed.num_steps == 4
+    assert [committed.tokens(0, start) for start in (1, 3, 5)] == [[0, 0, 1, 1, 1, 1], [1, 1, 1, 1], [1, 1]]
 
 
 class OwnCriterion(StoppingCriteria):

@@ -9,11 +9,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hf_domino._common.refusal import refusal
+
 GB = 1e9
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # torch.save says no more than that, whatever the reason.
 FELL_SHORT = ("unexpected pos", "PytorchStreamWriter failed", "iostream error")
 MAKE_ROOM = "What was there before is kept. Make room and run the same command again."
+
+
+def check_writable(folder: Path, field: str) -> None:
+    """Refuse a folder that can be neither made nor written to, before any work.
+
+    Args:
+        folder (`Path`): The folder; it need not exist.
+        field (`str`): What it was given as.
+
+    Raises:
+        ValueError: If a file is in its place or above it, or the disk or its permissions forbid it.
+    """
+    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        problem = "is read-only here" if place.is_dir() else "is a file"
+        raise refusal(field, "a folder that can be written to", str(folder), f"Choose another: {place} {problem}.")
 
 
 def why_no_room(error: BaseException) -> str | None:
@@ -55,7 +73,7 @@ def needing_room(path: Path, way_out: str, num_bytes: int | None = None) -> Iter
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a name beside `path` to write under; what was written there is `path` when the context ends without error.
+    """Give a name beside `path`, in a folder that is made, whose file is `path` when the context ends without error.
 
     Args:
         path (`Path`): The file, replaced where there is one.
@@ -79,6 +97,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     ```
     """
     aside = path.with_name(f".{path.name}.part-{os.getpid()}")
+    aside.parent.mkdir(parents=True, exist_ok=True)
     try:
         with needing_room(path, MAKE_ROOM):
             yield aside

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from hf_domino._common.dtypes import dtype_name
+from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import DTYPES, SHAPES, default_device, positive_int
 
@@ -47,8 +48,9 @@ def run(options: argparse.Namespace) -> int:
     options.shapes, options.dtype = options.shapes or shapes, options.dtype or dtype
     if options.rounds < 4 * FEW_ROUNDS:
         raise ValueError(f"--rounds must be at least {4 * FEW_ROUNDS}, got {options.rounds}.")
+    check_writable(options.rows.absolute().parent, "the folder of --rows")
     rows = measure(options)
-    options.rows.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_whole(options.rows, "".join(json.dumps(row) + "\n" for row in rows))
     print(f"{'ms a round':<18}{'median':>9}{'least':>9}{'most':>9}{'floor':>9}{'over floor':>12}")
     for row in rows:
         times = "".join(f"{row[name]:>9.3f}" for name in ("ms", "ms_least", "ms_most", "floor_ms"))

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from hf_domino._common.whole_files import check_writable
 from hf_domino.cli.exits import FAILED_CHECK
 
 EXAMPLES = """\
@@ -49,9 +50,10 @@ def run(options: argparse.Namespace) -> int:
     if options.target and not Path(options.target).exists():
         check_name(options.target, "--target")
     card = card_for(options.folder, options.rows, target=options.target, metadata=metadata)
+    path = options.output or options.folder / CARD
+    check_writable(path.absolute().parent, f"the folder of {'--output' if options.output else 'the card'}")
     if options.rows and not options.output:
         _keep_rows(options.rows, options.folder)
-    path = options.output or options.folder / CARD
     path.write_text(card, encoding="utf-8")
     print(path)
     return 0

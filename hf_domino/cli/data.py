@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_domino._common.dtypes import dtype_name, fast_dtype
 from hf_domino._common.fields import PROMPT_FIELDS
+from hf_domino._common.whole_files import check_writable
 from hf_domino.cli.flags import DTYPES, positive_int
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
         for path in getattr(options, name):
             if not path.is_file():
                 raise ValueError(f"--{name} must be files of records, got {str(path)!r}: there is none of that name.")
+    check_writable(options.output, "--output")
     settings = _settings(options)
     options.target = find_target(options.target)
     shard = options.shard or (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))

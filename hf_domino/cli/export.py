@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_domino._common.dtypes import dtype_name
+from hf_domino._common.whole_files import check_writable
 from hf_domino.cli.flags import DTYPES, ENGINES, FORMATS, set_up
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def run(options: argparse.Namespace) -> None:
     from hf_domino.drafter.modeling import DominoDraftModel
     from hf_domino.pair import find_drafter, find_target
 
+    check_writable(options.output, "--output")
     set_up()
     drafter = DominoDraftModel.from_pretrained(find_drafter(options.drafter))
     given = {name: getattr(options, name) for name in ("format", "engine", "dtype", "overwrite")}

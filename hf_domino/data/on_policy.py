@@ -130,7 +130,6 @@ def _begin(output: Path, settings: dict[str, Any], overwrite: bool) -> None:
             if not overwrite:
                 raise
             output.unlink()
-    output.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(settings))
 
 

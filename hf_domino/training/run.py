@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, set_seed
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino._common.verdict import verdict
-from hf_domino._common.whole_files import needing_room
+from hf_domino._common.whole_files import check_writable, needing_room
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import RECORD_SUFFIXES, read_records
@@ -28,7 +28,7 @@ from hf_domino.training.loading import load_training_rows
 from hf_domino.training.parts import check_start, go_on_from
 from hf_domino.training.runs.checkpoints import GO_ON
 from hf_domino.training.runs.locking import alone_in_folder
-from hf_domino.training.runs.resuming import check_folder, prepare_folder
+from hf_domino.training.runs.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
@@ -59,7 +59,7 @@ def train(
     """
     _check_together(names, data, args)
     check_start(names.drafter, shape.overrides(), args)
-    check_folder(Path(str(args.output_dir)))
+    check_writable(Path(str(args.output_dir)), "output_dir")
     with alone_in_folder(args):
         return _train(names, shape, data, args)
 

@@ -28,8 +28,14 @@ def test_a_file_without_room_is_named_and_what_was_there_stays(writer, no_file_b
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 
+def test_the_folder_of_a_file_is_made(tmp_path):
+    write_whole(tmp_path / "new" / "rows.jsonl", "{}")
+    assert (tmp_path / "new" / "rows.jsonl").read_text() == "{}"
+
+
 def test_what_is_wrong_otherwise_is_said_as_it_is(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"), whole_file(tmp_path / "nowhere" / "rows") as aside:
+    (tmp_path / "taken").touch()
+    with pytest.raises(FileExistsError, match="taken"), whole_file(tmp_path / "taken" / "rows") as aside:
         aside.write_text("")
     with pytest.raises(RuntimeError, match=r"^shapes differ$"), needing_room(tmp_path, ""):
         raise RuntimeError("shapes differ")

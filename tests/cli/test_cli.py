@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import getpass
 import json
+import os
 import platform
 import re
 import subprocess
@@ -67,6 +69,40 @@ def test_bugs_keep_their_traceback(command):
     command(failing(RuntimeError("a bug")))
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["demo"])
+
+
+@pytest.mark.parametrize("reason", ["is a file", "is read-only here"])
+@pytest.mark.parametrize(
+    ("command", "flag", "name"),
+    [
+        ("bench --drafter nowhere/drafter", "the folder of --rows", "rows.jsonl"),
+        ("bench-round --rounds 64", "the folder of --rows", "rows.jsonl"),
+        ("data --target nowhere/target", "--output", ""),
+        ("export --drafter nowhere/drafter", "--output", ""),
+        ("card DRAFTER --target org/target", "the folder of --output", "card.md"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_to_is_named_before_any_work(
+    command, flag, name, reason, saved_pair, tmp_path, monkeypatch, capsys
+):
+    place = tmp_path / "place"
+    if reason == "is a file":
+        place.touch()
+    else:  # the system's answer of a read-only disk, and of somebody else's folder
+        place.mkdir()
+        monkeypatch.setattr(os, "access", lambda path, mode: not Path(path).is_relative_to(place))
+    folder = place / "below"
+    given = [flag.split()[-1], str(folder / name)]
+    assert cli.main([*command.replace("DRAFTER", str(saved_pair[1])).split(), *given]) == cli.USER_ERROR
+    said = capsys.readouterr().err
+    assert f"{flag} must be a folder that can be written to, got '{folder}'. Choose another: {place} {reason}." in said
+
+
+def test_what_the_system_refuses_is_said_without_its_number(command, capsys):
+    command(failing(PermissionError(errno.EACCES, "Permission denied", "/etc/shadow")))
+    assert cli.main(["demo"]) == cli.USER_ERROR
+    said = "/etc/shadow cannot be used: Permission denied. Name another place, or free that one."
+    assert capsys.readouterr().err == f"hf-domino demo: {said}\n"
 
 
 def test_interrupt(command):

@@ -123,7 +123,7 @@ def test_a_folder_that_is_not_empty(tiny_drafter, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"the folder to export to must be empty, got .* or overwrite=True"):
         tiny_drafter.export(tmp_path)
-    with pytest.raises(ValueError, match=r"the folder to export to must be a folder, got '.*notes.txt'"):
+    with pytest.raises(ValueError, match=r"to must be a folder that can be written to, got '.*notes.txt'"):
         tiny_drafter.export(tmp_path / "notes.txt", overwrite=True)
     tiny_drafter.export(tmp_path, overwrite=True)
     assert (tmp_path / "notes.txt").read_text() == "mine"

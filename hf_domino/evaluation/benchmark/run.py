@@ -13,6 +13,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from hf_domino._common.figures import write_figures
+from hf_domino._common.whole_files import check_writable
 from hf_domino.evaluation.benchmark.figures import make_figures
 from hf_domino.evaluation.benchmark.measure import WARM_UP_TOKENS, WARM_UPS, Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods, keeps_seed, needs_drafter
@@ -92,6 +93,7 @@ def _check(options: argparse.Namespace) -> None:
             f"--rows {options.rows} is there already: go on with it (--resume), replace it (--overwrite), or write "
             "elsewhere."
         )
+    check_writable(options.rows.absolute().parent, "the folder of --rows")
 
 
 def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -67,24 +66,6 @@ def begun_with(folder: str, drafter: str | None) -> dict[str, Any]:
     if run and not drafter:
         run[PREFIX] = _read(checkpoint / CONFIG_FILE).get(PREFIX, DominoConfig.pure_draft_prefix_len)
     return {name: run[name] for name in (*KEPT, "distillation_weight", PREFIX) if name in run}
-
-
-def check_folder(folder: Path) -> None:
-    """Make the folder of a run, or say why it cannot be, before anything is loaded.
-
-    Args:
-        folder (`Path`): `output_dir`.
-
-    Raises:
-        ValueError: If it is no folder, or cannot be made or written to.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        problem = None if os.access(folder, os.W_OK) else "it cannot be written to"
-    except OSError as error:
-        problem = str(error.strerror)
-    if problem:
-        raise refusal("output_dir", "a folder that can be written to", str(folder), f"Choose another: {problem}.")
 
 
 def prepare_folder(

@@ -81,9 +81,7 @@ def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, 
     except Exception as error:
         if options.traceback or not (isinstance(error, (ValueError, OSError)) or why_no_room(error)):
             raise
-        if (
-            isinstance(error, OSError) and error.strerror and error.filename
-        ):  # the system's, with a number for a sentence
+        if isinstance(error, OSError) and error.strerror and error.filename:  # the system's own words
             error = OSError(f"{error.filename} cannot be used: {error.strerror}. Name another place, or free that one.")
         print(f"{program} {options.command}: {error}", file=sys.stderr)
         return USER_ERROR

@@ -1,6 +1,6 @@
 """`hf-domino train --plan`: the memory, time and disk of a training, as a table, in place of the training.
 
-Time is a lower bound from operations, and where the training could begin here and now, that of a few steps of it.
+Time is that of a few steps, where the training could begin here and now, else a lower bound from operations.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
     if options.json:
         print(json.dumps(_record(plan, memory, steps)))
         return
-    print(_table(plan, memory, "given" if options.plan_tflops else f"measured on {args.device.type}"))
+    rate = None if not isinstance(steps, str) else "given" if options.plan_tflops else f"measured on {args.device.type}"
+    print(_table(plan, memory, rate))
     print(*_lines_of_steps(plan, steps, args.device.type), sep="\n")
 
 
@@ -133,19 +134,19 @@ def _device_memory(device: Any) -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def _table(plan: TrainingPlan, memory: float, rate: str) -> str:
-    """Lines of parts, with what follows from them."""
+def _table(plan: TrainingPlan, memory: float, rate: str | None) -> str:
+    """Lines of parts, with what follows from them; without a bound of the time where steps were measured."""
     lines = ["memory of each process, GB, at the fullest moment of a step"]
     lines += [f"  {part:32}{size / GB:10.2f}" for part, size in plan.memory.items()]
     fits = "fits" if plan.peak_bytes <= memory else "does not fit"
     lines += [f"  {'together':32}{plan.peak_bytes / GB:10.2f}  {fits} into {memory / GB:.0f} GB"]
     lines += ["operations of each process in one optimizer step, 10^12"]
     lines += [f"  {part:32}{flops / TERA:10.2f}" for part, flops in plan.flops_per_step.items()]
-    if plan.seconds_per_step is not None and plan.flops_per_second is not None:
-        lines += [f"time at {plan.flops_per_second / TERA:.4g} x 10^12 a second ({rate}): at least"]
+    if rate and plan.seconds_per_step is not None and plan.flops_per_second is not None:
+        lines += [f"time at {plan.flops_per_second / TERA:.4g} x 10^12 a second ({rate}), of full rows: at least"]
         lines += [f"  {'seconds per step':32}{plan.seconds_per_step:10.2f}"]
-    if plan.hours is not None:
-        lines += [f"  {f'hours for {plan.steps:,} steps':32}{plan.hours:10.2f}"]
+        if plan.hours is not None:
+            lines += [f"  {f'hours for {plan.steps:,} steps':32}{plan.hours:10.2f}"]
     lines += ["disk, GB", f"  {'a checkpoint':32}{plan.checkpoint_bytes / GB:10.2f}"]
     if plan.hidden_states_bytes is not None:
         lines += [f"  {'hidden states, where cached':32}{plan.hidden_states_bytes / GB:10.2f}"]

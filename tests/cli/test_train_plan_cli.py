@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from transformers import Qwen3Config
 
 from hf_domino.cli import train as command
 from hf_domino.cli.main import main
-from hf_domino.training.scale import probe
+from hf_domino.training.scale import plan, probe
 
 ROOT = Path(__file__).parents[2]
 QWEN3_8B = Qwen3Config(
@@ -38,7 +39,7 @@ def test_a_plan_trains_nothing(recipe, train, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "together" in shown
     assert "does not fit into 0 GB" in shown
-    assert "time at 2 x 10^12 a second (given): at least" in shown
+    assert "time at 2 x 10^12 a second (given), of full rows: at least" in shown
     assert "hours for 6 steps" in shown  # 8 rows in batches of 8, six epochs
     assert not (tmp_path / "run").exists()
 
@@ -138,6 +139,14 @@ def test_a_drafter_that_exists_stays_as_it_is(recipe, train, saved_pair, capsys)
     assert train({**recipe, **fields, "block_size": 4}, "--plan", "--json", "--plan_steps=1") == 0
     assert json.loads(capsys.readouterr().out)["measured"]["num_steps"] == 1
     assert files(saved_pair[1]) == before
+
+
+def test_no_bound_stands_above_a_time_that_was_measured(recipe, train, monkeypatch, capsys):
+    monkeypatch.setattr(plan, "measure_flops", lambda *args: 1.0)  # by which a step takes years
+    assert train(recipe, "--plan", "--plan_steps=1") == 0
+    shown = capsys.readouterr().out
+    assert "at least" not in shown
+    assert len(re.findall("hours for 4 steps", shown)) == 1
 
 
 def test_slow_steps_are_few(recipe, train, monkeypatch, capsys):

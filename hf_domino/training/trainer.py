@@ -7,6 +7,7 @@ processes equal a large batch (arXiv 2605.29707).
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Iterator
@@ -183,6 +184,16 @@ class DominoTrainer(AveragingTrainer):
             check_no_leaks(self.target, rows)
         self._clock = time.monotonic()
         return super().train(checkpoint, *args, **kwargs)
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Log, evaluate and save as this run asks, where Transformers would as its checkpoint did, and warn of it."""
+        asked, self.args = self.args, copy.copy(self.args)
+        vars(self.args).update(logging_steps=None, eval_steps=None, save_steps=None)
+        try:
+            return super()._init_training_state(max_steps, *args, **kwargs)
+        finally:
+            self.args = asked
+            self.state.compute_steps(asked, max_steps)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer: Muon beside AdamW if `muon_learning_rate` is set, else what the arguments say."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,16 @@ def test_overwriting_starts_again(finished, recipe, train, other_target, capsys)
     assert (finished / "notes.txt").read_text() == "mine"
     assert train(recipe, "--overwrite", "true", f"--resume_from_checkpoint={finished / 'checkpoint-2'}") == 2
     assert "resume_from_checkpoint with overwrite must be None" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_logs_as_it_is_asked_to_and_warns_of_nothing(recipe, train, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    recipe |= {"eval_file": None, "save_steps": 0.5}
+    for steps in ("4", "8"):
+        assert train(recipe, "--logging_steps=0.5", "--max_steps", steps) == 0
+    assert "do not match" not in caplog.text
+    history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in history if "loss" in entry] == [2, 4, 8]
 
 
 def test_a_folder_that_cannot_be_is_refused_at_once(recipe, train, tmp_path, capsys):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PrinterCallback, ProgressCallback
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
@@ -53,6 +53,11 @@ FIRST_TOKENS = (
     "The drafter proposes the first {0} tokens of the vocabulary, as nobody chose others: `hf-domino train` takes the "
     "most frequent ones of its text; in Python, most_frequent(count_tokens(rows, vocab_size), {0}) of hf_domino.data "
     "and DominoDraftModel.restricted do."
+)
+# What fits into a line of the terminal; all that is logged is in trainer_state.json.
+SHOWN = (
+    *("train_runtime", "train_loss", "loss", "learning_rate", "lambda_base", "acceptance_length"),
+    *("eval_loss", "eval_walked_acceptance_length", "eval_predicted_speed_up", "epoch"),
 )
 NO_METADATA = ("tasks", "dataset_args")  # Transformers' card files scores under them
 
@@ -164,6 +169,9 @@ class DominoTrainer(AveragingTrainer):
         self.meter = TrainingMeter(model.config.label_offset, args.device)
         self.gradient_norms = GradientNorms(model)
         self.add_callback(self.gradient_norms)
+        for callback in self.callback_handler.callbacks:
+            if type(callback) in (PrinterCallback, ProgressCallback):
+                vars(callback)["on_log"] = partial(_show, callback.on_log)
         self._clock = time.monotonic()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -329,3 +337,7 @@ class DominoTrainer(AveragingTrainer):
             save_run(folder, self.args, self.train_dataset, self.drafter.config)
             if self.args.lora_rank is not None:
                 save_target(self.drafter, folder)
+
+
+def _show(on_log: Callable[..., None], *args: Any, logs: dict[str, float], **kwargs: Any) -> None:
+    on_log(*args, logs={name: logs[name] for name in SHOWN if name in logs} or logs, **kwargs)

@@ -23,6 +23,11 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     assert (tmp_path / "run" / "tokenizer.json").exists()
     said = capsys.readouterr().out
     assert "eval_walked_acceptance_length" in said
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    assert {"base_loss", "head_grad_norm", "hours"} < state["log_history"][0].keys()
+    logged = [line for line in said.splitlines() if line.startswith("{")]
+    assert logged[0].startswith("{'loss': ")
+    assert max(map(len, logged)) <= 120
     pair = f"--target {recipe['target']} --drafter {tmp_path / 'run'} --prompts {recipe['eval_file']}"
     commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
     bench, card = f"bench {pair} --rows {tmp_path / 'run'}/results.jsonl", f"card {tmp_path / 'run'}"

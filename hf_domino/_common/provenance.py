@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+
+NOT_RECORDED = "not recorded"  # by pip, of a folder or a wheel
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:
@@ -52,8 +57,17 @@ def _hardware(device: str) -> str:
 
 
 def _commit() -> str:
-    """Commit of the checkout, with `-dirty` where the package differs from it; `unknown` outside of one."""
+    """Commit of the checkout, with `-dirty` where the package differs from it, or of what pip fetched from git."""
     folder = Path(__file__).parents[1]
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True)
-    status = subprocess.run(["git", "status", "--porcelain", "."], cwd=folder, capture_output=True, text=True)
-    return head.stdout.strip() + ("-dirty" if status.stdout.strip() else "") if head.returncode == 0 else "unknown"
+    with suppress(FileNotFoundError):  # where there is no git
+        # Of another repository, whose environment the package is installed in, HEAD has no such folder.
+        head, status = (
+            subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True)
+            for command in (("rev-parse", "HEAD", "HEAD:./"), ("status", "--porcelain", "."))
+        )
+        if head.returncode == 0:
+            return head.stdout.split()[0] + ("-dirty" if status.stdout.strip() else "")
+    with suppress(PackageNotFoundError):
+        source = json.loads(distribution("hf-domino").read_text("direct_url.json") or "{}")
+        return source.get("vcs_info", {}).get("commit_id", NOT_RECORDED)
+    return NOT_RECORDED

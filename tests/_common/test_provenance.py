@@ -1,11 +1,42 @@
 """Where rows say that they come from."""
 
+import json
 import subprocess
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
+
+import pytest
 
 from hf_domino._common import provenance
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FROM_GIT = {"url": "https://example.org/hf_domino", "vcs_info": {"vcs": "git", "commit_id": COMMIT}}
+FROM_FOLDER = {"url": "file:///home/me/hf_domino", "dir_info": {}}
 
-def test_commit_is_unknown_outside_a_checkout(monkeypatch):
-    refused = subprocess.CompletedProcess([], returncode=128, stdout="")
-    monkeypatch.setattr(provenance.subprocess, "run", lambda *args, **kwargs: refused)
-    assert provenance.provenance()["commit"] == "unknown"
+
+@pytest.mark.parametrize("has_git", [True, False])
+@pytest.mark.parametrize(
+    ("source", "expected"), [(FROM_GIT, COMMIT), (FROM_FOLDER, "not recorded"), (None, "not recorded")]
+)
+def test_an_installed_package_names_the_commit_that_pip_fetched(source, expected, has_git, tmp_path, monkeypatch):
+    package = tmp_path / "project" / "site-packages" / "hf_domino" / "_common"  # in somebody else's repository
+    package.mkdir(parents=True)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path / "project", check=True)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", *identity, "commit", "-qm", "theirs", "--allow-empty"], cwd=package, check=True)
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    if not has_git:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    text = source and json.dumps(source)
+    monkeypatch.setattr(provenance, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
+    assert provenance.provenance()["commit"] == expected
+
+
+def test_a_folder_on_the_path_alone_has_no_commit(tmp_path, monkeypatch):
+    def none(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "hf_domino" / "_common" / "provenance.py"))
+    (tmp_path / "hf_domino").mkdir()
+    monkeypatch.setattr(provenance, "distribution", none)
+    assert provenance.provenance()["commit"] == "not recorded"

@@ -174,6 +174,7 @@ def caption(rows: Sequence[Row]) -> str:
     written = sum(row["new_tokens"] for row in plain) / max(len(sources), 1)
     most = f"{first['max_new_tokens']} new tokens"
     tokens = most if written == first["max_new_tokens"] else f"up to {most} (plain, greedy: {written:.0f} on average)"
+    commit = re.sub("^([0-9a-f]{7}).*", r"\1", first["commit"])
     place, repeats = place_of(first), _count(first["repeats"], "repeat")
     over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
     return (
@@ -181,7 +182,7 @@ def caption(rows: Sequence[Row]) -> str:
         f"{first['batch_size']}, {first['dtype']}, {place}; all methods interleaved in one process, median of "
         f"{repeats} a prompt, then over prompts, quartiles over both; speed-up over {over}. "
         f"{_equality(rows)}{_notes(rows)} "
-        f"torch {first['torch']}, transformers {first['transformers']}, commit {first['commit'][:7]}, "
+        f"torch {first['torch']}, transformers {first['transformers']}, commit {commit}, "
         f"seed {first['seed']}, {first['date']}."
     )
 

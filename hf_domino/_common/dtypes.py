@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hf_domino._common.refusal import refusal
+
 if TYPE_CHECKING:
     import torch
 
+DTYPES = ("bfloat16", "float16", "float32")  # that models compute in, and files hold
 SYNONYMS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
@@ -14,6 +17,19 @@ def dtype_name(text: str) -> str:
     """Torch's own name for a dtype, `bf16` and `torch.bfloat16` being `bfloat16`; another text as it is."""
     name = text.removeprefix("torch.")
     return SYNONYMS.get(name, name)
+
+
+def dtype_of(written: torch.dtype | str, field: str = "dtype", remedy: str = "Choose one of them.") -> torch.dtype:
+    """The dtype of a name, or one that is one.
+
+    Raises:
+        ValueError: If it is none of `DTYPES`.
+    """
+    import torch
+
+    if (name := dtype_name(str(written))) not in DTYPES:
+        raise refusal(field, f"one of {', '.join(DTYPES)}", written, remedy)
+    return getattr(torch, name)
 
 
 def fast_dtype(device: str) -> torch.dtype:

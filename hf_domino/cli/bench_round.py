@@ -6,10 +6,10 @@ import argparse
 import json
 from pathlib import Path
 
-from hf_domino._common.dtypes import dtype_name
+from hf_domino._common.dtypes import DTYPES, dtype_name
 from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.cli.flags import DTYPES, SHAPES, default_device, positive_int
+from hf_domino.cli.flags import SHAPES, default_device, positive_int
 
 EXAMPLES = """\
   hf-domino bench-round

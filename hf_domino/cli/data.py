@@ -9,10 +9,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_domino._common.dtypes import dtype_name, fast_dtype
+from hf_domino._common.dtypes import DTYPES, dtype_name, dtype_of, fast_dtype
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.whole_files import check_writable
-from hf_domino.cli.flags import DTYPES, positive_int
+from hf_domino.cli.flags import positive_int
 
 if TYPE_CHECKING:
     from hf_domino.data.settings import WritingSettings
@@ -150,8 +150,6 @@ def _write(options: argparse.Namespace, settings: WritingSettings, shard: tuple[
 
 def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
     """The target in this process, the tokens that end its texts, and who it is."""
-    import torch
-
     from hf_domino.cli.flags import default_device
     from hf_domino.data.writers import CHUNK, TargetWriter, ends_of
     from hf_domino.pair import check_device
@@ -162,7 +160,7 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     check_device(device)
-    dtype = getattr(torch, options.dtype) if options.dtype else fast_dtype(device)
+    dtype = dtype_of(options.dtype) if options.dtype else fast_dtype(device)
     target = AutoTarget.from_pretrained(options.target, dtype=dtype).to(device).eval()
     return TargetWriter(target, chunk=CHUNK), ends_of(target.generation_config), identify(target, tokenizer)
 

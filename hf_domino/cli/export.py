@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_domino._common.dtypes import dtype_name
+from hf_domino._common.dtypes import DTYPES, dtype_name
 from hf_domino._common.whole_files import check_writable
-from hf_domino.cli.flags import DTYPES, ENGINES, FORMATS, set_up
+from hf_domino.cli.flags import ENGINES, FORMATS, set_up
 
 if TYPE_CHECKING:
     from hf_domino.formats.exporting import Export

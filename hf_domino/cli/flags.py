@@ -11,12 +11,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hf_domino._common.dtypes import dtype_name
+from hf_domino._common.dtypes import DTYPES, dtype_name, dtype_of
 
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
 
-DTYPES = ("bfloat16", "float16", "float32")
 METHODS = (
     "plain", "lean", "prompt_lookup", "recycling", "lookahead", "assistant", "early_exit", "native_dflash",
     "dflash", "dflash_adaptive", "domino", "domino_adaptive", "domino_lookup", "domino_chain", "domino_tree",
@@ -97,14 +96,14 @@ def load_models(options: argparse.Namespace) -> Pair:
     Raises:
         ValueError: If there is no such target, drafter or device.
     """
-    from hf_domino.pair import DTYPES, check_device, load_pair
+    from hf_domino.pair import check_device, load_pair
 
     device = options.device or default_device()
     check_device(device)
     set_up(options.threads)
     dtype = options.dtype or ("float32" if device == "cpu" else "bfloat16")
     print(f"loading {options.target or 'the bundled pair'} in {dtype} on {device}", file=sys.stderr)
-    return load_pair(options.target, options.drafter, dtype=DTYPES[dtype], device=device)
+    return load_pair(options.target, options.drafter, dtype=dtype_of(dtype), device=device)
 
 
 def choice_of(options: argparse.Namespace) -> dict[str, Any]:

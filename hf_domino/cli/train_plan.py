@@ -11,6 +11,7 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from hf_domino._common.dtypes import dtype_of
 from hf_domino.cli.flags import positive_int
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
     Raises:
         ValueError: If a flag or field is out of range.
     """
-    import torch
     from transformers import AutoConfig
 
     from hf_domino._common.notices import silent
@@ -67,7 +67,7 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
         target_config,
         config,
         args,
-        target_dtype=None if names.target_dtype == "auto" else getattr(torch, names.target_dtype),
+        target_dtype=None if names.target_dtype == "auto" else dtype_of(names.target_dtype),
         num_rows=options.plan_rows or _count_lines(data.train_file),
         num_processes=options.plan_processes or args.world_size,
         flops_per_second=flops,

@@ -17,6 +17,7 @@ from huggingface_hub import save_torch_state_dict
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable
 from hf_domino.configuration import DominoConfig
@@ -31,7 +32,6 @@ from hf_domino.formats.speculators import SPECULATORS
 logger = logging.get_logger(__name__)
 
 FORMATS = {"specforge": DFLASH_CONFIG, "speculators": SPECULATORS}
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 MAX_SHARD_SIZE = "5GB"
 WEIGHTS = "model*.safetensors*"  # whole, in shards, and their index
 _HEADLESS = Unmet("lm_head.weight", "stored beside d2t", "none", NO_HEAD)
@@ -74,7 +74,7 @@ def stored_config(
         raise refusal("format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own.")
     config.kind.refuse_what_it_lacks("export")
     described = deepcopy(config)
-    described.dtype = _dtype(dtype)
+    described.dtype = dtype_of(dtype)
     write = FORMATS[format].stored
     assert write is not None
     return write(described)
@@ -128,19 +128,12 @@ def export(
     _say(found, wanted)
     if note:
         logger.warning(note)
-    tensors = {name: (t.to(_dtype(dtype)) if t.is_floating_point() else t).contiguous() for name, t in own.items()}
+    tensors = {name: (t.to(dtype_of(dtype)) if t.is_floating_point() else t).contiguous() for name, t in own.items()}
     _clear(folder, overwrite)
     save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     files = (CONFIG, *sorted(path.name for path in folder.glob(WEIGHTS)))
     return Export(folder, format, files, found, (note,) if note else ())
-
-
-def _dtype(dtype: torch.dtype | str) -> torch.dtype:
-    found = DTYPES.get(dtype, dtype) if isinstance(dtype, str) else dtype
-    if found not in DTYPES.values():
-        raise refusal("dtype", f"one of {', '.join(DTYPES)}", dtype, "Engines compute in bfloat16.")
-    return found  # type: ignore[return-value]
 
 
 def _say(found: Mapping[str, tuple[Unmet, ...]], wanted: Engine | None) -> None:

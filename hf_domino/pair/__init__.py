@@ -3,7 +3,6 @@
 from hf_domino.pair.finding import (
     BUNDLED,
     CARDS,
-    DTYPES,
     FETCHED,
     Pair,
     check_device,
@@ -20,7 +19,6 @@ from hf_domino.pair.smollm2 import PROMPTS
 __all__ = [
     "BUNDLED",
     "CARDS",
-    "DTYPES",
     "FETCHED",
     "PROMPTS",
     "Pair",

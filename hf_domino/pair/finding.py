@@ -25,7 +25,6 @@ from hf_domino.target.loading import AutoTarget
 BUNDLED = "pycoder-13m"
 CARDS = "model_cards"  # folder of a checkout
 FETCHED = {"smollm2": "smollm2-135m-instruct"}  # pairs whose target is fetched, by the name that asks for it
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def check_device(device: str) -> None:

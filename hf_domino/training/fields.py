@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from hf_domino._common.dtypes import dtype_name
+from hf_domino._common.dtypes import DTYPES, dtype_name
+from hf_domino._common.refusal import refusal
 
 
 @dataclass
@@ -33,7 +34,10 @@ class ModelArguments:
     )
 
     def __post_init__(self) -> None:
-        self.target_dtype, self.cache_dtype = map(dtype_name, (self.target_dtype, self.cache_dtype))
+        for name in ("target_dtype", "cache_dtype"):
+            setattr(self, name, dtype_name(getattr(self, name)))
+            if (value := getattr(self, name)) not in (*DTYPES, "auto"):
+                raise refusal(name, f"one of {', '.join(DTYPES)}", value, "Choose one of them, or auto.")
 
 
 @dataclass

@@ -185,10 +185,8 @@ def test_a_dtype_may_be_written_short(command):
 
 
 def test_choices_are_what_they_stand_for():
-    assert sorted(pair.DTYPES) == list(flags.DTYPES)
     assert list(methods.METHODS) == list(flags.METHODS)
     assert sorted(round.SHAPES) == list(flags.SHAPES)
-    assert pair.DTYPES == exporting.DTYPES
     assert tuple(exporting.FORMATS) == flags.FORMATS
     assert tuple(engines.ENGINES) == flags.ENGINES
     assert set(check.EXIT_CODES) == {verdict.FITS, verdict.DOES_NOT_FIT, verdict.TOO_FEW}

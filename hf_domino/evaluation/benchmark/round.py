@@ -20,12 +20,12 @@ import torch
 from tqdm.auto import tqdm
 from transformers import CompileConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.static.graphs import without_graphs
 from hf_domino.decoding.static.workspace import release_workspaces
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.pair import DTYPES
 
 Row = dict[str, Any]
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of target and drafter
@@ -56,7 +56,7 @@ COPY_BYTES = 2**30
 def measure(options: argparse.Namespace) -> list[Row]:
     """Measure all methods in turn; one row each, with its floor and where it comes from."""
     torch.manual_seed(options.seed)
-    target, drafter = random_models(options.shapes, DTYPES[options.dtype], options.device)
+    target, drafter = random_models(options.shapes, dtype_of(options.dtype), options.device)
     drafter = drafter.view(draft_tree_size=options.tree_size)
     prompt = torch.randint(4, target.config.vocab_size, (1, options.context), device=options.device)
     methods = [method for method in METHODS if method not in ON_GPU or prompt.device.type == "cuda"]

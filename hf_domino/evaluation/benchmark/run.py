@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
+from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.figures import write_figures
 from hf_domino._common.whole_files import check_writable
 from hf_domino.evaluation.benchmark.figures import make_figures
@@ -21,7 +22,7 @@ from hf_domino.evaluation.benchmark.prompts import read_batches
 from hf_domino.evaluation.benchmark.report import fill_readme, label, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, RowsFile, measured, provenance_of_run, read_rows
 from hf_domino.evaluation.benchmark.summary import are_ties
-from hf_domino.pair import DTYPES, PROMPTS, Pair, check_device, find_pair, load_pair
+from hf_domino.pair import PROMPTS, Pair, check_device, find_pair, load_pair
 
 EXACT_DTYPE = "float32"  # in which greedy output must equal plain generation's
 
@@ -70,7 +71,7 @@ def _load(options: argparse.Namespace) -> Pair:
     names |= {"drafter": drafter, "others": others}
     revisions = {"target_revision": options.target_revision, "drafter_revision": options.drafter_revision}
     device, is_drafted = options.device, needs_drafter(options.methods)
-    return load_pair(**names, **revisions, dtype=DTYPES[options.dtype], device=device, is_drafted=is_drafted)
+    return load_pair(**names, **revisions, dtype=dtype_of(options.dtype), device=device, is_drafted=is_drafted)
 
 
 def _prompts_of(options: argparse.Namespace, pair: Pair) -> Path:

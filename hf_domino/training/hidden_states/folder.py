@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from hf_domino._common.dtypes import dtype_name, dtype_of
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import MAKE_ROOM, needing_room, write_whole
 from hf_domino.configuration import DominoConfig
@@ -36,7 +37,6 @@ from hf_domino.target.identity import TargetIdentity, check_same, identify
 INDEX_FILE, LOCK_FILE, SHARD_PATTERN = "index.json", "index.lock", "states-*.safetensors"
 MAX_SECONDS = 60.0  # of collecting rows for a shard: what a process that dies loses
 PARTIAL_LIFE = 3600.0  # seconds without a byte written after which whoever wrote a shard is dead
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 NO_CHECKSUM = -1
 DELETE_SHARD = "Delete this file and run the same command again: its rows are written again, and no others."
 START_AGAIN = "Delete {folder} and the states are written again, or choose another folder (--cache-hidden-states)."
@@ -76,9 +76,8 @@ class StateSettings:
         Raises:
             ValueError: If states cannot be stored in `dtype`.
         """
-        name = str(target.dtype).removeprefix("torch.") if dtype == "auto" else dtype
-        if name not in DTYPES:
-            raise refusal("cache_dtype", f"among {', '.join(DTYPES)} or auto", name, "Choose one of them.")
+        name = dtype_name(str(target.dtype) if dtype == "auto" else dtype)
+        dtype_of(name, "cache_dtype", "Choose one of them, or auto.")
         layer_ids = tuple(config.target_layer_ids or ())
         return cls(identify(target), layer_ids, config.hidden_size, name, final, target_files)
 
@@ -90,7 +89,7 @@ class StateSettings:
     @property
     def bytes_per_token(self) -> int:
         """What a token takes on disk."""
-        return self.num_states * self.hidden_size * DTYPES[self.dtype].itemsize
+        return self.num_states * self.hidden_size * dtype_of(self.dtype).itemsize
 
     @classmethod
     def load(cls, folder: Path) -> StateSettings | None:

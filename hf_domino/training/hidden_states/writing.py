@@ -22,12 +22,12 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.target.view import TargetModel
 from hf_domino.training.hidden_states.folder import (
-    DTYPES,
     ShardWriter,
     StateFolder,
     StateSettings,
@@ -140,7 +140,7 @@ class StateWriter:
         )
         if needed > free:
             remedy = "Free some, choose a folder on another disk (--cache-hidden-states), take fewer or shorter rows"
-            remedy += "." if DTYPES[settings.dtype].itemsize == 2 else ", or --cache-dtype bfloat16."
+            remedy += "." if dtype_of(settings.dtype).itemsize == 2 else ", or --cache-dtype bfloat16."
             expected = f"at least {needed / GB:.3g} GB, for {num_tokens} tokens"
             raise refusal(f"the room for {self.folder}", expected, f"{free / GB:.3g} GB", remedy)
 
@@ -158,7 +158,7 @@ class StateWriter:
     def _kept(self, read: TargetStates) -> torch.Tensor:
         """What is stored of a forward, `[B, S, C, H]` on the CPU."""
         parts = (*read.captured, *(() if read.final is None else (read.final,)))
-        return torch.stack([part.to(DTYPES[self.settings.dtype]) for part in parts], dim=2).cpu()
+        return torch.stack([part.to(dtype_of(self.settings.dtype)) for part in parts], dim=2).cpu()
 
     def _add(self, rows: dict[int, torch.Tensor]) -> None:
         """Hand rows, by their keys, to the shards.

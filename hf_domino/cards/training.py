@@ -44,17 +44,6 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
     return "\n\n".join(parts)
 
 
-def read_training(section: str) -> tuple[dict[str, str], dict[str, str]]:
-    """What [`training_section`] wrote: facts and the last evaluation, by their names; empty where there is none."""
-    tables = [
-        [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")]
-        for part in section.split("\n\n")
-    ]
-    facts = next((dict(rows[2:]) for rows in tables if rows and len(rows[0]) == 2), {})
-    evaluations = [rows for rows in tables if rows and "walked_acceptance_length" in rows[0]]
-    return facts, dict(zip(evaluations[-1][0], evaluations[-1][-1], strict=True)) if evaluations else {}
-
-
 def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix: str = "") -> str:
     """A table of a few of the entries, with the columns that any of them has."""
     names = [name for name in wanted if any(f"{prefix}{name}" in entry for entry in entries)]

@@ -196,7 +196,7 @@ class DominoTrainer(AveragingTrainer):
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Log, evaluate and save as this run asks, where Transformers would as its checkpoint did, and warn of it."""
         asked, self.args = self.args, copy.copy(self.args)
-        vars(self.args).update(logging_steps=None, eval_steps=None, save_steps=None)
+        self.args.__dict__.update(logging_steps=None, eval_steps=None, save_steps=None)
         try:
             return super()._init_training_state(max_steps, *args, **kwargs)
         finally:

@@ -8,7 +8,6 @@ import platform
 import subprocess
 from contextlib import suppress
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,6 @@ def _commit() -> str:
         )
         if head.returncode == 0:
             return head.stdout.split()[0] + ("-dirty" if status.stdout.strip() else "")
-    with suppress(PackageNotFoundError):
-        source = json.loads(distribution("hf-domino").read_text("direct_url.json") or "{}")
-        return source.get("vcs_info", {}).get("commit_id", NOT_RECORDED)
+    for source in folder.parent.glob("hf_domino-*.dist-info/direct_url.json"):  # pip's
+        return json.loads(source.read_text()).get("vcs_info", {}).get("commit_id", NOT_RECORDED)
     return NOT_RECORDED

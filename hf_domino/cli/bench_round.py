@@ -6,10 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from hf_domino._common.dtypes import DTYPES, dtype_name
 from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.cli.flags import SHAPES, default_device, positive_int
+from hf_domino.cli.flags import DTYPE, SHAPES, default_device, positive_int
 
 EXAMPLES = """\
   hf-domino bench-round
@@ -28,8 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--repeats", type=positive_int, default=5, help="texts per method; the median counts (launched on a GPU: 3)")
     add(
         "--dtype",
-        type=dtype_name,
-        choices=DTYPES,
+        **DTYPE,
         help=f"dtype of both models (default: {ON_GPU[1]} on a GPU, else {ON_CPU[1]})",
     )
     add("--device", help="device of both models (default: cuda where there is a GPU, else cpu)")
@@ -48,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     options.shapes, options.dtype = options.shapes or shapes, options.dtype or dtype
     if options.rounds < 4 * FEW_ROUNDS:
         raise ValueError(f"--rounds must be at least {4 * FEW_ROUNDS}, got {options.rounds}.")
-    check_writable(options.rows.absolute().parent, "the folder of --rows")
+    check_writable(options.rows.parent, "the folder of --rows")
     rows = measure(options)
     write_whole(options.rows, "".join(json.dumps(row) + "\n" for row in rows))
     print(f"{'ms a round':<18}{'median':>9}{'least':>9}{'most':>9}{'floor':>9}{'over floor':>12}")

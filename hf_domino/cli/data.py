@@ -9,10 +9,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_domino._common.dtypes import DTYPES, dtype_name, dtype_of, fast_dtype
+from hf_domino._common.dtypes import dtype_of, fast_dtype
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.whole_files import check_writable
-from hf_domino.cli.flags import positive_int
+from hf_domino.cli.flags import DTYPE, positive_int
 
 if TYPE_CHECKING:
     from hf_domino.data.settings import WritingSettings
@@ -64,7 +64,7 @@ def _add_answers(group: argparse._ArgumentGroup) -> None:
 def _add_place(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--batch-size", type=positive_int, help="texts written side by side (default: 64)")
     dtype_help = "default: bfloat16 where the hardware has it, else float32"
-    group.add_argument("--dtype", type=dtype_name, choices=DTYPES, help=dtype_help)
+    group.add_argument("--dtype", **DTYPE, help=dtype_help)
     group.add_argument("--device", help="default: cuda where there is a GPU, else cpu")
     group.add_argument("--threads", type=positive_int, help="CPU threads of torch (default: as torch chooses)")
     group.add_argument("--shard", type=_shard, metavar="I/N", help="process I of N, from 0 (default: torchrun's)")

@@ -7,9 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_domino._common.dtypes import DTYPES, dtype_name
 from hf_domino._common.whole_files import check_writable
-from hf_domino.cli.flags import ENGINES, FORMATS, set_up
+from hf_domino.cli.flags import DTYPE, ENGINES, FORMATS, set_up
 
 if TYPE_CHECKING:
     from hf_domino.formats.exporting import Export
@@ -29,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=FORMATS, default="specforge", help="layout of the folder; speculators holds DFlash alone"
     )
     parser.add_argument("--engine", choices=ENGINES, help="write only what this engine takes")
-    parser.add_argument("--dtype", type=dtype_name, choices=DTYPES, default="bfloat16", help="dtype of the weights")
+    parser.add_argument("--dtype", **DTYPE, default="bfloat16", help="dtype of the weights")
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint in the output folder")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -16,6 +16,7 @@ from hf_domino._common.dtypes import DTYPES, dtype_name, dtype_of
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
 
+DTYPE: Any = {"type": dtype_name, "choices": DTYPES}  # how --dtype is read
 METHODS = (
     "plain", "lean", "prompt_lookup", "recycling", "lookahead", "assistant", "early_exit", "native_dflash",
     "dflash", "dflash_adaptive", "domino", "domino_adaptive", "domino_lookup", "domino_chain", "domino_tree",
@@ -54,7 +55,7 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False, several: 
     again, again_help = ("append", "; given again, drafters of any kind are compared") if several else ("store", "")
     beside = "default: NAME-domino beside the target"
     add("--drafter", action=again, help=f"folder or Hub name of the drafter ({beside}){again_help}")
-    add("--dtype", type=dtype_name, choices=DTYPES, default=dtype, help=f"dtype of all models{dtype_help}")
+    add("--dtype", **DTYPE, default=dtype, help=f"dtype of all models{dtype_help}")
     add("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
     add("--threads", type=positive_int, default=threads, help=f"CPU threads of torch{threads_help}")
 

@@ -79,7 +79,8 @@ def run_plan(options: argparse.Namespace, names: Any, shape: Any, data: Any, arg
     if options.json:
         print(json.dumps(_record(plan, memory, steps)))
         return
-    rate = None if not isinstance(steps, str) else "given" if options.plan_tflops else f"measured on {args.device.type}"
+    source = "given" if options.plan_tflops else f"measured on {args.device.type}"
+    rate = f"{flops / TERA:.4g} x 10^12 a second ({source})" if isinstance(steps, str) else ""
     print(_table(plan, memory, rate))
     print(*_lines_of_steps(plan, steps, args.device.type), sep="\n")
 
@@ -134,7 +135,7 @@ def _device_memory(device: Any) -> float:
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def _table(plan: TrainingPlan, memory: float, rate: str | None) -> str:
+def _table(plan: TrainingPlan, memory: float, rate: str) -> str:
     """Lines of parts, with what follows from them; without a bound of the time where steps were measured."""
     lines = ["memory of each process, GB, at the fullest moment of a step"]
     lines += [f"  {part:32}{size / GB:10.2f}" for part, size in plan.memory.items()]
@@ -142,8 +143,8 @@ def _table(plan: TrainingPlan, memory: float, rate: str | None) -> str:
     lines += [f"  {'together':32}{plan.peak_bytes / GB:10.2f}  {fits} into {memory / GB:.0f} GB"]
     lines += ["operations of each process in one optimizer step, 10^12"]
     lines += [f"  {part:32}{flops / TERA:10.2f}" for part, flops in plan.flops_per_step.items()]
-    if rate and plan.seconds_per_step is not None and plan.flops_per_second is not None:
-        lines += [f"time at {plan.flops_per_second / TERA:.4g} x 10^12 a second ({rate}), of full rows: at least"]
+    if rate:
+        lines += [f"time at {rate}, of full rows: at least"]
         lines += [f"  {'seconds per step':32}{plan.seconds_per_step:10.2f}"]
         if plan.hours is not None:
             lines += [f"  {f'hours for {plan.steps:,} steps':32}{plan.hours:10.2f}"]

@@ -2,7 +2,6 @@
 
 from hf_domino.pair.finding import (
     BUNDLED,
-    CARDS,
     FETCHED,
     Pair,
     check_device,
@@ -18,7 +17,6 @@ from hf_domino.pair.smollm2 import PROMPTS
 
 __all__ = [
     "BUNDLED",
-    "CARDS",
     "FETCHED",
     "PROMPTS",
     "Pair",

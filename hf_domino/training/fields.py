@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from hf_domino._common.dtypes import DTYPES, dtype_name
-from hf_domino._common.refusal import refusal
+from hf_domino._common.dtypes import dtype_name, dtype_of
 
 
 @dataclass
@@ -35,9 +34,9 @@ class ModelArguments:
 
     def __post_init__(self) -> None:
         for name in ("target_dtype", "cache_dtype"):
-            setattr(self, name, dtype_name(getattr(self, name)))
-            if (value := getattr(self, name)) not in (*DTYPES, "auto"):
-                raise refusal(name, f"one of {', '.join(DTYPES)}", value, "Choose one of them, or auto.")
+            setattr(self, name, value := dtype_name(getattr(self, name)))
+            if value != "auto":
+                dtype_of(value, name, "Choose one of them, or auto.")
 
 
 @dataclass

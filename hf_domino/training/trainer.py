@@ -197,11 +197,10 @@ class DominoTrainer(AveragingTrainer):
         """Log, evaluate and save as this run asks, where Transformers would as its checkpoint did, and warn of it."""
         asked, self.args = self.args, copy.copy(self.args)
         self.args.__dict__.update(logging_steps=None, eval_steps=None, save_steps=None)
-        try:
-            return super()._init_training_state(max_steps, *args, **kwargs)
-        finally:
-            self.args = asked
-            self.state.compute_steps(asked, max_steps)
+        epochs_and_steps = super()._init_training_state(max_steps, *args, **kwargs)
+        self.args = asked
+        self.state.compute_steps(asked, max_steps)
+        return epochs_and_steps
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer: Muon beside AdamW if `muon_learning_rate` is set, else what the arguments say."""

@@ -2,8 +2,6 @@
 
 import json
 import subprocess
-from importlib.metadata import PackageNotFoundError
-from types import SimpleNamespace
 
 import pytest
 
@@ -27,16 +25,8 @@ def test_an_installed_package_names_the_commit_that_pip_fetched(source, expected
     monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
     if not has_git:
         monkeypatch.setenv("PATH", str(tmp_path))
-    text = source and json.dumps(source)
-    monkeypatch.setattr(provenance, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
+    if source:
+        record = package.parents[1] / "hf_domino-0.1.0.dist-info" / "direct_url.json"
+        record.parent.mkdir()
+        record.write_text(json.dumps(source))
     assert provenance.provenance()["commit"] == expected
-
-
-def test_a_folder_on_the_path_alone_has_no_commit(tmp_path, monkeypatch):
-    def none(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "hf_domino" / "_common" / "provenance.py"))
-    (tmp_path / "hf_domino").mkdir()
-    monkeypatch.setattr(provenance, "distribution", none)
-    assert provenance.provenance()["commit"] == "not recorded"

@@ -94,7 +94,7 @@ def _check(options: argparse.Namespace) -> None:
             f"--rows {options.rows} is there already: go on with it (--resume), replace it (--overwrite), or write "
             "elsewhere."
         )
-    check_writable(options.rows.absolute().parent, "the folder of --rows")
+    check_writable(options.rows.parent, "the folder of --rows")
 
 
 def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:

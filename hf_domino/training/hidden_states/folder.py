@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from hf_domino._common.dtypes import dtype_name, dtype_of
+from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import MAKE_ROOM, needing_room, write_whole
 from hf_domino.configuration import DominoConfig
@@ -76,8 +76,8 @@ class StateSettings:
         Raises:
             ValueError: If states cannot be stored in `dtype`.
         """
-        name = dtype_name(str(target.dtype) if dtype == "auto" else dtype)
-        dtype_of(name, "cache_dtype", "Choose one of them, or auto.")
+        known = dtype_of(target.dtype if dtype == "auto" else dtype, "cache_dtype", "Choose one of them, or auto.")
+        name = str(known).removeprefix("torch.")
         layer_ids = tuple(config.target_layer_ids or ())
         return cls(identify(target), layer_ids, config.hidden_size, name, final, target_files)
 

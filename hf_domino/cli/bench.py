@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_domino._common.fields import PROMPT_FIELDS
-from hf_domino.cli.flags import METHODS, add_models, default_device, positive_int, set_up
+from hf_domino.cli.flags import METHODS, add_models, check_temperature, default_device, positive_int, set_up
 
 ROWS = Path("results.jsonl")  # where no other file is named
 EXAMPLES = """\
@@ -88,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
     if options.readme or options.figures:
         show(options)
         return 0
+    check_temperature(options.temperature)
     options.device = options.device or default_device()
     set_up(options.threads)
     rows = measure(options)

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         check_name(options.target, "--target")
     card = card_for(options.folder, options.rows, target=options.target, metadata=metadata)
     path = options.output or options.folder / CARD
-    check_writable(path.parent, f"the folder of {'--output' if options.output else 'the card'}")
+    check_writable(path.parent, "the folder of the card")
     if options.rows and not options.output:
         _keep_rows(options.rows, options.folder)
     path.write_text(card, encoding="utf-8")

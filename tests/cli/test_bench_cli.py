@@ -305,7 +305,7 @@ def test_drafters_of_several_kinds_are_compared(tiny_pair_folder, tmp_path, caps
         (["--methods", "plain,magic"], "--methods must be all or name some of plain, lean, .*, got 'magic'"),
         (["--methods", "early_exit"], "--methods early_exit needs --early-exit"),
         (["--early-exit", "4"], r"--early-exit must be in \[1, 3\] for this target, got 4"),
-        (["--temperature", "-1"], "--temperature must be at least 0, got -1.0"),
+        (["--temperature", "-1"], "--temperature must be at least 0 and finite, got -1.0"),
     ],
 )
 def test_errors_name_the_flag(tiny_pair_folder, tmp_path, capsys, flags, message):

@@ -87,8 +87,6 @@ def _prompts_of(options: argparse.Namespace, pair: Pair) -> Path:
 
 def _check(options: argparse.Namespace) -> None:
     check_device(options.device)
-    if options.temperature < 0:
-        raise ValueError(f"--temperature must be at least 0, got {options.temperature}.")
     if options.rows.exists() and not (options.overwrite or options.resume):
         raise ValueError(
             f"--rows {options.rows} is there already: go on with it (--resume), replace it (--overwrite), or write "

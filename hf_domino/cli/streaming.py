@@ -58,7 +58,7 @@ class RoundPrinter(BaseStreamer):
         """Print what was held back as half a character, and end the line."""
         whole = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
         if whole.startswith(self.text) and whole != self.text:
-            self._print(whole[len(self.text) :], self._origin())
+            self._print(whole[len(self.text) :], Origin(self._origin().round, is_last=False))  # marked already
         self._console.print()
 
     def _origin(self) -> Origin:

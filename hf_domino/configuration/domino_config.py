@@ -271,7 +271,8 @@ class DominoConfig(PreTrainedConfig):
         known = {field.name for field in fields(cls)}
         if unknown := [name for name in names if name not in known]:
             raise ValueError(
-                f"{', '.join(unknown)} must be a field of DominoConfig, got none of that name: see its docstring."
+                f"{', '.join(unknown)} must be a field of DominoConfig, got none of that name: leave it out, "
+                "or take it out of config.json."
             )
 
     @classmethod

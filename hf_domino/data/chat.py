@@ -63,6 +63,9 @@ def encode_chat(
         unlike = (index for index, (ours, theirs) in enumerate(zip(ids, prompt, strict=False)) if ours != theirs)
         length = next(unlike, min(len(ids), len(prompt)))
         loss_mask = [0] * length + loss_mask[length:]
+    learnt = tokenizer.decode([token for token, counts in zip(ids, loss_mask, strict=True) if counts])
+    for index in turns:
+        _check_calls(messages, index, learnt, place)
     return [{"input_ids": ids, "loss_mask": loss_mask}]
 
 
@@ -107,10 +110,9 @@ def _encode_by_turns(
         before, after = shown(messages[:index], add_generation_prompt=True), shown(messages[: index + 1])
         if not after.startswith(before):
             rows.append(UNTOLD)
-        elif all(call["function"]["name"] in after[len(before) :] for call in messages[index].get("tool_calls", ())):
-            turns.append((before, after))
-        else:
-            raise ValueError(f"{place}: field `messages[{index}]`: the chat template does not show its `tool_calls`.")
+            continue
+        _check_calls(messages, index, after[len(before) :], place)
+        turns.append((before, after))
     while turns:
         here = [turn for turn in turns if whole.startswith(turn[1])]
         if here:
@@ -122,6 +124,12 @@ def _encode_by_turns(
         turns = [turn for turn in turns if turn not in here]
         whole = turns[-1][1] if turns else ""
     return rows
+
+
+def _check_calls(messages: Sequence[Message], index: int, learnt: str, place: str) -> None:
+    """Refuse a turn whose tool calls are not in the text that is learnt: an end of text would be all of it."""
+    if not all(call["function"]["name"] in learnt for call in messages[index].get("tool_calls", ())):
+        raise ValueError(f"{place}: field `messages[{index}]`: the chat template does not show its `tool_calls`.")
 
 
 def _template(tokenizer: Any, place: str) -> Any:

@@ -58,12 +58,14 @@ def _read_message(message: Any, place: str) -> Message:
             names = ", ".join(ROLES)
             raise ValueError(f"{place} must have `value` and `from` one of {names}, got {str(message)[:60]}.")
         what = "tool_calls" if message["from"] == "function_call" else "content"
-        message = {"role": ROLES[message["from"]], what: message["value"]}
+        others = {name: value for name, value in message.items() if name not in ("from", "value")}
+        message = others | {"role": ROLES[message["from"]], what: message["value"]}
     if not known or not isinstance(message.get("role"), str):
         raise ValueError(f"{place} must have {SAID}, got {str(message)[:60]}.")
-    content, calls = message.get("content"), message.pop("tool_calls", None)
+    called = message.pop("function_call", None)  # OpenAI's older name for one call
+    content, calls = message.get("content"), _parsed(message.pop("tool_calls", None)) or called
     if calls:
-        content, message["tool_calls"] = content or "", _read_calls(_parsed(calls), f"{place}: `tool_calls`")
+        content, message["tool_calls"] = content or "", _read_calls(calls, f"{place}: `tool_calls`")
     parts = content if content and isinstance(content, list) else [{"text": content}]
     for part in parts:
         if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):

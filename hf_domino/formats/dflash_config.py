@@ -25,6 +25,7 @@ from hf_domino.formats.fields import (
     classes_of,
     merged,
     predicts_next,
+    refuse_unread,
     required,
     section_of,
     stored_backbone,
@@ -51,7 +52,7 @@ def _matches(stored: StoredConfig) -> bool:
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(merged(stored, SECTION), HEAD_SECTION)
-    is_next = DEEPSPEC_CLASS in classes_of(stored)
+    is_next = DEEPSPEC_CLASS in classes_of(stored) or "markov_rank" in stored  # restamped, too
     if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
         required(stored, "hidden_size", "num_attention_heads")
         width, is_next = stored["hidden_size"] // stored["num_attention_heads"], True  # it trains in no other order
@@ -81,9 +82,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 
 
 def _check_attention(stored: StoredConfig) -> None:
-    for name in ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal"):
-        if stored.get(name):
-            raise refusal(f"{SECTION}.{name}", False, stored[name], CANNOT_RUN)
+    refuse_unread(stored)
     places = ("rope_parameters", "rope_scaling")
     if all(section_of(stored, place).get("rope_theta") is None for place in places):
         required(stored, "rope_theta")

@@ -24,8 +24,9 @@ DECODER_FIELDS = (
 )
 # Names of one thing: ours and SpecForge's, that of speculators and DeepSpec, and one of restamped releases.
 ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
-# What is done to embeddings and logits of DFlash 2 and of newer plain drafters, with the values that do nothing.
+# What is done to embeddings, logits and attention of other block drafters, with the values that do nothing.
 UNREAD = {"output_multiplier": 1.0, "input_embedding_scale": 1.0, "final_logit_softcapping": 0.0}
+UNREAD |= dict.fromkeys(("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal"), False)
 MOST_LAYERS = 1000  # no decoder has as many, and Transformers makes a list of them
 LABELS = "num_labels"  # of a classifier; Transformers makes a list of as many
 DTYPE_FIELDS = ("dtype", "torch_dtype")
@@ -44,6 +45,20 @@ def required(stored: StoredConfig, *names: str) -> None:
     for name in names:
         if stored.get(name) is None:
             raise refusal(f"{name} in the checkpoint's config.json", "given", None, CORRECT_IT)
+
+
+def refuse_unread(stored: StoredConfig) -> None:
+    """Refuse what is done to embeddings, logits or attention and is not done here.
+
+    Args:
+        stored (`Mapping`): The configuration, with what it nests.
+
+    Raises:
+        ValueError: Naming the first such field that has another value than the one that does nothing.
+    """
+    for name, value in UNREAD.items():
+        if stored.get(name) not in (None, value):
+            raise refusal(f"{name} in the checkpoint's config.json", value, stored[name], CANNOT_RUN)
 
 
 def predicts_next(stored: StoredConfig, default: bool) -> Any:
@@ -127,9 +142,6 @@ def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
         ValueError: If the layers are others than those of Domino and DFlash drafters.
     """
     _check_theta(stored)
-    for name, value in UNREAD.items():
-        if stored.get(name) not in (None, value):
-            raise refusal(f"{name} in the checkpoint's config.json", value, stored[name], CANNOT_RUN)
     decoder = decoder_of(stored)
     for name in ("attention_bias", "mlp_bias"):
         if getattr(decoder, name, False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_domino.formats.fields import backbone_fields, decoder_of
+from hf_domino.formats.fields import backbone_fields, decoder_of, merged, predicts_next, refuse_unread
 from hf_domino.formats.format import Format, StoredConfig
 
 MODEL_TYPE, TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
@@ -20,6 +20,8 @@ def _matches(stored: StoredConfig) -> bool:
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
+    stored = merged(stored, "dflash_config")
+    refuse_unread(stored)
     drafter = decoder_of(stored)
     vocab_size = stored.get("vocab_size") or decoder_of({"model_type": TARGET_TYPE}).vocab_size
     fields = backbone_fields(stored)
@@ -32,7 +34,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "num_target_layers": None,
         "target_layer_ids": drafter.target_layer_ids,
         "projector_type": "dflash",
-        "shift_label": False,
+        "shift_label": predicts_next(stored, False),
     }
 
 

@@ -20,10 +20,10 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
-    UNREAD,
     backbone_fields,
     merged,
     predicts_next,
+    refuse_unread,
     required,
     section_of,
     stored_backbone,
@@ -47,7 +47,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     required(stored, SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
     decoder = dict(section_of(stored, SECTION))
     # These may stand beside the backbone.
-    decoder |= {name: stored[name] for name in ("layer_types", *UNREAD) if stored.get(name)}
+    decoder |= {name: stored[name] for name in ("layer_types",) if stored.get(name)}
+    refuse_unread(decoder | stored)
     fields = backbone_fields(decoder)
     if "layer_types" in fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)

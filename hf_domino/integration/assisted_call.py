@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,7 +26,7 @@ from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.registry import format_of
-from hf_domino.formats.source import check_source
+from hf_domino.formats.source import CONFIG, check_source
 from hf_domino.integration.call_checks import (
     check_batch,
     check_generation,
@@ -189,7 +190,10 @@ def named(target: PreTrainedModel, name: Any, download: Mapping[str, Any] | None
         ValueError: If neither is there.
     """
     loaded, download = _named.setdefault(target, {}), dict(download or {})
-    key = (os.fspath(name), target.dtype, input_device(target), download.get("revision"), download.get("subfolder"))
+    files = (Path(name).absolute() / CONFIG, Path(name).absolute() / FOLDER / CONFIG)
+    saved = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file())  # none of a name on the Hub
+    of_hub = (download.get("revision"), download.get("subfolder"))
+    key = (saved or os.fspath(name), target.dtype, input_device(target), *of_hub)
     if key not in loaded:
         in_folder = download | {"subfolder": FOLDER}
         found = pipeline_drafter(target, name, download) or pipeline_drafter(target, name, in_folder)

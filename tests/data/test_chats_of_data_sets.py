@@ -125,6 +125,7 @@ def test_lines_a_table_and_a_parquet_file_with_its_nulls_are_the_same_rows(rows_
             r"messages\[1\]` must have `role` and `content`",
         ),
         ({"messages": [USER, {**ANSWER, "content": None, "tool_calls": []}]}, r"messages\[1\]` must have `role` and"),
+        ({"messages": [USER, {**ANSWER, "content": None, "tool_calls": "[]"}]}, r"messages\[1\]` must have `role` and"),
         ({"messages": [USER, {**ANSWER, "content": []}]}, "which must be text alone"),
         ({"messages": [USER, {**ANSWER, "content": 3}]}, "text alone .*got {'text': 3}"),
         (
@@ -156,6 +157,11 @@ def test_what_is_no_answer_is_refused_by_name(record, message, rows_of, tokenize
         ({**ANSWER, "tool_calls": [CALL]}, {**ANSWER, "tool_calls": [CALL]}),
         ({**ANSWER, "tool_calls": [{**CALL, "id": "7"}]}, {**ANSWER, "tool_calls": [{**CALL, "id": "7"}]}),
         (
+            {"role": "assistant", "content": "", "function_call": CALL["function"]},
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        ),
+        ({"from": "gpt", "value": "Yes.", "tool_calls": [CALL]}, {**ANSWER, "tool_calls": [CALL]}),
+        (
             {"from": "function_call", "value": '{"name": "clock"}'},
             {
                 "role": "assistant",
@@ -164,7 +170,14 @@ def test_what_is_no_answer_is_refused_by_name(record, message, rows_of, tokenize
             },
         ),
     ],
-    ids=["from beside a role", "words beside a call", "the id of a call", "a call without arguments"],
+    ids=[
+        "from beside a role",
+        "words beside a call",
+        "the id of a call",
+        "OpenAI's older name",
+        "calls beside a value",
+        "a call without arguments",
+    ],
 )
 def test_a_message_is_read_whole(message, read):
     assert read_messages({"messages": [USER, message]}, "messages", "line 1") == [USER, read]
@@ -175,9 +188,13 @@ def test_a_null_among_the_values_of_a_tool_is_one_of_them():
     assert read_tools({"tools": [{**schema, "strict": None}]}, "line 1") == {"tools": [schema]}
 
 
-def test_a_template_that_knows_no_tool_calls_is_told(rows_of, tokenizer):
+HIDDEN = TOOLS.replace(TURN, MARKED).replace("m.tool_calls", "[]")
+
+
+@pytest.mark.parametrize("template", [TURNS + GENERATION, HIDDEN], ids=["by turns", "generation block"])
+def test_a_template_that_knows_no_tool_calls_is_told(template, rows_of, tokenizer):
     with pytest.raises(ValueError, match=r"messages\[1\]`: the chat template does not show its `tool_calls`"):
-        rows_of([{"messages": CALLED}], chat_tokenizer(tokenizer, TURNS + GENERATION))
+        rows_of([{"messages": CALLED}], chat_tokenizer(tokenizer, template))
 
 
 def test_a_slow_tokenizer_is_said(rows_of, tokenizer):

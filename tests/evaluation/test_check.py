@@ -109,7 +109,7 @@ def test_one_position_off_is_told_after_the_first_call(pair, is_attached):
         hf_domino.attach(pair.target)
     try:
         for is_wrong in (False, True):
-            drafter = pair.twin.view(shift_label=pair.twin.config.shift_label != is_wrong)
+            drafter = pair.twin.view(shift_label=pair.twin.config.shift_label != is_wrong, draft_length="full")
             pair.target.generate(**prompt, assistant_model=drafter, max_new_tokens=32, do_sample=False)
             told.append("one position off" in str(drafter.stats))
     finally:

@@ -8,6 +8,7 @@ from builders import build_drafter
 from released import (
     DFLASH,
     DOMINO_8B,
+    MUSE_GLIMMER,
     QWEN3_8B,
     SPECULATORS_DFLASH,
     our_drafter,
@@ -184,6 +185,7 @@ def test_scales_of_one_are_no_reason_to_refuse(stored):
 
 
 def test_deepspecs_dflash_is_dflash_and_begins_behind_the_anchor():
+    assert read(DEEPSPEC_DFLASH | {"architectures": ["DFlashDraftModel"]}).shift_label is True  # restamped
     config = read(DEEPSPEC_DFLASH)
     assert (config.projector_type, config.shift_label, config.num_draft_tokens) == ("dflash", True, 7)
 
@@ -280,3 +282,16 @@ def test_the_last_layers_state_is_read_after_the_final_norm(tiny_qwen3, last_lay
     text = tiny_qwen3.generate(ids, assistant_model=last_layer_too, **options)
     assert torch.equal(text, tiny_qwen3.generate(ids, **options))
     torch.testing.assert_close(seen[0][:, :10], torch.cat((expected[2], expected[4]), dim=-1))
+
+
+@pytest.mark.parametrize("stored", [DFLASH, SPECULATORS_DFLASH, MUSE_GLIMMER], ids=["dflash", "speculators", "muse"])
+@pytest.mark.parametrize("field", ["causal", "is_causal", "attention_sink_bias", "output_multiplier"])
+def test_what_is_not_done_here_is_refused_in_every_layout_and_place(stored, field):
+    for said in ({field: 0.5}, {"dflash_config": stored.get("dflash_config", {}) | {field: 0.5}}):
+        with pytest.raises(ValueError, match=f"{field} .* must be .*, got 0.5"):
+            interpret(stored | said)
+
+
+def test_transformers_own_drafter_says_its_order_by_the_same_names():
+    assert interpret(MUSE_GLIMMER | {"sample_from_anchor": True})[1].shift_label is True
+    assert interpret(MUSE_GLIMMER)[1].shift_label is False

@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -498,6 +499,23 @@ def test_the_name_of_a_drafter(entry, tiny_qwen3, saved_pair, as_path, monkeypat
             assert torch.equal(greedy(target, assistant_model=name), greedy(target))
     assert [drafter.dtype for drafter in loaded] == [torch.float32, torch.float64]
     assert loaded[0].stats.num_rounds > 0
+
+
+def test_a_folder_that_was_saved_anew_is_read_anew(tiny_qwen3, saved_pair, tmp_path, monkeypatch):
+    folder = tmp_path / "drafter"
+    shutil.copytree(saved_pair[1], folder)
+    greedy(tiny_qwen3, assistant_model=str(folder))
+    loaded, load = [], DominoDraftModel.from_pretrained
+    monkeypatch.setattr(
+        DominoDraftModel, "from_pretrained", lambda *args, **kwargs: loaded.append(1) or load(*args, **kwargs)
+    )
+    greedy(tiny_qwen3, assistant_model=str(folder))
+    assert not loaded
+    load(folder).save_pretrained(folder)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        greedy(tiny_qwen3, assistant_model="drafter")
+    assert len(loaded) == 1
 
 
 def test_a_name_of_no_drafter(entry, tiny_qwen3, saved_pair, tmp_path):

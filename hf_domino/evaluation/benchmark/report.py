@@ -145,7 +145,8 @@ def conclusion(rows: Sequence[Row]) -> str:
     speed_ups = {method: summarize(rows, method, "greedy").speed_up for method in others}
     if not speed_ups:
         return ""
-    _, best = max((speed_ups[method], method) for method in set(others) - {COPIES} or others)
+    drafters = [method for method in others if method not in METHODS or method.startswith("domino")]
+    _, best = max((speed_ups[method], method) for method in drafters or set(others) - {COPIES} or others)
     counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
     if best == "domino_lookup" and (alone := speed_ups.get("domino_adaptive")):
         counted += f", and {alone:.2f} x without copies"

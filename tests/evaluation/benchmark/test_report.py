@@ -136,6 +136,11 @@ def test_older_rows_are_cut_where_their_texts_end(num_copied):
             "About as fast as plain: 1.00 x with Domino, slower than plain in 1 of 2 prompts; generate without it "
             "here, or train it on until its rounds bring more tokens.",
         ),
+        (  # of the drafter, whatever else was measured
+            {"domino_adaptive": [80, 80], "recycling": [120, 120], "dflash_adaptive": [150, 150]},
+            "Slower than plain: 0.80 x with Domino, slower than plain in 2 of 2 prompts; generate without it here, or "
+            "train it on until its rounds bring more tokens.",
+        ),
         ({"lean": [300, 300]}, ""),
     ],
 )

@@ -6,24 +6,22 @@ Two moments: `generate` picks its mode, a loop gets its inputs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StaticCache
-from transformers.utils import ModelOutput
+from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
 from hf_domino.integration.rope_checks import GROWING_ROPE_TYPES, num_given
+from hf_domino.integration.step_checks import check_steps
 from hf_domino.target.compatibility import check_drafter, check_target
 
 # Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
 # tensors, which in a cache of fixed shape is not the text's.
 READS_CACHE_LENGTH = ("gpt_neo", "mpt")
-# Outputs of a target that are the same in all steps.
-FOR_ALL_STEPS = ("image_outputs", "image_hidden_states")
 
 # --- generate picks its mode ------------------------------------------------------------------------------------
 
@@ -148,64 +146,7 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     if mask is not None and mask.dim() == 2 and mask.shape[1] > given:
         expected = f"at most as wide as what is cached and given ({given} positions)"
         raise refusal("attention_mask", expected, mask.shape[1], "Cut it to the tokens it is of.")
-    _check_steps(target, model_kwargs)
-
-
-class _Noted(dict):
-    """Stands for outputs before there are any, and notes what is read of them."""
-
-    def __init__(self):
-        self.names: set[str] = set()
-
-    def __getattr__(self, name: Any, default: Any = None) -> _Noted:
-        self.names.add(str(name))
-        return _Noted()
-
-    __missing__ = get = __getattr__
-
-    @property
-    def __class__(self) -> type:
-        return ModelOutput
-
-    def __call__(self, *args: Any, **kwargs: Any) -> _Noted:
-        return _Noted()
-
-    def __contains__(self, name: Any) -> bool:
-        self.names.add(str(name))
-        return True
-
-    def __iter__(self) -> Iterator[str]:
-        self.names.add("all of them")
-        return iter(())
-
-    keys = values = items = __iter__  # type: ignore[assignment]
-
-
-def _check_steps(target: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuse a target whose next step needs more of this one than its token: a round is several steps in one forward.
-
-    Raises:
-        ValueError: If it reads outputs that are not the same in all steps, or fails where there are none.
-    """
-    usual = GenerationMixin._update_model_kwargs_for_generation
-    if type(target)._update_model_kwargs_for_generation is usual:
-        return
-    outputs, read_by_all = _Noted(), _Noted()
-    usual(target, read_by_all, dict(model_kwargs))
-    failed: list[str] = []
-    try:
-        target._update_model_kwargs_for_generation(
-            outputs, dict(model_kwargs), is_encoder_decoder=False, num_new_tokens=1
-        )
-    except Exception as error:
-        failed.append(f"an error ({error})")
-    if found := sorted(outputs.names.difference(FOR_ALL_STEPS, read_by_all.names)) or failed:
-        raise refusal(
-            f"what {type(target).__name__}._update_model_kwargs_for_generation reads of outputs",
-            f"nothing but {FOR_ALL_STEPS}",
-            found,
-            "A round takes several steps in one forward, and none has outputs of its own; drop assistant_model.",
-        )
+    check_steps(target, model_kwargs)
 
 
 def _keeps_keys(target: PreTrainedModel, cache: Any) -> bool:

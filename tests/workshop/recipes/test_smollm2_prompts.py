@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 from chats import chat_tokenizer
 
-from hf_domino import recipes
+import recipes
 from hf_domino.data.filters import OVERLAP_WORDS, Exclusions, NearCopies, words_of
 from hf_domino.data.prompts import texts_of
 from hf_domino.data.sources import from_files
 from hf_domino.evaluation.benchmark.prompts import encode, read_batches
+from hf_domino.pair.smollm2 import SHORT_PROMPTS
 
 KINDS = ("chat", "code", "arithmetic", "extraction", "rewriting", "lists", "json", "translation")
 FOLDER = Path(recipes.__file__).parent
-SHORT, LONG = FOLDER.parent / "pair/smollm2_prompts.jsonl", FOLDER / "smollm2_long_prompts.jsonl"
+SHORT, LONG = SHORT_PROMPTS, FOLDER / "smollm2_long_prompts.jsonl"
 LONG_CHARACTERS = range(3000, 6000)  # 1,350 to 1,650 tokens of SmolLM2, chat template included; code takes more
 
 

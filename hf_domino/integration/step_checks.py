@@ -26,7 +26,7 @@ class _Noted(dict):
 
     __missing__ = get = __getattr__
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         return ModelOutput
 

@@ -46,8 +46,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(stored, "dflash_config")  # copies that are made for engines have both
     required(stored, SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
     decoder = dict(section_of(stored, SECTION))
-    # These may stand beside the backbone.
-    decoder |= {name: stored[name] for name in ("layer_types",) if stored.get(name)}
+    if stored.get("layer_types"):  # they may stand beside the backbone
+        decoder["layer_types"] = stored["layer_types"]
     refuse_unread(decoder | stored)
     fields = backbone_fields(decoder)
     if "layer_types" in fields:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from hf_domino.planner import Costs, Plan, alpha_for, conclusions, make_plan, survival_from
-from hf_domino.planner.measured import Measured, read_measured
 
 EXAMPLES = """\
   hf-domino plan --rows rows.jsonl --method domino
@@ -23,10 +23,7 @@ EXAMPLES = """\
 MAX_LENGTH = 128  # longer tables help nobody
 DEFAULT_LENGTH = 16  # proposals per round of the published drafters
 MS, GBIT = 1e-3, 1e9 / 8  # in seconds, in bytes
-ACCEPTANCE = ("alpha", "acceptance_rate_at", "acceptance_length")
-TIMES = {"t_plain": "plain", "t_draft": "draft", "t_rollout": "rollout", "network": "round_trip"}  # of one number
-SIZES = {"feature_bytes": "transfer_per_token", "proposal_bytes": "transfer_per_proposal"}
-ABOVE_ZERO = ("t_plain", "t_verify", "bandwidth")
+TIMES, SIZES = ("plain", "draft", "rollout", "round_trip"), ("transfer_per_token", "transfer_per_proposal")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,84 +32,106 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=Path, help="rows of `hf-domino bench`; the numbers below take the place of theirs")
     add("--method", default="domino", help="method whose rows are read")
     add("--mode", choices=("greedy", "sample"), default="greedy", help="mode whose rows are read")
-    add = parser.add_argument_group("acceptance, one of").add_argument
+    add = parser.add_argument_group("acceptance, one of").add_mutually_exclusive_group().add_argument
     add("--alpha", type=float, nargs="+", help="chance of a proposal if all before are accepted; one, or by position")
     add("--acceptance-rate-at", type=float, nargs="+", help="share of rounds that accept each proposal: drafter.stats'")
     add("--acceptance-length", type=float, help="mean tokens per round, bonus included, with --num-draft-tokens")
     add = parser.add_argument_group("times, in ms").add_argument
-    add("--t-plain", type=float, help="one token of the target alone")
-    add("--t-verify", type=float, nargs="+", help="verification; or two, of 1 and of num-draft-tokens + 1 positions")
-    add("--t-draft", type=float, help="the drafter's parallel part, per round")
-    add("--t-rollout", type=float, help="the drafter's sequential part, per proposal; 0 for DFlash")
+    add("--t-plain", type=_number, dest="plain", help="one token of the target alone")
+    add("--t-verify", type=_number, nargs="+", help="verification; or two, of 1 and of num-draft-tokens + 1 positions")
+    add("--t-draft", type=_number, dest="draft", help="the drafter's parallel part, per round")
+    add("--t-rollout", type=_number, dest="rollout", help="its sequential part, per proposal; 0 for DFlash")
     add = parser.add_argument_group("drafter and target in separate pools").add_argument
-    add("--network", type=float, help="round trip in ms; one per round")
-    add("--bandwidth", type=float, help="Gbit/s at which the following is sent")
-    add("--feature-bytes", type=float, help="context features of a token: layers x hidden size x bytes per number")
-    add("--proposal-bytes", type=float, help="a proposal: 8 for its id; when sampling, also its law")
+    add("--network", type=_number, dest="round_trip", help="round trip in ms; one per round")
+    add("--bandwidth", type=_number, help="Gbit/s at which the following is sent")
+    feature, proposal = SIZES
+    add("--feature-bytes", type=_number, dest=feature, help="a token's features: layers x hidden size x bytes of each")
+    add("--proposal-bytes", type=_number, dest=proposal, help="a proposal: 8; its distribution, too, when sampling")
     parser.add_argument("--num-draft-tokens", type=int, help="most proposals per round (default: as measured, else 16)")
     parser.add_argument("--json", action="store_true", help="print JSON, times in seconds")
 
 
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino plan`."""
-    _check_numbers(options)
-    measured = _measured(options) if options.rows else None
+    length, measured, costs, speed_up = options.num_draft_tokens, None, None, None
+    if length is not None and not 1 <= length <= MAX_LENGTH:
+        raise ValueError(f"--num-draft-tokens must be in [1, {MAX_LENGTH}], got {length}.")
+    if options.rows:
+        from hf_domino.evaluation.benchmark.rows import read_rows
+
+        measured, costs, speed_up = _measured(read_rows(options.rows), options.method, options.mode)
     survival = _survival(options, measured)
-    plan = make_plan(survival, _costs(options, measured, len(survival)))
+    plan = make_plan(survival, _costs(options, costs, len(survival)))
     sentences = conclusions(plan)
     if measured:
-        sentences.append(f"Measured: {measured.speed_up:.2f} x with {len(measured.survival)} proposals, prefill aside.")
+        sentences.append(f"Measured: {speed_up:.2f} x with {len(measured)} proposals, prefill aside.")
     if options.json:
-        more = {"conclusions": sentences, "measured_speed_up": measured.speed_up if measured else None}
+        more = {"conclusions": sentences, "measured_speed_up": speed_up}
         print(json.dumps(asdict(plan) | more, allow_nan=False))
     else:
         _print_table(plan)
         print("\n".join(sentences))
 
 
-def _measured(options: argparse.Namespace) -> Measured:
-    from hf_domino.evaluation.benchmark.rows import read_rows
+def _number(text: str) -> float:
+    """A number of a flag; argparse reports what this raises."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number, 0 or more, got {text!r}")
+    return value
 
-    return read_measured(read_rows(options.rows), options.method, options.mode)
 
+def _measured(rows: Sequence[dict[str, Any]], method: str, mode: str) -> tuple[list[float], Costs, float]:
+    """Acceptance, times and speed-up of one run, means over its rounds and tokens.
 
-def _check_numbers(options: argparse.Namespace) -> None:
-    """Refuse numbers out of range, and both or neither of what excludes or needs the other."""
-    for name in (*TIMES, *SIZES, "t_verify", "bandwidth"):
-        for number in _as_list(getattr(options, name)):
-            allowed = "above 0" if name in ABOVE_ZERO else "0 or more"
-            if not (0 < number < float("inf") or (number == 0 and name not in ABOVE_ZERO)):
-                raise ValueError(f"{_flag(name)} must be a finite number, {allowed}, got {number}.")
-    length = options.num_draft_tokens
-    if length is not None and not 1 <= length <= MAX_LENGTH:
-        raise ValueError(f"--num-draft-tokens must be in [1, {MAX_LENGTH}], got {length}.")
-    given = [_flag(name) for name in ACCEPTANCE if getattr(options, name) is not None]
-    if len(given) > 1 or not (given or options.rows):
-        choice = "--alpha, --acceptance-rate-at, --acceptance-length or --rows"
-        raise ValueError(f"acceptance must be given once, got {' and '.join(given) or 'none'}: give one of {choice}.")
-    sizes = [_flag(name) for name in SIZES if getattr(options, name) is not None]
-    if bool(sizes) != (options.bandwidth is not None):
-        got = " and ".join(sizes) or "--bandwidth"
+    The phases of a round are disjoint; all but draft and rollout count as verification. A run measures that at one
+    width. At one position it is taken to cost what a plain token does, or what it costs at that width if that is less.
+    """
+    import numpy as np
+
+    # A text of one token has no time per further token.
+    chosen = [row for row in rows if row.get("mode") == mode and row["tpot_seconds"]]
+    plain = [row for row in chosen if row["method"] == "plain"]
+    rounds = [row for row in chosen if row["method"] == method and row["num_rounds"]]
+    lengths = {len(row["acceptance_rate_at"]) if "draft" in (row["ms_per_round"] or ()) else 0 for row in rounds}
+    if not plain or len(lengths) != 1 or 0 in lengths or method.endswith(("_adaptive", "_lookup", "_chain", "_tree")):
+        found = sorted({f"{row['method']} ({row.get('mode')})" for row in rows if "skipped" not in row})
         raise ValueError(
-            f"--bandwidth must be given with --feature-bytes or --proposal-bytes, got {got} alone: give both, or "
-            "neither for the round trip alone."
+            f"--rows must have plain generation and rounds of one length in mode {mode!r}, drafted by {method!r}, got "
+            f"{', '.join(found)}: choose --mode, and as --method one that drafts whole blocks, such as domino."
         )
+    weights = [row["num_rounds"] for row in rounds]
+    survival = np.average([row["acceptance_rate_at"] for row in rounds], axis=0, weights=weights).tolist()
+    phases = [row["ms_per_round"] for row in rounds]
+    each = [[times["draft"], times["rollout"], sum(times.values())] for times in phases]
+    draft, rollout, whole = (np.average(each, axis=0, weights=weights) * MS).tolist()
+    per_token, drafted = (
+        float(np.average([row["tpot_seconds"] for row in of], weights=[row["new_tokens"] for row in of]))
+        for of in (plain, rounds)
+    )
+    verify, length = whole - draft - rollout, len(survival)
+    verify_one = min(per_token, verify)
+    costs = Costs(per_token, verify_one, (verify - verify_one) / length, draft, rollout / length)
+    return survival, costs, per_token / drafted
 
 
-def _survival(options: argparse.Namespace, measured: Measured | None) -> list[float]:
+def _survival(options: argparse.Namespace, measured: list[float] | None) -> list[float]:
     """Acceptance from the one flag that gives it, or from rows; as long as the plan."""
-    length = options.num_draft_tokens or (len(measured.survival) if measured else DEFAULT_LENGTH)
-    if options.acceptance_length is not None:
-        return survival_from([_alpha_of(options.acceptance_length, length)] * length)
-    if options.alpha is not None and len(options.alpha) == 1:
-        return survival_from(options.alpha * length)
-    if options.alpha is not None:
-        survival = survival_from(options.alpha)
-    elif options.acceptance_rate_at is not None:
-        survival = options.acceptance_rate_at
+    length = options.num_draft_tokens or (len(measured) if measured else DEFAULT_LENGTH)
+    if (tokens := options.acceptance_length) is not None:
+        if not 1 <= tokens <= length + 1:
+            raise ValueError(
+                f"--acceptance-length must be in [1, {length + 1}], the bonus token and up to {length} proposals, got "
+                f"{tokens}: change it or --num-draft-tokens."
+            )
+        return survival_from([alpha_for(tokens, length) or 0.0] * length)
+    if options.alpha:
+        one_for_all = len(options.alpha) == 1
+        survival = survival_from(options.alpha * length if one_for_all else options.alpha)
     else:
-        assert measured is not None  # _check_numbers saw to it
-        survival = measured.survival
+        survival = options.acceptance_rate_at or measured
+    if not survival:
+        raise ValueError("--alpha, --acceptance-rate-at, --acceptance-length or --rows must be given, got none.")
     if (options.num_draft_tokens or 0) > len(survival):
         raise ValueError(
             f"--num-draft-tokens must be in [1, {len(survival)}], the positions whose acceptance is known, got "
@@ -121,46 +140,29 @@ def _survival(options: argparse.Namespace, measured: Measured | None) -> list[fl
     return survival[: options.num_draft_tokens]
 
 
-def _alpha_of(acceptance_length: float, length: int) -> float:
-    alpha = alpha_for(acceptance_length, length) if acceptance_length >= 1 else None
-    if alpha is None:
-        raise ValueError(
-            f"--acceptance-length must be in [1, {length + 1}], the bonus token and up to {length} proposals, got "
-            f"{acceptance_length}: change it or --num-draft-tokens."
-        )
-    return alpha
-
-
-def _costs(options: argparse.Namespace, measured: Measured | None, length: int) -> Costs:
+def _costs(options: argparse.Namespace, measured: Costs | None, length: int) -> Costs:
     """Costs of rows, with the numbers given in their place."""
-    times = {field: getattr(options, name) for name, field in TIMES.items()}
-    given = {field: time * MS for field, time in times.items() if time is not None}
-    given |= _verify_line(options.t_verify, length)
-    sizes = {field: getattr(options, name) for name, field in SIZES.items()}
-    given |= {field: size / (options.bandwidth * GBIT) for field, size in sizes.items() if size is not None}
+    given = {name: time * MS for name in TIMES if (time := getattr(options, name)) is not None}
+    if options.t_verify:
+        one, wide = options.t_verify[0], options.t_verify[-1]
+        if len(options.t_verify) > 2 or wide < one:
+            raise ValueError(
+                f"--t-verify must be one number, or two that do not fall (1 position, {length + 1} positions), got "
+                f"{options.t_verify}."
+            )
+        given |= {"verify": one * MS, "verify_slope": (wide - one) * MS / length}
+    sizes = {name: size for name in SIZES if (size := getattr(options, name)) is not None}
+    if bool(sizes) != bool(options.bandwidth):
+        raise ValueError("--bandwidth must be above 0 beside --feature-bytes or --proposal-bytes, and only there.")
+    given |= {name: size / (options.bandwidth * GBIT) for name, size in sizes.items()}
     if measured:
-        return replace(measured.costs, **given)
-    missing = [_flag(name) for name in ("t_plain", "t_verify") if getattr(options, name) is None]
-    if options.t_draft is None and options.t_rollout is None:
-        missing.append("--t-draft or --t-rollout")
-    if missing:
+        return replace(measured, **given)
+    if not {"plain", "verify"} <= given.keys() or not {"draft", "rollout"} & given.keys():
         raise ValueError(
-            f"{', '.join(missing)} must be given in ms, got none: measure with `hf-domino bench` and plan from its "
-            "--rows, or give the number (--t-draft 0 for a drafter that costs nothing)."
+            "--t-plain, --t-verify, and --t-draft or --t-rollout must be given in ms (--t-draft 0 for a drafter that "
+            "costs nothing), or --rows of `hf-domino bench`."
         )
     return Costs(**given)
-
-
-def _verify_line(times: Sequence[float] | None, length: int) -> dict[str, float]:
-    """Verification of one position, and of each further one, from its time at one or both ends."""
-    if times is None:
-        return {}
-    if len(times) > 2 or times[-1] < times[0]:
-        raise ValueError(
-            f"--t-verify must be one number, or two that do not fall (1 position, {length + 1} positions), got "
-            f"{' '.join(map(str, times))}: more positions take no less time; give one number if they take the same."
-        )
-    return {"verify": times[0] * MS, "verify_slope": (times[-1] - times[0]) * MS / length}
 
 
 def _print_table(plan: Plan) -> None:
@@ -183,11 +185,3 @@ def _print_table(plan: Plan) -> None:
             style="bold" if is_best else "",
         )
     Console().print(table)
-
-
-def _as_list(value: Any) -> list[float]:
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

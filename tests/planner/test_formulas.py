@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -22,8 +21,6 @@ from hf_domino.planner import (
 
 NUM_ROUNDS = 40_000
 FIVE_SIGMA = 5 / NUM_ROUNDS**0.5  # of a mean over the rounds, in standard deviations of one
-PAPER_ROUND = {"draft": 5.9e-3, "verify": 35.5e-3}  # seconds on an A100 (arXiv 2605.29707), 16 proposals
-PAPER_HEAD = 1.2e-3 / 16  # per proposal
 
 probabilities = st.floats(0, 1)
 lengths = st.integers(1, 20)
@@ -78,29 +75,12 @@ def test_expected_tokens_in_closed_form(alpha, length):
     assert expected_tokens(survival_from([alpha] * length)) == pytest.approx(closed)
 
 
-@pytest.mark.parametrize(("alpha", "tokens"), [(0.0, 1.0), (1.0, 9.0)])
-def test_expected_tokens_at_the_ends(alpha, tokens):
-    assert expected_tokens(survival_from([alpha] * 8)) == tokens
-
-
-@given(rates)
-def test_expected_tokens_are_in_range(conditional):
-    survival = survival_from(conditional)
-    assert 1 <= expected_tokens(survival) <= len(survival) + 1
-    assert all(later <= before for before, later in pairwise(survival))
-
-
-@given(probabilities, probabilities, lengths)
-def test_expected_tokens_grow_with_alpha(one, other, length):
-    low, high = sorted((one, other))
-    assert expected_tokens(survival_from([low] * length)) <= expected_tokens(survival_from([high] * length))
-
-
 @given(probabilities, lengths)
 def test_alpha_for_inverts_expected_tokens(alpha, length):
     tokens = expected_tokens(survival_from([alpha] * length))
     found = alpha_for(tokens, length)
     assert expected_tokens(survival_from([found] * length)) == pytest.approx(tokens, abs=1e-9)
+    assert alpha_for(length + 1.1, length) is None
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
@@ -126,7 +106,7 @@ def test_best_length_takes_measured_costs_with_gaps():
 
 
 def test_costs_of_other_lengths_are_refused():
-    with pytest.raises(ValueError, match="costs must have 3 entries, for 0 to 2 proposals, got 2"):
+    with pytest.raises(ValueError, match=r"costs must have 3 entries, .*got 2"):
         best_length([0.5, 0.2], [1.0, 2.0])
 
 
@@ -176,16 +156,3 @@ def test_speculation_pays_up_to_the_longest_round_trip(conditional, cost):
 def test_impossible_times_are_refused(field, value):
     with pytest.raises(ValueError, match=f"{field} must be a finite time"):
         Costs(**({"plain": 1, "verify": 1} | {field: value}))
-
-
-def test_sums_of_the_paper():
-    """The head is 2.8 % of a round and lifts acceptance by 16.6 %: 13 % more tokens/s at equal verification."""
-    domino, dflash = Costs(plain=1, rollout=PAPER_HEAD, **PAPER_ROUND), Costs(plain=1, **PAPER_ROUND)
-    survivals = [survival_from([alpha_for(length, 16)] * 16) for length in (4.70, 4.03)]
-    tokens = [expected_tokens(survival) for survival in survivals]
-    assert tokens == pytest.approx([4.70, 4.03])
-    assert tokens[0] / tokens[1] - 1 == pytest.approx(0.166, abs=5e-4)
-    seconds = domino.of_round(16, tokens[0]), dflash.of_round(16, tokens[1])
-    assert 1 - seconds[1] / seconds[0] == pytest.approx(0.028, abs=5e-4)
-    gains = [speed_ups(s, c.by_length(s))[16] for s, c in zip(survivals, (domino, dflash), strict=True)]
-    assert gains[0] / gains[1] == pytest.approx(4.70 / 4.03 * 41.4 / 42.6)

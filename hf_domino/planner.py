@@ -115,8 +115,7 @@ class Costs:
 
     A DFlash drafter has `draft` alone, ours also `rollout`. A sequential one that takes the share c of a plain token
     has a `rollout` of c * `plain`, and with `verify` = `plain` the textbook's speed-up E / (1 + k c). With drafter and
-    target in separate pools a round also takes one network round trip, and carries context features to the drafter and
-    proposals to the target; the features of the prompt, once per call, are not counted.
+    target in separate pools a round also takes one network round trip, what it carries included.
 
     Args:
         plain (`float`): One token of the target alone.
@@ -125,8 +124,6 @@ class Costs:
         draft (`float`, *optional*, defaults to 0): The backbone, once per round.
         rollout (`float`, *optional*, defaults to 0): The sequential part of the drafter, per proposal.
         round_trip (`float`, *optional*, defaults to 0): Network latency, there and back.
-        transfer_per_token (`float`, *optional*, defaults to 0): Sending the context features of one committed token.
-        transfer_per_proposal (`float`, *optional*, defaults to 0): Sending one proposal, with what it was drawn from.
     """
 
     plain: float
@@ -135,28 +132,20 @@ class Costs:
     draft: float = 0.0
     rollout: float = 0.0
     round_trip: float = 0.0
-    transfer_per_token: float = 0.0
-    transfer_per_proposal: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not 0 <= value < math.inf or (value == 0 and name in ("plain", "verify")):
                 raise ValueError(f"{name} must be a finite time, 0 or more (plain and verify above 0), got {value}.")
 
-    def of_round(self, length: int, tokens: float) -> float:
-        """Return the seconds of a round with `length` proposals that commits `tokens` tokens; 0 is one plain token."""
-        if length == 0:
-            return self.plain
-        per_proposal = self.rollout + self.verify_slope + self.transfer_per_proposal
-        return self.draft + self.verify + self.round_trip + length * per_proposal + tokens * self.transfer_per_token
+    def of_round(self, length: int) -> float:
+        """Return the seconds of a round with `length` proposals; 0 is one plain token."""
+        drafted = self.draft + self.verify + self.round_trip + length * (self.rollout + self.verify_slope)
+        return drafted if length else self.plain
 
-    def by_length(self, survival: Sequence[float]) -> list[float]:
+    def by_length(self, most: int) -> list[float]:
         """Return the seconds of a round with 0, 1, ... proposals, as [`best_length`] takes them."""
-        return [self.of_round(length, tokens) for length, tokens in enumerate(accumulate(survival, initial=1.0))]
-
-    def side_by_side(self) -> Costs:
-        """Return the same costs with drafter and target on one machine."""
-        return replace(self, round_trip=0.0, transfer_per_token=0.0, transfer_per_proposal=0.0)
+        return [self.of_round(length) for length in range(most + 1)]
 
 
 def break_even(length: int, costs: Costs) -> float | None:
@@ -170,8 +159,7 @@ def break_even(length: int, costs: Costs) -> float | None:
         `float`, *optional*: The probability; 0.0 if the round is faster even where nothing is accepted, None if it is
         slower even where everything is.
     """
-    saved = costs.plain - costs.transfer_per_token  # by each token that a round commits
-    return alpha_for(costs.of_round(length, 0) / saved, length) if saved > 0 else None
+    return alpha_for(costs.of_round(length) / costs.plain, length)
 
 
 def max_round_trip(survival: Sequence[float], costs: Costs) -> float | None:
@@ -184,9 +172,8 @@ def max_round_trip(survival: Sequence[float], costs: Costs) -> float | None:
     Returns:
         `float`, *optional*: Seconds; None if speculation does not pay without any round trip either.
     """
-    tokens = list(accumulate(survival, initial=1.0))[1:]
-    seconds = replace(costs, round_trip=0.0).by_length(survival)[1:]
-    longest = max(count * costs.plain - taken for count, taken in zip(tokens, seconds, strict=True))
+    near, tokens = replace(costs, round_trip=0.0), accumulate(survival, initial=1.0)
+    longest = max(count * costs.plain - near.of_round(length) for length, count in enumerate(tokens) if length)
     return longest if longest >= 0 else None
 
 
@@ -259,12 +246,12 @@ def make_plan(survival: Sequence[float], costs: Costs) -> Plan:
                 f"acceptance_rate_at must not rise with the position, got {rate} at {position} after {before}. "
                 "Conditional rates, among rounds that accepted all before, go to survival_from, or to --alpha."
             )
-    seconds, tokens = costs.by_length(survival), accumulate(survival, initial=1.0)
+    seconds, tokens = costs.by_length(len(survival)), accumulate(survival, initial=1.0)
     rounds = tuple(
         Round(length, count, taken, count / taken, gain, break_even(length, costs) if length else None)
         for length, (count, taken, gain) in enumerate(zip(tokens, seconds, speed_ups(survival, seconds), strict=True))
     )
-    side_by_side = speed_ups(survival, costs.side_by_side().by_length(survival))
+    side_by_side = speed_ups(survival, replace(costs, round_trip=0.0).by_length(len(survival)))
     return Plan(costs, rounds, best_length(survival, seconds), max(side_by_side), max_round_trip(survival, costs))
 
 
@@ -291,7 +278,7 @@ def conclusions(plan: Plan) -> list[str]:
     if plan.max_round_trip is not None:
         limit = f"it pays for round trips of up to {plan.max_round_trip * 1e3:.1f} ms"
     network = f"it leaves {plan.best.speed_up:.2f} x of {plan.side_by_side_speed_up:.2f} x on one machine; {limit}"
-    if plan.costs == plan.costs.side_by_side():
+    if not plan.costs.round_trip:
         network = f"none; with drafter and target in separate pools {limit}"
     return [best, even, f"Network: {network}."]
 

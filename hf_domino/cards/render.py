@@ -1,15 +1,17 @@
-"""The card of a drafter, rendered from its configuration by one template."""
+"""The card of a drafter, rendered from its configuration by one template; and sent along by `push_to_hub`."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
+from transformers.utils import PushToHubMixin
 
-from hf_domino.cards.sections import mark
+from hf_domino.cards.sections import CARD, drop_section, mark, merge_card, read_card, read_sections, read_text
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.engines import ENGINES
 from hf_domino.formats.exporting import refusals, stored_config
@@ -20,6 +22,8 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # The Hub knows no library of this name, so it shows no snippet for it. No `pipeline_tag`, either: those that say
 # text-generation are offered to pipelines and servers as models of their own.
 LIBRARY = "hf_domino"
+GENERIC = "This model card has been automatically generated."
+OF_WEIGHTS = ("training", "results")  # sections that tell of the weights they were written for
 
 
 def render_card(
@@ -31,15 +35,9 @@ def render_card(
     results: str | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> str:
-    r"""The card of a drafter as Markdown.
+    r"""The card of a drafter as Markdown, its sections of training and results as they are given.
 
-    Args:
-        config (`DominoConfig`): The drafter's configuration.
-        name (`str`): Name on the Hub, or of the folder, that it is loaded by.
-        target (`str`, *optional*): Folder or Hub name of its target; of a folder only the last part is told.
-        training (`str`, *optional*): From [`training_section`].
-        results (`str`, *optional*): From `hf_domino.publishing.folder_card.results_section`.
-        metadata (`Mapping`, *optional*): More fields for the head of the card, such as `license` and `datasets`.
+    `name` is what it is loaded by, and `target` a folder or a name on the Hub; of a folder only the last part is told.
 
     Example:
     ```python
@@ -53,8 +51,7 @@ def render_card(
 
     ```
     """
-    on_hub = is_hub_name(target)
-    extra = dict(metadata or {})
+    on_hub, extra = is_hub_name(target), dict(metadata or {})
     tags = ["speculative-decoding", "draft-model", config.projector_type, *(extra.pop("tags", None) or ())]
     known = {"base_model": target if on_hub else None, "library_name": LIBRARY} | extra
     sections = {"training": training, "results": results}
@@ -67,7 +64,7 @@ def render_card(
         target=target if on_hub or target is None else Path(target).name,
         on_hub=on_hub,
         engines=_engines(config),
-        papers=[(PAPERS / f"{name}.bib").read_text(encoding="utf-8").strip() for name in config.kind.papers],
+        papers=[(PAPERS / f"{paper}.bib").read_text(encoding="utf-8").strip() for paper in config.kind.papers],
         sections={section: mark(section, text) for section, text in sections.items() if text},
     )
     return f"{card}\n"
@@ -86,13 +83,47 @@ def _engines(config: DominoConfig) -> list[str]:
         found = refusals(stored_config(config))
     except ValueError as error:  # no format of theirs can hold it
         return [str(error)]
-    lines = {
-        name: "; ".join(f"{rule.field} must be {rule.expected}" for rule in rules) for name, rules in found.items()
-    }
-    taken = {
-        name: f"takes its export with {plugin}" if (plugin := engine.plugin_for(config)) else "takes its export"
-        for name, engine in ENGINES.items()
-    }
-    return [
-        f"{ENGINES[name].title} {f'does not take it: {line}' if line else taken[name]}." for name, line in lines.items()
-    ]
+    lines = []
+    for name, rules in found.items():
+        plugin = ENGINES[name].plugin_for(config)
+        verdict = f"takes its export with {plugin}" if plugin else "takes its export"
+        if rules:
+            verdict = "does not take it: " + "; ".join(f"{rule.field} must be {rule.expected}" for rule in rules)
+        lines.append(f"{ENGINES[name].title} {verdict}.")
+    return lines
+
+
+class PushesItsCard(PushToHubMixin):
+    """Has `push_to_hub`, and `save_pretrained` with `push_to_hub=True`, send the drafter's card, not a generic one.
+
+    The card of the repository is merged with the one in the folder that is saved to or was loaded from. What is said of
+    training and results is that folder's, as it belongs to the weights.
+    """
+
+    config: Any
+    name_or_path: str
+    _card_before = ""  # of the folder that is saved to, over which Transformers writes the repository's
+
+    def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
+        self._card_before = read_text(Path(working_dir) / CARD)
+        return super()._get_files_timestamps(working_dir)
+
+    def _upload_modified_files(
+        self, working_dir: str | os.PathLike, repo_id: str, files_timestamps: dict[str, float], **kwargs: Any
+    ) -> Any:
+        path, source = Path(working_dir) / CARD, self.name_or_path  # empty for a drafter that was not loaded
+        beside = self._card_before or (read_text(Path(source) / CARD) if source else "")
+        self._card_before = ""
+        card = read_card(read_text(path))
+        if GENERIC in card.text:
+            card.text = ""
+            card.data.pop("library_name")
+        text = str(card)
+        for section in OF_WEIGHTS:
+            if section not in read_sections(beside):
+                text = drop_section(text, section)
+        text = merge_card(text, beside) if beside else text
+        base = read_card(text).data.get("base_model")
+        new = render_card(self.config, name=repo_id, target=base if isinstance(base, str) else self.config.target_name)
+        path.write_text(merge_card(text, new), encoding="utf-8")
+        return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **kwargs)

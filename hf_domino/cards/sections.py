@@ -10,34 +10,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from itertools import zip_longest
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import CardData, ModelCard
-from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from huggingface_hub import ModelCard
 
 from hf_domino._common.refusal import refusal
 
 CARD = "README.md"
-MARKER = re.compile(r"<!-- hf_domino:(begin|end) ([\w-]+) -->")
+SECTION = re.compile(r"<!-- hf_domino:begin ([\w-]+) -->\n?(.*?)<!-- hf_domino:end \1 -->", re.DOTALL)
+MARKER = re.compile(r"<!-- hf_domino:\w+ [\w-]+ -->")
 OURS = ("library_name",)  # another one would have the Hub show a snippet that loads a drafter as a model
-REMEDY = "Write it again: hf-domino card FOLDER."
-SHOWN = 60  # characters of a line in an error
-
-
-class UnfitCard(ValueError):
-    """A card says what its rows do not."""
 
 
 def read_text(path: Path) -> str:
-    """A card, or another text; empty where there is none.
-
-    Raises:
-        ValueError: If it is not UTF-8.
-    """
+    """A card, or another text; empty where there is none."""
     try:
         return path.read_text(encoding="utf-8-sig") if path.is_file() else ""  # editors of Windows leave a mark
     except UnicodeDecodeError as error:
@@ -52,9 +41,6 @@ def mark(name: str, text: str) -> str:
 def read_sections(text: str) -> dict[str, str]:
     r"""Our sections of a card, by name, in its order.
 
-    Raises:
-        ValueError: If a marker has no partner, or a section is there twice.
-
     Example:
     ```python
     >>> from hf_domino.cards import read_sections
@@ -63,108 +49,61 @@ def read_sections(text: str) -> dict[str, str]:
 
     ```
     """
-    return {name: text[start:end].strip() for name, (start, end) in _places(text).items()}
-
-
-def _places(text: str) -> dict[str, tuple[int, int]]:
-    """Where the text between the markers of each section begins and ends."""
-    places: dict[str, tuple[int, int]] = {}
-    markers = list(MARKER.finditer(text))
-    for begin, end in zip_longest(markers[::2], markers[1::2]):
-        pair = [found and found.groups() for found in (begin, end)]
-        if pair != [("begin", begin[2]), ("end", begin[2])] or begin[2] in places:
-            expected = "followed by the end of its section, once each"
-            raise refusal("the card's marker", expected, begin[0], "Mend the markers, or delete the card's sections.")
-        places[begin[2]] = begin.end(), end.start()
-    return places
+    markers, sections = MARKER.findall(text), SECTION.findall(text)
+    if len(markers) != 2 * len(sections) or len(sections) > len(dict(sections)):  # the user's text would be lost
+        expected = "a begin and an end of each section, once each"
+        raise refusal("the card's markers", expected, " ".join(markers), "Mend them, or delete the card's sections.")
+    return {name: content.strip() for name, content in sections}
 
 
 def drop_section(text: str, name: str) -> str:
     """A card without one of our sections."""
-    if name not in (places := _places(text)):
-        return text
-    start, end = places[name]
-    before, after = text[:start].rpartition("<!--")[0], text[end:].partition("-->")[2]
-    return before.rstrip() + "\n\n" + after.lstrip()
+    found = next((found for found in SECTION.finditer(text) if found[1] == name), None)
+    return f"{text[: found.start()].rstrip()}\n\n{text[found.end() :].lstrip()}" if found else text
+
+
+def read_card(text: str) -> ModelCard:
+    """A card as `huggingface_hub` reads it, which warns of one without metadata."""
+    try:
+        return ModelCard(text if text.lstrip().startswith("---") else f"---\n{{}}\n---\n{text}")
+    except (yaml.YAMLError, ValueError) as error:
+        expected, reason = "YAML between two lines of ---", " ".join(str(error).split())
+        raise refusal("the card's metadata", expected, reason, "Mend it in README.md.") from error
 
 
 def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
     """Put what is new into the card that is there.
 
     The user's text and metadata stay. Our sections are replaced, those that are not there yet are added; lists of
-    metadata are united.
-
-    Args:
-        existing (`str`): The card that is there; may be empty.
-        new (`str`): From [`render_card`].
-        wins (`Collection[str]`, *optional*): Metadata whose new value takes the place of another one.
-
-    Raises:
-        ValueError: If metadata or markers of the existing card cannot be read.
+    metadata are united. `wins` names metadata whose new value takes the place of another one.
     """
     existing = existing.replace("\r\n", "\n")
     if not existing.strip():
         return new
     card, fresh = read_card(existing), read_card(new)
-    _unite(card.data, fresh.data, {*OURS, *wins})
-    card.text = _replace_sections(card.text, fresh.text) if card.text.strip() else fresh.text
+    for key, value in fresh.data.to_dict().items():
+        old = card.data.get(key)
+        if isinstance(value, list) and old:
+            card.data[key] = list(dict.fromkeys([*_as_list(old), *value]))
+        elif not old or key in (*OURS, *wins):
+            card.data[key] = value
+    card.text = _merge_sections(card.text, read_sections(fresh.text)) if card.text.strip() else fresh.text
     return str(card)
-
-
-def read_card(text: str) -> ModelCard:
-    """A card as `huggingface_hub` reads it; one without metadata has none.
-
-    Raises:
-        ValueError: If its metadata cannot be read.
-    """
-    try:
-        return ModelCard(text if REGEX_YAML_BLOCK.search(text) else f"---\n{{}}\n---\n{text}")
-    except (yaml.YAMLError, ValueError) as error:
-        expected, reason = "YAML between two lines of ---", " ".join(str(error).split())
-        raise refusal("the card's metadata", expected, reason, "Mend it in README.md.") from error
-
-
-def _unite(data: CardData, new: CardData, wins: Collection[str]) -> None:
-    for key, value in new.to_dict().items():
-        old = data.get(key)
-        if key != "base_model" and list in (type(old), type(value)) and old:  # two bases would be a merge
-            data[key] = list(dict.fromkeys([*_as_list(old), *_as_list(value)]))
-        elif not old or key in wins:
-            data[key] = value
 
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _replace_sections(text: str, new: str) -> str:
-    last = None
-    for name, content in read_sections(new).items():
-        places = _places(text)
-        if name in places:
-            start, end = places[name]
-            text = f"{text[:start]}\n{content}\n{text[end:]}"
-        elif last is None:
-            text = f"{text.rstrip()}\n\n{mark(name, content)}\n"
+def _merge_sections(text: str, sections: dict[str, str]) -> str:
+    known, after = read_sections(text), ""  # a new section stands behind the one before it, the first at the end
+    for name, content in sections.items():
+        section = mark(name, content)
+        if name in known:
+            text = SECTION.sub(lambda found, own=section, name=name: own if found[1] == name else found[0], text)
+        elif after:
+            text = text.replace(after, f"{after}\n\n{section}")
         else:
-            end = text.index("-->", places[last][1]) + len("-->")
-            text = f"{text[:end]}\n\n{mark(name, content)}{text[end:]}"
-        last = name
+            text = f"{text.rstrip()}\n\n{section}\n"
+        after = f"<!-- hf_domino:end {name} -->"
     return text
-
-
-def check_card(text: str, sections: Mapping[str, str], where: str = "the card", remedy: str = REMEDY) -> None:
-    """Refuse a card that does not say what was computed.
-
-    Raises:
-        UnfitCard: Naming the first section and the first word or number in it that differs.
-    """
-    found = read_sections(text.replace("\r\n", "\n"))
-    for name, expected in sections.items():
-        if name not in found:
-            raise UnfitCard(f"{where} must have a section {name!r}, got none. {remedy}")
-        for line, wanted in zip_longest(found[name].splitlines(), expected.strip().splitlines(), fillvalue=""):
-            for value, right in zip_longest(line.split(), wanted.split(), fillvalue=""):
-                if value != right:
-                    place = f"section {name!r} of {where}, in «{(wanted or line)[:SHOWN]}»,"
-                    raise UnfitCard(str(refusal(place, repr(right), value, remedy)))

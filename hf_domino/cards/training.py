@@ -19,16 +19,10 @@ FIGURE = "figures/training.svg"  # of a training, in the drafter's folder
 
 
 def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None, figure: str | None = None) -> str:
-    """What a trainer recorded, as a section of a card: steps, tokens, hours, the loss log and the evaluations.
-
-    Args:
-        state (`TrainerState`): Of the trainer, or read from its `trainer_state.json`.
-        facts (`Mapping`, *optional*): More rows for the first table, such as the settings.
-        figure (`str`, *optional*): Path of its picture, from the card.
-    """
+    """A trainer's record as a section of a card: steps, tokens, hours, more facts, the loss log and the evaluations."""
     log = [entry for entry in state.log_history if "base_loss" in entry]
     # The last step is evaluated as one of its interval, and once more as the end.
-    evaluations = list({entry.get("step"): entry for entry in state.log_history if "eval_loss" in entry}.values())
+    evaluations = list({entry["step"]: entry for entry in state.log_history if "eval_loss" in entry}.values())
     recorded = {
         "steps": state.global_step,
         "tokens read": state.num_input_tokens_seen or None,
@@ -45,30 +39,24 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
 
 
 def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix: str = "") -> str:
-    """A table of a few of the entries, with the columns that any of them has."""
-    names = [name for name in wanted if any(f"{prefix}{name}" in entry for entry in entries)]
-    fields = {name: f"{prefix}{name}" for name in names}
-    if prefix:
-        fields = {"step": "step"} | fields
-    return _table(list(fields), [[entry.get(name) for name in fields.values()] for entry in _thinned(entries)])
+    """A table of at most `MOST_LOG_ROWS` of the entries, evenly spread, with the columns that any of them has."""
+    fields = {"step": "step"} if prefix else {}
+    fields |= {name: f"{prefix}{name}" for name in wanted if any(f"{prefix}{name}" in entry for entry in entries)}
+    last, count = len(entries) - 1, min(len(entries), MOST_LOG_ROWS)
+    shown = [entries[round(index * last / max(count - 1, 1))] for index in range(count)]
+    return _table(list(fields), [[entry.get(field) for field in fields.values()] for entry in shown])
 
 
 def _by_position(evaluation: Mapping[str, Any]) -> list[str]:
     """Share of proposals that are right where all before them are; nothing where it was not recorded."""
     rows = []
     for name, prefix in (("base logits", "eval_base_accept_at_"), ("as drafted", "eval_accept_at_")):
-        places = range(1, 1 + sum(key.startswith(prefix) for key in evaluation))
+        places = range(1, 1 + sum(field.startswith(prefix) for field in evaluation))  # files have them sorted as words
         rows += [[name, *(evaluation[f"{prefix}{place}"] for place in places)]] if places else []
     if not rows:
         return []
     title = f"Share of proposals that are right where all before them are, after step {evaluation['step']:,}."
     return [title, _table(["", *map(str, range(1, max(map(len, rows))))], rows)]
-
-
-def _thinned(log: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """At most `MOST_LOG_ROWS` entries, evenly spread, the first and the last among them."""
-    count = min(len(log), MOST_LOG_ROWS)
-    return [log[round(index * (len(log) - 1) / max(count - 1, 1))] for index in range(count)]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

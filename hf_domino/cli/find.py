@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino find`."""
-    from hf_domino.publishing.finding import find
+    from hf_domino.publishing import find
 
     set_up()
     found = find(options.target, limit=options.limit)

@@ -31,7 +31,6 @@ COMMANDS = {
     "train": ("hf_domino.cli.train", "Train a drafter for a target, from one YAML file or flags."),
     "data": ("hf_domino.cli.data", "Let a target write its own training text, with or without prompts."),
     "bench": ("hf_domino.cli.bench", "Measure every way to generate on your model, in one process."),
-    "card": ("hf_domino.cli.card", "Write a drafter's card from its rows and training, or check it."),
     "plan": (
         "hf_domino.cli.plan",
         "Say whether speculation pays, how many proposals are best, and over which network.",
@@ -41,7 +40,7 @@ COMMANDS = {
         "Measure one round with random weights: graphed, compiled, launched, growing.",
     ),
     "find": ("hf_domino.cli.find", "List drafters on the Hub for a target, and say which of them load."),
-    "push": ("hf_domino.cli.push", "Publish a drafter's folder on the Hub: weights, configuration, card, results."),
+    "push": ("hf_domino.cli.push", "Write a drafter's card from its rows, and publish its folder on the Hub."),
     "export": ("hf_domino.cli.export", "Write a drafter as a folder that SGLang, vLLM and others read."),
     "serve-check": (
         "hf_domino.cli.serve_check",

@@ -22,8 +22,8 @@ EXAMPLES = """\
 
 MAX_LENGTH = 128  # longer tables help nobody
 DEFAULT_LENGTH = 16  # proposals per round of the published drafters
-MS, GBIT = 1e-3, 1e9 / 8  # in seconds, in bytes
-TIMES, SIZES = ("plain", "draft", "rollout", "round_trip"), ("transfer_per_token", "transfer_per_proposal")
+MS = 1e-3  # in seconds
+TIMES = ("plain", "draft", "rollout", "round_trip")  # flags of one number, by the fields of `Costs`
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--t-verify", type=_number, nargs="+", help="verification; or two, of 1 and of num-draft-tokens + 1 positions")
     add("--t-draft", type=_number, dest="draft", help="the drafter's parallel part, per round")
     add("--t-rollout", type=_number, dest="rollout", help="its sequential part, per proposal; 0 for DFlash")
-    add = parser.add_argument_group("drafter and target in separate pools").add_argument
-    add("--network", type=_number, dest="round_trip", help="round trip in ms; one per round")
-    add("--bandwidth", type=_number, help="Gbit/s at which the following is sent")
-    feature, proposal = SIZES
-    add("--feature-bytes", type=_number, dest=feature, help="a token's features: layers x hidden size x bytes of each")
-    add("--proposal-bytes", type=_number, dest=proposal, help="a proposal: 8; its distribution, too, when sampling")
+    network_help = "round trip of a round between drafter and target in separate pools, what it carries included"
+    add("--network", type=_number, dest="round_trip", help=network_help)
     parser.add_argument("--num-draft-tokens", type=int, help="most proposals per round (default: as measured, else 16)")
     parser.add_argument("--json", action="store_true", help="print JSON, times in seconds")
 
@@ -151,10 +147,6 @@ def _costs(options: argparse.Namespace, measured: Costs | None, length: int) -> 
                 f"{options.t_verify}."
             )
         given |= {"verify": one * MS, "verify_slope": (wide - one) * MS / length}
-    sizes = {name: size for name in SIZES if (size := getattr(options, name)) is not None}
-    if bool(sizes) != bool(options.bandwidth):
-        raise ValueError("--bandwidth must be above 0 beside --feature-bytes or --proposal-bytes, and only there.")
-    given |= {name: size / (options.bandwidth * GBIT) for name, size in sizes.items()}
     if measured:
         return replace(measured, **given)
     if not {"plain", "verify"} <= given.keys() or not {"draft", "rollout"} & given.keys():

@@ -1,77 +1,99 @@
-"""`hf-domino push`: publish a drafter's folder on the Hub."""
+"""`hf-domino push`: write the card of a drafter's folder, and publish the folder on the Hub."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hf_domino._common.whole_files import check_writable
+from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import set_up
 
-if TYPE_CHECKING:
-    from hf_domino.publishing import PushResult
-
 EXAMPLES = """\
+  hf-domino push my-drafter --card-only --license apache-2.0
+  hf-domino push my-drafter --card-only --dry-run
   hf-domino push my-drafter my-name/my-drafter --dry-run
   hf-domino push my-drafter my-name/my-drafter --private
   hf-domino push my-drafter their-name/their-drafter --create-pr --message "Drafter with twice the steps"
 
-The token is that of `hf auth login`, or of the environment's HF_TOKEN. It is no flag: command lines are seen by other
-users of a machine, and kept in the shell's history. A push that broke off is resumed by the same command.
+The card is computed from the folder's configuration, the rows of `hf-domino bench` in its results.jsonl, and what the
+trainer recorded. The token is that of `hf auth login`, or of the environment's HF_TOKEN. It is no flag: command lines
+are seen by other users of a machine, and kept in the shell's history. A push that broke off is resumed by the same
+command.
 """
-UNFOUND = "The card has no base_model, by which drafters are found: hf-domino card {folder} --target OWNER/NAME."
+UNFOUND = "The card has no base_model, by which drafters are found: give --target OWNER/NAME."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino push`."""
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="what save_pretrained or `hf-domino train` wrote")
-    parser.add_argument("repo", metavar="REPO", help="OWNER/NAME on the Hub, made where there is none")
+    parser.add_argument("repo", metavar="REPO", nargs="?", help="OWNER/NAME on the Hub, made where there is none")
+    add = parser.add_argument_group("card").add_argument
+    add("--card-only", action="store_true", help="write FOLDER/README.md, and send nothing; no REPO is needed")
+    add("--target", help="its target on the Hub (default: as in the card, or in config.json)")
+    add("--license", help="licence of the weights, such as apache-2.0")
+    add("--dataset", action="append", help="data set on the Hub it was trained on; may be repeated")
     parser.add_argument("--private", action="store_true", help="only its owner sees a new repository")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--create-pr", action="store_true", help="open a pull request in place of a push")
     where.add_argument("--revision", help="branch to push to, made where there is none (default: main)")
     parser.add_argument("--message", help="of the commit")
-    parser.add_argument("--dry-run", action="store_true", help="check and list what would go; nothing is sent or asked")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="check and list what would go; nothing is written, sent or asked. With --card-only: does the card say "
+        "what its rows do?",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Run `hf-domino push`."""
-    from hf_domino.publishing.folder import plan_push
-    from hf_domino.publishing.pushing import Destination, PushResult, send
+def run(options: argparse.Namespace) -> int:
+    """Run `hf-domino push`; returns 1 if a card that is checked does not fit."""
+    given = {"license": options.license, "datasets": options.dataset}
+    card = {"target": options.target, "metadata": {field: value for field, value in given.items() if value}}
+    if options.card_only:
+        return _check_card(options.folder) if options.dry_run else _write_card(options.folder, card)
+    if options.repo is None:
+        raise ValueError("REPO must be given, OWNER/NAME on the Hub, or --card-only.")
+    from hf_domino.publishing import push
 
     set_up()
-    destination = Destination(options.repo, options.private, options.create_pr, options.revision, options.message)
-    destination.check()
-    plan = plan_push(options.folder, options.repo)
-    if not options.json:
-        print(f"{options.folder} to {options.repo}\n\n{plan}\n", flush=True)
-    if plan.base_model is None:
-        print(UNFOUND.format(folder=options.folder), file=sys.stderr)
-    result = PushResult(options.repo, plan) if options.dry_run else send(plan, destination)
+    flags = {name: getattr(options, name) for name in ("private", "create_pr", "revision", "message", "dry_run")}
+    result = push(options.folder, options.repo, **flags, **card)
+    if result.base_model is None:
+        print(UNFOUND, file=sys.stderr)
     if options.json:
-        print(json.dumps(_to_dict(result)))
-    else:
-        print(_said(result))
-
-
-def _said(result: PushResult) -> str:
+        print(json.dumps(asdict(result)))
+        return 0
+    print(result)
     if result.commit is None:
-        return "dry run: all checks passed, nothing was sent"
-    where = result.pull_request or result.url
-    load = f'DominoDraftModel.from_pretrained("{result.repo_id}", revision="{result.commit}")'
-    return f"{where}\ncommit {result.commit}\n{load}"
+        print("dry run: all checks passed, nothing was sent")
+    else:
+        print(f"{result.pull_request or result.url}\ncommit {result.commit}")
+        print(f'DominoDraftModel.from_pretrained("{result.repo_id}", revision="{result.commit}")')
+    return 0
 
 
-def _to_dict(result: PushResult) -> dict[str, Any]:
-    files = [{"path": file.path, "size": file.size, "large": file.is_large} for file in result.plan.files]
-    return {
-        "repo": result.repo_id,
-        "files": files,
-        "left_out": result.plan.left_out,
-        "commit": result.commit,
-        "url": result.url,
-        "pull_request": result.pull_request,
-    }
+def _check_card(folder: Path) -> int:
+    from hf_domino.publishing.folder_card import difference
+
+    if found := difference(folder):
+        print(f"{found} Write it again: hf-domino push {folder} --card-only.", file=sys.stderr)
+        return FAILED_CHECK
+    print(f"{folder}: the card says what its rows do.")
+    return 0
+
+
+def _write_card(folder: Path, card: dict[str, Any]) -> int:
+    from hf_domino.cards.sections import CARD
+    from hf_domino.publishing.folder_card import card_for
+
+    check_writable(folder, "FOLDER")
+    text = card_for(folder, **card)
+    (folder / CARD).write_text(text, encoding="utf-8")
+    print(folder / CARD)
+    return 0

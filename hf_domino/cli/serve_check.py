@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import signal
 import sys
 from pathlib import Path
 
 from hf_domino._common.fields import PROMPT_FIELDS
-from hf_domino.cli.exits import FAILED_CHECK
+from hf_domino.cli.exits import BY_SIGNAL, FAILED_CHECK
 from hf_domino.cli.flags import add_models, load_models, positive_int
 
 EXAMPLES = """\
@@ -26,17 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num-prompts", type=positive_int, default=50, help="use the first N prompts")
     add("--max-new-tokens", type=positive_int, default=128, help="tokens to generate per prompt")
     add = parser.add_argument_group("server").add_argument
-    add(
-        "--python", default=sys.executable, help="Python of the environment with vLLM and hf_domino (default: this one)"
-    )
+    add("--python", default=sys.executable, help="Python of the environment with vLLM and hf_domino (default: this)")
     add("--num-proposals", type=positive_int, help="proposals of a round (default: block_size - 1)")
     add("--at-once", type=_counts, default=(1, 8), help="requests open together, a run each (default: 1,8)")
-    add(
-        "--server-flags",
-        type=shlex.split,
-        default=[],
-        help='more flags of vLLM\'s server, as --server-flags="--enforce-eager"',
-    )
+    flags_help = 'more flags of vLLM\'s server, as --server-flags="--enforce-eager"'
+    add("--server-flags", type=shlex.split, default=[], help=flags_help)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -44,31 +39,33 @@ def run(options: argparse.Namespace) -> int:
     """Run `hf-domino serve-check`; returns 1 where texts differ in fp32, or rounds are more than ours."""
     from hf_domino._common.provenance import provenance
     from hf_domino.pair import PROMPTS, read_prompts
-    from hf_domino.serving.run import Serving, check_server
+    from hf_domino.serving.check import check_server, faults, report, rows
 
+    signal.signal(signal.SIGTERM, _leave)  # so that the server ends with us
     given = options.prompts and read_prompts(options.prompts)  # a wrong file is refused before models are loaded
     pair = load_models(options)
     if not given and not (pair.folder / PROMPTS).is_file():
         raise ValueError(f"--prompts must be given: {pair.folder} has no {PROMPTS}.")
     prompts = (given or read_prompts(pair.folder / PROMPTS))[: options.num_prompts]
-    serving = Serving(
-        python=options.python,
-        dtype=options.dtype,
-        num_proposals=options.num_proposals or pair.drafter.config.block_size - 1,
-        max_new_tokens=options.max_new_tokens,
-        at_once=options.at_once,
-        flags=options.server_flags,
-    )
-    found = check_server(pair, prompts, serving)
+    flags = ["--dtype", options.dtype, "--generation-config", "vllm", "--max-num-seqs", str(max(options.at_once))]
+    made = {
+        "dtype": options.dtype,
+        "num_proposals": options.num_proposals or pair.drafter.config.block_size - 1,
+        "flags": [*flags, *options.server_flags],
+    }
+    asked = {"python": options.python, "max_new_tokens": options.max_new_tokens, "at_once": options.at_once}
+    legs = check_server(pair, prompts, **asked, **made)
     if options.json:
-        flags = serving.all_flags()
-        made = {"target": pair.name, "dtype": serving.dtype, "num_proposals": serving.num_proposals, "flags": flags}
-        for row in found.rows():
-            print(json.dumps(row | made | provenance()))
+        for row in rows(legs):
+            print(json.dumps(row | {"target": pair.name} | made | provenance()))
     else:
-        print(found)
-    return FAILED_CHECK if found.faults else 0
+        print(report(legs, options.dtype))
+    return FAILED_CHECK if faults(legs, options.dtype) else 0
 
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(positive_int(part) for part in text.split(","))
+
+
+def _leave(number: int, _: object) -> None:
+    sys.exit(BY_SIGNAL + number)

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino.cards.pushing import PushesItsCard
+from hf_domino.cards.render import PushesItsCard
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import base_download, base_of, load_adapter
 from hf_domino.drafter.context import ContextCache

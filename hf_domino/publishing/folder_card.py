@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerState
 
 from hf_domino._common.refusal import refusal
-from hf_domino.cards import UnfitCard, check_card, merge_card, read_sections, render_card, training_section
+from hf_domino.cards import merge_card, read_sections, render_card, training_section
 from hf_domino.cards.sections import CARD, read_card, read_text
 from hf_domino.cards.training import FIGURE
-from hf_domino.configuration import DominoConfig
 from hf_domino.evaluation.benchmark.methods import BASELINE
 from hf_domino.evaluation.benchmark.report import (
     acceptance_of,
@@ -26,12 +26,13 @@ from hf_domino.evaluation.benchmark.report import (
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
 from hf_domino.formats.loading import interpret
+from hf_domino.formats.source import CONFIG
 from hf_domino.formats.stored import read_object
 
 ROWS, STATE = "results.jsonl", "trainer_state.json"
 OTHER_ROWS = "results-*.jsonl"  # of the same drafter, measured otherwise: another dtype, batches, other prompts
 FIGURES = {"speed-up": "Speed-up", "acceptance": "Acceptance by position", "round": "Time in a round"}
-PICTURES = (".svg", ".png")
+CHECK = "hf-domino push . --card-only --dry-run"
 
 
 def results_section(
@@ -46,20 +47,16 @@ def results_section(
     """
     if not measured(rows):
         raise ValueError(f"rows must have measurements, got {len(rows)} without any: run `hf-domino bench`.")
-    pictures = [f"![{title}]({path})" for title, path in (figures or {}).items()]
-    tables = [_by_position(rows), _by_kind(rows)]
-    parts = ["## Results", results_table(rows), _commits(measured(rows)[0]), *pictures, *tables]
-    parts.append(f"Every figure is computed from `{ROWS}`, a row a prompt; `hf-domino card . --check` does it again.")
+    commits = {model: measured(rows)[0].get(f"{model}_commit") for model in ("target", "drafter")}
+    loaded = ", ".join(f"{model} at commit `{commit}`" for model, commit in commits.items() if commit)
+    parts = ["## Results", results_table(rows), f"Loaded from the Hub: {loaded}." if loaded else ""]
+    parts += [f"![{title}]({path})" for title, path in (figures or {}).items()]
+    parts += [_by_position(rows), _by_kind(rows)]
+    parts.append(f"Every figure is computed from `{ROWS}`, a row a prompt; `{CHECK}` does it again.")
     parts += [
         f"Measured otherwise, in `{name}`:\n\n{results_table(further)}" for name, further in (others or {}).items()
     ]
     return "\n\n".join(part.strip() for part in parts if part)
-
-
-def _commits(row: Row) -> str:
-    commits = {model: row.get(f"{model}_commit") for model in ("target", "drafter")}
-    known = [f"{model} at commit `{commit}`" for model, commit in commits.items() if commit]
-    return f"Loaded from the Hub: {', '.join(known)}." if known else ""
 
 
 def _by_position(rows: Sequence[Row]) -> str:
@@ -92,104 +89,69 @@ def _by_kind(rows: Sequence[Row]) -> str:
 
 
 def card_for(
-    folder: Path,
-    rows: Path | None = None,
-    *,
-    name: str | None = None,
-    target: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
+    folder: Path, *, name: str | None = None, target: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> str:
     """The card of a drafter's folder, merged into the one that is there.
 
-    Args:
-        folder (`Path`): With `config.json`; and `results.jsonl`, further `results-*.jsonl`, `trainer_state.json`,
-            pictures in `figures`, as far as they are there.
-        rows (`Path`, *optional*): Rows of `hf-domino bench` in place of the folder's.
-        name (`str`, *optional*): Name it is loaded by, such as one on the Hub; defaults to the folder's.
-        target (`str`, *optional*): Hub name or folder of the target; defaults to the card's `base_model`, or the
-            configuration's `target_name`.
-        metadata (`Mapping`, *optional*): Fields for the head of the card, such as `license`; lists are united with
-            what is there.
+    It tells of `results.jsonl`, further `results-*.jsonl`, `trainer_state.json` and pictures in `figures`, as far as
+    they are there. `name` is what the drafter is loaded by, the folder's by default, and `target` a name on the Hub or
+    a folder, by default the card's `base_model` or the configuration's `target_name`. `metadata`, such as `license`,
+    goes into the head of the card; lists are united with what is there.
 
     Raises:
-        ValueError: If the folder has no drafter, or nothing names its target.
+        ValueError: If the folder has no drafter, nothing names its target, or its card has results without rows.
     """
-    config, existing = _read_config(folder), read_text(folder / CARD)
+    if not (folder / CONFIG).is_file():
+        remedy = "Save a drafter there, drafter.save_pretrained(folder); merge an adapter before, merge_and_unload()."
+        raise refusal("FOLDER", f"that of a drafter, with {CONFIG}", str(folder), remedy)
+    config, existing = interpret(read_object(folder / CONFIG))[1], read_text(folder / CARD)
+    sections, rows, results = read_sections(existing), folder / ROWS, None
     base = read_card(existing).data.get("base_model")
     named = target or (base if isinstance(base, str) else None) or config.target_name
     if named is None:
-        raise ValueError(f"--target must be given: neither {folder}/config.json nor its card names the target.")
-    wins = [*(metadata or {}), *(["base_model"] if target else [])]
+        raise ValueError(f"--target must be given: neither {folder / CONFIG} nor its card names the target.")
+    if rows.is_file():
+        pictures = [path for title in FIGURES for path in sorted((folder / "figures").glob(f"{title}.[sp][vn]g"))]
+        figures = {FIGURES[path.stem]: f"figures/{path.name}" for path in pictures}
+        others = {path.name: read_rows(path) for path in sorted(folder.glob(OTHER_ROWS))}
+        results = results_section(read_rows(rows), figures, others)
+    elif "results" in sections:
+        remedy = "Put its rows there, or take the section out of the card."
+        raise refusal(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
     new = render_card(
         config,
         name=name or folder.resolve().name,
         target=named,
-        training=_training(folder, existing),
-        results=_results(folder, rows),
+        training=_training(folder, sections.get("training")),
+        results=results,
         metadata=metadata,
     )
-    return merge_card(existing, new, wins)
+    return merge_card(existing, new, [*(metadata or {}), *(["base_model"] if target else [])])
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse a folder whose card does not say what was measured and recorded there.
-
-    Raises:
-        UnfitCard: Naming file, section, what was expected and what was found: if there is no card, it has results
-            without rows, or numbers that are not those of its rows.
-    """
-    path, remedy = folder / CARD, f"Write it again: hf-domino card {folder}."
-    text = read_text(path)
-    if not text:
-        raise UnfitCard(f"{path} must be the drafter's card, got none. {remedy}")
-    found, results = read_sections(text), _results(folder)
-    if results is not None:
-        check_card(text, {"results": results}, str(path), remedy)
-    elif "results" in found:
-        raise UnfitCard(
-            f"section 'results' of {path} must have its rows beside it, in {ROWS}, got none. Put them there, hf-domino "
-            f"card {folder} --rows FILE, or take the section out."
-        )
-    if "training" in found and (line := _unrecorded(folder, found["training"])):
-        raise UnfitCard(
-            f"section 'training' of {path} must have the line {line!r}, which {STATE} says, got none such. {remedy}"
-        )
+def difference(folder: Path) -> str | None:
+    """The first line of a folder's card that is not what was measured and recorded there; None where all are."""
+    path = folder / CARD
+    if not path.is_file():
+        return f"{path} must be the drafter's card, got none."
+    found, computed = (read_sections(text) for text in (read_text(path).replace("\r\n", "\n"), card_for(folder)))
+    for name in ("training", "results"):
+        lines = (sections.get(name, "").splitlines() for sections in (computed, found))
+        for right, line in zip_longest(*lines):
+            if line != right:
+                return f"section {name!r} of {path} must have the line {right!r}, got {line!r}."
+    return None
 
 
-def _read_config(folder: Path) -> DominoConfig:
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"FOLDER must be a drafter's folder, got {str(folder)!r}: it has no config.json.")
-    return interpret(read_object(folder / "config.json"))[1]
-
-
-def _results(folder: Path, rows: Path | None = None) -> str | None:
-    path = rows or folder / ROWS
-    if rows is None and not path.is_file():
-        return None
-    pictures = (folder / "figures" / f"{name}{kind}" for name in FIGURES for kind in PICTURES)
-    figures = {FIGURES[path.stem]: f"figures/{path.name}" for path in pictures if path.is_file()}
-    others = {other.name: read_rows(other) for other in sorted(folder.glob(OTHER_ROWS))}
-    return results_section(read_rows(path), figures, others)
-
-
-def _training(folder: Path, existing: str) -> str | None:
+def _training(folder: Path, section: str | None) -> str | None:
     """The card's own section, which says more, unless the trainer recorded something else since."""
-    section = read_sections(existing).get("training")
-    if section is not None and _unrecorded(folder, section) is None:
-        return section
-    state = _read_state(folder)
-    return state and training_section(state, figure=FIGURE if (folder / FIGURE).is_file() else None)
-
-
-def _unrecorded(folder: Path, section: str) -> str | None:
-    """The first line that the trainer's record asks for and a section does not have."""
-    state, lines = _read_state(folder), section.splitlines()
-    return next((line for line in training_section(state).splitlines() if line not in lines), None) if state else None
-
-
-def _read_state(folder: Path) -> TrainerState | None:
     path = folder / STATE
+    if not path.is_file():
+        return section
     try:
-        return TrainerState.load_from_json(str(path)) if path.is_file() else None
+        state = TrainerState.load_from_json(str(path))
     except (ValueError, TypeError) as error:
         raise refusal(str(path), "what the trainer wrote", str(error), "Take it from the training again.") from error
+    if section and set(training_section(state).splitlines()) <= set(section.splitlines()):
+        return section
+    return training_section(state, figure=FIGURE if (folder / FIGURE).is_file() else None)

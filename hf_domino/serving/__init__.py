@@ -3,8 +3,7 @@
 `plugin` is what vLLM calls in each of its processes: it hands over a name. `vllm_model` is the model behind that name
 and `vllm_faults` mends what a CPU does wrong: these two alone import vLLM. `settings` says what of a folder and of
 a server's settings is taken, `head` has the mathematics. Other people's DFlash drafters go through the model as through
-vLLM's own. `run` is the check: texts of Transformers (`reference`), a `server` that a `keeper` ends whatever happens,
-requests to it (`client`), and what they make together (`check`).
+vLLM's own. `check` starts a server, asks it, and compares its texts and rounds with Transformers and our loop.
 
 What it leans on, read in vLLM 0.32.0 and 0.33.0:
 

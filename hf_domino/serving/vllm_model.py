@@ -34,10 +34,6 @@ V2_NOTICE = (
 class ServedDrafter(DFlashQwen3ForCausalLM):
     """vLLM's DFlash drafter; of a folder that says so a Domino one, or one whose labels are shifted.
 
-    Args:
-        vllm_config (`VllmConfig`): The server's.
-        prefix (`str`, *optional*): Of its modules' names.
-
     Raises:
         ValueError: If the folder, the target or the settings cannot be served; naming the field.
     """

@@ -129,7 +129,7 @@ def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"
     is_adapter = args.lora_rank is not None  # which has a card, but no configuration to make one from
-    what, card = ("adapter", "") if is_adapter else ("drafter", f"\n  hf-domino card {folder}")
+    what, card = ("adapter", "") if is_adapter else ("drafter", f"\n  hf-domino push {folder} --card-only")
     return (
         f"The {what} is in {args.output_dir}. Whether it fits, what it is worth"
         f"{'' if is_adapter else ', and its card with that'}:\n"

@@ -30,7 +30,7 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     assert max(map(len, logged)) <= 120
     pair = f"--target {recipe['target']} --drafter {tmp_path / 'run'} --prompts {recipe['eval_file']}"
     commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
-    bench, card = f"bench {pair} --rows {tmp_path / 'run'}/results.jsonl", f"card {tmp_path / 'run'}"
+    bench, card = f"bench {pair} --rows {tmp_path / 'run'}/results.jsonl", f"push {tmp_path / 'run'} --card-only"
     assert commands == [f"  hf-domino {command}" for command in (f"check {pair}", bench, card)]
     speed_up = float(re.search(r"^eval_predicted_speed_up +(\S+)$", said, re.M)[1])
     last = said.splitlines()[-1]  # a sentence, not a line of a list

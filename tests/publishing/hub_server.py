@@ -131,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.read())
         name = f"{asked['organization']}/{asked['name']}"
         if name in self.server.repos:
-            raise Refused(409, "", "You already created this model repo")
+            return self.answer(409, {"url": f"{self.server.url}/{name}"})
         self.server.add(name, {".gitattributes": b""}, private=asked.get("visibility") == "private")
         return {"url": f"{self.server.url}/{name}"}
 

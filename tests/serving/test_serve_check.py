@@ -1,43 +1,36 @@
 """What a check makes of texts and rounds, and what both sides are asked for."""
 
+import json
+from contextlib import contextmanager
+
 import pytest
 import torch
 from builders import build_drafter
 from transformers import GenerationConfig
 
 from hf_domino.pair import Pair
-from hf_domino.serving.check import Leg, ServeCheck
-from hf_domino.serving.client import Answers
-from hf_domino.serving.reference import reference
-from hf_domino.serving.run import Serving, check_server
+from hf_domino.serving import check
+from hf_domino.serving.check import Leg, check_server, faults, reference, report, rows
 
-TEXTS = [[1, 2, 3, 4], [5, 6, 7, 8]]
-
-
-def leg(name, rounds=0, texts=TEXTS, at_once=1, accepted=(), seconds=2.0):
-    return Leg(name, at_once, Answers(texts, seconds, rounds, accepted))
+TEXTS, OTHER = [[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2, 3, 9], [5, 6, 7, 8]]
+HOW = {"python": "python", "dtype": "float32", "max_new_tokens": 4, "at_once": (1, 2), "flags": ["--flag"]}
 
 
-def check(*served, dtype="float32", control=TEXTS):
-    plain, ours = leg("Transformers"), leg("ours", 100, accepted=(60, 30))
-    alone = tuple(leg("vLLM", texts=control, at_once=other.at_once) for other in served)
-    return ServeCheck(dtype, plain, ours, alone, served)
+def leg(name, rounds=0, texts=TEXTS, at_once=1, accepted=()):
+    return Leg(name, at_once, texts, 2.0, rounds, list(accepted))
+
+
+def legs(*served, control=TEXTS):
+    alone = [leg("vLLM", texts=control, at_once=other.at_once) for other in served]
+    return [leg("Transformers"), leg("ours", 100, accepted=(60, 30)), *alone, *served]
 
 
 def test_a_server_that_drafts_as_we_do():
-    found = check(leg("served", 102, accepted=(60, 30)), leg("served", 99, at_once=8, accepted=(61, 30)))
-    assert found.faults == ()
-    assert "The server drafts as we do." in str(found)
-    assert [row["acceptance_length"] for row in found.rows()] == [None, 1.9, None, None, 1 + 90 / 102, 1 + 91 / 99]
-    assert found.rows()[4]["tokens_per_second"] == 4
-    assert found.slower == ()
-
-
-def test_a_drafter_that_slows_a_busy_server_is_said_to():
-    found = check(leg("served", 100, seconds=1.0), leg("served", 100, at_once=8, seconds=4.0))
-    assert found.slower == ("With 8 at once the drafter slows the server: 2 tokens/s, 4 without.",)
-    assert str(found).endswith(found.slower[0])
-    assert found.faults == ()
+    found = legs(leg("served", 102, accepted=(60, 30)), leg("served", 99, at_once=8, accepted=(61, 30)))
+    assert faults(found, "float32") == []
+    assert "The server drafts as we do." in report(found, "float32")
+    assert [row["acceptance_length"] for row in rows(found)] == [None, 1.9, None, None, 1 + 90 / 102, 1 + 91 / 99]
+    assert (rows(found)[4]["tokens_per_second"], rows(found)[4]["texts"]) == (4, 2)
 
 
 @pytest.mark.parametrize(
@@ -45,22 +38,20 @@ def test_a_drafter_that_slows_a_busy_server_is_said_to():
     [
         (leg("served", 103), "needed 103 rounds, we 100"),
         (leg("served", 0), "nothing was drafted"),
-        (leg("served", 100, [[1, 2, 3, 9], TEXTS[1]], 8), "With 8 at once 1 of 2 texts are those of Transformers"),
+        (leg("served", 100, OTHER, 8), "With 8 at once 1 of 2 texts are those of Transformers"),
     ],
 )
 def test_faults_are_said(served, said):
-    found = check(leg("served", 100), served)
-    assert len(found.faults) == 1
-    assert said in found.faults[0]
-    assert found.faults[0] in str(found)
+    found = legs(leg("served", 100), served)
+    (fault,) = faults(found, "float32")
+    assert said in fault
+    assert fault in report(found, "float32")
 
 
 def test_narrow_floats_are_shown_and_not_judged():
-    other = [[1, 2, 3, 9], TEXTS[1]]
-    found = check(leg("served", 150, other), dtype="bfloat16", control=other)
-    assert found.faults == ()
-    assert "Texts and rounds are judged in float32." in str(found)
-    assert [found.rows()[3][f"equal_to_{name}"] for name in ("transformers", "server")] == [1, 2]
+    found = legs(leg("served", 150, OTHER), control=OTHER)
+    assert faults(found, "bfloat16") == []
+    assert [rows(found)[3][f"equal_to_{name}"] for name in ("transformers", "server")] == [1, 2]
 
 
 @pytest.fixture
@@ -80,12 +71,31 @@ def test_the_reference_is_greedy_without_penalties_and_past_the_end(pair, tiny_q
     assert [len(text) for text in plain.texts] == [12, 12]
     logits = tiny_qwen3(torch.tensor([prompts[0] + plain.texts[0][:-1]])).logits[0, 2:]
     assert logits.argmax(dim=-1).tolist() == plain.texts[0]
-    assert (plain.rounds, plain.acceptance_length) == (0, None)
-    assert len(ours.accepted) == 3
+    assert (plain.rounds, len(ours.accepted)) == (0, 3)
     assert ours.rounds + sum(ours.accepted) == 2 * (12 - 1)  # the first token of each comes before its rounds
+
+
+def test_a_server_is_started_without_the_drafter_and_with_it(pair, monkeypatch):
+    started = []
+
+    @contextmanager
+    def serve(python, target, flags, log):
+        started.append(flags)
+        yield "url"
+
+    monkeypatch.setattr(check, "serve", serve)
+    monkeypatch.setattr(check, "ask", lambda url, ids, length, count=1, how="": leg(how, at_once=count))
+    found = check_server(pair, [{"text": "ab"}], num_proposals=3, **HOW)
+    assert [(each.name, each.at_once) for each in found[2:]] == [
+        ("", 1),
+        ("", 2),
+        *((" with the drafter", n) for n in (1, 2)),
+    ]
+    assert started[0] == ["--flag"]
+    assert json.loads(started[1][-1])["num_speculative_tokens"] == 3
 
 
 @pytest.mark.parametrize("count", [0, 6])
 def test_proposals_that_do_not_fit_are_refused_before_anything_runs(pair, count):
-    with pytest.raises(ValueError, match=rf"--num-proposals must be in \[1, 5\] \(block_size - 1\), got {count}"):
-        check_server(pair, [{"text": "ab"}], Serving("python", "float32", count, 4, (1,)))
+    with pytest.raises(ValueError, match=rf"--num-proposals must be in \[1, 5\] .*, got {count}"):
+        check_server(pair, [{"text": "ab"}], num_proposals=count, **HOW)

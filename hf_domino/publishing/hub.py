@@ -1,0 +1,230 @@
+"""Drafters go to the Hub, as one commit by huggingface_hub's client, and are found there for a target.
+
+A folder that was trained in also holds checkpoints, the optimizer's state, texts and logs. So files are named that go,
+not those that stay. Weights are uploaded first. The Hub keeps what has arrived, so a push that broke off is resumed by
+the same call.
+
+The Hub knows models made from another, not that one drafts for it. So what names the target as its base model is asked
+for by tags and words of drafters, as are repositories that only carry the target's name; their configurations say what
+they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import GatedRepoError, HTTPError, RemoteEntryNotFoundError
+from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.utils import filter_repo_objects, validate_repo_id
+from transformers.utils import logging
+
+from hf_domino import __version__
+from hf_domino._common.refusal import refusal
+from hf_domino.cards import merge_card
+from hf_domino.cards.sections import CARD, read_card, read_text
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.formats.loading import interpret
+from hf_domino.formats.others import refuse_others
+from hf_domino.formats.registry import format_of
+from hf_domino.formats.source import CONFIG
+from hf_domino.publishing.folder_card import card_for
+
+PUBLISHED = [
+    *(CARD, CONFIG, "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *("results*.jsonl", "figures/*.svg", "figures/*.png", "LICENSE*", "NOTICE*"),
+    *("custom_generate/*.py", "custom_generate/requirements.txt", "custom_generate/README.md"),
+]
+TOKEN = re.compile(rb"\bhf_(?:[A-Za-z0-9]{30,}|oauth_[\w.-]{30,})")
+TAGS = ("speculative-decoding", "draft-model", "speculators", "domino", "dflash", "eagle", "eagle3")
+WORDS = ("domino", "dflash", "draft", "speculator", "eagle", "mtp")  # in names
+MOST_OF_ONE_KIND = 100  # repositories asked for at once, the most downloaded first
+THREADS = 8
+CLIENT = {"library_name": "hf_domino", "library_version": __version__}
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What was pushed, or would be: bytes of each file, names that stay, and the commit, None for a dry run."""
+
+    repo_id: str
+    files: dict[str, int]
+    left_out: list[str]
+    base_model: str | None
+    commit: str | None = None
+    url: str | None = None
+    pull_request: str | None = None
+
+    def __str__(self) -> str:
+        width = max(map(len, self.files))
+        files = [f"{name:<{width}}{size:>16,} bytes" for name, size in self.files.items()]
+        return "\n".join([*files, f"left out: {', '.join(self.left_out) or 'nothing'}"])
+
+
+def push(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    create_pr: bool = False,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    dry_run: bool = False,
+    message: str | None = None,
+    **card: Any,
+) -> PushResult:
+    """Publish a drafter's folder as OWNER/NAME on the Hub, made where there is none, in one commit.
+
+    The card is written anew from the folder, with `card`'s `target` and `metadata` of [`card_for`], and merged with one
+    that is on the Hub already. `create_pr` opens a pull request in place of a push, `private` counts for a new
+    repository, and `dry_run` only checks and lists: nothing is asked of the Hub.
+
+    Raises:
+        ValueError: If the folder holds no drafter that loads, its card has results without rows, or a file a token.
+        OSError: If the Hub does not take it.
+    """
+    folder = Path(folder)
+    if "/" not in repo_id:
+        raise refusal("the repository's name", "OWNER/NAME on the Hub", repo_id, "Example: my-name/my-drafter.")
+    validate_repo_id(repo_id)
+    text = card_for(folder, name=repo_id, **card)
+    sources = _sources(folder, text.encode())
+    going = {name.partition("/")[0] for name in sources}
+    planned = PushResult(
+        repo_id,
+        files={name: file.stat().st_size if isinstance(file, Path) else len(file) for name, file in sources.items()},
+        left_out=sorted(path.name for path in folder.iterdir() if path.name not in going),
+        base_model=read_card(text).data.get("base_model"),
+    )
+    if dry_run:
+        return planned
+    api = HfApi(token=True if token is None else token, **CLIENT)
+    with _explained(f"pushing to {repo_id}"):
+        api.create_repo(repo_id, private=private or None, exist_ok=True)
+        if private and not api.model_info(repo_id).private:
+            raise refusal("private", f"False for {repo_id}, which is public already", True, "Push to another name.")
+        if revision and not revision.startswith("refs/"):
+            api.create_branch(repo_id, branch=revision, exist_ok=True)
+        there = api.model_info(repo_id, revision=revision).sha
+        sources[CARD] = _merged_card(api, repo_id, there, text).encode()
+        done = api.create_commit(
+            repo_id,
+            [CommitOperationAdd(path_in_repo=name, path_or_fileobj=source) for name, source in sources.items()],
+            commit_message=message or "Publish a drafter with hf_domino",
+            revision=revision,
+            create_pr=create_pr,
+            parent_commit=there,  # else a card that somebody edits meanwhile would be overwritten
+        )
+    return replace(planned, commit=done.oid, url=str(done.commit_url), pull_request=done.pr_url)
+
+
+def _sources(folder: Path, card: bytes) -> dict[str, Path | bytes]:
+    """What goes, by its place in the repository, once the drafter is seen to load and nothing holds a token."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # Transformers' report of what is missing; the error says it
+    try:
+        DominoDraftModel.from_pretrained(folder, device_map="meta", local_files_only=True)
+    finally:
+        logging.set_verbosity(verbosity)
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    sources: dict[str, Path | bytes] = {
+        name: folder / name for name in filter_repo_objects(names, allow_patterns=PUBLISHED)
+    }
+    sources[CARD] = card
+    for name, source in sources.items():
+        if not name.endswith(".safetensors"):
+            content = source.read_bytes() if isinstance(source, Path) else source
+            if TOKEN.search(content):
+                remedy = "Remove it, and revoke it on https://huggingface.co/settings/tokens."
+                raise refusal(name, "free of tokens", "what looks like a token of the Hub", remedy)
+    return dict(sorted(sources.items()))
+
+
+def _merged_card(api: HfApi, repo_id: str, commit: str | None, text: str) -> str:
+    """Our card, merged with the one in the repository."""
+    try:
+        existing = api.hf_hub_download(repo_id, CARD, revision=commit)
+    except RemoteEntryNotFoundError:  # not the error of a broken connection
+        return text
+    return merge_card(read_text(Path(existing)), text)
+
+
+@contextmanager
+def _explained(doing: str) -> Iterator[None]:
+    """Raise as an `OSError`, which the command prints, what the Hub and the connection say."""
+    try:
+        yield
+    except RuntimeError as error:  # an upload's
+        raise OSError(f"{doing} broke off: {error} {error.__cause__} The same command sends the rest.") from error
+    except HTTPError as error:
+        raise OSError(f"{doing} failed: {' '.join(str(error).split())}") from error
+
+
+@dataclass(frozen=True)
+class FoundDrafter:
+    """A repository that may hold a drafter for the target: its format, or why it does not load."""
+
+    name: str
+    commit: str | None
+    format: str | None
+    refused: str | None
+    downloads: int  # of the last 30 days
+    last_modified: str | None  # YYYY-MM-DD
+
+    @property
+    def usage(self) -> tuple[str, ...]:
+        """The lines that use it; none where it does not load."""
+        load = f'drafter = DominoDraftModel.from_pretrained("{self.name}")'
+        return (load, "target.generate(**inputs, assistant_model=drafter)") if self.format else ()
+
+
+def find(target: str, *, limit: int = 20, token: str | bool | None = None) -> list[FoundDrafter]:
+    """List drafters on the Hub for a target, OWNER/NAME there: those that load first, then by downloads."""
+    api, made_from, own_name = HfApi(token=token, **CLIENT), f"base_model:{target}", target.rpartition("/")[2]
+    queries: list[dict[str, Any]] = [{"filter": [made_from, tag]} for tag in TAGS]
+    queries += [{"filter": made_from, "search": word} for word in WORDS]
+    queries += [{"search": f"{own_name}-{word}"} for word in WORDS]
+    details: Any = ["downloads", "lastModified", "sha", "siblings"]
+
+    def ask(query: dict[str, Any]) -> list[ModelInfo]:
+        return list(api.list_models(**query, sort="downloads", limit=MOST_OF_ONE_KIND, expand=details))
+
+    with _explained(f"finding drafters for {target}"), ThreadPoolExecutor(THREADS) as pool:
+        api.model_info(target, expand=["sha"])
+        by_name = {info.id: info for infos in pool.map(ask, queries) for info in infos if info.id != target}
+        most_used = sorted(by_name.values(), key=lambda info: -(info.downloads or 0))[:limit]
+        found = list(pool.map(lambda info: _judged(api, info), most_used))
+    return sorted(found, key=lambda drafter: drafter.format is None)  # stable: by downloads among equals
+
+
+def _judged(api: HfApi, info: ModelInfo) -> FoundDrafter:
+    """A repository with what the loading of a drafter says of its configuration."""
+    form, refused = None, None
+    files = [file.rfilename for file in info.siblings or ()]
+    try:
+        with tempfile.TemporaryDirectory() as cache:
+            path = api.hf_hub_download(info.id, CONFIG, revision=info.sha, cache_dir=cache)
+            stored = json.loads(Path(path).read_text(encoding="utf-8"))
+        if format_of(stored) is None:
+            refuse_others(stored)
+            refused = "not a drafter"
+        else:
+            form = interpret(stored)[0].name
+    except GatedRepoError:
+        refused = "access is granted on request, on its page"
+    except RemoteEntryNotFoundError:
+        refused = f"not a drafter: there is no {CONFIG}"
+    except (ValueError, AttributeError) as error:
+        refused = " ".join(str(error).split())
+    if form and files and not any(name.endswith(".safetensors") for name in files):
+        form, refused = None, f"a drafter without weights in safetensors ({form}): convert them"
+    day = info.last_modified.strftime("%Y-%m-%d") if info.last_modified else None
+    return FoundDrafter(info.id, info.sha, form, refused, info.downloads or 0, day)

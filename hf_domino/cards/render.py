@@ -11,7 +11,7 @@ from typing import Any
 from huggingface_hub import ModelCard, ModelCardData
 from transformers.utils import PushToHubMixin
 
-from hf_domino.cards.sections import CARD, drop_section, mark, merge_card, read_card, read_sections, read_text
+from hf_domino.cards.sections import CARD, mark, merge_card, read_card, read_text
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.engines import ENGINES
 from hf_domino.formats.exporting import refusals, stored_config
@@ -23,7 +23,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # text-generation are offered to pipelines and servers as models of their own.
 LIBRARY = "hf_domino"
 GENERIC = "This model card has been automatically generated."
-OF_WEIGHTS = ("training", "results")  # sections that tell of the weights they were written for
+OF_WEIGHTS = re.compile(r"\s*<!-- hf_domino:begin (training|results) -->.*?<!-- hf_domino:end \1 -->", re.DOTALL)
 
 
 def render_card(
@@ -118,10 +118,7 @@ class PushesItsCard(PushToHubMixin):
         if GENERIC in card.text:
             card.text = ""
             card.data.pop("library_name")
-        text = str(card)
-        for section in OF_WEIGHTS:
-            if section not in read_sections(beside):
-                text = drop_section(text, section)
+        text = OF_WEIGHTS.sub("", str(card))  # they tell of the weights that are there
         text = merge_card(text, beside) if beside else text
         base = read_card(text).data.get("base_model")
         new = render_card(self.config, name=repo_id, target=base if isinstance(base, str) else self.config.target_name)

@@ -27,10 +27,7 @@ OURS = ("library_name",)  # another one would have the Hub show a snippet that l
 
 def read_text(path: Path) -> str:
     """A card, or another text; empty where there is none."""
-    try:
-        return path.read_text(encoding="utf-8-sig") if path.is_file() else ""  # editors of Windows leave a mark
-    except UnicodeDecodeError as error:
-        raise refusal(str(path), "a text in UTF-8", str(error), "Save it as UTF-8.") from error
+    return path.read_text(encoding="utf-8-sig") if path.is_file() else ""  # editors of Windows leave a mark
 
 
 def mark(name: str, text: str) -> str:
@@ -54,12 +51,6 @@ def read_sections(text: str) -> dict[str, str]:
         expected = "a begin and an end of each section, once each"
         raise refusal("the card's markers", expected, " ".join(markers), "Mend them, or delete the card's sections.")
     return {name: content.strip() for name, content in sections}
-
-
-def drop_section(text: str, name: str) -> str:
-    """A card without one of our sections."""
-    found = next((found for found in SECTION.finditer(text) if found[1] == name), None)
-    return f"{text[: found.start()].rstrip()}\n\n{text[found.end() :].lstrip()}" if found else text
 
 
 def read_card(text: str) -> ModelCard:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ trainer recorded. The token is that of `hf auth login`, or of the environment's 
 are seen by other users of a machine, and kept in the shell's history. A push that broke off is resumed by the same
 command.
 """
-UNFOUND = "The card has no base_model, by which drafters are found: give --target OWNER/NAME."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,21 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--create-pr", action="store_true", help="open a pull request in place of a push")
     where.add_argument("--revision", help="branch to push to, made where there is none (default: main)")
     parser.add_argument("--message", help="of the commit")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check and list what would go; nothing is written, sent or asked. With --card-only: does the card say "
-        "what its rows do?",
-    )
+    dry_help = "list what would go, or with --card-only change; nothing is written, sent or asked"
+    parser.add_argument("--dry-run", action="store_true", help=dry_help)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino push`; returns 1 if a card that is checked does not fit."""
+    """Run `hf-domino push`; returns 1 if a dry run finds that the card would change."""
     given = {"license": options.license, "datasets": options.dataset}
     card = {"target": options.target, "metadata": {field: value for field, value in given.items() if value}}
     if options.card_only:
-        return _check_card(options.folder) if options.dry_run else _write_card(options.folder, card)
+        return _write_card(options.folder, card, options.dry_run)
     if options.repo is None:
         raise ValueError("REPO must be given, OWNER/NAME on the Hub, or --card-only.")
     from hf_domino.publishing import push
@@ -64,8 +59,6 @@ def run(options: argparse.Namespace) -> int:
     set_up()
     flags = {name: getattr(options, name) for name in ("private", "create_pr", "revision", "message", "dry_run")}
     result = push(options.folder, options.repo, **flags, **card)
-    if result.base_model is None:
-        print(UNFOUND, file=sys.stderr)
     if options.json:
         print(json.dumps(asdict(result)))
         return 0
@@ -73,27 +66,21 @@ def run(options: argparse.Namespace) -> int:
     if result.commit is None:
         print("dry run: all checks passed, nothing was sent")
     else:
-        print(f"{result.pull_request or result.url}\ncommit {result.commit}")
+        print(f"{result.url}\ncommit {result.commit}")
         print(f'DominoDraftModel.from_pretrained("{result.repo_id}", revision="{result.commit}")')
     return 0
 
 
-def _check_card(folder: Path) -> int:
-    from hf_domino.publishing.folder_card import difference
-
-    if found := difference(folder):
-        print(f"{found} Write it again: hf-domino push {folder} --card-only.", file=sys.stderr)
-        return FAILED_CHECK
-    print(f"{folder}: the card says what its rows do.")
-    return 0
-
-
-def _write_card(folder: Path, card: dict[str, Any]) -> int:
-    from hf_domino.cards.sections import CARD
+def _write_card(folder: Path, card: dict[str, Any], dry_run: bool) -> int:
+    from hf_domino.cards.sections import CARD, read_text
     from hf_domino.publishing.folder_card import card_for
 
     check_writable(folder, "FOLDER")
-    text = card_for(folder, **card)
-    (folder / CARD).write_text(text, encoding="utf-8")
-    print(folder / CARD)
+    path, text = folder / CARD, card_for(folder, **card)
+    if dry_run:
+        changes = list(unified_diff(read_text(path).splitlines(), text.splitlines(), str(path), "as computed", n=0))
+        print("\n".join(changes) or f"{path} is as computed.")
+        return FAILED_CHECK if changes else 0
+    path.write_text(text, encoding="utf-8")
+    print(path)
     return 0

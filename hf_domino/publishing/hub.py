@@ -30,7 +30,7 @@ from transformers.utils import logging
 from hf_domino import __version__
 from hf_domino._common.refusal import refusal
 from hf_domino.cards import merge_card
-from hf_domino.cards.sections import CARD, read_card, read_text
+from hf_domino.cards.sections import CARD, read_text
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.loading import interpret
 from hf_domino.formats.others import refuse_others
@@ -58,10 +58,8 @@ class PushResult:
     repo_id: str
     files: dict[str, int]
     left_out: list[str]
-    base_model: str | None
     commit: str | None = None
-    url: str | None = None
-    pull_request: str | None = None
+    url: str | None = None  # of the commit, or of the pull request
 
     def __str__(self) -> str:
         width = max(map(len, self.files))
@@ -102,7 +100,6 @@ def push(
         repo_id,
         files={name: file.stat().st_size if isinstance(file, Path) else len(file) for name, file in sources.items()},
         left_out=sorted(path.name for path in folder.iterdir() if path.name not in going),
-        base_model=read_card(text).data.get("base_model"),
     )
     if dry_run:
         return planned
@@ -123,7 +120,7 @@ def push(
             create_pr=create_pr,
             parent_commit=there,  # else a card that somebody edits meanwhile would be overwritten
         )
-    return replace(planned, commit=done.oid, url=str(done.commit_url), pull_request=done.pr_url)
+    return replace(planned, commit=done.oid, url=done.pr_url or str(done.commit_url))
 
 
 def _sources(folder: Path, card: bytes) -> dict[str, Path | bytes]:

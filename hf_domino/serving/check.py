@@ -80,9 +80,8 @@ def serve(python: str, target: str, flags: Sequence[str], log: Path) -> Iterator
                 break
             time.sleep(0.5)
         else:
-            text = log.read_text(errors="replace").strip()
-            reason = found[1] if (found := ERROR.search(text)) else text.rpartition("\n")[2]
-            raise ChildProcessError(f"vLLM's server did not start: {reason}")
+            text = log.read_text(errors="replace")
+            raise ChildProcessError(f"vLLM's server did not start: {[*ERROR.findall(text), text][0]}")
         yield url
     finally:
         with suppress(ProcessLookupError):

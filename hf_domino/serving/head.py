@@ -40,7 +40,7 @@ class BlockHead(nn.Module):
         """Correct whole blocks: logits `[B, P, V]` whose argmax are the proposals, each behind those before it.
 
         `base_logits` `[B, P, V]` are minus infinity for tokens that are not drafted, `draft_hidden` `[B, P, H]` are of
-        the positions that predict, `anchors` `[B]` stand before the first proposal; `embed` gives `[B, H]` of ids `[B]`.
+        the positions that predict, `anchors` `[B]` stand before the first proposal, and `embed` gives `[B, H]`.
         """
         corrections = Corrections(cast(Any, self), cast(Any, SimpleNamespace(embed=embed)), draft_hidden, anchors)
         corrected = [corrections.apply(0, base_logits[:, 0])]

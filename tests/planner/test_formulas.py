@@ -34,8 +34,6 @@ costs = st.builds(
     draft=times,
     rollout=times,
     round_trip=times,
-    transfer_per_token=times,
-    transfer_per_proposal=times,
 )
 
 
@@ -60,13 +58,13 @@ def test_expected_tokens_of_simulated_rounds(conditional):
 
 def test_speed_up_of_simulated_generation():
     conditional = [0.9, 0.8, 0.7, 0.6]
-    cost = Costs(plain=10, verify=11, verify_slope=0.3, draft=2, rollout=0.5, round_trip=1, transfer_per_token=0.2)
+    cost = Costs(plain=10, verify=11, verify_slope=0.3, draft=2, rollout=0.5, round_trip=1)
     clock, tokens = 0.0, simulate(conditional, seed=1)
-    for count in tokens:
-        clock += 2 + 4 * 0.5 + (11 + 4 * 0.3) + 1 + count * 0.2
+    for _ in tokens:
+        clock += 2 + 4 * 0.5 + (11 + 4 * 0.3) + 1
     survival = survival_from(conditional)
     simulated = sum(tokens) * cost.plain / clock
-    assert speed_ups(survival, cost.by_length(survival))[4] == pytest.approx(simulated, rel=0.02)  # 5 sigma
+    assert speed_ups(survival, cost.by_length(len(survival)))[4] == pytest.approx(simulated, rel=0.02)  # 5 sigma
 
 
 @given(st.floats(0, 0.999), lengths)
@@ -92,7 +90,7 @@ def test_impossible_probabilities_are_refused(alpha):
 @given(rates, costs)
 def test_best_length_is_the_fastest(conditional, cost):
     survival = survival_from(conditional)
-    seconds = cost.by_length(survival)
+    seconds = cost.by_length(len(survival))
     best = best_length(survival, seconds)
     pace = [expected_tokens(survival[:length]) / seconds[length] for length in range(len(seconds))]
     assert pace[best] == pytest.approx(max(pace))
@@ -115,7 +113,7 @@ def test_sequential_drafter_has_the_textbook_speed_up(alpha, share, length):
     survival = survival_from([alpha] * length)
     sequential = Costs(plain=7, rollout=share * 7, verify=7)
     tokens = (1 - alpha ** (length + 1)) / (1 - alpha)
-    assert speed_ups(survival, sequential.by_length(survival))[-1] == pytest.approx(tokens / (1 + length * share))
+    assert speed_ups(survival, sequential.by_length(len(survival)))[-1] == pytest.approx(tokens / (1 + length * share))
 
 
 @given(lengths, costs)
@@ -124,7 +122,7 @@ def test_break_even_gives_speed_up_one(length, cost):
 
     def speed_up(alpha):
         survival = survival_from([alpha] * length)
-        return speed_ups(survival, cost.by_length(survival))[length]
+        return speed_ups(survival, cost.by_length(len(survival)))[length]
 
     if alpha is None:
         assert speed_up(1.0) < 1 + 1e-9
@@ -139,7 +137,7 @@ def test_speculation_pays_up_to_the_longest_round_trip(conditional, cost):
     survival = survival_from(conditional)
 
     def best_speed_up(round_trip):
-        seconds = replace(cost, round_trip=round_trip).by_length(survival)
+        seconds = replace(cost, round_trip=round_trip).by_length(len(survival))
         return max(speed_ups(survival, seconds)[1:])
 
     longest = max_round_trip(survival, cost)

@@ -40,7 +40,7 @@ def test_a_network_moves_the_best_length():
         ({"round_trip": 0.01}, 2, "Network: it leaves 1.55 x of 2.40 x on one machine; it pays for round trips of up"),
         ({"round_trip": 0.03}, 0, "Best: plain decoding; the nearest is 8 proposals per round, 0.9"),
         ({"round_trip": 0.03}, 2, "Network: it leaves 1.00 x of 2.40 x on one machine; it pays for round trips of up"),
-        ({"transfer_per_proposal": 0.02}, 2, "Network: it leaves 1.00 x of 2.40 x on one machine; no round trip is"),
+        ({"draft": 1}, 2, "Network: none; with drafter and target in separate pools no round trip is short enough"),
         ({"survival": [0.1, 0.01]}, 1, "Break-even: with 2 proposals it pays from acceptance probability 0."),
         ({"verify": 0.2}, 1, "Break-even: none; even with everything accepted"),
         (

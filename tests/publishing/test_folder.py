@@ -42,7 +42,7 @@ def test_only_what_a_drafter_is_made_of_goes(folder):
     stays = [".cache", "checkpoint-2", "extra.safetensors", "optimizer.pt", "results.jsonl.part", "tokens.txt"]
     assert plan.left_out == stays
     assert "tokens.txt" in str(plan)
-    assert (plan.commit, plan.base_model) == (None, "org/target")
+    assert plan.commit is None
 
 
 def test_the_card_names_the_repository(folder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import measured
 import pytest
@@ -16,7 +15,7 @@ from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark.prompts import kind
 from hf_domino.evaluation.benchmark.report import results_table
 from hf_domino.formats.exporting import stored_config
-from hf_domino.publishing.folder_card import FIGURES, card_for, difference, results_section
+from hf_domino.publishing.folder_card import FIGURES, card_for, results_section
 
 ENTRY = {"step": 4, "base_loss": 1.25, "corrected_loss": 0.5, "hours": 0.125}
 
@@ -69,7 +68,6 @@ def test_the_card_of_a_folder(folder, card):
     assert results_table(measured.rows()).strip() in sections["results"]
     assert "| 4 | 0.125 | 1.25 | 0.5 |" in sections["training"]
     assert "![" not in text
-    assert difference(folder) is None
     assert card_for(folder) == text
     for title in FIGURES:
         (folder / "figures").mkdir(exist_ok=True)
@@ -80,54 +78,43 @@ def test_the_card_of_a_folder(folder, card):
 
 def check(folder, capsys):
     code = cli.main(["push", str(folder), "--card-only", "--dry-run"])
-    return code, capsys.readouterr().err
+    return code, capsys.readouterr().out
 
 
-def test_wrong_numbers_are_found_wherever_they_are(folder, card, capsys):
+def test_a_dry_run_shows_what_would_change(folder, card, capsys):
     text = card.read_text()
-    numbers = [found for found in re.finditer(r"\d+(\.\d+)?", text) if text.find("begin results") < found.start()]
-    inside = [found for found in numbers if found.end() < text.find("end results")]
-    assert len(inside) > 60
-    for found in inside[:: len(inside) // 12]:
-        card.write_text(text[: found.start()] + f"9{found[0]}" + text[found.end() :])
-        assert f"9{found[0]}" in difference(folder).rpartition(", got ")[2]
-    card.write_text(text.replace("\n", "\r\n"))
-    assert difference(folder) is None
-    write_rows(folder / "results.jsonl", [row | {"seed": 1} for row in measured.rows()])
-    code, said = check(folder, capsys)
+    capsys.readouterr()
+    assert check(folder, capsys)[0] == 0
+    card.write_text(text.replace("2.00 x", "9.00 x", 1))
+    code, shown = check(folder, capsys)
     assert code == 1
-    assert "section 'results' of" in said
-    assert f"Write it again: hf-domino push {folder} --card-only" in said
+    assert [shown.count(f"\n{sign}|") for sign in "-+"] == [1, 1]
+    assert "9.00 x" in card.read_text()
+    write_rows(folder / "results.jsonl", [row | {"seed": 1} for row in measured.rows()])
     assert cli.main(["push", str(folder), "--card-only"]) == 0
-    assert check(folder, capsys) == (0, "")
+    assert "9.00 x" not in card.read_text()
+    assert check(folder, capsys)[0] == 0
 
 
-def test_rows_of_further_runs_are_shown_and_checked(folder, card):
-    others = folder / "results-other.jsonl"
+def test_rows_of_further_runs_are_shown(folder, card):
+    text, others = card.read_text(), folder / "results-other.jsonl"
     write_rows(others, measured.rows(["greedy"]))
-    assert "section 'results'" in difference(folder)
-    card.write_text(card_for(folder))
-    assert difference(folder) is None
-    table = results_table(measured.rows(["greedy"]))
-    assert f"Measured otherwise, in `results-other.jsonl`:\n\n{table}" in card.read_text()
+    table = results_table(measured.rows(["greedy"])).strip()
+    assert f"Measured otherwise, in `results-other.jsonl`:\n\n{table}" in card_for(folder)
     others.unlink()
-    assert "section 'results'" in difference(folder)
+    assert card_for(folder) == text
 
 
-def test_a_training_that_went_on_is_found(folder, card):
+def test_a_training_that_went_on_is_told(folder, card):
     entry = ENTRY | {"step": 8, "base_loss": 1.0}
     TrainerState(global_step=8, log_history=[ENTRY, entry]).save_to_json(folder / "trainer_state.json")
-    assert "section 'training'" in difference(folder)
-    assert "must have the line '| steps | 8 |', got '| steps | 4 |'" in difference(folder)
     card.write_text(card_for(folder))
-    assert difference(folder) is None
     (folder / "trainer_state.json").unlink()
     assert "| steps | 8 |" in card_for(folder)  # the card keeps what it told
 
 
 def test_a_card_that_says_more_of_its_training_keeps_it(folder, card):
     card.write_text(card.read_text().replace("| steps | 4 |", "| steps | 4 |\n| optimizer | muon |"))
-    assert difference(folder) is None
     assert "| optimizer | muon |" in card_for(folder)
 
 
@@ -136,9 +123,7 @@ def test_results_without_rows_are_refused(folder, card, capsys):
     with pytest.raises(ValueError, match=r"section 'results' of .* must be computed from .*results.jsonl"):
         card_for(folder)
     card.unlink()
-    code, said = check(folder, capsys)
-    assert code == 1
-    assert "must be the drafter's card, got none" in said
+    assert check(folder, capsys)[0] == 1
 
 
 def test_what_is_no_drafter_or_names_no_target_is_refused(tmp_path, capsys):
@@ -156,9 +141,6 @@ def test_what_is_no_drafter_or_names_no_target_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("README.md", b"# M\xfcller", r"README.md must be a text in UTF-8"),
-        ("trainer_state.json", b"{", r"trainer_state.json must be what the trainer wrote"),
-        ("trainer_state.json", b"[]", r"trainer_state.json must be what the trainer wrote"),
         ("results.jsonl", b'{"a": 1}', r"results.jsonl, line 1: expected a JSON object with a method"),
         ("results.jsonl", b'{"method": "\xe9"}', r"results.jsonl, line 1: expected a JSON object with a method"),
         ("config.json", b"{", r"config.json must be a JSON file"),

@@ -136,7 +136,7 @@ def test_pull_requests_and_branches_leave_main_alone(published, server, target_f
     target, new = server.repos[TARGET], server.repos["org/new"]
     proposed, branch = (json.loads(published[name]["out"]) for name in ("proposed", "new"))
     assert target.files == target_files
-    assert proposed["pull_request"] == f"{server.url}/{TARGET}/discussions/1"
+    assert proposed["url"] == f"{server.url}/{TARGET}/discussions/1"
     assert proposed["commit"] == target.branches["refs/pr/1"]
     assert branch["commit"] == new.branches["mine"]
     assert new.private

@@ -48,14 +48,6 @@ def simulate(conditional, seed=0):
     return tokens
 
 
-@pytest.mark.parametrize("conditional", [[0.8] * 8, [0.3] * 4, [0.9, 0.5, 0.95, 0.2]])
-def test_expected_tokens_of_simulated_rounds(conditional):
-    tokens = simulate(conditional)
-    mean = sum(tokens) / NUM_ROUNDS
-    deviation = (sum((count - mean) ** 2 for count in tokens) / NUM_ROUNDS) ** 0.5
-    assert mean == pytest.approx(expected_tokens(survival_from(conditional)), abs=FIVE_SIGMA * deviation)
-
-
 def test_speed_up_of_simulated_generation():
     conditional = [0.9, 0.8, 0.7, 0.6]
     cost = Costs(plain=10, verify=11, verify_slope=0.3, draft=2, rollout=0.5, round_trip=1)

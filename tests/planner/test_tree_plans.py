@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from itertools import product
 from math import prod
 
 import pytest
 
-from hf_domino.planner import best_length, costs_by_width, expected_tokens, survival_from, tree_chances
+from hf_domino.planner import best_length, costs_by_width, survival_from, tree_chances
 
 SHARES = [[0.5, 0.2, 0.1], [0.6, 0.1], [0.3, 0.3, 0.05], [0.4]]
 NUM_ROUNDS = 40_000
@@ -25,21 +24,6 @@ def likeliest_paths(num_nodes):
 @pytest.mark.parametrize("num_nodes", [1, 7, 100])
 def test_chances_are_those_of_the_likeliest_nodes(num_nodes):
     assert tree_chances(SHARES, num_nodes) == pytest.approx(list(likeliest_paths(num_nodes).values()))
-
-
-def test_rounds_bring_one_more_than_the_sum_of_chances():
-    draws, nodes, tokens = random.Random(0), likeliest_paths(9), []
-    for _ in range(NUM_ROUNDS):
-        path = ()
-        for shares in SHARES:
-            right = draws.choices([*range(len(shares)), None], [*shares, 1 - sum(shares)])
-            if (*path, *right) not in nodes:
-                break
-            path = (*path, *right)
-        tokens.append(len(path) + 1)
-    mean = sum(tokens) / NUM_ROUNDS
-    deviation = (sum((count - mean) ** 2 for count in tokens) / NUM_ROUNDS) ** 0.5
-    assert mean == pytest.approx(expected_tokens(tree_chances(SHARES, 9)), abs=5 * deviation / NUM_ROUNDS**0.5)
 
 
 def test_a_chain_is_the_tree_of_one_candidate_a_depth():

@@ -45,13 +45,6 @@ def test_only_what_a_drafter_is_made_of_goes(folder):
     assert plan.commit is None
 
 
-def test_the_card_names_the_repository(folder):
-    size = push(folder, NAME, dry_run=True).files["README.md"]
-    assert size == len(card_for(folder, name=NAME).encode())
-    assert f'"{NAME}"' in card_for(folder, name=NAME)
-    assert NAME not in (folder / "README.md").read_text()
-
-
 def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 

@@ -14,7 +14,6 @@ from hf_domino.cards import read_sections
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark.prompts import kind
 from hf_domino.evaluation.benchmark.report import results_table
-from hf_domino.formats.exporting import stored_config
 from hf_domino.publishing.folder_card import FIGURES, card_for, results_section
 
 ENTRY = {"step": 4, "base_loss": 1.25, "corrected_loss": 0.5, "hours": 0.125}
@@ -48,11 +47,6 @@ def test_results_by_position_and_by_kind():
     assert [kind(prompt) for prompt in ({"dataset": "math"}, {"kind": "code", "dataset": "x"}, {"text": ""})] == [
         "math", "code", None,
     ]  # fmt: skip
-
-
-def test_commits_of_models_from_the_hub_are_told():
-    rows = [row | {"target_commit": "abc", "drafter_commit": None} for row in measured.rows()]
-    assert "Loaded from the Hub: target at commit `abc`." in results_section(rows)
 
 
 def test_rows_that_measure_nothing_are_refused():
@@ -157,9 +151,3 @@ def test_a_card_with_a_byte_order_mark_keeps_its_metadata(folder):
     card = ModelCard(card_for(folder))
     assert card.data.license == "apache-2.0"
     assert card.text.startswith("# Mine")
-
-
-def test_the_card_of_an_export(folder):
-    config = stored_config(DominoConfig(pure_draft_prefix_len=1))
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "takes its export" in card_for(folder, target="org/target")

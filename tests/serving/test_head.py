@@ -7,7 +7,7 @@ from builders import VOCAB_SIZE, build_drafter
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.serving.head import BlockHead, anchors_of, shifted
+from hf_domino.serving.head import BlockHead, anchors_of
 from hf_domino.target.view import TargetModel
 
 NUM_REQUESTS = 3
@@ -42,25 +42,7 @@ def test_it_proposes_what_the_rollout_does(tiny_qwen3, shift_label, prefix_len, 
         assert not torch.equal(proposals, base)
 
 
-@torch.no_grad()
-def test_requests_do_not_see_each_other(tiny_qwen3):
-    drafter = build_drafter(tiny_qwen3)
-    head, embed = head_of(drafter), tiny_qwen3.get_input_embeddings()
-    hidden = torch.randn(NUM_REQUESTS, 5, drafter.config.hidden_size)
-    base, anchors = tiny_qwen3.lm_head(hidden), torch.tensor([9, 11, 60])
-    together = head(base, hidden, anchors, embed)
-    for row in range(NUM_REQUESTS):
-        alone = head(base[row : row + 1], hidden[row : row + 1], anchors[row : row + 1], embed)
-        torch.testing.assert_close(alone[0], together[row])
-
-
 def test_the_anchors_of_padded_rows():
     rows = torch.tensor([7, 1, 1, 1, 9, 1, 1, 1, 5, 1, 1, 1, 0, 0, 0])
     assert anchors_of(rows, count=9, num_proposals=3).tolist() == [7, 9, 5]
     assert anchors_of(rows, count=3, num_proposals=3).tolist() == [7]
-
-
-def test_shifted_rows_stand_where_their_token_is():
-    rows = torch.arange(8.0)[:, None]  # two blocks of an anchor and three proposals
-    assert shifted(rows)[:, 0].tolist()[1:4] == [0, 1, 2]
-    assert shifted(rows)[:, 0].tolist()[5:8] == [4, 5, 6]

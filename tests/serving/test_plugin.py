@@ -1,6 +1,5 @@
 """Registration: a string is handed over, whatever happens there is no error, and nothing heavy is imported."""
 
-import ast
 import logging
 import subprocess
 import sys
@@ -36,12 +35,6 @@ def test_our_model_takes_the_place_by_name(monkeypatch, found):
     register()
     assert registry.known == {"DFlashDraftModel": MODEL} == {ARCHITECTURE: MODEL}
     assert "hf_domino.serving.vllm_model" not in sys.modules
-
-
-def test_the_name_leads_to_a_class():
-    module, _, name = MODEL.partition(":")
-    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
-    assert name in [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
 
 
 @pytest.mark.parametrize("error", [TypeError("no"), SystemError("no"), ImportError("no")])

@@ -6,15 +6,12 @@ import json
 import os
 import re
 import subprocess
-import urllib.request
 from pathlib import Path
 
 import pytest
 import torch
 from builders import build_drafter
-from safetensors.torch import load_file, save_file
 from scipy.stats import chisquare
-from transformers import AutoModelForCausalLM
 
 from hf_domino.pair import PROMPTS, load_pair, read_prompts
 from hf_domino.serving.check import ask, check_server, encoded, faults, reference, report, rows, serve
@@ -54,30 +51,6 @@ def test_the_server_drafts_as_we_do(pair, prompts, count):
     assert {row["equal_to_transformers"] for row in rows(found)} == {len(prompts)}
 
 
-def cached(url):
-    """Tokens of prompts that the server found in its prefix cache."""
-    with urllib.request.urlopen(f"{url}/metrics") as page:
-        lines = page.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:prefix_cache_hits_total{"))
-
-
-def test_default_flags_and_a_second_turn(pair, tmp_path):
-    pair.drafter.export(tmp_path / "domino", dtype="bfloat16")
-    ids, found = encoded(pair, read_prompts(pair.folder / PROMPTS)[:20]), []
-    for flags in ([], speculative(tmp_path / "domino")):
-        with serve(PYTHON, str(pair.folder), ["--generation-config", "vllm", *flags], tmp_path / "log") as url:
-            answers = [ask(url, ids, 64, at_once=8)]
-            texts = (found[0] if found else answers)[0].texts
-            behind = [[*prompt, *text] for prompt, text in zip(ids, texts, strict=True)]
-            answers.append(ask(url, behind, 64, at_once=8))
-            found.append(answers)
-            assert cached(url) > 0
-    for alone, served in zip(*found, strict=True):
-        equal = sum(map(list.__eq__, alone.texts, served.texts))
-        assert equal > 0.8 * len(ids)  # bf16 parts texts at ties
-        assert sum(served.accepted) > 2 * served.rounds
-
-
 def test_other_peoples_drafters_are_served_as_without_us(pair, prompts, tmp_path, monkeypatch):
     stranger = build_drafter(pair.target, projector_type="dflash", shift_label=False, block_size=8, mask_token_id=1)
     stranger.export(tmp_path / "dflash", dtype="float32")
@@ -107,26 +80,6 @@ def assert_refused(said, target, folder, **settings):
 def test_settings_that_are_refused_are_named(pair, tmp_path, settings, said):
     pair.drafter.export(tmp_path, dtype="float32")
     assert_refused(said, pair.folder, tmp_path, **settings)
-
-
-def test_a_truncated_folder_is_named(pair, tmp_path):
-    pair.drafter.export(tmp_path, dtype="float32")
-    weights = tmp_path / "model.safetensors"
-    tensors = load_file(weights)
-    del tensors["embed_proj.2.weight"]
-    save_file(tensors, weights)
-    said = r"the checkpoint's tensors must be complete .*, got 'a file without embed_proj\.2\.weight'"
-    assert_refused(said, pair.folder, tmp_path)
-
-
-def test_another_target_is_named(pair, tmp_path):
-    config = type(pair.target.config)(**(pair.target.config.to_dict() | {"intermediate_size": 320}))
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "target")
-    pair.tokenizer.save_pretrained(tmp_path / "target")
-    pair.drafter.export(tmp_path / "domino", dtype="float32")
-    recorded = pair.drafter.config.target_config_digest
-    said = rf"the target's config_digest must be '{recorded}' \(the drafter's target_config_digest\), got '[0-9a-f]+'"
-    assert_refused(said, tmp_path / "target", tmp_path / "domino")
 
 
 @torch.no_grad()
@@ -178,18 +131,6 @@ def test_sampled_tokens_have_the_targets_law(pair, tmp_path, monkeypatch, is_men
     assert found.rounds > DRAWS / 2
     assert sum(found.accepted) > 0 or not is_mended  # read by the stock server, the twin drafts one token off
     assert (p_value(found.texts, first, law) > LEAST_P) is is_mended
-
-
-def test_vllm_does_not_call_what_we_wrap():
-    script = "import vllm, pathlib; print(pathlib.Path(vllm.__file__).parent)"
-    done = subprocess.run([PYTHON, "-c", script], capture_output=True, text=True, check=True)
-    names = re.compile(
-        r"_validate_generation_mode|_assisted_decoding|_get_candidate_generator|load_assistant_model"
-        r"|transformers\.pipelines|transformers import pipeline"
-    )
-    modules = list(Path(done.stdout.split()[-1]).rglob("*.py"))
-    assert len(modules) > 1000
-    assert [str(path) for path in modules if names.search(path.read_text(errors="replace"))] == []
 
 
 def test_the_faults_of_the_page_are_still_there():

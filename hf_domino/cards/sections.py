@@ -91,7 +91,8 @@ def _merge_sections(text: str, sections: dict[str, str]) -> str:
     for name, content in sections.items():
         section = mark(name, content)
         if name in known:
-            text = SECTION.sub(lambda found, own=section, name=name: own if found[1] == name else found[0], text)
+            before = next(found[0] for found in SECTION.finditer(text) if found[1] == name)
+            text = text.replace(before, section)
         elif after:
             text = text.replace(after, f"{after}\n\n{section}")
         else:

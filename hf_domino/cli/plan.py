@@ -125,7 +125,7 @@ def _survival(options: argparse.Namespace, measured: list[float] | None) -> list
         one_for_all = len(options.alpha) == 1
         survival = survival_from(options.alpha * length if one_for_all else options.alpha)
     else:
-        survival = options.acceptance_rate_at or measured
+        survival = options.acceptance_rate_at or measured or []
     if not survival:
         raise ValueError("--alpha, --acceptance-rate-at, --acceptance-length or --rows must be given, got none.")
     if (options.num_draft_tokens or 0) > len(survival):

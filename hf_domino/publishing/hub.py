@@ -48,7 +48,7 @@ TAGS = ("speculative-decoding", "draft-model", "speculators", "domino", "dflash"
 WORDS = ("domino", "dflash", "draft", "speculator", "eagle", "mtp")  # in names
 MOST_OF_ONE_KIND = 100  # repositories asked for at once, the most downloaded first
 THREADS = 8
-CLIENT = {"library_name": "hf_domino", "library_version": __version__}
+CLIENT: dict[str, Any] = {"library_name": "hf_domino", "library_version": __version__}
 
 
 @dataclass(frozen=True)

@@ -223,8 +223,8 @@ def faults(legs: Sequence[Leg], dtype: str) -> list[str]:
 
 def report(legs: Sequence[Leg], dtype: str) -> str:
     """The legs of [`check_server`] as a table, and what is wrong with them."""
-    fields = ("at_once", "texts", "equal_to_transformers", "equal_to_server", "rounds", "acceptance_length")
-    fields += ("tokens_per_second",)
+    fields = ["at_once", "texts", "equal_to_transformers", "equal_to_server", "rounds", "acceptance_length"]
+    fields.append("tokens_per_second")
     body = [[row["name"], *(f"{row[field] or 0:.4g}" for field in fields)] for row in rows(legs)]
     fine = "The server drafts as we do." if dtype == EXACT else f"Texts and rounds are judged in {EXACT}."
     heads = [field.replace("_", " ") for field in fields]

@@ -30,7 +30,11 @@ def row(method, prompt, speeds, lengths=(), mode="greedy", equal=True, phases=No
         "temperature": 0.0 if mode == "greedy" else 0.7,
         "tokens_per_second": speeds[len(speeds) // 2],
         "num_rounds": len(lengths),
+        "num_drafted": len(lengths),
+        "num_copied": 0,
         "acceptance_length": sum(lengths) / len(lengths) if lengths else None,
+        "tokens_per_forward": sum(lengths) / len(lengths) if lengths else None,
+        "rounds_by_context": None,
         "distinct_4gram": 0.8,
         "equals_plain": equal,
         "device": "cpu",
@@ -46,7 +50,7 @@ def row(method, prompt, speeds, lengths=(), mode="greedy", equal=True, phases=No
 
 def rows(modes=("greedy", "sample")):
     """A run of four methods on two prompts; another one was not measured."""
-    found = [ORIGIN | {"method": "native_dflash", "skipped": "there is no DFlash twin"}]
+    found = [ORIGIN | {"method": "dflash", "skipped": "there is no DFlash twin"}]
     for mode in modes:
         for prompt in (0, 1):
             found += [

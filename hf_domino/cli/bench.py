@@ -1,44 +1,38 @@
-"""`hf-domino bench`: measure every way to generate, or show what was measured."""
+"""`hf-domino bench`: measure every way to generate, or a round alone, or show what was measured."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hf_domino._common.fields import PROMPT_FIELDS
-from hf_domino.cli.flags import METHODS, add_models, check_temperature, default_device, positive_int, set_up
+from hf_domino.cli.exits import FAILED_CHECK
+from hf_domino.cli.flags import add_models, default_device, set_up
+from hf_domino.evaluation.benchmark.options import MEASURED, MODELS, ROWS, TEXTS, BenchOptions
 
-ROWS = Path("results.jsonl")  # where no other file is named
+DEFAULT_ROWS = Path("results.jsonl")  # where no other file is named
 EXAMPLES = """\
   hf-domino bench --num-prompts 5 --repeats 1
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --rows rows.jsonl
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-domino --drafter my-medusa --prompts prompts.jsonl
   hf-domino bench --rows rows.jsonl --figures figures
+  hf-domino bench --round qwen3-8b --dtype bfloat16 --device cuda --rows rounds.jsonl
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `hf-domino bench`."""
-    _add_models(parser.add_argument_group("models"))
-    add = parser.add_argument_group("texts").add_argument
-    add("--prompts", type=Path, help=f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or bundled)")
-    add("--num-prompts", type=positive_int, default=50, help="use the first N prompts")
-    add("--batch-size", type=positive_int, default=1, help="prompts per call, padded on the left")
-    add("--max-new-tokens", type=positive_int, default=128, help="tokens to generate per prompt")
-    _add_methods(parser.add_argument_group("what is measured"))
-    group = parser.add_argument_group("rows")
-    group.add_argument(
-        "--rows",
-        type=Path,
-        help=f"where rows are written, or read from (default: {ROWS}, or with a number where that is there)",
-    )
-    there = group.add_mutually_exclusive_group()
-    there.add_argument("--overwrite", action="store_true", help="measure anew where --rows exists")
-    there.add_argument("--resume", action="store_true", help="go on where the run that wrote --rows was broken off")
-    group.add_argument(
+    """Add the flags of `hf-domino bench`: those of the models, and the fields of `BenchOptions`."""
+    groups = {name: parser.add_argument_group(name) for name in (MODELS, TEXTS, MEASURED, ROWS)}
+    add_models(groups[MODELS], measures=True, several=True)
+    for option in fields(BenchOptions):
+        if option.metadata:
+            flag = {name: value for name, value in option.metadata.items() if name != "group"}
+            group = groups[option.metadata["group"]]
+            group.add_argument(f"--{option.name.replace('_', '-')}", default=option.default, **flag)
+    groups[ROWS].add_argument(
         "--markdown", action="store_true", help="print the tables as Markdown, with all that was measured"
     )
     add = parser.add_argument_group("instead of measuring").add_argument
@@ -46,60 +40,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--figures", type=Path, help="draw --rows as SVG files into this folder")
 
 
-def _add_models(group: argparse._ArgumentGroup) -> None:
-    add_models(group, measures=True, several=True)
-    group.add_argument("--target-revision", help="branch, tag or commit of --target on the Hub (default: main)")
-    group.add_argument("--drafter-revision", help="branch, tag or commit on the Hub of the first --drafter (main)")
-    group.add_argument(
-        "--twin", help="a DFlash drafter to compare with (default: NAME-dflash, where there is no --drafter)"
-    )
-    group.add_argument("--assistant", help="a small model with the target's vocabulary, to compare with")
-
-
-def _add_methods(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--methods",
-        type=lambda names: [name.strip() for name in names.split(",")],
-        help=f"all, or some of {', '.join(METHODS)}; plain is always measured; domino and dflash draft whole blocks, "
-        "domino_adaptive and dflash_adaptive as far as it pays, which is a drafter's default; domino_lookup may also "
-        "copy from the text (default: plain, prompt_lookup, domino_adaptive, domino_lookup, and what other flags name)",
-    )
-    group.add_argument("--early-exit", type=positive_int, metavar="N", help="compare with drafts of the first N layers")
-    group.add_argument(
-        "--tree-size", type=positive_int, metavar="N", help="compare trees of up to N nodes with chains of each drafter"
-    )
-    group.add_argument("--lookup-tokens", type=positive_int, default=10, help="most tokens that prompt lookup proposes")
-    group.add_argument(
-        "--repeats", type=positive_int, default=3, help="timed runs per prompt and method; the median counts"
-    )
-    group.add_argument(
-        "--temperature", type=float, default=0.7, help="temperature of the sampled half; 0 for greedy only"
-    )
-    group.add_argument("--seed", type=int, default=0, help="seed of the sampled half")
-
-
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
-    from hf_domino.evaluation.benchmark import report
-    from hf_domino.evaluation.benchmark.run import measure, report_differences, show
-
-    is_new = not (options.readme or options.figures or options.overwrite or options.resume)
-    options.rows = options.rows or (_free(ROWS) if is_new else ROWS)
     if options.readme or options.figures:
-        show(options)
+        _show(options)
         return 0
-    check_temperature(options.temperature)
+    is_new = not (options.overwrite or options.resume)
+    options.rows = options.rows or (_free(DEFAULT_ROWS) if is_new else DEFAULT_ROWS)
     options.device = options.device or default_device()
+    options.drafter = tuple(options.drafter or ())
+    asked = BenchOptions(**{option.name: getattr(options, option.name) for option in fields(BenchOptions)})
     set_up(options.threads)
-    rows = measure(options)
+    if asked.round is not None:
+        return _run_rounds(asked)
+    from hf_domino.evaluation.benchmark import report
+    from hf_domino.evaluation.benchmark.run import benchmark, report_differences
+
+    rows = benchmark(asked)
     print(f"rows: {options.rows}", file=sys.stderr)
-    exit_code = report_differences(rows, options)
+    differs = report_differences(rows)
     if options.markdown:
         print(report.results_table(rows), report.details(rows), sep="\n")
     else:
         _print_tables(rows)
     print(report.conclusion(rows))
-    return exit_code
+    return FAILED_CHECK if differs else 0
+
+
+def _show(options: argparse.Namespace) -> None:
+    """Put the rows that were measured into a page, or draw them."""
+    from hf_domino._common.figures import write_figures
+    from hf_domino.evaluation.benchmark.figures import make_figures
+    from hf_domino.evaluation.benchmark.report import fill_readme
+    from hf_domino.evaluation.benchmark.rows import read_rows
+
+    path = options.rows or DEFAULT_ROWS
+    rows = read_rows(path)
+    if options.readme:
+        fill_readme(options.readme, rows, path.stem)
+    if options.figures:
+        print(*write_figures(make_figures(rows), options.figures), sep="\n")
+
+
+def _run_rounds(options: BenchOptions) -> int:
+    """Measure rounds and print them; 1 where a graph gives another text than its launches."""
+    from hf_domino.evaluation.benchmark.round import measure_rounds, table
+
+    rows = measure_rounds(options)
+    print(table(rows))
+    return 0 if rows[0]["is_equal"] else FAILED_CHECK
 
 
 def _print_tables(rows: list[Any]) -> None:

@@ -17,13 +17,8 @@ if TYPE_CHECKING:
     from hf_domino.pair import Pair
 
 DTYPE: Any = {"type": dtype_name, "choices": DTYPES}  # how --dtype is read
-METHODS = (
-    "plain", "lean", "prompt_lookup", "recycling", "lookahead", "assistant", "early_exit", "native_dflash",
-    "dflash", "dflash_adaptive", "domino", "domino_adaptive", "domino_lookup", "domino_chain", "domino_tree",
-)  # fmt: skip
 ENGINES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")
-SHAPES = ("qwen3-8b", "tiny")
 
 
 def positive_int(text: str) -> int:

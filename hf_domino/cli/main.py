@@ -35,10 +35,6 @@ COMMANDS = {
         "hf_domino.cli.plan",
         "Say whether speculation pays, how many proposals are best, and over which network.",
     ),
-    "bench-round": (
-        "hf_domino.cli.bench_round",
-        "Measure one round with random weights: graphed, compiled, launched, growing.",
-    ),
     "find": ("hf_domino.cli.find", "List drafters on the Hub for a target, and say which of them load."),
     "push": ("hf_domino.cli.push", "Write a drafter's card from its rows, and publish its folder on the Hub."),
     "export": ("hf_domino.cli.export", "Write a drafter as a folder that SGLang, vLLM and others read."),

@@ -12,7 +12,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.cards import merge_card, read_sections, render_card, training_section
 from hf_domino.cards.sections import CARD, read_card, read_text
 from hf_domino.cards.training import FIGURE
-from hf_domino.evaluation.benchmark.methods import BASELINE
+from hf_domino.evaluation.benchmark.options import BASELINE
 from hf_domino.evaluation.benchmark.report import (
     acceptance_of,
     label,

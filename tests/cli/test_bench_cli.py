@@ -15,7 +15,7 @@ from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.decoding.pacing import ways
 from hf_domino.drafter.phases import PHASES
-from hf_domino.evaluation.benchmark.methods import METHODS
+from hf_domino.evaluation.benchmark.options import MEASURABLE, keeps_seed
 from hf_domino.evaluation.benchmark.report import caption
 from hf_domino.evaluation.benchmark.rows import measured, read_rows
 from hf_domino.integration.drift.shadow import Mismatch, ShadowReport
@@ -30,37 +30,22 @@ def bench(pair, rows, *flags):
     return cli.main(["bench", "--target", str(pair), "--rows", str(rows), *FLAGS, *flags])
 
 
-def can_exit_early():
-    from transformers.cache_utils import DynamicLayer
-
-    try:
-        DynamicLayer().crop(-1)
-    except TypeError:
-        return False
-    return True
-
-
 @pytest.fixture(scope="module")
 def rows_file(tiny_pair_folder, tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "rows.jsonl"
-    flags = ["--methods", "all", "--assistant", str(tiny_pair_folder), "--early-exit", "2", "--tree-size", "9"]
+    flags = ["--methods", "all", "--assistant", str(tiny_pair_folder), "--tree-size", "9"]
     assert bench(tiny_pair_folder, path, *flags) == 0
     return path
 
 
-def test_one_row_per_prompt_method_and_mode(rows_file):
+def test_one_row_per_prompt_method_and_mode_with_its_origin(rows_file):
     rows = read_rows(rows_file)
-    methods = [method for method in METHODS if method != "early_exit" or can_exit_early()]
-    assert [(row["mode"], row["prompt"], row["method"]) for row in measured(rows)] == [
-        (mode, prompt, method) for mode in ("greedy", "sample") for prompt in range(2) for method in methods
+    assert [(row["mode"], row["prompt"], row["method"]) for row in rows] == [
+        (mode, prompt, method) for mode in ("greedy", "sample") for prompt in range(2) for method in MEASURABLE
     ]
-    assert {row["method"] for row in rows if "skipped" in row} == set(METHODS) - set(methods)
-
-
-def test_rows_carry_their_origin(rows_file):
-    for row in read_rows(rows_file):
-        assert row["pair"] == "tiny"
-        assert (row["threads"], row["device"], row["early_exit"], row["assistant"]) == (1, "cpu", 2, "tiny")
+    for row in rows:
+        assert (row["pair"], row["threads"], row["device"], row["assistant"]) == ("tiny", 1, "cpu", "tiny")
+        assert (row["batch_size"], row["max_new_tokens"], row["repeats"], row["tree_size"]) == (1, 8, 2, 9)
         for field in ("hardware", "cores", "torch", "transformers", "commit", "seed", "date"):
             assert row[field] is not None, field
 
@@ -68,7 +53,7 @@ def test_rows_carry_their_origin(rows_file):
 def test_outputs_are_equal_and_rounds_are_counted(rows_file):
     for row in measured(read_rows(rows_file)):
         assert row["new_tokens"] <= 8
-        assert row["equals_plain"] is True or (row["mode"] == "sample" and not METHODS[row["method"]].keeps_seed)
+        assert row["equals_plain"] is True or (row["mode"] == "sample" and not keeps_seed(row["method"]))
         if row["method"] in ("plain", "lean"):
             assert (row["num_rounds"], row["acceptance_length"], row["acceptance_rate_at"]) == (0, None, None)
         else:
@@ -99,7 +84,7 @@ def test_chains_and_trees_of_a_drafter_are_compared_on_request(tiny_pair_folder,
     monkeypatch.setattr(ways.Way, "price", 0.0)  # however busy the machine is
     path, methods = tmp_path / "rows.jsonl", "domino,domino_chain,domino_tree"
     assert bench(tiny_pair_folder, path, "--methods", methods) == cli.USER_ERROR
-    assert "--methods domino_chain needs --tree-size" in capsys.readouterr().err
+    assert "--methods domino_chain must be given with --tree-size, got 'none'" in capsys.readouterr().err
     assert bench(tiny_pair_folder, path, "--methods", methods, "--tree-size", "30") == 0
     lines = re.findall(r"^- (greedy|T = 0\.7): Domino, trees over .* 2 equal prompts\.$", capsys.readouterr().out, re.M)
     assert lines == ["greedy", "T = 0.7"]
@@ -143,10 +128,10 @@ def test_batches(tiny_pair_folder, tmp_path, capsys):
 
 def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(tiny_pair_folder, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
-    assert bench(tiny_pair_folder, path, "--early-exit", "2") == 0
+    assert bench(tiny_pair_folder, path, "--assistant", str(tiny_pair_folder)) == 0
     said = capsys.readouterr()
     first, *_, last = said.out.splitlines()
-    named = {"plain", "prompt_lookup", "early_exit", "domino_adaptive", "domino_lookup"}
+    named = {"plain", "prompt_lookup", "assistant", "domino_adaptive", "domino_lookup"}
     assert {row["method"] for row in read_rows(path)} == named
     before, _, rest = said.err.partition("\nby the first prompt, about 0:00:")
     assert rest.index("(h:mm:ss)") < rest.index("methods: ")
@@ -157,23 +142,7 @@ def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(tiny_pai
     assert re.match(
         r"(Faster than|Slower than|About as fast as) plain: \d+\.\d\d x with .*plain in [0-2] of 2 prompts", last
     )
-    assert (
-        cli.main(
-            [
-                "bench",
-                "--rows",
-                str(path),
-                "--resume",
-                "--target",
-                str(tiny_pair_folder),
-                *FLAGS,
-                "--early-exit",
-                "2",
-                "--markdown",
-            ]
-        )
-        == 0
-    )
+    assert bench(tiny_pair_folder, path, "--resume", "--assistant", str(tiny_pair_folder), "--markdown") == 0
     assert capsys.readouterr().out.startswith("| | greedy, tokens/s |")
 
 
@@ -190,7 +159,7 @@ def test_rows_are_never_lost_silently(tiny_pair_folder, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     path.write_text("precious\n")
     assert bench(tiny_pair_folder, path, *GREEDY) == cli.USER_ERROR
-    assert "(--resume), replace it (--overwrite)" in capsys.readouterr().err
+    assert "Go on with it (--resume), replace it (--overwrite)" in capsys.readouterr().err
     assert path.read_text() == "precious\n"
     assert bench(tiny_pair_folder, path, *GREEDY, "--overwrite") == 0
     assert len(read_rows(path)) == 4
@@ -204,7 +173,7 @@ def test_a_second_look_leaves_the_rows_of_the_first(tiny_pair_folder, tmp_path, 
         assert f"rows: {name}\n" in capsys.readouterr().err
     assert [read_rows(path)[0]["seed"] for path in sorted(tmp_path.glob("*"))] == [1, 2, 0]
     assert cli.main([*call, "--resume"]) == cli.USER_ERROR  # the first, of another seed
-    assert "--resume needs the seed that results.jsonl was measured with" in capsys.readouterr().err
+    assert "seed with --resume must be as in results.jsonl" in capsys.readouterr().err
 
 
 def test_a_run_that_was_broken_off_goes_on(tiny_pair_folder, tmp_path, capsys):
@@ -302,9 +271,11 @@ def test_drafters_of_several_kinds_are_compared(tiny_pair_folder, tmp_path, caps
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--methods", "plain,magic"], "--methods must be all or name some of plain, lean, .*, got 'magic'"),
-        (["--methods", "early_exit"], "--methods early_exit needs --early-exit"),
-        (["--early-exit", "4"], r"--early-exit must be in \[1, 3\] for this target, got 4"),
+        (["--methods", "plain,magic"], "--methods must be all or some of plain, lean, .*, got 'magic'"),
+        (["--methods", "native_dflash"], "--methods must be all or some of plain, lean, .*, got 'native_dflash'"),
+        (["--methods", "assistant"], "--methods assistant must be given with --assistant"),
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["--resume", "--overwrite"], "--resume must be without --overwrite"),
         (["--temperature", "-1"], "--temperature must be at least 0 and finite, got -1.0"),
     ],
 )
@@ -318,7 +289,7 @@ def test_errors_name_the_flag(tiny_pair_folder, tmp_path, capsys, flags, message
 def test_an_assistant_of_another_vocabulary_is_refused(tiny_pair_folder, tiny_qwen3, tmp_path, capsys):
     tiny_qwen3.save_pretrained(tmp_path / "other")
     assert bench(tiny_pair_folder, tmp_path / "rows.jsonl", "--assistant", str(tmp_path / "other")) == cli.USER_ERROR
-    assert "--assistant must have the target's vocabulary of 400 tokens, got 64" in capsys.readouterr().err
+    assert "--assistant's vocabulary must be the target's of 400 tokens, got 64." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("tokens", "ratio"), [([1, 2, 3], 1.0), ([1, 2, 3, 4, 5], 1.0), ([7] * 8, 0.2)])

@@ -18,7 +18,7 @@ import hf_domino
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
-from hf_domino.evaluation.benchmark import methods, round
+from hf_domino.evaluation.benchmark import options, round
 from hf_domino.evaluation.check import MAX_NEW_TOKENS, verdict
 from hf_domino.formats import engines, exporting
 from hf_domino.pair import finding as pair
@@ -76,7 +76,7 @@ def test_bugs_keep_their_traceback(command):
     ("command", "flag", "name"),
     [
         ("bench --drafter nowhere/drafter", "the folder of --rows", "rows.jsonl"),
-        ("bench-round --rounds 64", "the folder of --rows", "rows.jsonl"),
+        ("bench --round tiny", "the folder of --rows", "rows.jsonl"),
         ("data --target nowhere/target", "--output", ""),
         ("export --drafter nowhere/drafter", "--output", ""),
     ],
@@ -174,17 +174,14 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"hf-domino {hf_domino.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "command", ["demo", "bench", "bench-round", "data --target t --output o", "export --drafter d --output o"]
-)
+@pytest.mark.parametrize("command", ["demo", "bench", "data --target t --output o", "export --drafter d --output o"])
 def test_a_dtype_may_be_written_short(command):
     for written, name in (("fp32", "float32"), ("bf16", "bfloat16"), ("half", "float16")):
         assert cli.parse([*command.split(), "--dtype", written]).dtype == name
 
 
 def test_choices_are_what_they_stand_for():
-    assert list(methods.METHODS) == list(flags.METHODS)
-    assert sorted(round.SHAPES) == list(flags.SHAPES)
+    assert all(cli.parse(["bench", "--round", name]).round == name for name in round.SHAPES)
     assert tuple(exporting.FORMATS) == flags.FORMATS
     assert tuple(engines.ENGINES) == flags.ENGINES
     assert set(check.EXIT_CODES) == {verdict.FITS, verdict.DOES_NOT_FIT, verdict.TOO_FEW}
@@ -268,7 +265,7 @@ def test_help_breaks_no_name(width, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main(["bench", "--help"])
     words = set(re.split(r"[\s,;]+", capsys.readouterr().out))
-    assert {*methods.METHODS, "NAME-domino", "--target-revision", "(default:"} <= words
+    assert {*options.MEASURABLE, "NAME-domino", "--target-revision", "(default:"} <= words
 
 
 def test_environment_tells_versions_and_nothing_private(capsys):

@@ -8,8 +8,8 @@ from typing import Any
 
 from hf_domino._common.figures import FAINT, INK, WIDTH, draw
 from hf_domino._common.figures import STYLE as STYLE
-from hf_domino.evaluation.benchmark.methods import BASELINE, METHODS
-from hf_domino.evaluation.benchmark.report import label, methods_of, modes_of
+from hf_domino.evaluation.benchmark.options import BASELINE, METHODS
+from hf_domino.evaluation.benchmark.report import methods_of, modes_of, plain_label
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.summary import FORWARDS, Summary, summarize
 
@@ -50,10 +50,6 @@ def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
     }
     drawings = {"speed-up": _draw_speed_up, "acceptance": _draw_acceptance, "round": _draw_round}
     return draw({name: partial(make, rows, summaries) for name, make in drawings.items()})
-
-
-def _name(method: str) -> str:
-    return label(method).replace("*", "").replace("`", "")
 
 
 def colour_of(method: str) -> str:
@@ -97,7 +93,7 @@ def _draw_speed_up(rows: Sequence[Row], summaries: Summaries) -> Any:
             axes.plot(ends, [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
             _write_beside(axes, max(*ends, summary.speed_up), place, f"{summary.speed_up:.2f} x")
         axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
-        _list_bars(axes, [_name(method) for method in methods], room=0.25)
+        _list_bars(axes, [plain_label(method) for method in methods], room=0.25)
         axes.set_xlabel("speed-up over plain generate; line: quartiles")
     return figure
 
@@ -112,7 +108,7 @@ def _draw_acceptance(rows: Sequence[Row], summaries: Summaries) -> Any:
         for method in methods_of(rows):
             if rates := summaries[mode, method].acceptance_rate_at:
                 places = range(1, len(rates) + 1)
-                axes.plot(places, rates, color=colours[method], marker="o", markersize=3.5, label=_name(method))
+                axes.plot(places, rates, color=colours[method], marker="o", markersize=3.5, label=plain_label(method))
         axes.set_xlabel("position in the draft")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(0, 1)
@@ -138,7 +134,7 @@ def _draw_round(rows: Sequence[Row], summaries: Summaries) -> Any:
             axes.barh(place, summary.ms_per_round[phase], left=end, height=0.6, color=colour, label=text)
             end += summary.ms_per_round[phase]
         _write_beside(axes, end, place, f"{end:.1f} ms, {100 * (summary.overhead or 0):.1f} % outside")
-    _list_bars(axes, [f"{_name(method)}, {names[mode]}" for mode, method in bars], room=0.35)
+    _list_bars(axes, [f"{plain_label(method)}, {names[mode]}" for mode, method in bars], room=0.35)
     outside = " and ".join(phase for phase in PHASE_COLOURS if phase not in FORWARDS)
     axes.set_xlabel(f"milliseconds a round; outside: {outside}")
     figure.legend(loc="outside upper center", ncols=len(PHASE_COLOURS))

@@ -5,124 +5,125 @@ Shapes: B batch, N new tokens.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from hf_domino.data.filters import distinct_ngram_ratio
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import timed_phases
 from hf_domino.drafter.stats import DecodingStats
-from hf_domino.evaluation.benchmark.methods import BASELINE, Arguments, models_of
+from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in, models_of
+from hf_domino.evaluation.benchmark.options import BASELINE, BenchOptions
 from hf_domino.evaluation.benchmark.prompts import encode, kind, source
 from hf_domino.evaluation.benchmark.rows import Row
-from hf_domino.evaluation.benchmark.timing import PeakMemory, first_token_seconds, generate_timed, streamed_rounds
+from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
 from hf_domino.integration.drift.shadow import shadow
 from hf_domino.pair import Pair
 
 WARM_UPS, WARM_UP_TOKENS = 2, 32
 
 
-@dataclass
-class _Repeats:
-    """The timed runs of one method on one batch."""
+class _Run(NamedTuple):
+    """One timed run of a method on a batch; `stats` where a drafter of ours took part."""
 
-    seconds: list[float] = field(default_factory=list)
-    first_token: list[float] = field(default_factory=list)
-    peak_memory: list[int | None] = field(default_factory=list)
-    outputs: list[torch.Tensor] = field(default_factory=list)
-    stats: DecodingStats | None = None  # of the last one, if a drafter of ours took part
+    tokens: torch.Tensor  # [B, N]
+    seconds: float
+    first_token: float
+    peak_memory: int | None
+    stats: DecodingStats | None
 
 
 class Bench:
     """Measures batch after batch with the same methods, plain generation among them."""
 
-    def __init__(self, pair: Pair, methods: Mapping[str, Arguments], options: argparse.Namespace):
+    def __init__(self, pair: Pair, methods: Mapping[str, Arguments], options: BenchOptions):
         self.pair, self.methods, self.options = pair, methods, options
-        drafters = [arguments.get("assistant_model") for arguments in methods.values()]
-        # What fills while it generates has seen a text that is measured again.
-        self._unused = [
+        # A table that fills while it generates has seen a text that is measured again.
+        self._empty = [
             (drafter, deepcopy(drafter.state_dict()))
-            for drafter in drafters
-            if isinstance(drafter, DominoDraftModel) and drafter.config.kind.has_table
+            for drafter in map(drafter_in, methods.values())
+            if drafter is not None and drafter.config.kind.has_table
         ]
         self.modes = ["greedy"] + ["sample"] * (options.temperature > 0)
 
     def warm_up(self, batch: Sequence[dict[str, Any]]) -> None:
         """Run every method a few times."""
-        inputs, count = self._inputs(batch), min(WARM_UP_TOKENS, self.options.max_new_tokens)
+        inputs = self._inputs(batch)
+        count = {"max_new_tokens": min(WARM_UP_TOKENS, self.options.max_new_tokens)}
         for mode in self.modes:
-            for arguments in self.methods.values():
+            for method in self.methods:
                 for _ in range(WARM_UPS):
-                    generate_timed(self.pair.target, inputs, **arguments, **self._law(mode), max_new_tokens=count)
+                    generate_timed(self.pair.target, inputs, **self._call(method, mode) | count)
 
     def measure(self, mode: str, index: int, batch: Sequence[dict[str, Any]]) -> list[Row]:
         """Measure all methods on one batch, in one mode (`"greedy"` or `"sample"`); one row per method."""
-        inputs, law = self._inputs(batch), self._law(mode)
-        runs = {method: _Repeats() for method in self.methods}
+        inputs, seed = self._inputs(batch), self.options.seed + index
+        runs: dict[str, list[_Run]] = {method: [] for method in self.methods}
         for _ in range(self.options.repeats):
             for method in self.methods:
-                self._time(runs[method], inputs, self._call(method, law), index)
+                runs[method].append(self._run(inputs, self._call(method, mode), seed))
         kinds = {kind(prompt) for prompt in batch}
         about = {
             "mode": mode,
-            "temperature": law.get("temperature", 0.0),
+            "temperature": self.options.temperature if mode == "sample" else 0.0,
             "prompt": index,
             "sources": [source(prompt) for prompt in batch],
             "kind": kinds.pop() if len(kinds) == 1 else None,
         }
-        rows = []
-        for method, repeats in runs.items():
-            call = self._call(method, law)
-            torch.manual_seed(self.options.seed + index)
-            row = {"method": method} | about | self._times(repeats) | self._rounds(method, repeats, inputs, call)
-            row["equals_plain"] = _all_equal(repeats.outputs, runs[BASELINE].outputs[0])
-            if not row["equals_plain"] and isinstance(call.get("assistant_model"), DominoDraftModel):
-                row["partings"] = self._partings(inputs, call, index)
+        rows, expected = [], runs[BASELINE][0].tokens
+        for method, found in runs.items():
+            call = self._call(method, mode)
+            torch.manual_seed(seed)
+            row = {"method": method} | about | self._times(found) | self._rounds(found[-1].stats, inputs, call)
+            row["equals_plain"] = all(torch.equal(run.tokens, expected) for run in found)
+            if not row["equals_plain"] and drafter_in(call) is not None:
+                row["partings"] = self._partings(inputs, call, seed)
             rows.append(row)
         return rows
 
     def _inputs(self, batch: Sequence[dict[str, Any]]) -> Any:
         return encode(self.pair.tokenizer, batch).to(self.pair.target.device)
 
-    def _law(self, mode: str) -> Arguments:
-        if mode == "greedy":
-            return {"do_sample": False}
-        return {"do_sample": True, "temperature": self.options.temperature, "top_k": 0, "top_p": 1.0}
+    def _call(self, method: str, mode: str) -> Arguments:
+        choice: Arguments = {"do_sample": False}
+        if mode == "sample":
+            choice = {"do_sample": True, "temperature": self.options.temperature, "top_k": 0, "top_p": 1.0}
+        return self.methods[method] | choice | {"max_new_tokens": self.options.max_new_tokens}
 
-    def _call(self, method: str, law: Arguments) -> Arguments:
-        return self.methods[method] | law | {"max_new_tokens": self.options.max_new_tokens}
-
-    def _time(self, repeats: _Repeats, inputs: Any, call: Arguments, index: int) -> None:
+    def _run(self, inputs: Any, call: Arguments, seed: int) -> _Run:
         self._empty_tables()
-        target, memory = self.pair.target, PeakMemory(models_of(self.pair, call))
-        torch.manual_seed(self.options.seed + index)
-        repeats.first_token.append(first_token_seconds(target, inputs, **call))
-        torch.manual_seed(self.options.seed + index)
-        memory.start()
+        target, on_gpu = self.pair.target, self.pair.target.device.type == "cuda"
+        torch.manual_seed(seed)
+        _, first_token = generate_timed(target, inputs, **call | {"max_new_tokens": 1})
+        torch.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats(target.device)
+            others = torch.cuda.memory_allocated(target.device) - self._weight_bytes(call)
         # On a CPU a phase is two readings of the clock, microseconds a round; events on a GPU have a run of their own.
-        with timed_phases() if target.device.type == "cpu" else nullcontext():
+        with nullcontext() if on_gpu else timed_phases():
             tokens, seconds = generate_timed(target, inputs, **call)
-        if isinstance(drafter := call.get("assistant_model"), DominoDraftModel):
-            repeats.stats = drafter.stats
-        repeats.peak_memory.append(memory.read())
-        repeats.seconds.append(seconds)
-        repeats.outputs.append(tokens)
+        # On a CPU an allocator keeps what it once had, which says nothing of a single call.
+        peak = torch.cuda.max_memory_allocated(target.device) - others if on_gpu else None
+        drafter = drafter_in(call)
+        return _Run(tokens, seconds, first_token, peak, drafter.stats if drafter is not None else None)
+
+    def _weight_bytes(self, call: Arguments) -> int:
+        """Bytes of the weights of a method's models, each once."""
+        models = models_of(self.pair, call)
+        return sum({weight.data_ptr(): weight.nbytes for model in models for weight in model.parameters()}.values())
 
     def _empty_tables(self) -> None:
-        for drafter, state in self._unused:
+        for drafter, state in self._empty:
             drafter.load_state_dict(state)
 
-    def _partings(self, inputs: Any, call: Arguments, index: int) -> list[dict[str, Any]]:
-        """Where texts part from what the target alone writes, and how near to a tie that is."""
-        torch.manual_seed(self.options.seed + index)
+    def _partings(self, inputs: Any, call: Arguments, seed: int) -> list[dict[str, Any]]:
+        """Where texts part from the target's own, and how near to a tie that is."""
+        torch.manual_seed(seed)
         with shadow(share=1.0) as report:
             self.pair.target.generate(**inputs, **call)
         return [
@@ -135,36 +136,34 @@ class Bench:
             for found in report.mismatches
         ]
 
-    def _times(self, repeats: _Repeats) -> Row:
-        texts = [
-            until_end(row, self.pair.target.generation_config.eos_token_id) for row in repeats.outputs[-1].tolist()
-        ]
+    def _times(self, runs: Sequence[_Run]) -> Row:
+        end_of_text = self.pair.target.generation_config.eos_token_id
+        texts = [until_end(row, end_of_text) for row in runs[-1].tokens.tolist()]
         count, longest = sum(map(len, texts)), max(map(len, texts))
-        seconds, first = statistics.median(repeats.seconds), statistics.median(repeats.first_token)
-        peaks = [peak for peak in repeats.peak_memory if peak is not None]
+        seconds, first = (statistics.median(getattr(run, name) for run in runs) for name in ("seconds", "first_token"))
         return {
             "new_tokens": count,
             "seconds": seconds,
-            "seconds_each": repeats.seconds,
+            "seconds_each": [run.seconds for run in runs],
             "tokens_per_second": count / seconds,
             "ttft_seconds": first,
             "tpot_seconds": (seconds - first) / (longest - 1) if longest > 1 else None,
-            "peak_memory_bytes": max(peaks) if peaks else None,
+            "peak_memory_bytes": max((run.peak_memory for run in runs if run.peak_memory is not None), default=None),
             "distinct_4gram": statistics.fmean(map(distinct_ngram_ratio, texts)),
         }
 
-    def _rounds(self, method: str, repeats: _Repeats, inputs: Any, call: Arguments) -> Row:
+    def _rounds(self, stats: DecodingStats | None, inputs: Any, call: Arguments) -> Row:
         """Acceptance and the time in a round; where the timed runs do not say, from another one."""
         phases, loops, by_context = None, 0, None
-        if (stats := repeats.stats) is not None:
+        if (drafter := drafter_in(call)) is not None and stats is not None:
             if stats.phases is None:
                 self._empty_tables()
                 with timed_phases():
                     self.pair.target.generate(**inputs, **call)
-                stats = call["assistant_model"].stats
+                stats = drafter.stats
             phases, loops = stats.phases, max(map(len, stats.rows))
             by_context = stats.rounds_by_context(inputs["attention_mask"].sum(dim=1).add(1).tolist())
-        elif self.methods[method].keys() - {"custom_generate"}:
+        elif call.keys() & {"prompt_lookup_num_tokens", "assistant_model"}:
             lengths = streamed_rounds(self.pair.target, inputs, **call)
             stats = DecodingStats(max(lengths, default=1) - 1, rows=[lengths])
         else:
@@ -187,7 +186,3 @@ def until_end(tokens: list[int], end_of_text: int | list[int] | None) -> list[in
     """A row of tokens up to its first end-of-text token, without the padding behind it."""
     ends = end_of_text if isinstance(end_of_text, list) else [end_of_text]
     return tokens[: next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))]
-
-
-def _all_equal(outputs: Sequence[torch.Tensor], expected: torch.Tensor) -> bool:
-    return all(torch.equal(output, expected) for output in outputs)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hf_domino._common.verdict import WAY_OUT, gains, slower_in, verdict
 from hf_domino.drafter.phases import PHASES
-from hf_domino.evaluation.benchmark.methods import BASELINE, COMPARED, COPIES, FLOOR, METHODS, keeps_seed
+from hf_domino.evaluation.benchmark.options import BASELINE, COPIES, FLOOR, METHODS, keeps_seed
 from hf_domino.evaluation.benchmark.rows import Row, measured
 from hf_domino.evaluation.benchmark.summary import (
     Summary,
@@ -24,11 +24,12 @@ from hf_domino.evaluation.benchmark.summary import (
 # What a page holds of rows. Where it holds several, each is named by its pair or by the file of the rows.
 MARKERS = re.compile(r"(<!-- (results|details):begin(?: (\S+))? -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 MEBIBYTE = 2**20
+COMPARED = "domino_tree", "domino_chain"  # the same drafter in two ways, of which the first is to be faster
 
 
 def label(method: str) -> str:
     """A method's name in tables."""
-    return METHODS[method].label if method in METHODS else method
+    return METHODS.get(method, method)
 
 
 def modes_of(rows: Sequence[Row]) -> dict[str, str]:
@@ -111,7 +112,7 @@ def context_table(rows: Sequence[Row], mode: str) -> str:
     for method in methods_of(rows):
         counted: dict[int, list[tuple[int, int]]] = {}
         for row in rows_of(rows, method, mode):
-            for length, found in (row.get("rounds_by_context") or {}).items():
+            for length, found in (row["rounds_by_context"] or {}).items():
                 counted.setdefault(int(length), []).append(found)
         sums = {length: list(map(sum, zip(*found, strict=True))) for length, found in counted.items()}
         lines[label(method)] = {length: number(tokens / rounds) for length, (rounds, tokens) in sums.items()}
@@ -176,12 +177,14 @@ def caption(rows: Sequence[Row]) -> str:
     most = f"{first['max_new_tokens']} new tokens"
     tokens = most if written == first["max_new_tokens"] else f"up to {most} (plain, greedy: {written:.0f} on average)"
     commit = re.sub("^([0-9a-f]{7}).*", r"\1", first["commit"])
-    place, repeats = place_of(first), _count(first["repeats"], "repeat")
+    place = first["hardware"]
+    if first["device"] == "cpu":
+        place = f"{_count(first['threads'], 'thread')} of {place}"
     over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
     return (
         f"{first['pair']}, {prompts} x {tokens}, batch "
         f"{first['batch_size']}, {first['dtype']}, {place}; all methods interleaved in one process, median of "
-        f"{repeats} a prompt, then over prompts, quartiles over both; speed-up over {over}. "
+        f"{_count(first['repeats'], 'repeat')} a prompt, then over prompts, quartiles over both; speed-up over {over}. "
         f"{_equality(rows)}{_notes(rows)} "
         f"torch {first['torch']}, transformers {first['transformers']}, commit {commit}, "
         f"seed {first['seed']}, {first['date']}."
@@ -216,18 +219,6 @@ def _partings(rows: Sequence[Row]) -> str:
     )
 
 
-def place_of(row: Row, cpu: str = "") -> str:
-    """Where a row was measured: its device or, on a CPU, threads of it.
-
-    Args:
-        row (`Row`): A measured row.
-        cpu (`str`, *optional*): What to call a CPU; its own name by default.
-    """
-    if row["device"] != "cpu":
-        return row["hardware"]
-    return f"{_count(row['threads'], 'thread')} of {cpu or row['hardware']}"
-
-
 def _notes(rows: Sequence[Row]) -> str:
     """Does the text loop, and what was not measured."""
     ratios = [f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()]
@@ -235,12 +226,6 @@ def _notes(rows: Sequence[Row]) -> str:
     summaries = [summarize(rows, method, mode) for method in methods_of(rows) for mode in modes_of(rows)]
     if any("(" in acceptance_of(one) for one in summaries):
         notes += " Acceptance length is of rounds that drafted; in brackets, tokens per forward."
-    if rate := max(one.rate_excess for one in summaries):
-        length = max(one.length_excess for one in summaries)
-        lengths = f", acceptance length beside copies by up to {number(length)}" if length else ""
-        notes += (
-            f" Last rounds were counted whole: acceptance by position is too high by up to {number(rate)}{lengths}."
-        )
     skipped = [f"{plain_label(row['method'])} ({row['skipped']})" for row in rows if "skipped" in row]
     return notes + (f" Not measured: {'; '.join(skipped)}." if skipped else "")
 

@@ -8,11 +8,10 @@ the bytes of all weights a round reads over the bandwidth that a copy reaches on
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,12 +21,16 @@ from transformers import CompileConfig, PreTrainedModel, Qwen3Config, Qwen3ForCa
 
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
+from hf_domino._common.refusal import refusal
+from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.static.graphs import without_graphs
 from hf_domino.decoding.static.workspace import release_workspaces
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.evaluation.benchmark.options import BenchOptions
+from hf_domino.evaluation.benchmark.rows import Row, to_lines
+from hf_domino.pair import check_device
 
-Row = dict[str, Any]
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of target and drafter
     "qwen3-8b": (
         {"vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36}
@@ -53,29 +56,40 @@ MOST_LAUNCHED = 3  # repeats on a GPU of what launches every kernel: those round
 COPY_BYTES = 2**30
 
 
-def measure(options: argparse.Namespace) -> list[Row]:
-    """Measure all methods in turn; one row each, with its floor and where it comes from."""
+def measure_rounds(options: BenchOptions) -> list[Row]:
+    """Measure all methods in turn; one row each, with its floor and where it comes from, written to `options.rows`."""
+    shapes, num_rounds, device = str(options.round), options.max_new_tokens, torch.device(options.device)
+    check_device(options.device)
+    if num_rounds < 4 * FEW_ROUNDS:
+        raise refusal(
+            "--max-new-tokens with --round",
+            f"at least {4 * FEW_ROUNDS}",
+            num_rounds,
+            f"A shorter text of {FEW_ROUNDS} is subtracted.",
+        )
+    if options.rows is not None:
+        check_writable(options.rows.parent, "the folder of --rows")
     torch.manual_seed(options.seed)
-    target, drafter = random_models(options.shapes, dtype_of(options.dtype), options.device)
+    target, drafter = random_models(shapes, dtype_of(options.dtype), options.device)
     drafter = drafter.view(draft_tree_size=options.tree_size)
-    prompt = torch.randint(4, target.config.vocab_size, (1, options.context), device=options.device)
-    methods = [method for method in METHODS if method not in ON_GPU or prompt.device.type == "cuda"]
+    prompt = torch.randint(4, target.config.vocab_size, (1, options.context), device=device)
+    methods = [method for method in METHODS if method not in ON_GPU or device.type == "cuda"]
     times: dict[str, list[float]] = {method: [] for method in methods}
     texts, first = {}, {}
     for method in tqdm(methods, "first texts"):  # the first texts allocate, compile and capture, and do not count
         start = time.perf_counter()
-        texts[method], _ = _time_rounds(target, drafter, prompt, method, options.rounds)
+        texts[method], _ = _time_rounds(target, drafter, prompt, method, num_rounds)
         first[method] = time.perf_counter() - start
     for repeat in tqdm(range(options.repeats), "repeats"):
         for method in methods:
-            if prompt.device.type == "cuda" and method not in ON_GPU and repeat >= MOST_LAUNCHED:
+            if device.type == "cuda" and method not in ON_GPU and repeat >= MOST_LAUNCHED:
                 continue
-            texts[method], time_per_round = _time_rounds(target, drafter, prompt, method, options.rounds)
+            texts[method], time_per_round = _time_rounds(target, drafter, prompt, method, num_rounds)
             times[method].append(time_per_round)
     release_workspaces()
-    fields = ("shapes", "context", "rounds", "tree_size", "dtype", "seed")
-    origin = {name: getattr(options, name) for name in fields} | provenance(options.device)
-    bandwidth = copy_bandwidth(torch.device(options.device))
+    origin = {name: getattr(options, name) for name in ("context", "tree_size", "dtype", "seed")}
+    origin |= {"shapes": shapes, "rounds": num_rounds} | provenance(options.device)
+    bandwidth = copy_bandwidth(device)
     rows = []
     for method, elapsed in times.items():
         drafted = 0 if method == "target alone" else weight_bytes(drafter) + _head_bytes(target)
@@ -87,10 +101,25 @@ def measure(options: argparse.Namespace) -> list[Row]:
             "ms_most": max(elapsed),
             "repeats": len(elapsed),
             "first_s": first[method],
+            "floor_ms": 1e3 * num_bytes / bandwidth,
+            "bytes": num_bytes,
+            "bandwidth": bandwidth,
+            "is_equal": torch.equal(texts[method], texts["static, launched"]),
         }
-        row |= {"floor_ms": 1e3 * num_bytes / bandwidth, "bytes": num_bytes, "bandwidth": bandwidth}
-        rows.append(row | {"is_equal": torch.equal(texts[method], texts["static, launched"])} | origin)
+        rows.append(row | origin)
+    if options.rows is not None:
+        write_whole(options.rows, to_lines(rows))
     return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows for a terminal."""
+    lines = [f"{'ms a round':<18}{'median':>9}{'least':>9}{'most':>9}{'floor':>9}{'over floor':>12}"]
+    for row in rows:
+        times = "".join(f"{row[name]:>9.3f}" for name in ("ms", "ms_least", "ms_most", "floor_ms"))
+        lines.append(f"{row['method']:<18}{times}{row['ms'] / row['floor_ms']:>11.2f}x")
+    lines.append("floor: bytes of the weights that a round reads over the bandwidth of a copy on this device")
+    return "\n".join(lines)
 
 
 def random_models(shapes: str, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, DominoDraftModel]:

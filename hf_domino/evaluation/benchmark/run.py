@@ -1,8 +1,7 @@
-"""A run of `hf-domino bench`: measure, show what was measured, and say which outputs differ."""
+"""A whole benchmark: load, choose, measure batch by batch, and say which outputs differ."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -13,68 +12,100 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from hf_domino._common.dtypes import dtype_of
-from hf_domino._common.figures import write_figures
-from hf_domino._common.whole_files import check_writable
-from hf_domino.evaluation.benchmark.figures import make_figures
+from hf_domino._common.refusal import refusal
+from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.measure import WARM_UP_TOKENS, WARM_UPS, Bench
-from hf_domino.evaluation.benchmark.methods import choose_methods, keeps_seed, needs_drafter
+from hf_domino.evaluation.benchmark.methods import choose_methods
+from hf_domino.evaluation.benchmark.options import BenchOptions, keeps_seed
 from hf_domino.evaluation.benchmark.prompts import read_batches
-from hf_domino.evaluation.benchmark.report import fill_readme, label, plain_label
-from hf_domino.evaluation.benchmark.rows import Row, RowsFile, measured, provenance_of_run, read_rows
+from hf_domino.evaluation.benchmark.report import label, plain_label
+from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_of, to_lines
 from hf_domino.evaluation.benchmark.summary import are_ties
 from hf_domino.pair import PROMPTS, Pair, check_device, find_pair, load_pair
 
 EXACT_DTYPE = "float32"  # in which greedy output must equal plain generation's
 
 
-def show(options: argparse.Namespace) -> None:
-    """Put the rows that were measured into a README, or draw them."""
-    rows = read_rows(options.rows)
-    if options.readme:
-        fill_readme(options.readme, rows, options.rows.stem)
-    if options.figures:
-        print(*write_figures(make_figures(rows), options.figures), sep="\n")
+def benchmark(options: BenchOptions, pair: Pair | None = None) -> list[Row]:
+    """Measure every way to generate that the options ask for, in one process, and return a row a prompt and method.
 
+    Rows are written to `options.rows` a batch at a time, if it is given. `summary.summarize` and `report.results_table`
+    say what they hold.
 
-def measure(options: argparse.Namespace) -> list[Row]:
-    """Measure what the flags ask for and write `--rows`, a batch at a time; returns all rows of the file.
+    Args:
+        options ([`BenchOptions`]): What to measure, on which texts.
+        pair ([`Pair`], *optional*): Models that are loaded already, in place of those that the options name.
 
     Raises:
-        ValueError: If the flags do not fit one another, the models or the rows that are there.
+        ValueError: If the options do not fit one another, the models or the rows that are there.
+
+    Example:
+    ```python
+    >>> from hf_domino.evaluation.benchmark.report import plain_label
+    >>> from hf_domino.evaluation.benchmark.run import BenchOptions, benchmark
+    >>> options = BenchOptions(methods=("domino",), num_prompts=1, max_new_tokens=8, repeats=1, temperature=0.0)
+    >>> [(plain_label(row["method"]), row["equals_plain"]) for row in benchmark(options)]  # of the bundled pair
+    [('plain generate', True), ('Domino, whole blocks', True)]
+
+    ```
     """
-    _check(options)
-    pair = _load(options)
+    check_device(options.device)
+    path = options.rows
+    if path is not None:
+        if path.exists() and not (options.overwrite or options.resume):
+            remedy = "Go on with it (--resume), replace it (--overwrite), or write elsewhere."
+            raise refusal("--rows", "a new file", str(path), remedy)
+        check_writable(path.parent, "the folder of --rows")
+    pair = pair or _load(options)
     methods, skipped = choose_methods(pair, options)
     batches = read_batches(_prompts_of(options, pair), options.num_prompts, options.batch_size)
-    bench, file = Bench(pair, methods, options), RowsFile(options.rows, provenance_of_run(options, pair, methods))
+    bench, origin = Bench(pair, methods, options), origin_of(options, pair, methods)
     todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
-    kept = file.finished(todo, options.temperature) if options.resume else []
-    file.start(skipped, kept)
+    kept = finished(path, origin, todo, options.temperature) if path is not None and options.resume else []
+    rows = [{"method": method, "skipped": reason} | origin for method, reason in skipped.items()] + kept
+    if path is not None:
+        write_whole(path, to_lines(rows))
     for done in {(row["mode"], row["prompt"]) for row in kept}:
         del todo[done]
-    names = ", ".join(map(plain_label, methods))
-    print(f"{len(todo)} texts with each of {names}; {options.repeats} x each", file=sys.stderr)
-    if todo:
-        start = time.perf_counter()
-        bench.warm_up(batches[0])
-        warm = WARM_UPS * len(bench.modes) * min(WARM_UP_TOKENS / options.max_new_tokens, 1)  # texts of each method
-        seconds = (time.perf_counter() - start) / warm * len(todo) * options.repeats
-        print(f"by the first prompt, about {timedelta(seconds=round(seconds))} (h:mm:ss)", file=sys.stderr)
+    _warm_up(bench, batches[0], len(todo))
     for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
-        file.append(bench.measure(mode, index, batch))
-    return read_rows(options.rows)
+        found = [row | origin for row in bench.measure(mode, index, batch)]
+        rows += found
+        if path is not None:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(to_lines(found))
+    return rows
 
 
-def _load(options: argparse.Namespace) -> Pair:
-    names = {name: getattr(options, name) for name in ("target", "twin", "assistant")}
-    drafter, *others = options.drafter or [None]
-    names |= {"drafter": drafter, "others": others}
-    revisions = {"target_revision": options.target_revision, "drafter_revision": options.drafter_revision}
-    device, is_drafted = options.device, needs_drafter(options.methods)
-    return load_pair(**names, **revisions, dtype=dtype_of(options.dtype), device=device, is_drafted=is_drafted)
+def _warm_up(bench: Bench, batch: Sequence[dict], num_texts: int) -> None:
+    """Run every method before it is timed, and say on stderr how long the rest will take."""
+    options, names = bench.options, ", ".join(map(plain_label, bench.methods))
+    print(f"{num_texts} texts with each of {names}; {options.repeats} x each", file=sys.stderr)
+    if num_texts:
+        start = time.perf_counter()
+        bench.warm_up(batch)
+        warm = WARM_UPS * len(bench.modes) * min(WARM_UP_TOKENS / options.max_new_tokens, 1)  # texts of each method
+        seconds = (time.perf_counter() - start) / warm * num_texts * options.repeats
+        print(f"by the first prompt, about {timedelta(seconds=round(seconds))} (h:mm:ss)", file=sys.stderr)
 
 
-def _prompts_of(options: argparse.Namespace, pair: Pair) -> Path:
+def _load(options: BenchOptions) -> Pair:
+    drafter, *others = options.drafter or (None,)
+    return load_pair(
+        options.target,
+        drafter,
+        options.twin,
+        options.assistant,
+        dtype=dtype_of(options.dtype),
+        device=options.device,
+        target_revision=options.target_revision,
+        drafter_revision=options.drafter_revision,
+        others=others,
+        is_drafted=options.needs_drafter,
+    )
+
+
+def _prompts_of(options: BenchOptions, pair: Pair) -> Path:
     """File of prompts: the one that was named, else the target's, else the bundled pair's."""
     own = pair.folder / PROMPTS
     if options.prompts or own.is_file():
@@ -85,25 +116,14 @@ def _prompts_of(options: argparse.Namespace, pair: Pair) -> Path:
         raise ValueError(f"--prompts must be given: there is no {own}, and no bundled pair.") from error
 
 
-def _check(options: argparse.Namespace) -> None:
-    check_device(options.device)
-    if options.rows.exists() and not (options.overwrite or options.resume):
-        raise ValueError(
-            f"--rows {options.rows} is there already: go on with it (--resume), replace it (--overwrite), or write "
-            "elsewhere."
-        )
-    check_writable(options.rows.parent, "the folder of --rows")
-
-
-def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
-    """Say on stderr which outputs differ from plain generation's; returns 1 if any do in fp32 but at a tie, else 0."""
+def report_differences(rows: Sequence[Row]) -> bool:
+    """Say on stderr which outputs differ from plain generation's; whether any do in fp32, but at a tie."""
     different: dict[tuple[str, str], list[Row]] = {}
     for row in measured(rows):
-        is_promised = row["mode"] == "greedy" or keeps_seed(row["method"])
-        if row["equals_plain"] is False and is_promised:
+        if row["equals_plain"] is False and (row["mode"] == "greedy" or keeps_seed(row["method"])):
             different.setdefault((row["mode"], row["method"]), []).append(row)
-    what = "prompt" if options.batch_size == 1 else "batch"
     for (mode, method), found in different.items():
+        what = "prompt" if found[0]["batch_size"] == 1 else "batch"
         kind = "greedy" if mode == "greedy" else "sampled"
         gone = sum(row.get("partings") == [] for row in found)
         print(
@@ -112,11 +132,12 @@ def report_differences(rows: Sequence[Row], options: argparse.Namespace) -> int:
             f"{f', {gone} not when watched' if gone else ''}.",
             file=sys.stderr,
         )
-    if not different or options.dtype == EXACT_DTYPE:
-        return 0 if all(map(are_ties, chain(*different.values()))) else 1
+    wrong = list(chain(*different.values()))
+    if not wrong or wrong[0]["dtype"] == EXACT_DTYPE:
+        return not all(map(are_ties, wrong))
     print(
-        f"In {options.dtype} a block and single tokens round differently, and an argmax flips where two logits are "
+        f"In {wrong[0]['dtype']} a block and single tokens round differently, and an argmax flips where two logits are "
         f"nearly equal. Whether it is that: --dtype {EXACT_DTYPE}, or `hf_domino.shadow`.",
         file=sys.stderr,
     )
-    return 0
+    return False

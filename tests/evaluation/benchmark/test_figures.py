@@ -9,7 +9,7 @@ import pytest
 from hf_domino._common.figures import write_figures
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark.figures import COLOURS, colour_of, colours_of, make_figures
-from hf_domino.evaluation.benchmark.methods import METHODS
+from hf_domino.evaluation.benchmark.options import METHODS
 
 pytest.importorskip("matplotlib")
 

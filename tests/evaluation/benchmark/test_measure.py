@@ -1,8 +1,7 @@
-"""What is measured again has not been learnt from."""
+"""One generation and its rounds, and that what is measured again has not been learnt from."""
 
 from __future__ import annotations
 
-import argparse
 from contextlib import nullcontext
 
 import pytest
@@ -10,7 +9,10 @@ import torch
 
 import hf_domino
 from hf_domino.evaluation.benchmark import measure
-from hf_domino.evaluation.benchmark.measure import Bench
+from hf_domino.evaluation.benchmark.measure import Bench, until_end
+from hf_domino.evaluation.benchmark.options import BenchOptions
+from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
 from hf_domino.pair import load_pair
 
 
@@ -18,24 +20,56 @@ from hf_domino.pair import load_pair
 @pytest.mark.parametrize("make", [hf_domino.recycling, hf_domino.lookahead])
 def test_each_text_begins_with_an_empty_table(tiny_pair_folder, make, has_events, monkeypatch):
     if has_events:  # phases have a run of their own there
-        time_it = Bench._time
+        run = Bench._run
 
         def without_phases(*arguments):
             with monkeypatch.context() as inner:
                 inner.setattr(measure, "timed_phases", nullcontext)
-                time_it(*arguments)
+                return run(*arguments)
 
-        monkeypatch.setattr(Bench, "_time", without_phases)
+        monkeypatch.setattr(Bench, "_run", without_phases)
     pair = load_pair(str(tiny_pair_folder), dtype=torch.float32, device="cpu")
     drafter = make(pair.target, draft_length="full")
-    options = argparse.Namespace(temperature=0.0, repeats=3, max_new_tokens=24, seed=0)
+    options = BenchOptions(temperature=0.0, max_new_tokens=24)
     bench = Bench(pair, {"plain": {}, "drafted": {"assistant_model": drafter}}, options)
     batch = [{"text": "t7 t8 t9"}]
     bench.warm_up(batch)
     _, row = bench.measure("greedy", 0, batch)
+    assert row["ms_per_round"] is not None
     alone = make(pair.target, draft_length="full")
-    inputs, call = bench._inputs(batch), {"do_sample": False, "max_new_tokens": 24, "assistant_model": alone}
+    call = {"do_sample": False, "max_new_tokens": 24, "assistant_model": alone}
+    inputs = encode(pair.tokenizer, batch)
     pair.target.generate(**inputs, **call)
     assert row["num_rounds"] == len(alone.stats.rows[0])
     pair.target.generate(**inputs, **call)
     assert row["num_rounds"] > len(alone.stats.rows[0])  # a table that has seen the text
+
+
+def test_rounds_are_those_behind_the_prompt(tiny_qwen3):
+    inputs = {"input_ids": torch.tensor([[5, 9, 33, 20, 7, 5, 9, 33]])}
+    call = {"do_sample": False, "max_new_tokens": 20, "prompt_lookup_num_tokens": 3}
+    forwards = []
+    hook = tiny_qwen3.register_forward_hook(lambda *_: forwards.append(1))
+    rounds = streamed_rounds(tiny_qwen3, inputs, **call)
+    hook.remove()
+    assert len(rounds) == len(forwards) - 1
+    tokens, seconds = generate_timed(tiny_qwen3, inputs, **call)
+    assert seconds > 0
+    assert 0 < tokens.shape[1] - sum(rounds) <= 4  # what came with the forward over the prompt
+
+
+@pytest.mark.parametrize(("end", "length"), [(3, 2), ([9, 1], 4), (None, 5), (7, 5)])
+def test_a_text_ends_with_its_first_end_of_text(end, length):
+    assert until_end([5, 3, 4, 1, 3], end) == [5, 3, 4, 1, 3][:length]
+
+
+@pytest.mark.gpu
+def test_memory_on_a_gpu_is_that_of_the_methods_models(tiny_pair_folder):
+    pair = load_pair(str(tiny_pair_folder), dtype=torch.float32, device="cuda")
+    methods = {"plain": {}, "drafted": {"assistant_model": pair.drafter}}
+    options = BenchOptions(temperature=0.0, max_new_tokens=8, repeats=1, device="cuda")
+    plain, drafted = Bench(pair, methods, options).measure("greedy", 0, [{"text": "t7 t8 t9"}])
+    weights = sum(weight.nbytes for weight in pair.target.parameters())
+    own = sum(weight.nbytes for weight in pair.drafter.parameters())
+    assert weights < plain["peak_memory_bytes"]
+    assert weights + own < drafted["peak_memory_bytes"]

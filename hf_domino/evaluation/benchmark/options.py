@@ -1,0 +1,144 @@
+"""What a benchmark measures: methods by name, and options, each written once for Python and for `hf-domino bench`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_domino._common.fields import PROMPT_FIELDS
+from hf_domino._common.refusal import refusal
+
+# Name to label in tables, Markdown, in the order of tables. To compare another one, add it here and to `methods`.
+METHODS = {
+    "plain": "plain `generate`",
+    "lean": "plain, lean loop",
+    "prompt_lookup": "prompt lookup",
+    "recycling": "token recycling",
+    "lookahead": "lookahead",
+    "assistant": "small assistant",
+    "early_exit": "early exit",
+    "native_dflash": "DFlash twin, Transformers' loop",
+    "dflash": "DFlash twin, whole blocks",
+    "dflash_adaptive": "DFlash twin",
+    "domino": "Domino, whole blocks",
+    "domino_adaptive": "**Domino**",
+    "domino_lookup": "**Domino with prompt lookup**",
+    "domino_chain": "Domino, chains",
+    "domino_tree": "Domino, trees",
+}
+BASELINE, FLOOR, COPIES = "plain", "lean", "prompt_lookup"
+DEFAULT = (BASELINE, COPIES, "domino_adaptive", "domino_lookup")
+ALL = "all"
+ONLY_SHOWN = ("early_exit", "native_dflash")  # published rows have them
+# Transformers' own assistants decode one sequence at a time, and sample other texts than plain generation.
+TRANSFORMERS_OWN = (COPIES, "assistant", *ONLY_SHOWN)
+NEEDED_OPTION = {"assistant": "assistant", "domino_chain": "tree_size", "domino_tree": "tree_size"}
+MEASURABLE = tuple(name for name in METHODS if name not in ONLY_SHOWN)
+
+MODELS, TEXTS, MEASURED, ROWS = "models", "texts", "what is measured", "rows"  # groups of flags
+AT_LEAST_ONE = ("num_prompts", "batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size", "context")
+
+
+def keeps_seed(method: str) -> bool:
+    """Whether a method promises plain generation's sampled text from the same seed; each drafter by itself does."""
+    return method not in TRANSFORMERS_OWN
+
+
+def _option(default: Any, group: str, text: str, **flag: Any) -> Any:
+    """A field that is a flag, too: its group, its help, and how the command line reads it."""
+    return field(default=default, metadata={"group": group, "help": text, **flag})
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What [`benchmark`] measures, on which texts and models, and where its rows are kept."""
+
+    target: str | None = None
+    drafter: tuple[str, ...] = ()  # several, of any kind, are compared
+    dtype: str = "float32"
+    device: str = "cpu"
+    target_revision: str | None = _option(None, MODELS, "branch, tag or commit of --target on the Hub (default: main)")
+    drafter_revision: str | None = _option(
+        None, MODELS, "branch, tag or commit on the Hub of the first --drafter (main)"
+    )
+    twin: str | None = _option(
+        None, MODELS, "a DFlash drafter to compare with (default: NAME-dflash, where there is no --drafter)"
+    )
+    assistant: str | None = _option(None, MODELS, "a small model with the target's vocabulary, to compare with")
+    prompts: Path | None = _option(  # noqa: RUF009
+        None, TEXTS, f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or bundled)", type=Path
+    )
+    num_prompts: int = _option(50, TEXTS, "use the first N prompts", type=int)
+    batch_size: int = _option(1, TEXTS, "prompts per call, padded on the left", type=int)
+    max_new_tokens: int = _option(128, TEXTS, "tokens to generate per prompt; rounds of a text with --round", type=int)
+    methods: tuple[str, ...] | None = _option(
+        None,
+        MEASURED,
+        f"all, or some of {', '.join(MEASURABLE)}; plain is always measured; domino and dflash draft whole blocks, "
+        "domino_adaptive and dflash_adaptive as far as it pays, which is a drafter's default; domino_lookup may also "
+        f"copy from the text (default: {', '.join(DEFAULT)}, and what other flags name)",
+        type=lambda names: tuple(name.strip() for name in names.split(",")),
+    )
+    tree_size: int | None = _option(
+        None, MEASURED, "compare trees of up to N nodes with chains of each drafter", type=int, metavar="N"
+    )
+    lookup_tokens: int = _option(10, MEASURED, "most tokens that prompt lookup proposes", type=int)
+    repeats: int = _option(3, MEASURED, "timed runs per prompt and method; the median counts", type=int)
+    temperature: float = _option(0.7, MEASURED, "temperature of the sampled half; 0 for greedy only", type=float)
+    seed: int = _option(0, MEASURED, "seed of the sampled half, and of random weights", type=int)
+    round: str | None = _option(
+        None,
+        MEASURED,
+        "measure instead one round with random weights of these sizes: graphed, compiled, launched, growing",
+        choices=("qwen3-8b", "tiny"),
+    )
+    context: int = _option(512, MEASURED, "tokens of the prompt with --round", type=int)
+    rows: Path | None = _option(  # noqa: RUF009
+        None,
+        ROWS,
+        "where rows are written, or read from (default: results.jsonl, or with a number where that is there)",
+        type=Path,
+    )
+    overwrite: bool = _option(False, ROWS, "measure anew where --rows exists", action="store_true")
+    resume: bool = _option(False, ROWS, "go on where the run that wrote --rows was broken off", action="store_true")
+
+    def __post_init__(self) -> None:
+        for name in AT_LEAST_ONE:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise refusal(_flag(name), "at least 1", value, "Leave it out for its default.")
+        if not 0 <= self.temperature < math.inf:
+            raise refusal("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
+        for name in () if self.methods in (None, (ALL,)) else self.methods:
+            if name not in MEASURABLE:
+                raise refusal("--methods", f"{ALL} or some of {', '.join(MEASURABLE)}", name, "See --help.")
+            if self._lacks(name):
+                remedy = f"Give it, or leave {name} out."
+                raise refusal(f"--methods {name}", f"given with {_flag(NEEDED_OPTION[name])}", "none", remedy)
+        if self.overwrite and self.resume:
+            raise refusal("--resume", "without --overwrite", "both", "Give one of them.")
+
+    def _lacks(self, method: str) -> bool:
+        return method in NEEDED_OPTION and getattr(self, NEEDED_OPTION[method]) is None
+
+    def wanted(self, compares: bool) -> list[str]:
+        """Names of the methods to measure, in the order of tables; `compares`: drafters are methods by themselves."""
+        possible = [name for name in MEASURABLE if not self._lacks(name)]
+        if self.methods == (ALL,):
+            return possible
+        if self.methods is not None:
+            return [name for name in possible if name in {BASELINE, *self.methods}]
+        if compares:
+            return [BASELINE, COPIES]
+        twin = ("dflash_adaptive",) if self.twin else ()
+        return [name for name in possible if name in {*DEFAULT, *NEEDED_OPTION, *twin}]
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether any of the methods runs the pair's drafter."""
+        return any(name == ALL or name.startswith("domino") for name in self.methods or DEFAULT)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

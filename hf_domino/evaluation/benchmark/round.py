@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -29,6 +28,7 @@ from hf_domino.decoding.static.workspace import release_workspaces
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.benchmark.options import BenchOptions
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
+from hf_domino.evaluation.benchmark.timing import timed
 from hf_domino.pair import check_device
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of target and drafter
@@ -43,16 +43,17 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of target and dr
         {"num_hidden_layers": 2, "block_size": 16, "mask_token_id": 3, "emb_dim": 16, "gru_hidden_dim": 32},
     ),
 }
-GRAPHED, COMPILED = ON_GPU = ("static, graphs", "static, compiled")
+ALONE = "target alone"
+GRAPHED, COMPILED, LAUNCHED = "static, graphs", "static, compiled", "static, launched"
+ON_GPU = GRAPHED, COMPILED
 METHODS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager], dict[str, Any]]] = {
     GRAPHED: (contextlib.nullcontext, {"cache_implementation": "static"}),
     COMPILED: (contextlib.nullcontext, {"cache_implementation": "static", "compile_config": CompileConfig()}),
-    "static, launched": (without_graphs, {"cache_implementation": "static"}),
+    LAUNCHED: (without_graphs, {"cache_implementation": "static"}),
     "dynamic": (contextlib.nullcontext, {}),
-    "target alone": (contextlib.nullcontext, {}),
+    ALONE: (contextlib.nullcontext, {}),
 }
 FEW_ROUNDS = 4  # of the text that is subtracted
-MOST_LAUNCHED = 3  # repeats on a GPU of what launches every kernel: those rounds wait for the host, and take long
 COPY_BYTES = 2**30
 
 
@@ -60,13 +61,9 @@ def measure_rounds(options: BenchOptions) -> list[Row]:
     """Measure all methods in turn; one row each, with its floor and where it comes from, written to `options.rows`."""
     shapes, num_rounds, device = str(options.round), options.max_new_tokens, torch.device(options.device)
     check_device(options.device)
-    if num_rounds < 4 * FEW_ROUNDS:
-        raise refusal(
-            "--max-new-tokens with --round",
-            f"at least {4 * FEW_ROUNDS}",
-            num_rounds,
-            f"A shorter text of {FEW_ROUNDS} is subtracted.",
-        )
+    if num_rounds < (least := 4 * FEW_ROUNDS):
+        remedy = f"A text of {FEW_ROUNDS} is subtracted from it."
+        raise refusal("--max-new-tokens with --round", f"at least {least}", num_rounds, remedy)
     if options.rows is not None:
         check_writable(options.rows.parent, "the folder of --rows")
     torch.manual_seed(options.seed)
@@ -77,13 +74,9 @@ def measure_rounds(options: BenchOptions) -> list[Row]:
     times: dict[str, list[float]] = {method: [] for method in methods}
     texts, first = {}, {}
     for method in tqdm(methods, "first texts"):  # the first texts allocate, compile and capture, and do not count
-        start = time.perf_counter()
-        texts[method], _ = _time_rounds(target, drafter, prompt, method, num_rounds)
-        first[method] = time.perf_counter() - start
-    for repeat in tqdm(range(options.repeats), "repeats"):
+        _, first[method] = timed(device, partial(_time_rounds, target, drafter, prompt, method, num_rounds))
+    for _ in tqdm(range(options.repeats), "repeats"):
         for method in methods:
-            if device.type == "cuda" and method not in ON_GPU and repeat >= MOST_LAUNCHED:
-                continue
             texts[method], time_per_round = _time_rounds(target, drafter, prompt, method, num_rounds)
             times[method].append(time_per_round)
     release_workspaces()
@@ -92,8 +85,8 @@ def measure_rounds(options: BenchOptions) -> list[Row]:
     bandwidth = copy_bandwidth(device)
     rows = []
     for method, elapsed in times.items():
-        drafted = 0 if method == "target alone" else weight_bytes(drafter) + _head_bytes(target)
-        num_bytes = weight_bytes(target) + drafted
+        drafted = weight_bytes(drafter) + target.get_output_embeddings().weight.nbytes
+        num_bytes = weight_bytes(target) + drafted * (method != ALONE)
         row: Row = {
             "method": method,
             "ms": statistics.median(elapsed),
@@ -104,7 +97,7 @@ def measure_rounds(options: BenchOptions) -> list[Row]:
             "floor_ms": 1e3 * num_bytes / bandwidth,
             "bytes": num_bytes,
             "bandwidth": bandwidth,
-            "is_equal": torch.equal(texts[method], texts["static, launched"]),
+            "is_equal": torch.equal(texts[method], texts[LAUNCHED]),
         }
         rows.append(row | origin)
     if options.rows is not None:
@@ -139,35 +132,15 @@ def random_models(shapes: str, dtype: torch.dtype, device: str) -> tuple[PreTrai
 
 def weight_bytes(model: PreTrainedModel) -> int:
     """Bytes of all weights but the embeddings, of which a round reads a few rows."""
-    table = model.get_input_embeddings() if isinstance(model, Qwen3ForCausalLM) else None
-    skipped = set() if table is None else {id(table.weight)}
-    return sum(weight.numel() * weight.element_size() for weight in model.parameters() if id(weight) not in skipped)
-
-
-def _head_bytes(target: PreTrainedModel) -> int:
-    """Bytes of the lm_head, which a draft reads too."""
-    weight = target.get_output_embeddings().weight
-    return weight.numel() * weight.element_size()
+    skipped = model.get_input_embeddings().weight if isinstance(model, Qwen3ForCausalLM) else None
+    return sum(weight.nbytes for weight in model.parameters() if weight is not skipped)
 
 
 def copy_bandwidth(device: torch.device) -> float:
     """Bytes a second, read and written, that copying a large buffer reaches; the best of a few."""
     source = torch.zeros(COPY_BYTES if device.type == "cuda" else COPY_BYTES // 16, dtype=torch.uint8, device=device)
     copy = torch.empty_like(source)
-    return 2 * source.numel() / min(_timed(device, lambda: copy.copy_(source))[1] for _ in range(8))
-
-
-def _timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
-    """What `work` returns, and the seconds until the device has done it."""
-    if device.type != "cuda":
-        start = time.perf_counter()
-        return work(), time.perf_counter() - start
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-    marks[0].record()
-    result = work()
-    marks[1].record()
-    marks[1].synchronize()
-    return result, marks[0].elapsed_time(marks[1]) / 1e3
+    return 2 * source.numel() / min(timed(device, lambda: copy.copy_(source))[1] for _ in range(8))
 
 
 def _time_rounds(
@@ -175,16 +148,14 @@ def _time_rounds(
 ) -> tuple[torch.Tensor, float]:
     """A text of one method and the milliseconds of a round: a longer text less a shorter one, prompt and all."""
     context, options = METHODS[method]
-    assistant: dict[str, Any] = {} if method == "target alone" else {"assistant_model": drafter}
-    texts: list[torch.Tensor] = []
-    seconds: list[float] = []
-    rounds: list[int] = []
+    is_alone = method == ALONE
+    call = options | {"attention_mask": torch.ones_like(prompt), "do_sample": False}
+    if not is_alone:
+        call["assistant_model"] = drafter
+    found = []
     for count in (num_rounds, FEW_ROUNDS):  # the longer first, whose buffers and graphs the shorter takes
-        inputs = {"attention_mask": torch.ones_like(prompt), "do_sample": False, "max_new_tokens": count + 1}
-        call = partial(target.generate, prompt, **inputs, **assistant, **options)
         with context():
-            text, elapsed = _timed(prompt.device, call)
-        texts.append(text)
-        seconds.append(elapsed)
-        rounds.append(drafter.stats.num_rounds if assistant else count)
-    return texts[0], 1e3 * (seconds[0] - seconds[1]) / (rounds[0] - rounds[1])
+            text, seconds = timed(prompt.device, partial(target.generate, prompt, max_new_tokens=count + 1, **call))
+        found.append((text, seconds, count if is_alone else drafter.stats.num_rounds))
+    (text, long, rounds), (_, short, few) = found
+    return text, 1e3 * (long - short) / (rounds - few)

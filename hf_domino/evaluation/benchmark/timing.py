@@ -8,19 +8,27 @@ Shapes: B batch, N new tokens.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from transformers.generation.streamers import BaseStreamer
 
 
+def timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
+    """What `work` returns, and the seconds until the device has done it."""
+    _synchronize(device)
+    start = time.perf_counter()
+    result = work()
+    _synchronize(device)
+    return result, time.perf_counter() - start
+
+
 def generate_timed(target: Any, inputs: Any, **arguments: Any) -> tuple[torch.Tensor, float]:
     """New token ids `[B, N]` of one generation, and seconds from call to return."""
-    _synchronize(target.device)
-    start = time.perf_counter()
-    output = target.generate(**inputs, **arguments)
-    _synchronize(target.device)
-    return output[:, inputs["input_ids"].shape[1] :], time.perf_counter() - start
+    output, seconds = timed(target.device, partial(target.generate, **inputs, **arguments))
+    return output[:, inputs["input_ids"].shape[1] :], seconds
 
 
 class _RoundStreamer(BaseStreamer):

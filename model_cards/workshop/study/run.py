@@ -1,152 +1,182 @@
-"""One run of a study: train a variant, walk rounds over held-out text, and leave a row."""
+"""Runs of a study, each in a process of its own: train a variant, walk rounds over held-out text, and leave a row."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import shutil
+import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
-from filelock import FileLock
-from transformers import AutoModelForCausalLM, AutoTokenizer, HfArgumentParser, PreTrainedModel, set_seed
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.provenance import provenance
-from hf_domino.data.rows import RowDataset, load_rows
+from hf_domino.cli.main import main as hf_domino
+from hf_domino.data.rows import load_rows
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.check.estimate import estimate_mean
-from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.target.identity import identify
 from hf_domino.training.evidence.acceptance import walk_acceptance
-from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
-from hf_domino.training.hidden_states.command import CachedRun
-from hf_domino.training.loading import TrainingRows
-from hf_domino.training.parts import OF_A_HEAD, add_head
-from hf_domino.training.run import build_drafter, equip
-from hf_domino.training.trainer import DominoTrainer
+from hf_domino.training.fields import DrafterArguments
+from hf_domino.training.parts import OF_A_HEAD
+from recipes.processes import PATH
+from study.plan import Run, Study
+from study.rows import Row, finished, read_rows
+from study.texts import EVALUATION, digest_of
 
-GROUPS = (ModelArguments, DrafterArguments, DataArguments, DominoTrainingArguments)
-WEIGHTS = "model.safetensors"
-JOB_FILE, ROW_FILE = "job.json", "row.json"
+JOB_FILE, ROW_FILE, WEIGHTS = "job.yaml", "row.json", "model.safetensors"
+OF_A_BACKBONE = {field.name for field in fields(DrafterArguments)} - set(OF_A_HEAD)
 # What a study's file leaves out: as when the first rows were made, so that rows can be compared.
-LEFT_OUT = {"learning_rate": 6e-4, "muon_learning_rate": None, "distillation_weight": 0.0}
+LEFT_OUT = {"learning_rate": 6e-4, "muon_learning_rate": None, "distillation_weight": 0.0, "pure_draft_prefix_len": 0}
 # No checkpoints: a run that is killed starts again. Rounds are walked here, with what the row needs of them.
 ALWAYS = {
+    "evaluation_leaks": "keep",
     "report_to": "none",
     "save_strategy": "no",
     "walk_rows": 0,
+    "predict_speed_up": False,
     "disable_tqdm": True,
     "logging_steps": 20,
+    "overwrite": True,
 }
+KEEPER = [sys.executable, "-m", "hf_domino.serving.keeper", "5"]  # ends what it runs when our end of its pipe closes
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a run is told.
+def conduct(
+    study: Study, runs: Sequence[Run], target: str, texts: Path, budget: str, work: Path, rows: Path, at_once: int
+) -> int:
+    """Train what has no row yet, `at_once` runs at a time, and add the rows; 1 if a run failed, else 0."""
+    same = {
+        "budget": budget,
+        "steps": study.budget(budget).steps,
+        "base": study.base,
+        **_target_of(target),
+        "texts_digest": digest_of(texts),
+    }
+    starts = {
+        run: {"variant": run.variant, "seed": run.seed, "changes": study.variants[run.variant].described()} | same
+        for run in runs
+    }
+    done = finished(read_rows(rows) if rows.exists() else [], starts)
+    todo = [run for run in runs if run not in done]
+    parents = {Run(parent, run.seed) for run in todo if (parent := study.variants[run.variant].backbone_of)}
+    needed = {run for run in parents if not (work / budget / run.name / WEIGHTS).exists()} | set(todo)
+    ordered = [run for run in study.runs(seeds=sorted({run.seed for run in todo})) if run in needed]
+    print(f"{len(done)} of {len(runs)} runs have a row in {rows}; {len(ordered)} to train", flush=True)
+    futures: dict[Run, Future[Row | None]] = {}
+    with ThreadPoolExecutor(at_once) as pool:
+        for run in ordered:  # a backbone comes before the runs that take it over
+            futures[run] = pool.submit(_run_alone, study, run, target, texts, budget, work, futures)
+        run_of = {future: run for run, future in futures.items()}
+        for future in as_completed(run_of):
+            run, row = run_of[future], future.result()
+            if row is not None and run in starts:
+                print(f"{run.name}: acceptance length {row['acceptance_length']:.3f}", flush=True)
+                rows.parent.mkdir(parents=True, exist_ok=True)
+                with rows.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(starts[run] | row) + "\n")
+    return int(any(future.result() is None for future in futures.values()))
 
-    Args:
-        fields (`dict`): Of a training, as for `hf-domino train`, `output_dir` among them.
-        backbone (`str`, *optional*): Folder of a drafter whose backbone is taken over and frozen.
-        row (`dict`): What the study knows of the run; the row begins with it.
-    """
 
-    fields: dict[str, Any]
-    backbone: str | None
-    row: dict[str, Any]
-
-    @property
-    def folder(self) -> Path:
-        """Where weights and row go."""
-        return Path(self.fields["output_dir"])
-
-    def write(self) -> Path:
-        """Put the job into its folder, in place of what an earlier run left there."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True)
-        path = self.folder / JOB_FILE
-        path.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
-        return path
+def _target_of(target: str) -> Row:
+    identity = identify(AutoModelForCausalLM.from_pretrained(target, dtype="auto")).to_dict()
+    return {"target": identity["name"], "target_weights": identity["weights_digest"]}
 
 
-def run_job(job: Job) -> dict[str, Any] | None:
-    """Train what a job says and measure it; its row, or None where SIGTERM ended the training early."""
-    part = {"train_only": "head"} if job.backbone else {}
-    left_out = LEFT_OUT if job.fields.get("drafter") else {**LEFT_OUT, "pure_draft_prefix_len": 0}
-    names, shape, data, args = HfArgumentParser(GROUPS).parse_dict(left_out | job.fields | ALWAYS | part)
-    tokenizer = AutoTokenizer.from_pretrained(names.target)
-    target = AutoModelForCausalLM.from_pretrained(names.target, dtype=names.target_dtype).eval()
-    set_seed(args.seed)
-    drafter = build_drafter(names, shape, target, tokenizer)
-    rows, texts = (load_rows(file, tokenizer, args.max_length) for file in (data.train_file, data.eval_file))
-    if job.backbone:
-        head = {name: getattr(drafter.config, name) for name in OF_A_HEAD}
-        drafter = add_head(DominoDraftModel.from_pretrained(job.backbone, dtype=torch.float32), head)
-    elif names.drafter is None:
-        equip(drafter, target, rows, names, args)
-    read = TrainingRows(rows, texts)
-    if names.cache_hidden_states:
-        # The first of the runs that share them writes them.
-        with FileLock(f"{names.cache_hidden_states}.lock"):
-            _, read = CachedRun(names, args).read_rows(target, drafter.config, read)
-    trainer = DominoTrainer(
-        drafter, target, args, train_dataset=read.train, eval_dataset=read.evaluation, processing_class=tokenizer
-    )
-    clock, cpu_clock = time.perf_counter(), time.process_time()
-    trainer.train()
-    spent = {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - cpu_clock}
-    if trainer.stopped_by_signal:
+def _run_alone(
+    study: Study, run: Run, target: str, texts: Path, budget: str, work: Path, others: Mapping[Run, Future]
+) -> Row | None:
+    """Train a run in a process of its own; its row, or None where it failed, which is said."""
+    variant, folder = study.variants[run.variant], work / budget / run.name
+    given = study.base | variant.changes
+    left_out = {name: value for name, value in LEFT_OUT.items() if "drafter" not in given or name not in OF_A_HEAD}
+    given = left_out | given | ALWAYS
+    if variant.backbone_of is not None:
+        parent = Run(variant.backbone_of, run.seed)
+        if parent in others and others[parent].result() is None:
+            print(f"{run.name} failed: {parent.name} must succeed first.", file=sys.stderr)
+            return None
+        given = {name: value for name, value in given.items() if name not in OF_A_BACKBONE}
+        given |= {"drafter": str(work / budget / parent.name), "train_only": "head"}
+    given |= {
+        "target": target,
+        "train_file": str(texts / f"{variant.text}.jsonl"),
+        "eval_file": str(texts / f"{EVALUATION}.jsonl"),
+        "output_dir": str(folder),
+        "max_steps": round(study.budget(budget).steps * variant.effort),
+        "seed": run.seed,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / JOB_FILE).write_text(yaml.safe_dump(given), encoding="utf-8")
+    log = folder.with_suffix(".log")
+    code = in_a_process(["study.run", str(folder / JOB_FILE)], log)
+    if code:
+        end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-6:])
+        print(f"{run.name} failed:\n{end}\n", file=sys.stderr)
         return None
-    losses = trainer.evaluate()
-    trainer.save_model()
-    # What is saved is what is measured: it may be an average of the weights.
-    drafter = DominoDraftModel.from_pretrained(args.output_dir, dtype=torch.float32)
-    figures = {name: losses[f"eval_{name}"] for name in ("base_loss", "corrected_loss")}
-    counts = {"rows": len(rows), "tokens_seen": trainer.state.num_input_tokens_seen}
-    counts["parameters"] = sum(weight.numel() for weight in drafter.parameters())
-    return job.row | counts | figures | walked(drafter, target, texts) | spent | provenance(str(args.device))
+    return json.loads((folder / ROW_FILE).read_text(encoding="utf-8"))
 
 
-def walked(drafter: DominoDraftModel, target: PreTrainedModel, texts: RowDataset) -> dict[str, Any]:
-    """Rounds of greedy generation over held-out text.
+def in_a_process(arguments: Sequence[str], log: Path) -> int:
+    """The exit code of what `python -m` would do, which ends when this process does."""
+    command = [*KEEPER, sys.executable, "-m", *arguments]
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=said, stderr=subprocess.STDOUT, env=os.environ | PATH
+        )
+        return process.wait()
 
-    Returns:
-        `dict`: `acceptance_length` with half the width of its 95 % interval over texts, the number of rounds and texts,
-        and `acceptance_rate_at`: the share of rounds that accepted each position.
-    """
-    rows = [texts[index] for index in range(len(texts))]
-    starts = [max(1, list(row["loss_mask"]).index(1)) for row in rows]
-    rounds = walk_acceptance(drafter, target, [row["input_ids"] for row in rows], starts)
+
+def run_job(path: Path) -> Row:
+    """Train what a job says, and measure it on its held-out text."""
+    job = yaml.safe_load(path.read_text(encoding="utf-8"))
+    clock, cpu_clock = time.perf_counter(), time.process_time()
+    if code := hf_domino(["train", str(path), "--traceback"]):
+        sys.exit(code)
+    spent = {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - cpu_clock}
+    folder = path.parent
+    losses = json.loads((folder / "eval_results.json").read_text(encoding="utf-8"))
+    state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    drafter = DominoDraftModel.from_pretrained(folder, dtype=torch.float32)
+    target = AutoModelForCausalLM.from_pretrained(job["target"], dtype=job["target_dtype"]).eval()
+    texts = load_rows(job["eval_file"], AutoTokenizer.from_pretrained(job["target"]), job["max_length"])
+    written = [texts[index] for index in range(len(texts))]
+    starts = [max(1, list(row["loss_mask"]).index(1)) for row in written]
+    rounds = walk_acceptance(drafter, target, [row["input_ids"] for row in written], starts)
     mean, stats = estimate_mean(rounds).to_dict(), DecodingStats(drafter.config.num_draft_tokens, rows=rounds)
     return {
+        "rows": sum(1 for _ in Path(job["train_file"]).open(encoding="utf-8")),
+        "tokens_seen": state["num_input_tokens_seen"],
+        "parameters": drafter.num_parameters(),
+        "base_loss": losses["eval_base_loss"],
+        "corrected_loss": losses["eval_corrected_loss"],
         "acceptance_length": mean["mean"],
         "acceptance_error": mean["error"],
         "num_rounds": stats.num_rounds,
-        "num_texts": len(rows),
+        "num_texts": len(rounds),
         "acceptance_rate_at": [round(rate, 6) for rate in stats.acceptance_rate_at],
+        **spent,
+        **provenance(),
     }
 
 
-def main() -> int:
-    """Run the job of a folder in a process of its own; 143 where SIGTERM ended it."""
+def main(path: Path) -> None:
+    """Run the job of a folder, and leave its row there."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    job = Job(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    row = run_job(job)
-    if row is None:
-        return 143
-    row = {name: round(value, 6) if isinstance(value, float) else value for name, value in row.items()}
+    row = {name: round(value, 6) if isinstance(value, float) else value for name, value in run_job(path).items()}
     bad = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
     if bad:
-        raise ValueError(
-            f"{bad[0]} must be finite, got {row[bad[0]]}: lower the learning rates of {job.row['variant']}."
-        )
-    (job.folder / ROW_FILE).write_text(json.dumps(row), encoding="utf-8")
-    return 0
+        raise ValueError(f"{bad[0]} must be finite, got {row[bad[0]]}: lower the learning rates of {path.parent.name}.")
+    (path.parent / ROW_FILE).write_text(json.dumps(row), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(Path(sys.argv[1]))

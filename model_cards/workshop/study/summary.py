@@ -7,34 +7,27 @@ is larger than what two means of that scatter differ by in 95 of 100 cases (Stud
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
 
 from hf_domino.evaluation.check.estimate import T_QUANTILES
 from study.plan import Study
 from study.rows import Row
 
-MEANS = ("base_loss", "corrected_loss", "parameters", "seconds", "cpu_seconds")
+MEANS = ["base_loss", "corrected_loss", "parameters", "seconds", "cpu_seconds"]
+LENGTH = "acceptance_length"
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Acceptance length of a variant over that of another.
-
-    Args:
-        against (`str`): The other one.
-        mean (`float`): The one mean less the other.
-        ratio (`float`): The one mean over the other.
-        error (`float`, *optional*): What chance explains, 95 %; None where no variant has several seeds.
-        above, seeds (`int`): Seeds at which it is above the other, of those that both have.
-    """
+class Difference(NamedTuple):
+    """Acceptance length of a variant over that of another, of their means; `above` counts the seeds both have."""
 
     against: str
     mean: float
     ratio: float
-    error: float | None
+    error: float | None  # what chance explains, 95 %; None where no variant has several seeds
     above: int
     seeds: int
 
@@ -44,8 +37,7 @@ class Difference:
         return self.error is not None and abs(self.mean) > self.error
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """A variant over its seeds; `low` and `high` are the lowest and highest run, losses and costs are means."""
 
     variant: str
@@ -58,58 +50,52 @@ class Summary:
     acceptance_rate_at: list[float]
     figures: dict[str, float]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
 
 def summarize(study: Study, rows: Sequence[Row]) -> list[Summary]:
     """Summarize the variants of a study that have rows, in its order."""
-    runs = {name: [row for row in rows if row["variant"] == name] for name in study.variants}
-    scatter = pooled_scatter(list(runs.values()))
-    return [_summary(study, name, runs, scatter) for name in study.variants if runs[name]]
+    frame = pd.DataFrame(rows)
+    by_seed = frame.pivot(index="seed", columns="variant", values=LENGTH)
+    means, scatter = frame.groupby("variant")[LENGTH].mean(), pooled_scatter(rows)
+    summaries = []
+    for name in (name for name in study.variants if name in by_seed):
+        own, variant = frame[frame["variant"] == name], study.variants[name]
+        against = variant.against
+        is_compared = against in by_seed and against != name
+        summaries.append(
+            Summary(
+                variant=name,
+                question=variant.question,
+                seeds=sorted(own["seed"].tolist()),
+                acceptance_length=float(means[name]),
+                low=float(own[LENGTH].min()),
+                high=float(own[LENGTH].max()),
+                difference=_difference(by_seed, means, name, against, scatter) if is_compared else None,
+                acceptance_rate_at=np.mean(own["acceptance_rate_at"].tolist(), axis=0).tolist(),
+                figures=own[MEANS].mean().to_dict(),
+            )
+        )
+    return summaries
 
 
-def pooled_scatter(groups: Sequence[Sequence[Row]]) -> tuple[float, int]:
+def pooled_scatter(rows: Sequence[Row]) -> tuple[float, int]:
     """Standard deviation over seeds, pooled over variants, and its degrees of freedom; (nan, 0) without any."""
-    several = [_lengths(rows) for rows in groups if len(rows) > 1]
-    freedom = sum(len(lengths) - 1 for lengths in several)
-    squares = sum(statistics.variance(lengths) * (len(lengths) - 1) for lengths in several)
+    groups = pd.DataFrame(rows).groupby("variant")[LENGTH]
+    freedom = int((groups.size() - 1).sum())
+    squares = (groups.var() * (groups.size() - 1)).sum()
     return (math.sqrt(squares / freedom), freedom) if freedom else (math.nan, 0)
 
 
-def _lengths(rows: Sequence[Row]) -> list[float]:
-    return [row["acceptance_length"] for row in rows]
-
-
-def _summary(study: Study, name: str, runs: dict[str, list[Row]], scatter: tuple[float, int]) -> Summary:
-    variant, rows = study.variants[name], runs[name]
-    lengths, others = _lengths(rows), runs[variant.against]
-    rates = zip(*(row["acceptance_rate_at"] for row in rows), strict=True)
-    return Summary(
-        variant=name,
-        question=variant.question,
-        seeds=sorted(row["seed"] for row in rows),
-        acceptance_length=statistics.mean(lengths),
-        low=min(lengths),
-        high=max(lengths),
-        difference=_difference(variant.against, rows, others, scatter) if others and name != variant.against else None,
-        acceptance_rate_at=[statistics.mean(place) for place in rates],
-        figures={field: statistics.mean(row[field] for row in rows) for field in MEANS},
-    )
-
-
-def _difference(against: str, rows: list[Row], others: list[Row], scatter: tuple[float, int]) -> Difference:
-    mean, other = statistics.mean(_lengths(rows)), statistics.mean(_lengths(others))
+def _difference(
+    by_seed: pd.DataFrame, means: pd.Series, name: str, against: str, scatter: tuple[float, int]
+) -> Difference:
     deviation, freedom = scatter
     error = None
     if freedom:
         quantile = T_QUANTILES[min(freedom, len(T_QUANTILES)) - 1]
-        error = quantile * deviation * math.sqrt(1 / len(rows) + 1 / len(others))
-    of_seed = {row["seed"]: row["acceptance_length"] for row in others}
-    pairs = [(row["acceptance_length"], of_seed[row["seed"]]) for row in rows if row["seed"] in of_seed]
-    above = sum(own > theirs for own, theirs in pairs)
-    return Difference(against, mean - other, mean / other, error, above, len(pairs))
+        error = quantile * deviation * math.sqrt((1 / by_seed[[name, against]].count()).sum())
+    both = by_seed[[name, against]].dropna()
+    own, other = float(means[name]), float(means[against])
+    return Difference(against, own - other, own / other, error, int((both[name] > both[against]).sum()), len(both))
 
 
 def conditional_rates(rates: Sequence[float]) -> list[float]:

@@ -100,8 +100,8 @@ def saved_pair(tiny_qwen3, tiny_tokenizer, tmp_path_factory) -> tuple[Path, Path
 @pytest.fixture(scope="session")
 def tiny_pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random target with tokenizer and prompts, with a random Domino drafter and DFlash twin beside it."""
-    from recipes.tokenizer import MASK as MASK_TOKEN
-    from recipes.tokenizer import train_tokenizer
+    from recipes.corpus import MASK as MASK_TOKEN
+    from recipes.corpus import train_tokenizer
 
     text = Path(__file__).read_text()
     folder = tmp_path_factory.mktemp("pair") / "tiny"

@@ -7,7 +7,6 @@ the committed target was made with 3 processes for its first stage and 4 for the
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -22,26 +21,23 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_domino.configuration import DominoConfig
 from hf_domino.data.on_policy import generate_on_policy, settings_file
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
-from hf_domino.target.identity import TargetIdentity, check_same, identify
+from hf_domino.target.identity import identify
+from recipes.cards import RECIPE as DRAFTER
 from recipes.cards import write_cards
-from recipes.corpus import REQUIREMENTS, Module, collect_modules
+from recipes.corpus import REQUIREMENTS, Module, collect_modules, train_tokenizer
 from recipes.pretrain import TargetRecipe, stage_folder
-from recipes.processes import kind_flags, torchrun
-from recipes.prompts import held_out_prompts, training_prompts, write_prompts
-from recipes.tokenizer import train_tokenizer
+from recipes.processes import HF_DOMINO, kind_flags, torchrun
+from recipes.prompts import held_out_prompts, training_prompts
 
 MAX_SHARD_SIZE = "12MB"
+WEIGHTS = "model.safetensors"
 TOKENIZER_MODULES = 2500
 REPETITION_PENALTY = 1.04  # part of the target: a small model that writes greedily would loop without it
 NUM_EVALUATION_ROWS = 64
-
-
-# Its name, what it leaves, and how it is made.
-Stage = tuple[str, Path, Callable[[], None]]
+Stage = tuple[str, Path, Callable[[], None]]  # its name, what it leaves, and how it is made
 
 
 @dataclass(frozen=True)
@@ -56,60 +52,30 @@ class OnPolicyRecipe:
     seed: int = 0
 
 
-def make_pair(options: argparse.Namespace, commands: str) -> int:
-    """Run all stages whose result is not there yet; drafters by the command `train` of the module `commands`."""
-    work, recipe = options.work, TargetRecipe()
+def make_pair(work: Path, output: Path, packages: Path | None, processes: int) -> None:
+    """Run all stages whose result is not there yet."""
     work.mkdir(parents=True, exist_ok=True)
-    train = partial(_train_drafter, work, options, commands)
+    recipe, target = TargetRecipe(), output / BUNDLED / "config.json"
+    is_made = target.exists()
+    tokenizer = AutoTokenizer.from_pretrained(output / BUNDLED) if is_made else None
     of_target: list[Stage] = [
-        *(
-            (
-                f"target, stage {i}",
-                stage_folder(work, recipe, i),
-                partial(_pretrain, work, recipe, i, options.processes),
-            )
-            for i in range(len(recipe.stages))
-        ),
-        ("target, post-trained", work / "target-posttrained", lambda: _posttrain(work, options.processes)),
-        ("bf16 target", options.output / BUNDLED / "config.json", lambda: export_target(work, options.output)),
+        (f"target, stage {number}", stage_folder(work, recipe, number), partial(_pretrain, work, number, processes))
+        for number in range(len(recipe.stages))
     ]
-    made = of_target[-1][1].exists()
-    tokenizer = AutoTokenizer.from_pretrained(options.output / BUNDLED) if made else None
+    of_target.append(("target, post-trained", work / "target-posttrained", partial(_posttrain, work, processes)))
     stages: list[Stage] = [
-        ("corpus", work / "held_out.npy", lambda: prepare_corpus(work, options.packages, recipe, tokenizer)),
-        *(of_target[-1:] if made else of_target),
-        ("on-policy text", work / "on_policy.jsonl", lambda: write_on_policy(work, options.output, options.processes)),
-        (
-            "Domino drafter",
-            work / "domino/model.safetensors",
-            lambda: train("domino"),
-        ),
-        ("DFlash twin", work / "dflash/model.safetensors", lambda: train("dflash")),
-        ("cards", work / "cards.done", lambda: export_drafters(work, options.output)),
+        ("corpus", work / "held_out.npy", partial(prepare_corpus, work, packages, recipe, tokenizer)),
+        *([] if is_made else of_target),
+        ("bf16 target", target, partial(export_target, work, output)),
+        ("on-policy text", work / "on_policy.jsonl", partial(write_on_policy, work, output, processes)),
+        ("Domino drafter", work / "domino" / WEIGHTS, partial(_train_drafter, work, output, processes, "domino")),
+        ("DFlash twin", work / "dflash" / WEIGHTS, partial(_train_drafter, work, output, processes, "dflash")),
+        ("cards", work / "cards.done", partial(export_drafters, work, output)),
     ]
     for number, (name, result, make) in enumerate(stages, start=1):
         print(f"[{number}/{len(stages)}] {name}{' (already made)' if result.exists() else ''}", flush=True)
-        if result.exists():
-            check_belongs(result, options.output)
-        else:
+        if not result.exists():
             make()
-    return 0
-
-
-def check_belongs(result: Path, output: Path) -> None:
-    """Refuse to go on from a text or a drafter that was made with another target than the one in `output`.
-
-    Raises:
-        ValueError: If it names another target; naming what to delete.
-    """
-    recorded = None
-    if (settings := settings_file(result)).exists():
-        recorded = TargetIdentity.from_dict(json.loads(settings.read_text(encoding="utf-8")).get("target"))
-    elif result.name == "model.safetensors":
-        recorded = TargetIdentity.recorded_in(DominoConfig.from_pretrained(result.parent))
-    if recorded is not None:
-        stale = result.parent if result.name == "model.safetensors" else result
-        check_same(recorded, identify(_load_target(output)), str(stale), f"Delete {stale} and call the command again.")
 
 
 def prepare_corpus(
@@ -127,7 +93,8 @@ def prepare_corpus(
         texts = (module.text for module in train[:TOKENIZER_MODULES])
         tokenizer = train_tokenizer(texts, recipe.vocab_size, recipe.max_length)
     tokenizer.save_pretrained(work / "tokenizer")
-    write_prompts(held_out_prompts(modules, num_prompts=50, seed=recipe.seed), work / "prompts.jsonl")
+    prompts = held_out_prompts(modules, num_prompts=50, seed=recipe.seed)
+    (work / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), encoding="utf-8")
     np.save(work / "train.npy", _tokenize(train, tokenizer))
     np.save(work / "held_out.npy", _tokenize([module for module in shuffled if module.held_out], tokenizer))
 
@@ -141,14 +108,14 @@ def _tokenize(modules: list[Module], tokenizer) -> np.ndarray:
     return np.concatenate(pieces)
 
 
-def _pretrain(work: Path, recipe: TargetRecipe, stage: int, most_processes: int) -> None:
-    micro_batches = recipe.stages[stage].micro_batches_per_step
+def _pretrain(work: Path, stage: int, most_processes: int) -> None:
+    micro_batches = TargetRecipe().stages[stage].micro_batches_per_step
     processes = max(count for count in range(1, most_processes + 1) if micro_batches % count == 0)
     torchrun(processes, "recipes.pretrain", f"--work={work}", f"--stage={stage}")
 
 
 def _posttrain(work: Path, processes: int) -> None:
-    torchrun(min(processes, 4), "recipes.posttrain", f"--work={work}")
+    torchrun(processes, "recipes.posttrain", f"--work={work}")
 
 
 def export_target(work: Path, output: Path) -> None:
@@ -206,19 +173,11 @@ def _end_of_text(target: PreTrainedModel) -> int:
     return target.config.eos_token_id
 
 
-def _train_drafter(work: Path, options: argparse.Namespace, commands: str, projector_type: str) -> None:
-    torchrun(
-        2 if options.processes > 1 else 1,
-        commands,
-        "train",
-        str(Path(__file__).with_name("drafter.yaml")),
-        f"--target={options.output / BUNDLED}",
-        f"--train_file={work / 'on_policy.jsonl'}",
-        f"--eval_file={work / 'evaluation.jsonl'}",
-        f"--cache_hidden_states={work / 'hidden_states'}",
-        *kind_flags(projector_type),
-        f"--output_dir={work / projector_type}",
-    )
+def _train_drafter(work: Path, output: Path, processes: int, projector_type: str) -> None:
+    texts = (f"--train_file={work / 'on_policy.jsonl'}", f"--eval_file={work / 'evaluation.jsonl'}")
+    folders = (f"--target={output / BUNDLED}", f"--cache_hidden_states={work / 'hidden_states'}")
+    where = (*folders, f"--output_dir={work / projector_type}")
+    torchrun(min(processes, 2), HF_DOMINO, "train", str(DRAFTER), *where, *texts, *kind_flags(projector_type))
 
 
 def export_drafters(work: Path, output: Path) -> None:

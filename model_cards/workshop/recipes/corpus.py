@@ -1,4 +1,4 @@
-"""Collect Python source as training text: the standard library and permissively licensed packages.
+"""Collect Python source as training text, the standard library and permissively licensed packages, and tokenize it.
 
 Modules are filtered (no tests, no generated tables), de-duplicated line by line so that vendored and generated
 copies cannot leak, and only then split: whole modules are held out by a hash of their name.
@@ -10,27 +10,24 @@ import hashlib
 import re
 import sysconfig
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+END_OF_TEXT, MASK = "<|endoftext|>", "<|mask|>"
+# A newline keeps the indentation after it, so that a Python line start is one token; digits stand alone.
+SPLIT = r"\n+ *| ?_*[A-Za-z]+| ?\d| ?[^\s\w]+|_+| +|\s+|[^\s]"
 REQUIREMENTS = Path(__file__).with_name("corpus.txt")
 
 # Directories that hold tests, vendored copies, or text that is data rather than code.
 TESTS = {"test", "tests", "testing", "_test", "idle_test"}
 VENDORED = {"site-packages", "_vendor", "vendor", "vendored", "externals", "extern", "ensurepip", "lib2to3"}
-DATA = {
-    "__pycache__",
-    "locale",
-    "locales",
-    "encodings",
-    "data",
-    "pydoc_data",
-    "lib-dynload",
-    "turtledemo",
-    "migrations",
-}
+DATA = {"__pycache__", "locale", "locales", "encodings", "data", "pydoc_data", "lib-dynload", "turtledemo"}
+DATA |= {"migrations"}
 SKIPPED_DIRECTORIES = TESTS | VENDORED | DATA
 MIN_CHARACTERS = 600
 MAX_CHARACTERS = 200_000
@@ -56,17 +53,12 @@ class Module:
 
 
 def collect_modules(packages: Path) -> list[Module]:
-    """Return the filtered and de-duplicated modules of the standard library and of the packages of `corpus.txt`.
-
-    Raises:
-        FileNotFoundError: If a package of the list is missing from `packages`.
-    """
+    """The filtered and de-duplicated modules of the standard library and of the packages of `corpus.txt`."""
     seen: set[int] = set()
     kept = []
     for module in _read_all(packages):
-        lines = {
-            hash_line(line) for line in module.text.splitlines() if len(line.strip()) >= MIN_LINE_FOR_DEDUPLICATION
-        }
+        long = [line for line in module.text.splitlines() if len(line.strip()) >= MIN_LINE_FOR_DEDUPLICATION]
+        lines = set(map(hash_line, long))
         if lines and len(lines & seen) <= MAX_DUPLICATE_SHARE * len(lines):
             kept.append(module)
             seen |= lines
@@ -84,9 +76,7 @@ def _read_all(packages: Path) -> Iterator[Module]:
     for name in pinned_packages():
         found = list(metadata.distributions(name=name, path=[str(packages)]))
         if not found:
-            raise FileNotFoundError(
-                f"{name} is not in {packages}: run `pip install --no-deps --target {packages} -r {REQUIREMENTS}` first."
-            )
+            raise FileNotFoundError(f"{name} is not in {packages}: pip install --no-deps --target it there first.")
         files = sorted(packages / file for file in found[0].files or [] if file.suffix == ".py")
         yield from _read_tree(name, packages, files)
 
@@ -129,3 +119,28 @@ def reads_like_code(text: str) -> bool:
     letters = sum(character.isascii() and character.isalpha() for character in text)
     digits = sum(character.isdigit() for character in text)
     return letters > 0.5 * len(text.replace(" ", "").replace("\n", "")) and digits < 0.06 * len(text)
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int, model_max_length: int) -> PreTrainedTokenizerFast:
+    """Train a byte-level BPE tokenizer with an end-of-text and a mask token."""
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT, MASK],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        mask_token=MASK,
+        model_max_length=model_max_length,
+        padding_side="left",  # as generation needs it
+        clean_up_tokenization_spaces=False,
+    )

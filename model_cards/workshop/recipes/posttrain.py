@@ -14,30 +14,22 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    Trainer,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Trainer, TrainingArguments, set_seed
 
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.training.muon import MuonWithAdamW
 from recipes.prompts import training_prompts
 
 
-@dataclass(frozen=True)
-class PosttrainRound:
+class PosttrainRound(NamedTuple):
     """Amounts of one round; batches are written and rows used per process."""
 
     steps: int
@@ -49,8 +41,7 @@ class PosttrainRound:
     loop_weight: float
 
 
-@dataclass(frozen=True)
-class PosttrainRecipe:
+class PosttrainRecipe(NamedTuple):
     """Sizes and schedule; lengths in tokens."""
 
     rounds: tuple[PosttrainRound, ...] = (
@@ -70,29 +61,9 @@ class PosttrainRecipe:
     loop_onset: int = 24  # repeated tokens of a row that are made less likely
     seed: int = 1
 
-    @property
-    def length(self) -> int:
-        """Tokens of a row."""
-        return self.prompt_length + self.new_tokens
-
 
 def loop_onset(tokens: np.ndarray, n: int, most: int) -> np.ndarray:
-    """Mark the first tokens that complete an n-gram which stands earlier.
-
-    Args:
-        tokens (`np.ndarray`): Ids `[T]`.
-        n (`int`): Length of an n-gram.
-        most (`int`): Tokens to mark.
-
-    Example:
-    ```python
-    >>> import numpy as np
-    >>> from recipes.posttrain import loop_onset
-    >>> loop_onset(np.array([1, 2, 3, 1, 2, 3]), n=2, most=1).tolist()
-    [False, False, False, False, True, False]
-
-    ```
-    """
+    """Mark the first tokens that complete an n-gram which stands earlier."""
     seen: set[tuple[int, ...]] = set()
     result = np.zeros(len(tokens), dtype=bool)
     for end in range(n, len(tokens) + 1):
@@ -103,24 +74,11 @@ def loop_onset(tokens: np.ndarray, n: int, most: int) -> np.ndarray:
 
 
 def best_rows(rows: np.ndarray, likelihoods: np.ndarray, recipe: PosttrainRecipe, share: float) -> np.ndarray:
-    """The likeliest rows whose continuation does not repeat itself.
-
-    Args:
-        rows (`np.ndarray`): Prompts and continuations `[rows, T]`.
-        likelihoods (`np.ndarray`): Mean log-probability of each continuation's tokens.
-        recipe (`PosttrainRecipe`): For `prompt_length` and `min_distinct`.
-        share (`float`): How many of the rows that do not repeat themselves to keep.
-
-    Raises:
-        ValueError: If no row is left.
-    """
+    """The likeliest rows whose continuation does not repeat itself, `share` of these."""
     distinct = np.array([distinct_ngram_ratio(row[recipe.prompt_length :].tolist()) for row in rows])
     kept = np.flatnonzero(distinct >= recipe.min_distinct)
     if not len(kept):
-        raise ValueError(
-            f"all {len(rows)} continuations repeat themselves more than min_distinct={recipe.min_distinct} allows: "
-            "lower it or raise the temperature."
-        )
+        raise ValueError(f"all {len(rows)} continuations repeat themselves: lower min_distinct={recipe.min_distinct}.")
     ranked = kept[np.argsort(-likelihoods[kept], kind="stable")]
     return rows[ranked[: max(1, int(len(ranked) * share))]]
 
@@ -129,41 +87,33 @@ class OwnAndReal(Dataset):
     """Items `best`, `real` and `looping` with `onset`, `[T]` each, drawn at random."""
 
     def __init__(
-        self,
-        stream: np.ndarray,
-        best: np.ndarray,
-        looping: np.ndarray,
-        recipe: PosttrainRecipe,
-        steps: int,
-        seed: int,
+        self, stream: np.ndarray, best: np.ndarray, looping: np.ndarray, recipe: PosttrainRecipe, steps: int, seed: int
     ):
-        self.stream, self.best, self.looping = stream, best, looping
-        self.recipe, self.steps, self.seed = recipe, steps, seed
+        self.stream, self.best, self.looping, self.seed = stream, best, looping, seed
+        self.length = recipe.prompt_length + recipe.new_tokens
+        self.count = steps * recipe.best_rows * int(os.environ.get("WORLD_SIZE", "1"))
         self.onset = np.stack([loop_onset(row, recipe.loop_ngram, recipe.loop_onset) for row in looping])
         self.onset[:, : recipe.prompt_length] = False
 
     def __len__(self) -> int:
-        return self.steps * self.recipe.best_rows * int(os.environ.get("WORLD_SIZE", "1"))
+        return self.count
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         generator = np.random.default_rng((self.seed, index))
-        start = generator.integers(len(self.stream) - self.recipe.length)
+        start = generator.integers(len(self.stream) - self.length)
         looping = generator.integers(len(self.looping))
         return {
             "best": self.best[generator.integers(len(self.best))],
-            "real": self.stream[start : start + self.recipe.length].astype(np.int64),
+            "real": self.stream[start : start + self.length].astype(np.int64),
             "looping": self.looping[looping],
             "onset": self.onset[looping],
         }
 
 
 def unlikelihood(logits: torch.Tensor, tokens: torch.Tensor, marked: torch.Tensor) -> torch.Tensor:
-    """Mean of -log(1 - p) over marked tokens, without rounding where p is nearly 1.
+    """Mean of -log(1 - p) over marked tokens `[B, T]`, without rounding where p is nearly 1.
 
-    Args:
-        logits (`torch.Tensor`): `[B, T - 1, V]`, of tokens 1 to T - 1.
-        tokens (`torch.Tensor`): Ids `[B, T]`.
-        marked (`torch.Tensor`): `[B, T]` bool.
+    Logits are `[B, T - 1, V]`, of tokens 1 to T - 1.
     """
     others = logits.scatter(2, tokens[:, 1:, None], -torch.inf)
     penalty = logits.logsumexp(dim=-1) - others.logsumexp(dim=-1)
@@ -176,36 +126,22 @@ class PosttrainTrainer(Trainer):
     def __init__(self, real_rows: int, schedule: PosttrainRound, **kwargs):
         super().__init__(**kwargs)
         self.real_rows, self.schedule = real_rows, schedule
-        self._last: dict[str, float] = {}
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Loss of one micro-batch."""
         best, real = inputs["best"], inputs["real"][: self.real_rows]
         looping, onset = (inputs[name][: self.schedule.looping_rows] for name in ("looping", "onset"))
-        rows = torch.cat((best, real, looping))
-        logits = model(input_ids=rows).logits[:, :-1].float()
-        tokens = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="none").view(len(rows), -1)
-        likely = tokens[: len(best) + len(real)].mean()
-        unlikely = unlikelihood(logits[-len(looping) :], looping, onset)
-        named = {"best": tokens[: len(best)].mean(), "real": tokens[len(best) : -len(looping)].mean()}
-        named["unlikelihood"] = unlikely
-        self._last = {name: round(value.item(), 3) for name, value in named.items()}
-        return likely + self.schedule.loop_weight * unlikely
-
-    def log(self, logs, *args, **kwargs):
-        """Log the terms of the last micro-batch beside the loss."""
-        super().log(logs | (self._last if "loss" in logs else {}), *args, **kwargs)
+        logits = model(input_ids=torch.cat((best, real, looping))).logits[:, :-1].float()
+        likely, labels = logits[: -len(looping)], torch.cat((best, real))[:, 1:]
+        loss = F.cross_entropy(likely.flatten(0, 1), labels.flatten())
+        return loss + self.schedule.loop_weight * unlikelihood(logits[-len(looping) :], looping, onset)
 
 
 @torch.no_grad()
 def write_rows(
     target: PreTrainedModel, prompts: list[list[int]], recipe: PosttrainRecipe, temperature: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Let the target continue prompts of equal length.
-
-    Returns:
-        `tuple`: Rows `[rows, T]` and the mean log-probability of each continuation's tokens under the target.
-    """
+    """Prompts of equal length with their continuations `[rows, T]`, and the mean log-probability of each one."""
     rows, likelihoods = [], []
     writer = copy.deepcopy(target).bfloat16()  # as it is released, and half as slow
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
@@ -242,14 +178,14 @@ def _run_round(
     stream: np.ndarray,
     recipe: PosttrainRecipe,
     schedule: PosttrainRound,
-    end_of_text: int,
+    eos: int,
     seed: int,
 ) -> None:
     set_seed(1000 * seed + _rank())
     target = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
     num_sampled = schedule.sampled_batches * recipe.batch_size
     num_prompts = num_sampled + schedule.greedy_batches * recipe.batch_size
-    prompts = training_prompts(stream, num_prompts, (recipe.prompt_length,), end_of_text, 1000 * seed + _rank())
+    prompts = training_prompts(stream, num_prompts, (recipe.prompt_length,), eos, 1000 * seed + _rank())
     sampled, likelihoods = write_rows(target, prompts[:num_sampled], recipe, schedule.temperature)
     best = best_rows(sampled, likelihoods, recipe, schedule.best_share)
     looping, _ = write_rows(target, prompts[num_sampled:], recipe, temperature=0.0)

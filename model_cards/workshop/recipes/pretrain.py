@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import Dataset
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -30,8 +30,7 @@ from transformers import (
 from hf_domino.training.muon import MuonWithAdamW
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """Depth and schedule of one stage of the training."""
 
     num_hidden_layers: int
@@ -41,14 +40,8 @@ class Stage:
     adamw_lr: float
     decay_share: float  # share of the steps over which the learning rate falls to zero, at the end
 
-    @property
-    def num_micro_batches(self) -> int:
-        """Micro-batches of all steps."""
-        return self.steps * self.micro_batches_per_step
 
-
-@dataclass(frozen=True)
-class TargetRecipe:
+class TargetRecipe(NamedTuple):
     """Sizes and schedule of the bundled target; lengths in tokens."""
 
     hidden_size: int = 256
@@ -66,36 +59,30 @@ class TargetRecipe:
 
 
 class PackedRows(Dataset):
-    """Micro-batches of one stage, cut from one stream of tokens: short rows first, full-length rows at the end.
+    """Micro-batches `[rows, length]` of one stage, cut from one stream: short rows first, full-length rows at the end.
 
-    Each item is a whole micro-batch of shape `(rows, length)`. No stage sees the text of another.
+    No stage sees the text of another.
     """
 
     def __init__(self, stream: np.ndarray, recipe: TargetRecipe, stage: int):
-        before = sum(earlier.num_micro_batches for earlier in recipe.stages[:stage])
-        self.recipe, self.schedule = recipe, recipe.stages[stage]
-        self.stream = stream[before * recipe.micro_batch_tokens :]
-        self.num_short = int(self.schedule.steps * recipe.short_share) * self.schedule.micro_batches_per_step
-        needed = (before + len(self)) * recipe.micro_batch_tokens
-        if needed > len(stream):
+        before = sum(one.steps * one.micro_batches_per_step for one in recipe.stages[:stage])
+        self.recipe, schedule, size = recipe, recipe.stages[stage], recipe.micro_batch_tokens
+        self.stream, self.count = stream[before * size :], schedule.steps * schedule.micro_batches_per_step
+        self.num_short = int(schedule.steps * recipe.short_share) * schedule.micro_batches_per_step
+        if (needed := (before + self.count) * size) > len(stream):
             raise ValueError(
                 f"the corpus must hold at least {needed} tokens for stage {stage}, got {len(stream)}: "
                 "lower its `steps` or add packages."
             )
 
     def __len__(self) -> int:
-        return self.schedule.num_micro_batches
+        return self.count
 
     def __getitem__(self, index: int) -> torch.Tensor:
         size = self.recipe.micro_batch_tokens
         length = self.recipe.short_length if index < self.num_short else self.recipe.max_length
         piece = self.stream[index * size : (index + 1) * size].astype(np.int64)
         return torch.from_numpy(piece).view(-1, length)
-
-
-class _PretrainingTrainer(Trainer):
-    def _get_train_sampler(self, *args, **kwargs) -> SequentialSampler:
-        return SequentialSampler(self.train_dataset)  # the stream is shuffled already; shapes stay equal on all ranks
 
 
 def build_target(recipe: TargetRecipe, tokenizer) -> Qwen3ForCausalLM:
@@ -118,11 +105,7 @@ def build_target(recipe: TargetRecipe, tokenizer) -> Qwen3ForCausalLM:
 
 
 def grow(model: Qwen3ForCausalLM, num_hidden_layers: int) -> Qwen3ForCausalLM:
-    """A copy up to twice as deep that computes the same: evenly spread copies of layers whose outputs are zeroed.
-
-    Raises:
-        ValueError: If the number is outside that range.
-    """
+    """A copy up to twice as deep that computes the same: evenly spread copies of layers whose outputs are zeroed."""
     old = model.config.num_hidden_layers
     if not old <= num_hidden_layers <= 2 * old:
         raise ValueError(f"num_hidden_layers must be from {old} to {2 * old}, got {num_hidden_layers}.")
@@ -157,8 +140,7 @@ def pretrain(work: Path, recipe: TargetRecipe, stage: int) -> None:
     else:
         model = build_target(recipe, tokenizer)
     trainer = _stage_trainer(work, recipe, stage, grow(model, recipe.stages[stage].num_hidden_layers))
-    has_checkpoint = any(Path(str(trainer.args.output_dir)).glob("checkpoint-*"))
-    trainer.train(resume_from_checkpoint=has_checkpoint)
+    trainer.train(resume_from_checkpoint=any(Path(str(trainer.args.output_dir)).glob("checkpoint-*")))
     if trainer.is_world_process_zero():
         result = stage_folder(work, recipe, stage)
         model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
@@ -174,8 +156,9 @@ def _stage_trainer(work: Path, recipe: TargetRecipe, stage: int, model: Qwen3For
         output_dir=str(work / f"target-stage-{stage}-checkpoints"),
         max_steps=schedule.steps,
         per_device_train_batch_size=1,
-        gradient_accumulation_steps=schedule.micro_batches_per_step // _num_processes(),
+        gradient_accumulation_steps=schedule.micro_batches_per_step // int(os.environ.get("WORLD_SIZE", "1")),
         per_device_eval_batch_size=1,
+        train_sampling_strategy="sequential",  # the stream is shuffled already; shapes stay equal on all ranks
         lr_scheduler_type="warmup_stable_decay",
         lr_scheduler_kwargs={"num_decay_steps": int(schedule.steps * schedule.decay_share), "decay_type": "linear"},
         warmup_steps=schedule.steps // 50,
@@ -193,7 +176,7 @@ def _stage_trainer(work: Path, recipe: TargetRecipe, stage: int, model: Qwen3For
         report_to="none",
         seed=recipe.seed,
     )
-    return _PretrainingTrainer(
+    return Trainer(
         model=model,
         optimizers=(MuonWithAdamW(model, schedule.muon_lr, schedule.adamw_lr, weight_decay=0.05), None),
         args=arguments,
@@ -201,10 +184,6 @@ def _stage_trainer(work: Path, recipe: TargetRecipe, stage: int, model: Qwen3For
         eval_dataset=list(torch.from_numpy(held_out).view(-1, 4, recipe.max_length)),
         data_collator=lambda items: {"input_ids": items[0], "labels": items[0]},
     )
-
-
-def _num_processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))  # set by torchrun
 
 
 if __name__ == "__main__":

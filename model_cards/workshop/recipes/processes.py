@@ -1,4 +1,4 @@
-"""Stages of a recipe that run in processes of their own."""
+"""Commands of `hf-domino` and modules of ours, in processes of their own."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ HUGE_PAGES = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),
     "MALLOC_TRIM_THRESHOLD_": str(2**33),
 }
-
-WORKSHOP = str(Path(__file__).parents[1])
-PATH = {"PYTHONPATH": os.pathsep.join(filter(None, (WORKSHOP, os.environ.get("PYTHONPATH"))))}
+HF_DOMINO = "hf_domino.cli"
+PATH = {"PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))}
 
 
 def torchrun(processes: int, module: str, *arguments: str) -> None:
     """Run a module in several processes by torchrun, each on one thread and with huge pages."""
-    launch = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m")
+    launch = ("--standalone", "--nproc-per-node", str(processes), "-m", module)
     memory = {name: value for name, value in HUGE_PAGES.items() if name not in os.environ}
-    run_command(*launch, module, *arguments, environment={"OMP_NUM_THREADS": "1"} | memory)
+    run_command("torch.distributed.run", *launch, *arguments, environment={"OMP_NUM_THREADS": "1"} | memory)
 
 
 def kind_flags(projector_type: str) -> tuple[str, str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +15,7 @@ PROMPT_CHARACTERS = 350  # about a hundred tokens
 
 
 def held_out_prompts(modules: Sequence[Module], num_prompts: int, seed: int) -> list[dict[str, Any]]:
-    """Cut prompts from the held-out modules of the standard library, whole lines each, spread over the modules.
-
-    Returns:
-        `list[dict]`: `module`, `offset` (characters into the cleaned text), `sha256` and `text`.
-
-    Raises:
-        ValueError: If the modules hold too few places to start.
-    """
+    """Cut prompts from the held-out modules of the standard library, whole lines each, spread over the modules."""
     held_out = [module for module in modules if module.held_out and module.source == "stdlib"]
     generator = random.Random(seed)
     starts = [(module, offset) for module in held_out for offset in _sample_starts(module.text, generator)]
@@ -49,11 +40,6 @@ def _prompt(module: Module, offset: int) -> dict[str, Any]:
     text = module.text[offset:end]
     digest = hashlib.sha256(text.encode()).hexdigest()
     return {"module": module.name, "offset": offset, "sha256": digest, "text": text}
-
-
-def write_prompts(prompts: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write prompts as JSON lines."""
-    path.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), encoding="utf-8")
 
 
 def training_prompts(

@@ -43,11 +43,7 @@ class Tasks:
     """Puts tasks together from phrases by name, in which a name in braces stands for one of them, passages and code."""
 
     def __init__(
-        self,
-        lists: dict[str, list[str]],
-        passages: Sequence[str],
-        functions: Sequence[str],
-        generator: random.Random,
+        self, lists: dict[str, list[str]], passages: Sequence[str], functions: Sequence[str], generator: random.Random
     ):
         self.lists, self.generator = lists, generator
         self._made: dict[str, Callable[[], str]] = {

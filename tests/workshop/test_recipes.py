@@ -1,0 +1,333 @@
+"""Recipes of our own models: which commands they run, and what is made of small made-up text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from chats import chat_tokenizer
+
+import commands
+from hf_domino import DominoConfig
+from hf_domino.cards import read_sections
+from hf_domino.cards.sections import CARD, mark
+from hf_domino.cards.training import FIGURE
+from hf_domino.cli.main import parse
+from hf_domino.data.filters import OVERLAP_WORDS, Exclusions, NearCopies, words_of
+from hf_domino.data.prompts import texts_of
+from hf_domino.data.records import read_records
+from hf_domino.data.sources import from_files
+from hf_domino.evaluation.benchmark.options import MEASURABLE
+from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.pair import BUNDLED, FETCHED, read_prompts
+from recipes import bundled, corpus, processes, smollm2
+from recipes.cards import RECIPE, write_cards
+from recipes.corpus import Module, clean, pinned_packages, reads_like_code, train_tokenizer
+from recipes.posttrain import OwnAndReal, PosttrainRecipe, best_rows, loop_onset, unlikelihood
+from recipes.pretrain import PackedRows, Stage, TargetRecipe, grow
+from recipes.prompts import held_out_prompts, training_prompts
+from recipes.smollm2_tasks import FOLLOWED_SHARE, PHRASES, PLACE, Tasks, read_functions, read_passages, write_tasks
+
+ROOT = Path(__file__).parents[2]
+WORDS = (
+    "river",
+    "mountain",
+    "valley",
+    "forest",
+    "meadow",
+    "island",
+    "glacier",
+    "desert",
+    "canyon",
+    "harbour",
+    "lagoon",
+)
+CODE = "\n\n".join(
+    f"class {word.title()}:\n    '''Hold the {word}.'''\n\n    def {word}(self, other):\n        return other.{word}\n"
+    for word in WORDS
+)
+RECORDED = "## Training\n\n| steps | 7 |"
+
+
+# --- commands ---------------------------------------------------------------------------------------------------
+
+
+def test_every_command_has_help(capsys):
+    command = [sys.executable, str(ROOT / "model_cards" / "workshop"), "recipe", "pair"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "python model_cards/workshop recipe: --output must be given" in done.stderr
+    for name in commands.COMMANDS:
+        with pytest.raises(SystemExit) as ended:
+            commands.main([name, "--help"])
+        assert ended.value.code == 0
+        assert "examples:" in capsys.readouterr().out
+
+
+def test_processes_have_a_thread_and_huge_pages_each(monkeypatch):
+    calls = []
+    monkeypatch.setattr(processes.subprocess, "run", lambda command, check, env: calls.append((command, env)))
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")  # what is set already stays
+    processes.torchrun(3, "hf_domino.cli", "train", "--seed=1")
+    ((command, environment),) = calls
+    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert command[command.index("--nproc-per-node") + 1] == "3"
+    assert command[-4:] == ["-m", "hf_domino.cli", "train", "--seed=1"]
+    assert (environment["MALLOC_ARENA_MAX"], environment["OMP_NUM_THREADS"]) == ("2", "1")
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """What the stages of SmolLM2's recipe run, in place of running it."""
+    called = []
+
+    def note(count, *words):
+        called.append((count, *words))
+        if words[1] == "data":
+            folder = parse(words[1:]).output
+            folder.mkdir()
+            row = {"input_ids": [5, 6, ord(folder.name[0])], "loss_mask": [0, 1, 1], "temperature": 0.7}
+            text = f"{folder.name}. " * 30
+            row["messages"] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
+            for name in ("train.jsonl", "evaluation.jsonl"):
+                (folder / name).write_text(f"{json.dumps(row)}\n")
+            (folder / "report.json").touch()
+
+    monkeypatch.setattr(smollm2, "torchrun", note)
+    monkeypatch.setattr(smollm2, "run_command", lambda *words: note(1, *words))
+    monkeypatch.setattr(smollm2, "PARTS", 2)
+    monkeypatch.setattr(smollm2, "PROMPTS_PER_PART", 14)
+    return called
+
+
+def recipe(work, text=None):
+    target = work / FETCHED["smollm2"]
+    target.mkdir(exist_ok=True)
+    (target / "config.json").touch()
+    return smollm2.SmolLM2Recipe(work, 2, text)
+
+
+def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_drafter, tiny_qwen3, monkeypatch):
+    trained = {kind: make_drafter(tiny_qwen3, projector_type=kind) for kind in ("domino", "dflash")}
+    monkeypatch.setattr(smollm2.DominoDraftModel, "from_pretrained", lambda run, dtype: trained[run.name].to(dtype))
+    made = recipe(tmp_path)
+    for kind in ("domino", "dflash"):
+        made.run_of(kind).mkdir(parents=True)
+        (made.run_of(kind) / CARD).write_text(f"# run\n\n{mark('training', RECORDED)}\n")
+    made.run()
+    run = [words for _, _, *words in called]
+    assert [words[0] for words in run] == ["data"] * 4 + ["train"] * 2 + ["bench"] * 4
+    asked = [parse(words) for words in run[:4]]  # flags that the commands know
+    for options, part in zip(asked, (0, 0, 1, 1), strict=True):
+        assert (options.seed, options.eval_rows, options.max_new_tokens) == (part, 0 if part else 32, 384)
+        kept_out = [smollm2.SHORT_PROMPTS, smollm2.LONG_PROMPTS, *part * [tmp_path / "text" / "evaluation.parquet"]]
+        assert options.exclude == kept_out
+    assert len(read_prompts(*asked[1].prompts)) == asked[0].rows == 7
+    for name in ("train-0", "train-1", "evaluation"):
+        rows = [row for _, row in read_records(tmp_path / "text" / f"{name}.parquet")]
+        assert [list(row["input_ids"]) for row in rows] == [[5, 6, ord("c")], [5, 6, ord("t")]]
+        assert all(("messages" in row) == (name == "evaluation") for row in rows)
+    for words, kind in zip(run[4:6], ("domino", "dflash"), strict=True):
+        shifted = f"--shift_label={'true' if kind == 'domino' else 'false'}"  # engines know no other DFlash
+        assert {f"--projector_type={kind}", shifted, "--per_device_train_batch_size=8"} <= set(words)
+    measured = [parse(words) for words in run[6:]]
+    assert [(one.num_prompts, one.dtype, one.batch_size) for one in measured] == [
+        (80, "bfloat16", 1), (20, "float32", 1), (20, "float32", 4), (20, "bfloat16", 1),
+    ]  # fmt: skip
+    assert all(one.resume and set(one.methods) <= set(MEASURABLE) for one in measured)
+    for kind in ("domino", "dflash"):
+        text = (made.drafter(kind) / CARD).read_text()
+        assert read_sections(text)["training"] == RECORDED
+        assert f"# {made.drafter(kind).name}\n" in text  # not the run's name
+        named = re.findall(r"`((?:hf_domino|model_cards)/\S+)`", text)
+        assert {ROOT / name for name in named} == {smollm2.SHORT_PROMPTS, smollm2.LONG_PROMPTS}
+    made.run("twin")
+    assert len(called) == 10  # not again
+    with pytest.raises(ValueError, match=r"--text must be a folder with train\*.parquet and evaluation.parquet"):
+        recipe(tmp_path, tmp_path / "nothing").write_text()
+
+
+def test_the_bundled_pairs_stages_are_made_once(tmp_path, tiny_pair_folder, monkeypatch):
+    made, output = [], tmp_path / "cards"
+    shutil.copytree(tiny_pair_folder, output / BUNDLED)  # a target that is there is kept
+    stages = "prepare_corpus", "export_target", "write_on_policy", "_train_drafter", "export_drafters"
+    for name in stages:
+        monkeypatch.setattr(bundled, name, lambda *words, name=name: made.append(name))
+    bundled.make_pair(tmp_path / "work", output, None, 1)
+    assert made == ["prepare_corpus", "write_on_policy", "_train_drafter", "_train_drafter", "export_drafters"]
+    del made[:]
+    for name in ("held_out.npy", "on_policy.jsonl", "cards.done"):
+        (tmp_path / "work" / name).touch()
+    bundled.make_pair(tmp_path / "work", output, None, 1)
+    assert made == ["_train_drafter", "_train_drafter"]
+
+
+def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
+    folders = {name: tmp_path / name for name in ("tiny", "tiny-domino", "tiny-dflash", "work/domino")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+    for kind in ("domino", "dflash"):
+        DominoConfig(projector_type=kind).save_pretrained(folders[f"tiny-{kind}"])
+    (folders["tiny"] / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.04}))
+    (folders["work/domino"] / CARD).write_text(f"# run\n\nUsage.\n\n{mark('training', RECORDED)}\n")
+    (folders["work/domino"] / FIGURE).parent.mkdir()
+    (folders["work/domino"] / FIGURE).write_text("<svg/>")
+    write_cards(folders["tiny"], tmp_path / "work")
+    domino, dflash = ((folders[f"tiny-{kind}"] / CARD).read_text() for kind in ("domino", "dflash"))
+    assert read_sections(domino)["training"] == RECORDED
+    steps = yaml.safe_load(RECIPE.read_text())["max_steps"]
+    assert f"| steps | {steps:,} |" in read_sections(dflash)["training"]
+    assert (tmp_path / "tiny-domino" / FIGURE).read_text() == "<svg/>"
+    assert "Usage." not in domino
+    assert "penalty of 1.04" in (folders["tiny"] / CARD).read_text()
+
+
+# --- the bundled target ------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_code_and_what_was_seen_is_left_out(monkeypatch):
+    assert clean("# Copyright\n# Licence\n\nimport os\t\n\n\n\n\nx = 1   \n") == "import os\n\n\nx = 1\n"
+    assert reads_like_code(CODE)
+    assert not reads_like_code("import os\n")
+    assert not reads_like_code("TABLE = [\n" + "    0x12, 0x34, 0x56,\n" * 500 + "]\n")
+    assert not reads_like_code("value = compute(value)\n" * 500)
+    vendored = "\n".join("    " + line for line in CODE.splitlines())
+    modules = [Module("stdlib", "a.py", CODE), Module("other", "vendored.py", vendored)]
+    monkeypatch.setattr(corpus, "_read_all", lambda packages: iter(modules))
+    assert [module.name for module in corpus.collect_modules(None)] == ["a.py"]
+    lines = corpus.REQUIREMENTS.read_text().splitlines()[2:]
+    assert len(lines) == len(pinned_packages())
+    assert all("==" in line.split("  # ")[0] and line.split("  # ")[1] for line in lines)
+
+
+def test_prompts_are_held_out_by_name_whole_lines_and_name_their_source():
+    held_out = [Module("stdlib", f"{index}.py", "").held_out for index in range(4000)]
+    assert 0.05 < np.mean(held_out) < 0.075
+    name = f"{held_out.index(True)}.py"
+    module = Module("stdlib", name, CODE * 3)
+    for prompt in held_out_prompts([module, Module("other", name, CODE)], num_prompts=4, seed=0):
+        assert module.text[prompt["offset"] :].startswith(prompt["text"])
+        assert hashlib.sha256(prompt["text"].encode()).hexdigest() == prompt["sha256"]
+        assert module.text[prompt["offset"] + len(prompt["text"])] == "\n"
+    stream = np.array([5, 6, 7, 8, 0] * 50, dtype=np.uint16)
+    prompts = training_prompts(stream, 20, lengths=(2, 4), end_of_text=0, seed=0)
+    assert [len(prompt) for prompt in prompts] == [2, 4] * 10
+    assert all(0 not in prompt for prompt in prompts)  # inside a document
+
+
+def test_the_tokenizer_is_reversible_and_keeps_line_starts_whole():
+    tokenizer = train_tokenizer([CODE], vocab_size=400, model_max_length=64)
+    text = CODE[:150] + "\tπ = 'ünïcode'\n"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert 256 < len(tokenizer) <= 400
+    assert "\n    " in [tokenizer.decode(token) for token in ids]
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id != tokenizer.mask_token_id is not None
+
+
+def test_packed_rows_are_the_stream_stage_after_stage_short_rows_first():
+    first, second = Stage(1, 1, 4, 0.1, 0.1, 0.5), Stage(2, 4, 2, 0.1, 0.1, 0.5)
+    sizes = TargetRecipe(stages=(first, second), micro_batch_tokens=8, short_length=2, max_length=4)
+    stream = np.arange(96, dtype=np.uint16)
+    rows = PackedRows(stream, sizes, stage=1)
+    assert [rows[index].shape[1] for index in range(len(rows))] == [2] * 6 + [4] * 2
+    assert torch.cat([rows[index].flatten() for index in range(len(rows))]).tolist() == list(range(32, 96))
+    assert PackedRows(stream, sizes, stage=0)[0].flatten().tolist() == list(range(8))
+    with pytest.raises(ValueError, match="at least 96 tokens for stage 1, got 95"):
+        PackedRows(stream[:95], sizes, stage=1)
+
+
+@pytest.mark.parametrize("depth", [4, 5, 8])
+def test_a_grown_model_computes_the_same(tiny_qwen3, depth):
+    tokens = torch.randint(0, tiny_qwen3.config.vocab_size, (2, 9))
+    deeper = grow(tiny_qwen3, depth)
+    assert len(deeper.model.layers) == depth
+    torch.testing.assert_close(deeper(tokens).logits, tiny_qwen3(tokens).logits, rtol=0, atol=0)
+
+
+def test_loops_are_marked_where_they_begin_and_made_less_likely():
+    tokens = np.array([7, 1, 2, 3, 9, 1, 2, 3, 4, 1, 2])
+    assert np.flatnonzero(loop_onset(tokens, n=3, most=9)).tolist() == [7]
+    assert np.flatnonzero(loop_onset(tokens, n=2, most=2)).tolist() == [6, 7]
+    logits, ids, marked = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 6)), torch.rand(2, 6) < 0.5
+    probs = logits.softmax(-1)
+    wanted = [-torch.log(1 - probs[b, t - 1, ids[b, t]]) for b in range(2) for t in range(1, 6) if marked[b, t]]
+    torch.testing.assert_close(unlikelihood(logits, ids, marked), torch.stack(wanted).mean())
+    certain = torch.full((1, 1, 5), -40.0)
+    certain[0, 0, 3] = 40.0
+    certain.requires_grad_()
+    unlikelihood(certain, torch.tensor([[0, 3]]), torch.tensor([[False, True]])).backward()
+    assert certain.grad[0, 0, 3].item() == pytest.approx(1.0)
+
+
+def test_the_best_rows_are_likely_and_do_not_loop_and_prompts_are_never_marked():
+    sizes = PosttrainRecipe(prompt_length=2, new_tokens=8, min_distinct=0.9)
+    rows = np.arange(50).reshape(5, 10)
+    rows[1, 2:] = 3  # loops, and is the likeliest
+    best = best_rows(rows, np.array([-3.0, -0.1, -1.0, -2.0, -4.0]), sizes, share=0.5)
+    assert best.tolist() == rows[[2, 3]].tolist()
+    with pytest.raises(ValueError, match="all 1 continuations repeat themselves"):
+        best_rows(rows[1:2], np.zeros(1), sizes, share=0.5)
+    sizes = PosttrainRecipe(prompt_length=6, new_tokens=6, loop_ngram=2)
+    own = np.tile(np.array([1, 2, 3]), (3, 4))
+    data = OwnAndReal(np.arange(100, dtype=np.uint16), own, own, sizes, steps=1, seed=0)
+    assert data[1]["onset"].tolist() == [False] * 6 + [True] * 6
+    assert data[1]["real"].shape == (12,)
+
+
+# --- tasks and prompts of SmolLM2 ---------------------------------------------------------------------------------
+
+
+def test_tasks_are_prompts_of_every_phrase_that_the_target_answers_turn_by_turn(tmp_path):
+    answer, path = "A ladder leans on the wall. " * 40, tmp_path / "train.jsonl"
+    turns = [[{"role": "user", "content": "Why?"}, {"role": "assistant", "content": text}] for text in (answer, "No.")]
+    path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))
+    (passage,) = read_passages(path)  # whole sentences; the other answer is too short
+    assert answer.startswith(passage)
+    assert passage.endswith("the wall.")
+    lists = yaml.safe_load(PHRASES.read_text())
+    tasks = Tasks(lists, [passage], read_functions(), random.Random(0))
+    for name in lists:
+        assert not any(f"{{{other}}}" in tasks.say(name) for other in lists for _ in range(3))
+    used = {name for phrases in lists.values() for phrase in phrases for name in PLACE.findall(phrase)}
+    assert set(lists) - used == {"task", "follow_up"}
+    written = write_tasks(path, tmp_path / "tasks.jsonl", 200, seed=0)
+    prompts = read_prompts(written)
+    followed = [prompt for prompt in prompts if len(prompt["messages"]) == 3]
+    assert abs(len(followed) / 200 - FOLLOWED_SHARE) < 0.1
+    assert len({json.dumps(prompt) for prompt in prompts}) > 150  # of one passage
+    assert write_tasks(path, tmp_path / "again.jsonl", 200, seed=0).read_text() == written.read_text()
+    assert write_tasks(path, tmp_path / "others.jsonl", 200, seed=1).read_text() != written.read_text()
+
+
+def test_prompts_are_of_every_kind_like_no_other_and_kept_out_of_training_text(tiny_tokenizer):
+    short, long = (read_prompts(path) for path in (smollm2.SHORT_PROMPTS, smollm2.LONG_PROMPTS))
+    kinds = ("chat", "code", "arithmetic", "extraction", "rewriting", "lists", "json", "translation")
+    assert [prompt["kind"] for prompt in short] == [*kinds] * 12  # the first N of them are of every kind
+    assert Counter(prompt["kind"] for prompt in short if len(prompt["messages"]) == 3) == dict.fromkeys(kinds, 3)
+    assert (len(long), {prompt["kind"] for prompt in long}) == (20, set(kinds))
+    seen, copies = set(), NearCopies()
+    for prompt in [*short, *long]:
+        assert [message["role"] for message in prompt["messages"]] in (["user"], ["user", "assistant", "user"])
+        text = "\n".join(message["content"] for message in prompt["messages"])
+        words = words_of(text)
+        runs = {" ".join(words[at : at + OVERLAP_WORDS]) for at in range(len(words) - OVERLAP_WORDS + 1)}
+        assert seen.isdisjoint(runs)
+        assert copies.add(text) is None
+        assert len(text) in (range(3000, 6000) if prompt in long else range(20, 1000))
+        seen |= runs
+    exclusions = Exclusions(texts_of(from_files([smollm2.SHORT_PROMPTS])))
+    assert all(exclusions.overlap(message["content"]) for message in short[0]["messages"])
+    rows = encode(chat_tokenizer(tiny_tokenizer), [prompt for prompt in short if len(prompt["messages"]) == 3])
+    assert all(row.count(tiny_tokenizer.mask_token_id) == 4 for row in rows["input_ids"].tolist())  # turns, and ours

@@ -48,17 +48,16 @@ def run(options: argparse.Namespace) -> int:
     check_temperature(options.temperature)
     from rich.console import Console
 
-    from hf_domino.cli.comparison import Choice, compare, show
+    from hf_domino.cli.comparison import compare, show, to_json
 
     pair = load_models(options)
     prompt = _prompt_of(pair, options)
-    choice = Choice(options.temperature, options.seed, options.lookup_tokens)
     console = Console(highlight=False, soft_wrap=True, quiet=options.json)
-    comparison = compare(pair, prompt, options.max_new_tokens, options.repeats, choice, console)
+    comparison = compare(pair, prompt, options, console)
     if options.json:
-        print(json.dumps(comparison.to_dict(pair, prompt)))
+        print(json.dumps(to_json(pair, prompt, comparison, options)))
     else:
-        show(console, pair, comparison)
+        show(console, pair, comparison, options)
     return 0 if comparison.equal else FAILED_CHECK
 
 

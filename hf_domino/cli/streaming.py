@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers.generation.streamers import BaseStreamer
 
-from hf_domino.cli.picture import Origin, origins, picture, shows_colour
 from hf_domino.drafter.stats import DecodingStats
+
+COLOURS = ("cyan", "magenta")  # rounds alternate; both are readable on dark and on light backgrounds
+PREFILL_STYLE = "dim"
+COLOUR_LEGEND = "one colour a round, its last token underlined, the prefill's token dim"
+PLAIN_LEGEND = "| ends a round"
+
+
+def shows_colour(console: Console) -> bool:
+    """Whether a console shows colours: a terminal, and NO_COLOR is not set."""
+    return console.color_system is not None and not console.no_color
+
+
+def round_of(position: int, lengths: Sequence[int]) -> tuple[int | None, bool]:
+    """The round that committed a new token, None for the prefill's, and whether it ends that round.
+
+    Example:
+    ```python
+    >>> from hf_domino.cli.streaming import round_of
+    >>> [round_of(position, [2, 3]) for position in range(4)]
+    [(None, False), (0, False), (0, True), (1, False)]
+
+    ```
+    """
+    ends = list(accumulate(lengths))
+    return (bisect_left(ends, position), position in ends) if position else (None, False)
 
 
 class RoundPrinter(BaseStreamer):
@@ -52,24 +80,29 @@ class RoundPrinter(BaseStreamer):
             return
         for token in value.flatten().tolist():
             self.tokens.append(token)
-            self._print(self._pieces.step(self._tokenizer, token) or "", self._origin())
+            self._print(self._pieces.step(self._tokenizer, token) or "", *self._round())
 
     def end(self) -> None:
         """Print what was held back as half a character, and end the line."""
         whole = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
         if whole.startswith(self.text) and whole != self.text:
-            self._print(whole[len(self.text) :], Origin(self._origin().round, is_last=False))  # marked already
+            self._print(whole[len(self.text) :], self._round()[0], is_last=False)  # marked already
         self._console.print()
 
-    def _origin(self) -> Origin:
+    def _round(self) -> tuple[int | None, bool]:
         lengths = self.stats.rows[0] if self.stats is not None else []
         # A round that is judged token by token is counted once it is over.
         known = [*lengths, max(len(self.tokens) - 1 - sum(lengths), 0) + 1]
-        return origins(len(self.tokens), known)[-1]
+        return round_of(len(self.tokens) - 1, known)
 
-    def _print(self, piece: str, origin: Origin) -> None:
+    def _print(self, piece: str, number: int | None, is_last: bool) -> None:
         self.text += piece
-        if self._shows_rounds:
-            self._console.print(picture([piece], [origin], shows_colour(self._console)), end="", soft_wrap=True)
-        elif not self._console.quiet:  # as it is: Rich leaves out form feeds and carriage returns
-            print(piece, end="", file=self._console.file, flush=True)
+        if not self._shows_rounds:
+            if not self._console.quiet:  # as it is: Rich leaves out form feeds and carriage returns
+                print(piece, end="", file=self._console.file, flush=True)
+            return
+        drawn = Text(piece + "|" * is_last)
+        if shows_colour(self._console):
+            colour = PREFILL_STYLE if number is None else COLOURS[number % len(COLOURS)]
+            drawn = Text(piece, style=f"{colour} underline" if is_last else colour)
+        self._console.print(drawn, end="", soft_wrap=True)

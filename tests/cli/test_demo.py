@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import re
 import shutil
@@ -13,7 +14,8 @@ from rich.console import Console
 from hf_domino.cli import comparison
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.drafter.stats import Pause
+from hf_domino.cli.streaming import RoundPrinter, round_of
+from hf_domino.drafter.stats import DecodingStats, Pause
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.pair import load_pair
 
@@ -71,13 +73,41 @@ def test_demo_says_why_drafting_paused_and_copies_from_the_text(tiny_pair_folder
 
 def test_comparison_is_repeatable_and_rounds_cover_the_text(tiny_pair_folder):
     pair = load_pair(tiny_pair_folder)
-    greedy = comparison.Choice()
-    compare = functools.partial(comparison.compare, pair, {"text": "def f(x):"}, 24, repeats=1, choice=greedy)
+    options = cli.parse(["demo", "--max-new-tokens", "24"])
+    compare = functools.partial(comparison.compare, pair, {"text": "def f(x):"}, options)
     first, second = (compare(console=Console(quiet=True)) for _ in range(2))
     assert first.equal
     assert torch.equal(first.assisted, second.assisted)
     assert first.acceptance_lengths == second.acceptance_lengths
     assert len(first.assisted) == 1 + sum(first.acceptance_lengths)
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_rounds_are_told_apart_by_colours_or_by_bars(tiny_pair_folder, colour, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    terminal = {"force_terminal": True, "color_system": "truecolor"} if colour else {}
+    console = Console(file=io.StringIO(), width=200, **terminal)
+    printer = RoundPrinter(load_pair(tiny_pair_folder).tokenizer, console, shows_rounds=True)
+    printer.stats = DecodingStats(3, rows=[[2, 3]])
+    printer.put(torch.tensor([[5, 6]]))  # the prompt
+    letters = [printer._tokenizer.token_to_id(letter) for letter in "abcdefg"]  # the last one of a round to come
+    printer.put(torch.tensor(letters))
+    shown = console.file.getvalue()
+    assert printer.text == "abcdefg"
+    if colour:
+        styles = re.findall(r"\x1b\[([\d;]+)m(\w)", shown)
+        assert [letter for _, letter in styles] == list("abcdefg")
+        assert len({styles[place][0] for place in (0, 1, 3)}) == 3  # the prefill's, and two rounds'
+        assert [style.startswith("4;") for style, _ in styles] == [letter in "cf" for letter in "abcdefg"]
+    else:
+        assert shown == "abc|def|g"
+
+
+@pytest.mark.parametrize(
+    ("position", "found"), [(0, (None, False)), (1, (0, False)), (2, (0, True)), (3, (1, False)), (5, (1, True))]
+)
+def test_every_token_has_its_round(position, found):
+    assert round_of(position, [2, 3]) == found
 
 
 def test_sampled_text_is_plain_generations(tiny_pair_folder, capsys):

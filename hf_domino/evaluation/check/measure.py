@@ -9,9 +9,8 @@ Shapes: S tokens of prompt and text, N anchors, K block size, P proposals, H hid
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
@@ -26,42 +25,28 @@ from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
 from hf_domino.evaluation.check.prompts import Prompt
 from hf_domino.target.view import TargetModel, input_device
-from hf_domino.training.evidence.speed import GREEDY, plainly
 
 # Names of the variants; the first two are followed by the value.
 LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
 AS_CONFIGURED, WITHOUT_HEAD, WITHOUT_CONTEXT = "as configured", "without the correction head", "without context"
+# Arguments of `generate` for one greedy text, whatever the target's own configuration says.
+GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
 TIMED_PROMPTS = 4  # which takes about as long as what is measured of them
 ANCHORS_PER_FORWARD = 16  # bounds the memory of the context's keys and of the logits
 
 
-@dataclass(frozen=True)
-class Text:
-    """What the target wrote after one prompt, generated with the drafter.
-
-    Args:
-        mode (`str`): Mode of the prompt.
-        ids (`torch.Tensor`): Prompt and text, `[1, S]`.
-        prompt_length (`int`): Tokens of the prompt.
-        acceptance_lengths (`list[int]`): Of the rounds that made it, its last one as far as the text goes.
-        processors (`LogitsProcessorList`): Processors of the target's generation configuration.
-    """
+class Text(NamedTuple):
+    """What the target wrote after one prompt, generated with the drafter."""
 
     mode: str
-    ids: torch.Tensor
+    ids: torch.Tensor  # prompt and text, [1, S]
     prompt_length: int
-    acceptance_lengths: list[int]
-    processors: LogitsProcessorList
+    acceptance_lengths: list[int]  # of the rounds that made it, its last one as far as the text goes
+    processors: LogitsProcessorList  # of the target's generation configuration
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """Acceptance in one setting.
-
-    Args:
-        name (`str`): The setting.
-        texts (`list[list[int]]`): Per text, the acceptance length of each round: accepted proposals and the bonus.
-    """
+class Measurement(NamedTuple):
+    """Acceptance in one setting: per text, the acceptance length of each round, the bonus token included."""
 
     name: str
     texts: list[list[int]]
@@ -83,9 +68,13 @@ class Measurement:
 
     def to_dict(self) -> dict[str, Any]:
         """The measurement for JSON."""
-        estimates = {"acceptance_length": self.acceptance_length, "first_accepted": self.first_rate}
-        counts = {"name": self.name, "num_texts": len(self.texts), "num_rounds": self.num_rounds}
-        return counts | {name: estimate.to_dict() for name, estimate in estimates.items()}
+        return {
+            "name": self.name,
+            "num_texts": len(self.texts),
+            "num_rounds": self.num_rounds,
+            "acceptance_length": self.acceptance_length.to_dict(),
+            "first_accepted": self.first_rate.to_dict(),
+        }
 
 
 def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
@@ -123,13 +112,22 @@ def time_prompts(
     speed_ups = []
     for prompt in (prompts[0], *prompts[:TIMED_PROMPTS]):
         ids, speeds = prompt.input_ids.to(input_device(target)), []
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         for loop in loops:
-            arguments = GREEDY | {"custom_generate": loop, "max_new_tokens": max_new_tokens}
-            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            tokens, seconds = generate_timed(target, inputs, **arguments)
+            tokens, seconds = generate_timed(
+                target, inputs, **GREEDY, custom_generate=loop, max_new_tokens=max_new_tokens
+            )
             speeds.append(tokens.shape[1] / seconds)
         speed_ups.append(speeds[1] / speeds[0])
     return speed_ups[1:]
+
+
+def plainly(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+    """Write as the target alone does, as a loop for `custom_generate`, past the patch."""
+    return model._sample(
+        input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
+        generation_config=generation_config, **model_kwargs,
+    )  # fmt: skip
 
 
 def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[tuple[str, DominoDraftModel]]:

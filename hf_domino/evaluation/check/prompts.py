@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
+
+from hf_domino._common.refusal import refusal
 
 # A dozen: the fewer texts, the less certain a verdict. Not all are used where the first few are enough.
 TEXTS = (
@@ -47,14 +48,8 @@ THINKING_SWITCHES = ("enable_thinking", "thinking")
 TEXT, CHAT, THINKING, NOT_THINKING = "text", "chat", "chat, thinking", "chat, not thinking"
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt.
-
-    Args:
-        mode (`str`): How it was written: `"text"`, `"chat"`, `"chat, thinking"` or `"chat, not thinking"`.
-        input_ids (`torch.Tensor`): Token ids `[1, T]`.
-    """
+class Prompt(NamedTuple):
+    """Token ids `[1, T]` of one prompt, and its mode: text, chat, or chat with or without thinking."""
 
     mode: str
     input_ids: torch.Tensor
@@ -69,51 +64,39 @@ def prepare_prompts(
         ValueError: If there is no prompt, an empty one, or no tokenizer where one is needed.
     """
     if isinstance(prompts, str) or (prompts is not None and not len(prompts)):
-        raise ValueError(f"prompts must be a list of at least one prompt, got {prompts!r}. Leave it out for defaults.")
-    if prompts is None or not all(_is_ids(prompt) for prompt in prompts):
-        tokenizer = tokenizer or _load_tokenizer(target)
+        raise refusal("prompts", "a list of at least one prompt", prompts, "Leave it out for defaults.")
+    if tokenizer is None and (prompts is None or not all(map(_is_ids, prompts))):
+        if not (path := getattr(target, "name_or_path", "")):
+            remedy = "Pass tokenizer=..., or prompts as lists of token ids."
+            raise refusal("tokenizer", "given for a target that was not loaded from a folder or the Hub", None, remedy)
+        tokenizer = AutoTokenizer.from_pretrained(path)
     has_template = getattr(tokenizer, "chat_template", None) is not None
     given = prompts if prompts is not None else QUESTIONS if has_template else TEXTS
     prepared = [ready for prompt in given for ready in _prepare(prompt, tokenizer, has_template)]
     for index, ready in enumerate(prepared):
         if ready.input_ids.shape[1] == 0:
-            raise ValueError(f"prompts[{index}] must have at least one token, got none. Leave the empty prompt out.")
+            raise refusal(f"prompts[{index}]", "of at least one token", "none", "Leave the empty prompt out.")
     return prepared
 
 
 def _is_ids(prompt: Any) -> bool:
-    return isinstance(prompt, torch.Tensor) or (
-        isinstance(prompt, (list, tuple)) and all(isinstance(token, int) for token in prompt)
-    )
-
-
-def _load_tokenizer(target: PreTrainedModel) -> Any:
-    path = getattr(target, "name_or_path", "")
-    remedy = "Pass tokenizer=..., or prompts as lists of token ids."
-    if not path:
-        raise ValueError(f"tokenizer must be given for a target that was not loaded from a folder or the Hub. {remedy}")
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"tokenizer must be given: {path!r} has none that loads ({error}). {remedy}") from error
+    is_list = isinstance(prompt, list | tuple)
+    return isinstance(prompt, torch.Tensor) or (is_list and all(isinstance(token, int) for token in prompt))
 
 
 def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> Iterator[Prompt]:
     if _is_ids(prompt):
         yield Prompt(TEXT, torch.as_tensor(prompt, dtype=torch.long).view(1, -1))
-    elif isinstance(prompt, str) and not has_template:
-        yield Prompt(TEXT, tokenizer(prompt, return_tensors="pt")["input_ids"])
     elif has_template:
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         chat = messages if isinstance(messages, dict) else {"messages": list(messages)}
         for mode, text in _render(chat, tokenizer).items():
-            ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
-            yield Prompt(mode, ids)
+            yield Prompt(mode, tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"])
+    elif isinstance(prompt, str):
+        yield Prompt(TEXT, tokenizer(prompt, return_tensors="pt")["input_ids"])
     else:
-        raise ValueError(
-            "prompts with messages need a tokenizer with a chat template, and this one has none. "
-            "Set tokenizer.chat_template, or give texts."
-        )
+        remedy = "Set tokenizer.chat_template, or give texts."
+        raise refusal("tokenizer", "one with a chat template for prompts with messages", "one without", remedy)
 
 
 def _render(chat: dict[str, Any], tokenizer: Any) -> dict[str, str]:

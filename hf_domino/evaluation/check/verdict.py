@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, NamedTuple
 
 from hf_domino._common.verdict import gains, slower_in
 from hf_domino._common.verdict import verdict as speed_verdict
@@ -42,15 +42,8 @@ REMEDIES = {
 _CAUSE_OF = {LAYERS: WRONG_LAYERS, SHIFT_LABEL: WRONG_SHIFT_LABEL, WITHOUT_HEAD: HARMFUL_HEAD}
 
 
-@dataclass(frozen=True)
-class Cause:
-    """One likely cause.
-
-    Args:
-        name (`str`): One of `"wrong layers"`, `"wrong shift_label"`, `"correction head harms"`, `"wrong target"`,
-            `"wrong chat mode"`, `"untrained"`.
-        evidence (`str`): What was measured.
-    """
+class Cause(NamedTuple):
+    """One likely cause: one of the names that `REMEDIES` has, and what was measured."""
 
     name: str
     evidence: str
@@ -59,10 +52,6 @@ class Cause:
     def remedy(self) -> str:
         """What to do about it."""
         return REMEDIES[self.name]
-
-    def to_dict(self) -> dict[str, str]:
-        """The cause for JSON."""
-        return {"name": self.name, "evidence": self.evidence, "remedy": self.remedy}
 
 
 @dataclass(frozen=True)
@@ -117,7 +106,7 @@ class CheckResult:
         """The result for JSON: verdict, causes, doubts and measurements, each with its 95 % error."""
         return {
             "verdict": self.verdict,
-            "causes": [cause.to_dict() for cause in self.causes],
+            "causes": [cause._asdict() | {"remedy": cause.remedy} for cause in self.causes],
             "doubts": self.doubts,
             "speed_up": self.speed_up,
             "speed_ups": self.speed_ups,

@@ -70,11 +70,6 @@ def test_bundled_drafter_fits(pair, held_out):
     assert re.search(rf"than plain: {result.speed_up:.2f} x .*, slower than plain in [0-4] of 4 prompts", shown)
 
 
-@pytest.mark.slow
-def test_bundled_drafter_fits_on_the_default_prompts(pair):
-    assert check_fit(pair.drafter, pair.target, pair.tokenizer, max_new_tokens=NEW_TOKENS).fits
-
-
 def test_twin_fits(pair, held_out):
     result = checked(pair, pair.twin, held_out)
     assert result.fits
@@ -165,25 +160,20 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out):
     assert len(walked) > 5
 
 
-def test_nothing_is_changed(pair, held_out):
+def test_nothing_is_changed_and_no_patch_is_needed(pair, held_out):
     before = pair.drafter.config.to_dict(), pair.target.config.to_dict(), pair.target.generation_config.to_dict()
     weights = [weight.clone() for weight in pair.drafter.parameters()]
-    fresh = copy.deepcopy(pair.drafter)
-    state = torch.get_rng_state()
-    checked(pair, fresh, held_out[:1])
+    fresh, state = copy.deepcopy(pair.drafter), torch.get_rng_state()
+    hf_domino.uninstall()
+    try:
+        assert checked(pair, fresh, held_out[:1]).acceptance_length > 2
+    finally:
+        hf_domino.install()
     assert torch.equal(torch.get_rng_state(), state)
     assert (fresh.config.to_dict(), pair.target.config.to_dict(), pair.target.generation_config.to_dict()) == before
     assert all(torch.equal(*weights) for weights in zip(weights, fresh.parameters(), strict=True))
     with pytest.raises(RuntimeError, match=r"call model\.generate"):
         fresh.stats  # noqa: B018
-
-
-def test_without_the_patch(pair, held_out):
-    hf_domino.uninstall()
-    try:
-        assert checked(pair, pair.drafter, held_out[:1]).acceptance_length > 2
-    finally:
-        hf_domino.install()
 
 
 # --- one layer off ----------------------------------------------------------------------------------------------
@@ -217,15 +207,10 @@ def learned_by_heart(tiny_qwen3):
 
 
 @pytest.mark.slow
-def test_right_layer(learned_by_heart, tiny_qwen3):
-    drafter, asked = learned_by_heart
-    assert check_fit(drafter, tiny_qwen3, prompts=asked).fits
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [LAYER - 1, LAYER + 1])
 def test_one_layer_off(learned_by_heart, tiny_qwen3, wrong):
     drafter, asked = learned_by_heart
+    assert check_fit(drafter, tiny_qwen3, prompts=asked).fits
     result = check_fit(drafter.view(target_layer_ids=[wrong]), tiny_qwen3, prompts=asked)
     assert not result.fits
     assert result.causes[0].name == verdict.WRONG_LAYERS
@@ -242,17 +227,13 @@ def test_wrong_sizes_are_the_compatibility_checks(make_drafter, tiny_qwen3):
 # --- prompts ----------------------------------------------------------------------------------------------------
 
 
-def test_both_thinking_modes(tiny_qwen3, tiny_tokenizer):
+def test_a_template_that_can_think_is_asked_both_ways(tiny_qwen3, tiny_tokenizer):
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.chat_template = TEMPLATE
     thinking, plain = prompts.prepare_prompts(tiny_qwen3, tokenizer, ["hi"])
     assert (thinking.mode, plain.mode) == (prompts.THINKING, prompts.NOT_THINKING)
     assert tokenizer.decode(thinking.input_ids[0]) == "user: hi a: think"
     assert tokenizer.decode(plain.input_ids[0]) == "user: hi a:"
-
-
-def test_template_without_thinking(tiny_qwen3, tiny_tokenizer):
-    tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.chat_template = TEMPLATE.replace("enable_thinking", "thinking is defined and false")
     ready = prompts.prepare_prompts(tiny_qwen3, tokenizer, ["hi", [{"role": "user", "content": "ho"}]])
     assert [prompt.mode for prompt in ready] == [prompts.CHAT] * 2
@@ -394,14 +375,6 @@ def test_more_prompts_are_asked_until_the_verdict_is_certain(tiny_qwen3, tiny_dr
 # --- the command ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_command_fits(pair, capsys):
-    arguments = ["check", "--target", str(pair.folder), "--num-prompts", str(NUM_PROMPTS)]
-    arguments += ["--max-new-tokens", str(NEW_TOKENS)]
-    assert cli.main(arguments) == 0
-    assert "The drafter fits" in capsys.readouterr().out
-
-
 def test_command_does_not_fit(tiny_pair_folder, tmp_path, capsys):
     rows = tmp_path / "prompts.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("import torch", "def f(x):", "class A:")))
@@ -420,8 +393,3 @@ def test_command_with_bad_prompts(tiny_pair_folder, tmp_path, capsys, row, messa
     rows.write_text(row + "\n")
     assert cli.main(["check", "--target", str(tiny_pair_folder), "--prompts", str(rows)]) == cli.USER_ERROR
     assert message in capsys.readouterr().err
-
-
-def test_command_without_a_drafter(saved_pair, capsys):
-    assert cli.main(["check", "--target", str(saved_pair[0])]) == cli.USER_ERROR
-    assert "--drafter must be given" in capsys.readouterr().err

@@ -177,18 +177,20 @@ def caption(rows: Sequence[Row]) -> str:
     most = f"{first['max_new_tokens']} new tokens"
     tokens = most if written == first["max_new_tokens"] else f"up to {most} (plain, greedy: {written:.0f} on average)"
     commit = re.sub("^([0-9a-f]{7}).*", r"\1", first["commit"])
-    place = first["hardware"]
-    if first["device"] == "cpu":
-        place = f"{_count(first['threads'], 'thread')} of {place}"
     over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
     return (
-        f"{first['pair']}, {prompts} x {tokens}, batch "
-        f"{first['batch_size']}, {first['dtype']}, {place}; all methods interleaved in one process, median of "
+        f"{first['pair']}, {prompts} x {tokens}, batch {first['batch_size']}, "
+        f"{first['dtype']}, {place_of(first)}; all methods interleaved in one process, median of "
         f"{_count(first['repeats'], 'repeat')} a prompt, then over prompts, quartiles over both; speed-up over {over}. "
         f"{_equality(rows)}{_notes(rows)} "
         f"torch {first['torch']}, transformers {first['transformers']}, commit {commit}, "
         f"seed {first['seed']}, {first['date']}."
     )
+
+
+def place_of(row: Row) -> str:
+    """Where a row was measured: its device or, on a CPU, threads of it."""
+    return row["hardware"] if row["device"] != "cpu" else f"{_count(row['threads'], 'thread')} of {row['hardware']}"
 
 
 def _equality(rows: Sequence[Row]) -> str:

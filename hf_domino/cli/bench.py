@@ -1,4 +1,4 @@
-"""`hf-domino bench`: measure every way to generate, or a round alone, or show what was measured."""
+"""`hf-domino bench`: measure every way to generate, or show what was measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ EXAMPLES = """\
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --rows rows.jsonl
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-domino --drafter my-medusa --prompts prompts.jsonl
   hf-domino bench --rows rows.jsonl --figures figures
-  hf-domino bench --round qwen3-8b --dtype bfloat16 --device cuda --rows rounds.jsonl
 """
 
 
@@ -51,8 +50,6 @@ def run(options: argparse.Namespace) -> int:
     options.drafter = tuple(options.drafter or ())
     asked = BenchOptions(**{option.name: getattr(options, option.name) for option in fields(BenchOptions)})
     set_up(options.threads)
-    if asked.round is not None:
-        return _run_rounds(asked)
     from hf_domino.evaluation.benchmark import report
     from hf_domino.evaluation.benchmark.run import benchmark, report_differences
 
@@ -80,15 +77,6 @@ def _show(options: argparse.Namespace) -> None:
         fill_readme(options.readme, rows, path.stem)
     if options.figures:
         print(*write_figures(make_figures(rows), options.figures), sep="\n")
-
-
-def _run_rounds(options: BenchOptions) -> int:
-    """Measure rounds and print them; 1 where a graph gives another text than its launches."""
-    from hf_domino.evaluation.benchmark.round import measure_rounds, table
-
-    rows = measure_rounds(options)
-    print(table(rows))
-    return 0 if rows[0]["is_equal"] else FAILED_CHECK
 
 
 def _print_tables(rows: list[Any]) -> None:

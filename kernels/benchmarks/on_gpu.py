@@ -37,10 +37,9 @@ def steps(output: Path, is_dry: bool) -> dict[str, list[str]]:
             str(output / f"{kernel}.jsonl"),
         ]
         commands[kernel] += ["--dry-run"] * is_dry
-    sizes = ["--round", "qwen3-8b", "--dtype", "bfloat16", "--max-new-tokens", "64", "--repeats", "5"]
-    if is_dry:
-        sizes = ["--round", "tiny", "--context", "16", "--max-new-tokens", "16", "--repeats", "1"]
-    commands["round"] = ["-m", "hf_domino.cli", "bench", "--rows", str(output / "rounds.jsonl"), *sizes]
+    tiny = ["--shapes", "tiny", "--context", "16", "--rounds", "16", "--repeats", "1"] * is_dry
+    rounds = str(ROOT / "kernels" / "benchmarks" / "rounds.py")
+    commands["round"] = [rounds, "--rows", str(output / "rounds.jsonl"), *tiny]
     few = ["--num-prompts", "1", "--max-new-tokens", "8"] if is_dry else ["--num-prompts", "4"]
     few += ["--repeats", "1"]
     commands["pair"] = ["-m", "hf_domino.cli", "bench", "--rows", str(output / "pair.jsonl"), "--overwrite", *few]

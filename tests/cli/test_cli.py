@@ -18,7 +18,7 @@ import hf_domino
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
-from hf_domino.evaluation.benchmark import options, round
+from hf_domino.evaluation.benchmark import options
 from hf_domino.evaluation.check import MAX_NEW_TOKENS, verdict
 from hf_domino.formats import engines, exporting
 from hf_domino.pair import finding as pair
@@ -76,7 +76,6 @@ def test_bugs_keep_their_traceback(command):
     ("command", "flag", "name"),
     [
         ("bench --drafter nowhere/drafter", "the folder of --rows", "rows.jsonl"),
-        ("bench --round tiny", "the folder of --rows", "rows.jsonl"),
         ("data --target nowhere/target", "--output", ""),
         ("export --drafter nowhere/drafter", "--output", ""),
     ],
@@ -181,7 +180,6 @@ def test_a_dtype_may_be_written_short(command):
 
 
 def test_choices_are_what_they_stand_for():
-    assert all(cli.parse(["bench", "--round", name]).round == name for name in round.SHAPES)
     assert tuple(exporting.FORMATS) == flags.FORMATS
     assert tuple(engines.ENGINES) == flags.ENGINES
     assert set(check.EXIT_CODES) == {verdict.FITS, verdict.DOES_NOT_FIT, verdict.TOO_FEW}

@@ -38,7 +38,7 @@ NEEDED_OPTION = {"assistant": "assistant", "domino_chain": "tree_size", "domino_
 MEASURABLE = tuple(name for name in METHODS if name not in ONLY_SHOWN)
 
 MODELS, TEXTS, MEASURED, ROWS = "models", "texts", "what is measured", "rows"  # groups of flags
-AT_LEAST_ONE = ("num_prompts", "batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size", "context")
+AT_LEAST_ONE = ("num_prompts", "batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size")
 
 
 def keeps_seed(method: str) -> bool:
@@ -72,7 +72,7 @@ class BenchOptions:
     )
     num_prompts: int = _option(50, TEXTS, "use the first N prompts", type=int)
     batch_size: int = _option(1, TEXTS, "prompts per call, padded on the left", type=int)
-    max_new_tokens: int = _option(128, TEXTS, "tokens to generate per prompt; rounds of a text with --round", type=int)
+    max_new_tokens: int = _option(128, TEXTS, "tokens to generate per prompt", type=int)
     methods: tuple[str, ...] | None = _option(
         None,
         MEASURED,
@@ -87,14 +87,7 @@ class BenchOptions:
     lookup_tokens: int = _option(10, MEASURED, "most tokens that prompt lookup proposes", type=int)
     repeats: int = _option(3, MEASURED, "timed runs per prompt and method; the median counts", type=int)
     temperature: float = _option(0.7, MEASURED, "temperature of the sampled half; 0 for greedy only", type=float)
-    seed: int = _option(0, MEASURED, "seed of the sampled half, and of random weights", type=int)
-    round: str | None = _option(
-        None,
-        MEASURED,
-        "measure instead one round with random weights of these sizes: graphed, compiled, launched, growing",
-        choices=("qwen3-8b", "tiny"),
-    )
-    context: int = _option(512, MEASURED, "tokens of the prompt with --round", type=int)
+    seed: int = _option(0, MEASURED, "seed of the sampled half", type=int)
     rows: Path | None = _option(  # noqa: RUF009
         None,
         ROWS,

@@ -1,4 +1,7 @@
-"""Milliseconds of a whole round, with random weights of a chosen size.
+"""Milliseconds of a whole round, with random weights of a chosen size, against their floor.
+
+    python kernels/benchmarks/rounds.py                                      # Qwen3-8B's sizes, on a GPU
+    python kernels/benchmarks/rounds.py --shapes tiny --dtype float32        # on a CPU too
 
 Random weights accept next to nothing, and a round costs the same whatever it accepts. The same greedy text is generated
 with stages as CUDA graphs, with the large ones compiled before that, with the same stages launched kernel by kernel,
@@ -8,10 +11,13 @@ the bytes of all weights a round reads over the bandwidth that a copy reaches on
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,16 +26,13 @@ from transformers import CompileConfig, PreTrainedModel, Qwen3Config, Qwen3ForCa
 
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
-from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.static.graphs import without_graphs
 from hf_domino.decoding.static.workspace import release_workspaces
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.evaluation.benchmark.options import BenchOptions
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.timing import timed
-from hf_domino.pair import check_device
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of target and drafter
     "qwen3-8b": (
@@ -57,17 +60,15 @@ FEW_ROUNDS = 4  # of the text that is subtracted
 COPY_BYTES = 2**30
 
 
-def measure_rounds(options: BenchOptions) -> list[Row]:
-    """Measure all methods in turn; one row each, with its floor and where it comes from, written to `options.rows`."""
-    shapes, num_rounds, device = str(options.round), options.max_new_tokens, torch.device(options.device)
-    check_device(options.device)
-    if num_rounds < (least := 4 * FEW_ROUNDS):
-        remedy = f"A text of {FEW_ROUNDS} is subtracted from it."
-        raise refusal("--max-new-tokens with --round", f"at least {least}", num_rounds, remedy)
-    if options.rows is not None:
-        check_writable(options.rows.parent, "the folder of --rows")
+def measure_rounds(options: argparse.Namespace) -> list[Row]:
+    """Measure all methods in turn; one row each, with its floor and where it comes from.
+
+    Args:
+        options (`Namespace`): The flags of the command.
+    """
+    device, num_rounds = torch.device(options.device), options.rounds
     torch.manual_seed(options.seed)
-    target, drafter = random_models(shapes, dtype_of(options.dtype), options.device)
+    target, drafter = random_models(options.shapes, dtype_of(options.dtype), options.device)
     drafter = drafter.view(draft_tree_size=options.tree_size)
     prompt = torch.randint(4, target.config.vocab_size, (1, options.context), device=device)
     methods = [method for method in METHODS if method not in ON_GPU or device.type == "cuda"]
@@ -80,8 +81,8 @@ def measure_rounds(options: BenchOptions) -> list[Row]:
             texts[method], time_per_round = _time_rounds(target, drafter, prompt, method, num_rounds)
             times[method].append(time_per_round)
     release_workspaces()
-    origin = {name: getattr(options, name) for name in ("context", "tree_size", "dtype", "seed")}
-    origin |= {"shapes": shapes, "rounds": num_rounds} | provenance(options.device)
+    fields = ("shapes", "context", "rounds", "tree_size", "dtype", "seed")
+    origin = {name: getattr(options, name) for name in fields} | provenance(options.device)
     bandwidth = copy_bandwidth(device)
     rows = []
     for method, elapsed in times.items():
@@ -100,8 +101,6 @@ def measure_rounds(options: BenchOptions) -> list[Row]:
             "is_equal": torch.equal(texts[method], texts[LAUNCHED]),
         }
         rows.append(row | origin)
-    if options.rows is not None:
-        write_whole(options.rows, to_lines(rows))
     return rows
 
 
@@ -159,3 +158,35 @@ def _time_rounds(
         found.append((text, seconds, count if is_alone else drafter.stats.num_rounds))
     (text, long, rounds), (_, short, few) = found
     return text, 1e3 * (long - short) / (rounds - few)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure rounds, write their rows and print them; returns 1 where a graph gives another text than its launches.
+
+    Args:
+        arguments (`Sequence[str]`, *optional*): Command line, defaults to `sys.argv[1:]`.
+    """
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--shapes", choices=SHAPES, default="qwen3-8b" if on_gpu else "tiny", help="sizes of both models")
+    add("--context", type=int, default=512, help="tokens of the prompt")
+    add("--tree-size", type=int, metavar="N", help="rounds verify trees of N nodes (default: chains)")
+    add("--rounds", type=int, default=64, help=f"rounds of a text, 16 at least; {FEW_ROUNDS} of another are subtracted")
+    add("--repeats", type=int, default=5, help="texts per method; the median counts")
+    add("--dtype", default="bfloat16" if on_gpu else "float32", help="dtype of both models")
+    add("--device", default="cuda" if on_gpu else "cpu", help="device of both models")
+    add("--seed", type=int, default=0, help="seed of weights and prompt")
+    add("--rows", type=Path, default=Path("rounds.jsonl"), help="where rows are written")
+    options = parser.parse_args(arguments)
+    if options.rounds < 4 * FEW_ROUNDS:
+        parser.error(f"--rounds must be at least {4 * FEW_ROUNDS}, got {options.rounds}")
+    check_writable(options.rows.parent, "the folder of --rows")
+    rows = measure_rounds(options)
+    write_whole(options.rows, to_lines(rows))
+    print(table(rows))
+    return 0 if rows[0]["is_equal"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

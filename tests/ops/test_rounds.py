@@ -1,0 +1,44 @@
+"""A round on a CPU with tiny shapes: rows say where they come from, and what they are a multiple of."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """The module of the command."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "kernels" / "benchmarks"))
+    import rounds
+
+    return rounds
+
+
+def test_rows_of_tiny_shapes(rounds, tmp_path, capsys):
+    path = tmp_path / "rounds.jsonl"
+    flags = ["--shapes", "tiny", "--context", "40", "--rounds", "24", "--repeats", "2", "--device", "cpu"]
+    assert rounds.main([*flags, "--dtype", "float32", "--tree-size", "20", "--rows", str(path)]) == 0
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["method"] for row in written] == [method for method in rounds.METHODS if method not in rounds.ON_GPU]
+    for row in written:
+        assert (row["repeats"], row["rounds"], row["shapes"], row["tree_size"]) == (2, 24, "tiny", 20)
+        assert row["is_equal"]  # in fp32 all methods give one text
+        assert 0 < row["ms_least"] <= row["ms"] <= row["ms_most"]
+        assert row["floor_ms"] == pytest.approx(1e3 * row["bytes"] / row["bandwidth"], rel=1e-4)
+        assert {"hardware", "commit", "seed", "torch", "transformers", "dtype"} <= set(row)
+    assert written[0]["bytes"] == written[1]["bytes"] > written[2]["bytes"]
+    assert "floor" in capsys.readouterr().out
+
+
+def test_bytes_are_those_of_all_weights_but_the_embeddings(rounds):
+    target, drafter = rounds.random_models("tiny", torch.float32, "cpu")
+    assert rounds.weight_bytes(target) == 4 * (target.num_parameters() - target.model.embed_tokens.weight.numel())
+    assert rounds.weight_bytes(drafter) == 4 * drafter.num_parameters()
+
+
+def test_a_number_of_rounds_that_leaves_none_to_time(rounds, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        rounds.main(["--shapes", "tiny", "--rounds", "4", "--rows", str(tmp_path / "rows")])
+    assert "--rounds must be at least 16, got 4" in capsys.readouterr().err

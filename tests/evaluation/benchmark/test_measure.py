@@ -10,6 +10,7 @@ import torch
 import hf_domino
 from hf_domino.evaluation.benchmark import measure
 from hf_domino.evaluation.benchmark.measure import Bench, until_end
+from hf_domino.evaluation.benchmark.methods import choose_methods, drafter_in
 from hf_domino.evaluation.benchmark.options import BenchOptions
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
@@ -56,6 +57,19 @@ def test_rounds_are_those_behind_the_prompt(tiny_qwen3):
     tokens, seconds = generate_timed(tiny_qwen3, inputs, **call)
     assert seconds > 0
     assert 0 < tokens.shape[1] - sum(rounds) <= 4  # what came with the forward over the prompt
+
+
+def test_each_method_drafts_in_its_own_way(tiny_pair_folder):
+    pair = load_pair(str(tiny_pair_folder), dtype=torch.float32, device="cpu")
+    chosen, skipped = choose_methods(pair, BenchOptions(methods=("all",), tree_size=9, lookup_tokens=4))
+    assert skipped == {}
+    told = {name: drafter.config for name, call in chosen.items() if (drafter := drafter_in(call)) is not None}
+    for name in ("domino", "dflash"):
+        assert (told[name].projector_type, told[name].draft_length, told[name].draft_tree_size) == (name, "full", None)
+        assert (told[f"{name}_adaptive"].projector_type, told[f"{name}_adaptive"].draft_length) == (name, "adaptive")
+    assert (told["domino_chain"].draft_tree_size, told["domino_tree"].draft_tree_size) == (None, 9)
+    copying = {name for name, call in chosen.items() if call.get("prompt_lookup_num_tokens") == 4}
+    assert copying == {"prompt_lookup", "domino_lookup"}
 
 
 @pytest.mark.parametrize(("end", "length"), [(3, 2), ([9, 1], 4), (None, 5), (7, 5)])

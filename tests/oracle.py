@@ -1,17 +1,63 @@
-"""A drafter that knows the future: random drafters accept almost nothing, and rollback must be tested."""
+"""A drafter that knows the future: random drafters accept almost nothing, and rollback must be tested.
+
+What tests know of how rounds propose stands here alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino.decoding import drafting
+from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import Grown
+
+
+@contextlib.contextmanager
+def _replaced(name: str, replacement: Callable[..., Any]) -> Iterator[None]:
+    """Calls inside the block draft by `replacement(original, session, prefixes, most, ...)`."""
+    original = getattr(DraftSession, name)
+
+    def call(self, prefixes, most=None, *args, **kwargs):
+        return replacement(partial(original, self), self, prefixes, most, *args, **kwargs)
+
+    setattr(DraftSession, name, call)
+    try:
+        yield
+    finally:
+        setattr(DraftSession, name, original)
+
+
+@contextlib.contextmanager
+def proposed() -> Iterator[list[tuple[int, list[int], list[int]]]]:
+    """Yield what the drafter proposes inside the block: row, ids so far and proposals of every round of every row."""
+    found: list[tuple[int, list[int], list[int]]] = []
+
+    def record(propose, session, prefixes, *args, **kwargs):
+        proposals = propose(prefixes, *args, **kwargs)
+        for index, (row, length) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
+            found.append((row, prefixes.ids[index, :length].tolist(), proposals[index].tolist()))
+        return proposals
+
+    with _replaced("propose", record):
+        yield found
+
+
+@contextlib.contextmanager
+def at_most(lengths: Iterator[int]) -> Iterator[None]:
+    """Let the rounds inside the block propose no more than these numbers of tokens."""
+
+    def shorten(propose, session, prefixes, most, *args, **kwargs):
+        return propose(prefixes, min(next(lengths), most), *args, **kwargs)
+
+    with _replaced("propose", shorten):
+        yield
 
 
 @contextlib.contextmanager
@@ -37,22 +83,18 @@ def oracle(
     if truth is None:
         plain = {"eos_token_id": -1} | generate_kwargs | {"return_dict_in_generate": False}
         truth = target.generate(prompt, **plain)
-    rows = truth.tolist()
-    draws, propose = random.Random(0), drafting.DraftSession.propose
+    rows, draws = truth.tolist(), random.Random(0)
 
-    def propose_truth(self, prefixes, *args, **kwargs):
-        proposals = propose(self, prefixes, *args, **kwargs)
+    def propose_truth(propose, session, prefixes, *args, **kwargs):
+        proposals = propose(prefixes, *args, **kwargs)
         for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
             for k in range(proposals.shape[1]):
                 if start + k < len(rows[row]) and draws.random() < accuracy:
                     proposals[index, k] = rows[row][start + k]
         return proposals
 
-    drafting.DraftSession.propose = propose_truth
-    try:
+    with _replaced("propose", propose_truth):
         yield
-    finally:
-        drafting.DraftSession.propose = propose
 
 
 @contextlib.contextmanager
@@ -63,13 +105,13 @@ def faults(truth: list[list[int]], vocab_size: int) -> Iterator[None]:
         truth (`list[list[int]]`): Prompt and text of each row, as the target alone writes it.
         vocab_size (`int`): To make a wrong token of a right one.
     """
-    propose, rounds = drafting.DraftSession.propose, [0] * len(truth)
+    rounds = [0] * len(truth)
 
-    def propose_faulty(self, prefixes, *args, **kwargs):
-        proposals = propose(self, prefixes, *args, **kwargs)
+    def propose_faulty(propose, session, prefixes, *args, **kwargs):
+        proposals = propose(prefixes, *args, **kwargs)
         count = proposals.shape[1]
         for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
-            fault = (row - rounds[row]) % (self.drafter.config.num_draft_tokens + 1)
+            fault = (row - rounds[row]) % (session.drafter.config.num_draft_tokens + 1)
             rounds[row] += 1
             right = torch.tensor(truth[row][start : start + min(count, fault + 1)])
             proposals[index, : len(right)] = right
@@ -77,11 +119,8 @@ def faults(truth: list[list[int]], vocab_size: int) -> Iterator[None]:
                 proposals[index, fault] = (right[fault] + 1) % vocab_size
         return proposals
 
-    drafting.DraftSession.propose = propose_faulty
-    try:
+    with _replaced("propose", propose_faulty):
         yield
-    finally:
-        drafting.DraftSession.propose = propose
 
 
 @contextlib.contextmanager
@@ -93,10 +132,10 @@ def tree_faults(truth: list[list[int]], vocab_size: int, most_nodes: int) -> Ite
         vocab_size (`int`): To take wrong tokens from.
         most_nodes (`int`): Of one tree.
     """
-    grow, draws, rounds = drafting.DraftSession.grow, random.Random(0), [0] * len(truth)
+    draws, rounds = random.Random(0), [0] * len(truth)
 
-    def grow_faulty(self, prefixes, most, *args, **kwargs):
-        grow(self, prefixes, most, *args, **kwargs)  # what the session keeps between rounds
+    def grow_faulty(grow, session, prefixes, most, *args, **kwargs):
+        grow(prefixes, most, *args, **kwargs)  # what the session keeps between rounds
         trees = []
         for row, start in zip(prefixes.rows, prefixes.lengths, strict=True):
             fault = (rounds[row] + row) % (most + 1)
@@ -107,11 +146,8 @@ def tree_faults(truth: list[list[int]], vocab_size: int, most_nodes: int) -> Ite
         tokens, parents = torch.tensor(trees).unbind(dim=1)
         return Grown(Tree(tokens, parents, most), torch.ones(tokens.shape), [], [])
 
-    drafting.DraftSession.grow = grow_faulty
-    try:
+    with _replaced("grow", grow_faulty):
         yield
-    finally:
-        drafting.DraftSession.grow = grow
 
 
 def _faulty_tree(

@@ -77,6 +77,11 @@ class RecordedGraphs(StageGraphs):
         RecordedGraphs.made.append(self)
 
     @property
+    def num_kept(self) -> int:
+        """How many recordings are there."""
+        return len(self._graphs)
+
+    @property
     def names(self) -> set[str]:
         """Of the stages that are recorded."""
         keys = [found[0] for found in self._graphs]

@@ -7,19 +7,16 @@ from functools import cache
 
 import pytest
 import torch
-from builders import VOCAB_SIZE, build_drafter
+from builders import SEED, VOCAB_SIZE, build_drafter
+from oracle import faults, tree_faults
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
-from hf_domino.decoding import rollout as rollout_module
-from hf_domino.decoding import sampling as sampling_module
 from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors.stock import EFFECTS, PREFIX_FREE
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.verification import judge
 from hf_domino.target.view import TargetModel
 
 V, CASES = 12, 24  # CASES: random lists, texts and logits for each kind
@@ -143,33 +140,55 @@ def test_candidates_fare_as_in_the_whole_vocabulary(kind):
             proposals = torch.cat((proposals, candidates[:, :1]), dim=1)  # likely tokens come up again
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", KNOWN)
-def test_rounds_stay_on_the_fast_path(monkeypatch, tiny_qwen3, kind):
-    def slow(*arguments):
-        raise AssertionError("asked position by position")
-
-    def among_candidates(block, tokens, pool):
-        assert pool is not None
-        return choose_in_order(block, tokens, pool)
-
-    choose_in_order = rollout_module._Block.choose_in_order
-    drafter = build_drafter(tiny_qwen3)
-    prefixes = Prefixes.of(torch.randint(4, V, (1, 9)))
-    processor = KINDS[kind](random.Random(1), prefixes.ids)
-    law, hidden = TokenLaw(LogitsProcessorList([processor])), torch.randn(1, 6, 32)
-    monkeypatch.setattr(rollout_module._Block, "choose_in_order", among_candidates)
-    monkeypatch.setattr(sampling_module, "one_by_one", slow)
-    monkeypatch.setattr(type(processor), "__call__", lambda self, ids, scores: _prepared(self, scores))
-    proposals = rollout(drafter, TargetModel(tiny_qwen3, drafter.config), hidden, prefixes, law)
-    judge(law, prefixes, Tree(proposals), torch.randn(1, 7, VOCAB_SIZE), None)
+def test_no_call_asks_a_known_processor(monkeypatch, tiny_qwen3, tiny_drafter, kind):
+    """Neither for drafts nor for verification: that would be position by position, each from the whole vocabulary."""
+    ids, asked = torch.randint(4, V, (1, 9)), []
+    processor = KINDS[kind](random.Random(1), ids)
+    call = type(processor).__call__
+    noting = lambda self, ids, scores: asked.append(len(scores)) or call(self, ids, scores)  # noqa: E731
+    monkeypatch.setattr(type(processor), "__call__", noting)
+    options = {"logits_processor": LogitsProcessorList([processor]), "max_new_tokens": 12, "eos_token_id": -1}
+    tiny_qwen3.generate(ids, assistant_model=tiny_drafter, do_sample=True, **options)
+    assert asked in ([], [1])  # to find out what it does
 
 
-def _prepared(processor, scores):
-    """A bias sorts its sequences out at its first call, of which it gets one with a single position of zeros."""
-    assert len(scores) == 1
-    assert not scores.any()
-    processor._prepare_bias_variables(scores)
+class Remembering(hf.LogitsProcessor):
+    """Keeps state: what it forbids depends on the texts that it was shown before."""
+
+    def __init__(self):
+        self.shown = []
+
+    def __call__(self, input_ids, scores):
+        self.shown.append(input_ids[0].tolist())
+        return scores.index_fill(1, torch.tensor([len(self.shown) % 7, input_ids[0, -1]]), -torch.inf)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, {}),
+        ({}, {"cache_implementation": "static"}),
+        ({}, {"prompt_lookup_num_tokens": 9}),
+        ({"draft_tree_size": 11}, {}),
+    ],
+    ids=["growing", "static", "copies", "trees"],
+)
+def test_a_processor_with_state_sees_each_committed_position_once(tiny_qwen3, make_drafter, fields, options, do_sample):
+    ids, shown, texts = torch.arange(7, 19).repeat(2)[None], [], []
+    drafter = make_drafter(tiny_qwen3, **fields)
+    for assisted in ({}, {"assistant_model": drafter, **options}):
+        truth = texts[0].tolist() if texts else [[]]
+        processor = Remembering()
+        with faults(truth, VOCAB_SIZE), tree_faults(truth, VOCAB_SIZE, 11):
+            torch.manual_seed(SEED)
+            call = {"do_sample": do_sample, "max_new_tokens": 40, "eos_token_id": -1, "logits_processor": [processor]}
+            texts.append(tiny_qwen3.generate(ids, **call, **assisted))
+        shown.append(processor.shown)
+    assert torch.equal(*texts)
+    assert shown[0] == shown[1]
+    assert max(drafter.stats.acceptance_lengths) > 3
 
 
 @torch.no_grad()

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import threading
+import weakref
 
 import families
 import pytest
 import torch
 import transformers
 from builders import EOS, PAD, build_drafter, left_padded
-from oracle import oracle
+from oracle import at_most, oracle, proposed
 from recorded_graphs import RecordedGraphs, recorded_graphs
 from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
-from transformers import LogitsProcessor, LogitsProcessorList, StaticCache
+from transformers import LogitsProcessor, StaticCache, TextStreamer
 
 import hf_domino
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding import loop
-from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.static import graphs, workspace
+from hf_domino.decoding.static import graphs
 from hf_domino.decoding.static.graphs import StageGraphs
-from hf_domino.decoding.static.target import StaticRunner, fitting_width
 
 GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
 STATIC = {"cache_implementation": "static"}
@@ -42,7 +41,14 @@ def stages(request):
     """Runs a test with stages that are called, and with stages that are recorded once and played from then on."""
     with recorded_graphs() if request.param == "recorded" else contextlib.nullcontext():
         yield request.param
-    workspace.release_workspaces()
+    hf_domino.release_workspaces()
+
+
+@pytest.fixture
+def recorded():
+    """The graphs of each workspace that a test makes, whose stages are recorded once and played from then on."""
+    with recorded_graphs() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -61,22 +67,17 @@ def assert_equal_to_plain(target, drafter, prompt=PROMPT, accuracies=(0.0, 0.7),
     return plain
 
 
-def test_greedy_is_lossless(tiny_qwen3, tiny_drafter, stages):
-    assert_equal_to_plain(tiny_qwen3, tiny_drafter, accuracies=(0.0, 0.6, 0.9), eos_token_id=-1)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_can_be_recorded(family, make_drafter):
+def test_every_family_can_be_recorded(family, make_drafter, recorded):
     target = build(family)
-    with recorded_graphs():
-        assert_equal_to_plain(target, make_drafter(target), accuracies=(0.8,))
+    assert_equal_to_plain(target, make_drafter(target), accuracies=(0.8,))
 
 
 @pytest.mark.parametrize(
     ("projector_type", "shift_label", "draft_pool_size"),
     [("domino", True, None), ("domino", False, 16), ("dflash", True, 16), ("dflash", False, None)],
 )
-def test_every_kind_of_drafter(tiny_qwen3, make_drafter, stages, projector_type, shift_label, draft_pool_size):
+def test_every_kind_of_drafter(tiny_qwen3, make_drafter, recorded, projector_type, shift_label, draft_pool_size):
     options = {"projector_type": projector_type, "shift_label": shift_label, "draft_pool_size": draft_pool_size}
     drafter = make_drafter(tiny_qwen3, **options)
     assert_equal_to_plain(tiny_qwen3, drafter, eos_token_id=-1)
@@ -87,15 +88,12 @@ def test_every_kind_of_drafter(tiny_qwen3, make_drafter, stages, projector_type,
     assert lengths[0] == lengths[1]
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 6, 7, 8, 13])
-def test_budgets(target, stages, make_drafter, max_new_tokens):
-    assert_equal_to_plain(target, make_drafter(target), accuracies=(0.0, 1.0), max_new_tokens=max_new_tokens)
-
-
-def test_end_of_text_inside_a_block(target, stages, make_drafter):
-    text = target.generate(PROMPT, **GREEDY)[0, PROMPT.shape[1] :].tolist()
-    for token in (text[4], text[9], text[17]):
-        plain = assert_equal_to_plain(target, make_drafter(target), accuracies=(0.9,), eos_token_id=token)
+def test_budgets_and_ends_inside_a_block(target, stages, make_drafter):
+    drafter = make_drafter(target)
+    for max_new_tokens in (1, 2, 5, 6, 7, 8, 13):
+        plain = assert_equal_to_plain(target, drafter, accuracies=(0.0, 1.0), max_new_tokens=max_new_tokens)
+    for token in plain[0, PROMPT.shape[1] :].tolist()[4::4]:
+        plain = assert_equal_to_plain(target, drafter, accuracies=(0.9,), eos_token_id=token)
         assert plain.shape[1] < PROMPT.shape[1] + NEW_TOKENS
 
 
@@ -103,41 +101,18 @@ def test_end_of_text_inside_a_block(target, stages, make_drafter):
     "options",
     [
         {"repetition_penalty": 1.4, "no_repeat_ngram_size": 4, "min_new_tokens": 9, "eos_token_id": 3},
-        {"bad_words_ids": [[5], [7, 8]]},
-        {"prefill_chunk_size": 7},
+        {"bad_words_ids": [[5], [7, 8]], "prefill_chunk_size": 7},
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_processors_and_prefill(target, stages, make_drafter, options):
+def test_processors_and_prefill(target, recorded, make_drafter, options):
     assert_equal_to_plain(target, make_drafter(target), **options)
 
 
-def test_stop_strings(tiny_qwen3, tiny_drafter, tiny_tokenizer, stages):
+def test_stop_strings(tiny_qwen3, tiny_drafter, tiny_tokenizer, recorded):
     text = tiny_tokenizer.decode(tiny_qwen3.generate(PROMPT, **GREEDY)[0, PROMPT.shape[1] + 11 :][:2])
     plain = assert_equal_to_plain(tiny_qwen3, tiny_drafter, stop_strings=[text], tokenizer=tiny_tokenizer)
     assert plain.shape[1] < PROMPT.shape[1] + NEW_TOKENS
-
-
-class Forbid(LogitsProcessor):
-    """Keeps state: forbids what it has seen chosen, and notes every position it is shown."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __call__(self, input_ids, scores):
-        self.seen.append(input_ids.shape[1])
-        return scores.index_fill(1, input_ids[0, -2:], -torch.inf)
-
-
-def test_a_processor_with_state_sees_each_position_once(target, stages, make_drafter):
-    results, seen = [], []
-    for options in ({}, {"assistant_model": make_drafter(target), **STATIC}):
-        processor = Forbid()
-        processors = LogitsProcessorList([processor])
-        results.append(target.generate(PROMPT, logits_processor=processors, **GREEDY, **options))
-        seen.append(processor.seen)
-    assert torch.equal(*results)
-    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +121,7 @@ def test_a_processor_with_state_sees_each_position_once(target, stages, make_dra
 )
 def test_draws_are_those_of_growing_rounds(target, make_drafter, law, rule):
     """The law itself is tested where rounds grow; here every draw is the same one."""
-    drafter, options = make_drafter(target, **RULES[rule]), {"do_sample": True, "max_new_tokens": 30, **LAWS[law]}
+    drafter, options = make_drafter(target, **RULES[rule]), {"do_sample": True, "max_new_tokens": 20, **LAWS[law]}
 
     def draw(**cache):
         torch.manual_seed(5)
@@ -162,24 +137,18 @@ def test_draws_are_those_of_growing_rounds(target, make_drafter, law, rule):
 
 
 @pytest.mark.parametrize("family", ["Mistral", "GPT2"])
-def test_left_padding_and_positions(family, stages, make_drafter):
+def test_left_padding_and_positions(family, recorded, make_drafter):
     target = build(family)
     ids, mask = left_padded([PROMPT[0, :5], PROMPT[0]])
-    assert_equal_to_plain(target, make_drafter(target), ids[:1], attention_mask=mask[:1])
-    positions = torch.arange(3, 3 + PROMPT.shape[1])[None]
-    assert_equal_to_plain(target, make_drafter(target), position_ids=positions)
-
-
-def test_last_position_and_token_types(stages, make_drafter):
-    target = build("GPT2")
-    drafter, room = make_drafter(target), 128 - PROMPT.shape[1]
-    assert_equal_to_plain(target, drafter, accuracies=(0.9,), max_new_tokens=room)
-    assert_equal_to_plain(target, drafter, token_type_ids=PROMPT + 1)
+    drafter, positions = make_drafter(target), torch.arange(3, 3 + PROMPT.shape[1])[None]
+    assert_equal_to_plain(target, drafter, ids[:1], attention_mask=mask[:1])
+    assert_equal_to_plain(target, drafter, position_ids=positions)
+    if family == "GPT2":
+        assert_equal_to_plain(target, drafter, token_type_ids=PROMPT + 1)
 
 
 @pytest.mark.parametrize("family", ["GPT2", "opt", "bart"])
-@pytest.mark.parametrize("fields", [{}, {"draft_tree_size": 11}], ids=["chains", "trees"])
-@pytest.mark.parametrize("first", [0, 4])
+@pytest.mark.parametrize(("fields", "first"), [({}, 0), ({"draft_tree_size": 11}, 4)], ids=["chains", "trees"])
 def test_no_text_behind_the_last_learned_position(family, fields, first, make_drafter):
     """Plain generation raises there; up to there it writes text, whatever a block of fixed width needs."""
     limit, room = {"n_positions": 32}, 32 - first - PROMPT.shape[1]
@@ -211,8 +180,7 @@ def test_scores_and_logits_stay_what_they_were(target, stages, make_drafter):
     plain = target.generate(PROMPT, **options)
     static = target.generate(PROMPT, assistant_model=make_drafter(target), **options, **STATIC)
     for name in ("scores", "logits"):
-        for mine, other in zip(getattr(static, name), getattr(plain, name), strict=True):
-            torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(getattr(static, name), getattr(plain, name), atol=1e-4, rtol=1e-4)
 
 
 def test_a_returned_cache_is_a_copy_to_go_on_from(tiny_qwen3, tiny_drafter, stages):
@@ -230,138 +198,69 @@ def test_a_returned_cache_is_a_copy_to_go_on_from(tiny_qwen3, tiny_drafter, stag
     assert torch.equal(texts[0], tiny_qwen3.generate(ids, **GREEDY))
 
 
-def test_streamer(tiny_qwen3, tiny_drafter, stages):
-    class Noting:
-        tokens: list[int] = []
-
-        def put(self, value):
-            self.tokens += value.flatten().tolist()
-
-        def end(self):
-            self.ended = True
-
-    streamer = Noting()
-    text = tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, streamer=streamer, **GREEDY, **STATIC)
-    assert streamer.tokens == text[0].tolist()
-    assert streamer.ended
+def test_streamer(tiny_qwen3, tiny_drafter, tiny_tokenizer, capsys):
+    printed = []
+    for options in ({}, {"assistant_model": tiny_drafter, **STATIC}):
+        tiny_qwen3.generate(PROMPT, streamer=TextStreamer(tiny_tokenizer), **GREEDY, **options)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != ""
 
 
-def test_later_calls_take_the_buffers_and_graphs_of_the_first(target, make_drafter):
+def test_later_calls_take_the_buffers_and_graphs_of_the_first(target, make_drafter, recorded):
     drafter = make_drafter(target)
-    with recorded_graphs() as made:
-        for prompt, new_tokens in ((PROMPT, 30), (PROMPT[:, :3], 40), (PROMPT.flip(1), 20), (PROMPT.repeat(1, 2), 3)):
-            assert_equal_to_plain(target, drafter, prompt, max_new_tokens=new_tokens)
-        assert [recorded.num_captured for recorded in made] == [4]  # backbone, rollout, verification, acceptance
-        assert_equal_to_plain(target, drafter, PROMPT, max_new_tokens=70)  # longer than what is there
-        assert [recorded.num_captured for recorded in made] == [4, 4]
+    for prompt, new_tokens in ((PROMPT, 30), (PROMPT[:, :3], 40), (PROMPT.flip(1), 20), (PROMPT.repeat(1, 2), 3)):
+        assert_equal_to_plain(target, drafter, prompt, max_new_tokens=new_tokens)
+    assert [made.num_captured for made in recorded] == [4]  # backbone, rollout, verification, acceptance
+    assert_equal_to_plain(target, drafter, PROMPT, max_new_tokens=70)  # longer than what is there
+    assert [made.num_captured for made in recorded] == [4, 4]
 
 
-def poison(space):
-    """Fill the buffers of a workspace with what no sum survives, and its lengths and inputs with others."""
-    context = space.context
-    states = [tensor for layer in space.cache.layers for tensor in (layer.keys, layer.values)]
-    for tensor in (*states, context._keys, context._values):
-        tensor.fill_(torch.nan)
-    for tensor in (space.cache.length, context.start, context.length):
-        tensor.fill_(3)
-    for tensor in space._held.values():
-        tensor.copy_(1 - tensor)
-    context._length = 3
-
-
-def test_a_call_finds_nothing_of_those_before(target, stages, make_drafter, monkeypatch):
+def test_a_call_finds_nothing_of_those_before(target, stages, make_drafter):
     """Prompts of other padding in one workspace: text and drafts are those of rounds that grow."""
-    drafter, drafted, propose = make_drafter(target), [], DraftSession.propose
-
-    def noting(self, *args, **kwargs):
-        proposals = propose(self, *args, **kwargs)
-        drafted.append(proposals.tolist())
-        return proposals
-
-    monkeypatch.setattr(DraftSession, "propose", noting)
-    for length in (5, 20, 11):
-        ids, mask = left_padded([PROMPT[0, :length], PROMPT[0]])
+    drafter = make_drafter(target)
+    for length in (20, 5, 11):
+        ids, mask = left_padded([PROMPT[0, :length].flip(0), PROMPT[0]])
         options, found = GREEDY | {"attention_mask": mask[:1], "max_new_tokens": 16}, []
         plain = target.generate(ids[:1], **options)
         for cache in ({}, STATIC):
-            drafted.clear()
-            with oracle(target, ids[:1], 0.7, plain):
+            with proposed() as rounds, oracle(target, ids[:1], 0.7, plain):
                 text = target.generate(ids[:1], assistant_model=drafter, **cache, **options)
-            found.append((text.tolist(), list(drafted)))
+            found.append((text.tolist(), [tokens for _, _, tokens in rounds]))
         assert found[0] == found[1]
         assert found[0][0] == plain.tolist()
-        poison(workspace._idle[target][drafter])
 
 
-def test_addresses_stay(target, make_drafter):
-    drafter, addresses = make_drafter(target), []
-    check_block = StaticRunner.check_block
-
-    def noting(self, anchors, proposed):
-        space = self._workspace
-        layers = [tensor for layer in space.cache.layers for tensor in (layer.keys, layer.values)]
-        context = [space.context._keys, space.context._values, space.context.start, space.context.length]
-        tensors = [*layers, space.cache.length, *context, *self._tensors.values()]
-        addresses.append([tensor.data_ptr() for tensor in tensors])
-        return check_block(self, anchors, proposed)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StaticRunner, "check_block", noting)
-        for length in (20, 9, 15):
-            target.generate(PROMPT[:, :length], assistant_model=drafter, **GREEDY, **STATIC)
-    assert len(addresses) > 30
-    assert all(found == addresses[0] for found in addresses)
-
-
-READS = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__")
-
-
-DRAWN = {"do_sample": True, "top_k": 20, "repetition_penalty": 1.04}
-
-
-@pytest.mark.parametrize("options", [{"do_sample": False}, DRAWN], ids=["greedy", "drawn and penalised"])
+@pytest.mark.parametrize("law", [{"do_sample": False}, {"do_sample": True, "top_k": 20, "repetition_penalty": 1.04}])
 @pytest.mark.parametrize("num_drafted", [64, 40], ids=["all tokens", "a draft vocabulary"])
-def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, options, num_drafted):
+def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, recorded, law, num_drafted):
     """And sends nothing: on a GPU both would wait for the device."""
-    drafter, reads, rounds = make_drafter(tiny_qwen3).restricted(range(num_drafted)), [], []
+    drafter, reads = make_drafter(tiny_qwen3).restricted(range(num_drafted)), []
+    options = {"max_new_tokens": 40, "eos_token_id": -1, "assistant_model": drafter, **law, **STATIC}
+    tiny_qwen3.generate(PROMPT, **options)  # makes the recordings
 
     def noting(name, function):
-        def call(*args, **kwargs):
-            reads.append(name)
-            return function(*args, **kwargs)
+        return lambda *args, **kwargs: reads.append(name) or function(*args, **kwargs)
 
-        return call
-
-    run_round = loop._Generation.run_round
-
-    def counting(self):
-        start = len(reads)
-        run_round(self)
-        rounds.append(reads[start:])
-
-    with recorded_graphs():
-        options |= {"max_new_tokens": 40, "eos_token_id": -1, "assistant_model": drafter, **STATIC}
-        tiny_qwen3.generate(PROMPT, **options)  # makes the recordings
-        monkeypatch.setattr(loop._Generation, "run_round", counting)
-        for name in READS:
-            monkeypatch.setattr(torch.Tensor, name, noting(name, getattr(torch.Tensor, name)))
-        for name in ("tensor", "as_tensor"):
-            monkeypatch.setattr(torch, name, noting(f"torch.{name}", getattr(torch, name)))
-        tiny_qwen3.generate(PROMPT, **options)
-    assert len(rounds) > 10
-    assert all(found == ["tolist"] for found in rounds), rounds
+    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, name, noting(name, getattr(torch.Tensor, name)))
+    for name in ("tensor", "as_tensor"):
+        monkeypatch.setattr(torch, name, noting(f"torch.{name}", getattr(torch, name)))
+    counts = []
+    for new_tokens in (20, 40):
+        reads.clear()
+        tiny_qwen3.generate(PROMPT, **options | {"max_new_tokens": new_tokens})
+        counts.append((len(reads), drafter.stats.num_rounds))
+    # What a call reads and sends besides cancels between a short and a long text of the same buffers.
+    assert counts[1][0] - counts[0][0] == counts[1][1] - counts[0][1] > 5
 
 
 def test_stages_compile_to_one_graph_each(make_drafter, monkeypatch):
     """No break, no recompilation: nothing in a stage depends on the round."""
-    target = build("Qwen2", num_hidden_layers=2)
-    traced = []
+    target, traced, compiled = build("Qwen2", num_hidden_layers=2), [], {}
 
     def counting(module, inputs):
         traced.append(module)
         return module.forward
-
-    compiled = {}
 
     def call(self, key, stage, *inputs):
         signature = (key, *(tensor.shape for tensor in inputs))
@@ -382,7 +281,7 @@ def test_stages_compile_to_one_graph_each(make_drafter, monkeypatch):
     assert len(compiled) == len(traced) == 4
 
 
-def test_an_interrupted_call_leaves_nothing_behind(target, make_drafter, stages):
+def test_an_interrupted_call_leaves_nothing_behind(target, make_drafter, recorded):
     drafter = make_drafter(target)
 
     class Interrupting(LogitsProcessor):
@@ -391,173 +290,135 @@ def test_an_interrupted_call_leaves_nothing_behind(target, make_drafter, stages)
                 raise KeyboardInterrupt
             return scores
 
-    processors = LogitsProcessorList([Interrupting()])
-    for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            target.generate(PROMPT, assistant_model=drafter, logits_processor=processors, **GREEDY, **STATIC)
-        assert_equal_to_plain(target, drafter)
+    with pytest.raises(KeyboardInterrupt):
+        target.generate(PROMPT, assistant_model=drafter, logits_processor=[Interrupting()], **GREEDY, **STATIC)
+    assert_equal_to_plain(target, drafter)
 
 
 def test_threads_have_buffers_of_their_own(target, make_drafter):
     drafter, results = make_drafter(target), {}
-    prompts = [PROMPT, PROMPT.flip(1), PROMPT[:, :7], PROMPT + 30]
+    prompts = [PROMPT, PROMPT.flip(1), PROMPT[:, :7]]
     plain = [target.generate(prompt, **GREEDY) for prompt in prompts]
 
     def run(index):
-        for _ in range(2):
-            result = target.generate(prompts[index], assistant_model=drafter, **GREEDY, **STATIC)
-            results.setdefault(index, []).append(torch.equal(result, plain[index]))
+        results[index] = target.generate(prompts[index], assistant_model=drafter, **GREEDY, **STATIC)
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(len(prompts))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [results.get(index) for index in range(len(prompts))] == [[True] * 2] * len(prompts)
+    assert all(torch.equal(results[index], text) for index, text in enumerate(plain))
 
 
-def test_workspaces_go_with_their_models():
+def test_workspaces_go_with_their_models(recorded):
     target = build("Qwen2")
     drafter = build_drafter(target)
     target.generate(PROMPT, assistant_model=drafter, **GREEDY, **STATIC)
-    assert drafter in workspace._idle[target]
+    kept = [weakref.ref(each) for each in (target, drafter, recorded.pop())]
     del target, drafter
     gc.collect()
-    assert not any(len(drafters) for drafters in workspace._idle.values())
+    assert [one() for one in kept] == [None] * 3
 
 
-def test_moved_weights_are_not_replayed(make_drafter):
+def test_moved_weights_are_not_replayed(make_drafter, recorded):
     target = build("Qwen2")
     drafter = make_drafter(target)
-    with recorded_graphs() as made:
-        assert_equal_to_plain(target, drafter)
-        target.load_state_dict({name: tensor + 0.05 for name, tensor in target.state_dict().items()})
-        assert_equal_to_plain(target, drafter)  # in place: the graphs see it
-        assert len(made) == 1
-        target.lm_head.weight = torch.nn.Parameter(target.lm_head.weight.detach().flip(0))
-        assert_equal_to_plain(target, drafter)
-        drafter.config.draft_pool_size = 8
-        assert_equal_to_plain(target, drafter)
-        assert len(made) == 3
+    assert_equal_to_plain(target, drafter)
+    target.load_state_dict({name: tensor + 0.05 for name, tensor in target.state_dict().items()})
+    assert_equal_to_plain(target, drafter)  # in place: the graphs see it
+    assert len(recorded) == 1
+    target.lm_head.weight = torch.nn.Parameter(target.lm_head.weight.detach().flip(0))
+    assert_equal_to_plain(target, drafter)
+    drafter.config.draft_pool_size = 8
+    assert_equal_to_plain(target, drafter)
+    assert len(recorded) == 3
 
 
 def test_inference_mode_and_after(target, make_drafter, stages):
     drafter = make_drafter(target)
     for mode in (True, False, True):
         with torch.inference_mode(mode):
-            assert_equal_to_plain(target, drafter)
+            assert_equal_to_plain(target, drafter, accuracies=(0.7,))
 
 
-def test_a_stage_that_cannot_be_captured_is_launched(target, make_drafter, monkeypatch):
+def test_a_stage_that_cannot_be_captured_is_launched(target, make_drafter, monkeypatch, recorded):
     drafter, warned = make_drafter(target), []
     capture = RecordedGraphs.capture
 
     def failing(self, stage, inputs):
-        if getattr(stage, "__name__", None) == "_verify":
+        if len(warned) == 0 and self.num_captured == 1:
             raise RuntimeError("operation not permitted when stream is capturing\nand so on")
         return capture(self, stage, inputs)
 
     monkeypatch.setattr(RecordedGraphs, "capture", failing)
-    monkeypatch.setattr(graphs.logger, "warning", lambda *arguments: warned.append(arguments[1:]))
-    with recorded_graphs() as made:
-        assert_equal_to_plain(target, drafter)
-    assert warned == [("verify", "operation not permitted when stream is capturing")]
-    assert made[0].num_captured == 3
+    monkeypatch.setattr(graphs.logger, "warning", lambda *arguments: warned.append(arguments[-1]))
+    assert_equal_to_plain(target, drafter)
+    assert warned == ["operation not permitted when stream is capturing"]
+    assert recorded[0].num_captured == 3
 
 
-def test_graphs_are_bounded(tiny_qwen3, make_drafter, monkeypatch):
+def test_graphs_are_bounded(tiny_qwen3, make_drafter, monkeypatch, recorded):
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 6)
     drafter = make_drafter(tiny_qwen3)
-    with recorded_graphs() as made:
-        for temperature in (0.5, 0.6, 0.7, 0.8):
-            options = {"do_sample": True, "temperature": temperature, "max_new_tokens": 8}
-            tiny_qwen3.generate(PROMPT, assistant_model=drafter, **options, **STATIC)
-            assert 4 <= len(made[0]._graphs) <= 6
+    for temperature in (0.5, 0.6, 0.7, 0.8):
+        options = {"do_sample": True, "temperature": temperature, "max_new_tokens": 8}
+        tiny_qwen3.generate(PROMPT, assistant_model=drafter, **options, **STATIC)
+        assert 4 <= recorded[0].num_kept <= 6
 
 
-def test_shadow_replays_static_calls(tiny_qwen3, tiny_drafter, stages):
-    with hf_domino.shadow(share=1.0) as report:
+def test_shadow_and_phases(tiny_qwen3, tiny_drafter):
+    with hf_domino.shadow(share=1.0) as report, hf_domino.timed_phases():
         tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **GREEDY, **STATIC)
     assert (report.num_replayed, report.mismatches, report.failures) == (1, [], [])
     assert report.max_kl < 1e-6
-
-
-def test_phases_are_timed(tiny_qwen3, tiny_drafter):
-    with hf_domino.timed_phases():
-        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **GREEDY, **STATIC)
     phases = tiny_drafter.stats.phases
     assert all(phases[name] > 0 for name in ("draft", "rollout", "target_forward", "verify"))
 
 
-def test_widths_are_few():
-    assert [fitting_width(count, 16) for count in (0, 1, 2, 3, 5, 8, 9, 16)] == [1, 2, 3, 5, 9, 9, 17, 17]
-    assert fitting_width(5, 6) == fitting_width(6, 6) == 7
-
-
-def test_short_rounds_are_filled_up(target, stages, make_drafter, monkeypatch):
-    """A round that proposes fewer tokens, or none, is verified at one of the widths."""
-    drafter, propose, calls = make_drafter(target), DraftSession.propose, iter(range(1000))
-
-    def fewer(self, prefixes, *others):
-        return propose(self, prefixes, (3, 0, 5, 0, 0, 1, 6)[next(calls) % 7])
-
-    monkeypatch.setattr(DraftSession, "propose", fewer)
-    assert_equal_to_plain(target, drafter, accuracies=(0.0, 0.8))
+def test_short_rounds_are_filled_up(target, stages, make_drafter):
+    """A round that proposes fewer tokens, or none, is verified at one of a few widths."""
+    with at_most(itertools.cycle((3, 0, 5, 0, 0, 1, 6))):
+        assert_equal_to_plain(target, make_drafter(target), accuracies=(0.0, 0.8))
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_paced_blocks(target, stages, make_drafter, do_sample):
+def test_paced_blocks(target, recorded, make_drafter, do_sample):
     drafter = make_drafter(target, draft_length="adaptive")
     if do_sample:
-        target.generate(PROMPT, assistant_model=drafter, do_sample=True, max_new_tokens=60, **STATIC)
+        target.generate(PROMPT, assistant_model=drafter, do_sample=True, max_new_tokens=40, **STATIC)
     else:
-        assert_equal_to_plain(target, drafter, accuracies=(0.0, 0.5, 1.0), max_new_tokens=60)
+        assert_equal_to_plain(target, drafter, accuracies=(0.0, 0.5, 1.0), max_new_tokens=40)
     assert set(drafter.stats.proposed[0]) <= {0, 1, 2, 4, drafter.config.num_draft_tokens}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"cache_implementation": "offloaded_static"}, "must be None, 'dynamic' or 'static', got 'offloaded_static'"),
+LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "hidden_size": 32}
+LAYERS |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 96}
+REFUSED_TARGETS = {
+    "rope_type .* got 'dynamic'": lambda: build(
+        "Qwen2", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    ),
+    "got 'LinearAttentionLayer'": lambda: transformers.Lfm2ForCausalLM(
+        transformers.Lfm2Config(**LAYERS, eos_token_id=EOS, pad_token_id=PAD, bos_token_id=None)
+    ),
+    "model_type .* got 'gpt_neo'": lambda: families.build("gpt_neo"),  # attention goes by the length of the cache
+}
+
+
+@pytest.mark.parametrize("message", REFUSED_TARGETS)
+def test_refused_targets(make_drafter, message):
+    target = REFUSED_TARGETS[message]()
+    with pytest.raises(ValueError, match=message):
+        target.generate(PROMPT, assistant_model=make_drafter(target), max_new_tokens=4, **STATIC)
+
+
+def test_refused_calls(tiny_qwen3, tiny_drafter):
+    cache = StaticCache(config=tiny_qwen3.config, max_cache_len=64)
+    for options, message in (
+        ({"cache_implementation": "offloaded_static"}, "got 'offloaded_static'"),
         (STATIC | {"num_return_sequences": 2, "do_sample": True}, "batch size .* must be 1, got 2"),
         (STATIC | {"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states .* False"),
-    ],
-)
-def test_refusals(tiny_qwen3, tiny_drafter, options, message):
-    with pytest.raises(ValueError, match=message):
-        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, **options)
-
-
-def test_refused_targets(make_drafter):
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}
-    target = build("Qwen2", rope_parameters=rope)
-    with pytest.raises(ValueError, match=r"rope_type .* must be one of fixed frequencies, got 'dynamic'"):
-        target.generate(PROMPT, assistant_model=make_drafter(target), max_new_tokens=4, **STATIC)
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 96}
-    layers = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "hidden_size": 32}
-    config = transformers.Lfm2Config(**sizes, **layers, eos_token_id=EOS, pad_token_id=PAD, bos_token_id=None)
-    target = transformers.Lfm2ForCausalLM(config).eval()
-    with pytest.raises(ValueError, match=r"layers .* must be attention layers, got 'LinearAttentionLayer'"):
-        target.generate(PROMPT, assistant_model=make_drafter(target), max_new_tokens=4, **STATIC)
-
-
-def test_attention_that_goes_by_the_length_of_the_cache(make_drafter):
-    sizes = {"hidden_size": 32, "num_layers": 4, "num_heads": 4, "attention_types": [[["global", "local"], 2]]}
-    config = transformers.GPTNeoConfig(vocab_size=96, window_size=8, max_position_embeddings=64, **sizes)
-    target = transformers.GPTNeoForCausalLM(config).eval()
-    with pytest.raises(ValueError, match=r"model_type .* must be none of .*'gpt_neo', .* got 'gpt_neo'. Leave"):
-        target.generate(PROMPT, assistant_model=make_drafter(target), max_new_tokens=4, **STATIC)
-
-
-def test_refused_caches_and_loops(tiny_qwen3, tiny_drafter):
-    cache = StaticCache(config=tiny_qwen3.config, max_cache_len=64)
-    with pytest.raises(ValueError, match=f"{CACHE} must be a DynamicCache, got 'StaticCache'"):
-        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, past_key_values=cache, max_new_tokens=4)
-    hf_domino.uninstall()
-    hf_domino.attach(tiny_qwen3)
-    try:
-        with pytest.raises(ValueError, match="cache_implementation in an attached target must be None or 'dynamic'"):
-            tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, **STATIC)
-    finally:
-        hf_domino.detach(tiny_qwen3)
-        hf_domino.install()
+        ({CACHE: cache}, f"{CACHE} must be a DynamicCache, got 'StaticCache'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, **options)

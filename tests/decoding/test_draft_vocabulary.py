@@ -5,14 +5,12 @@ The vocabularies here lack tokens that the target says, the end of text among th
 
 import contextlib
 import copy
-import itertools
 
 import pytest
 import torch
 from builders import EOS, VOCAB_SIZE, build_drafter, left_padded
-from oracle import faults, oracle
+from oracle import faults, proposed
 from recorded_graphs import recorded_graphs
-from test_residual import fits, sample
 from transformers import (
     ForcedEOSTokenLogitsProcessor,
     LogitsProcessorList,
@@ -29,13 +27,10 @@ import domino_kernels
 from hf_domino import explain_round, release_workspaces
 from hf_domino.decoding import rollout as rollout_module
 from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.form import Tree
 from hf_domino.target.view import TargetModel
 
 IDS = [*range(4, 40, 3), *range(41, VOCAB_SIZE, 2)]
@@ -89,7 +84,7 @@ def blocks(target, **overrides):
 
 @torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("pool_size", [None, 5, 16, 200])
+@pytest.mark.parametrize("pool_size", [None, 5])
 @pytest.mark.parametrize(
     "overrides", [{}, {"pure_draft_prefix_len": 2}, {"projector_type": "dflash"}], ids=["", "prefix", "dflash"]
 )
@@ -127,13 +122,11 @@ def test_own_noise_and_products_that_are_kept(tiny_qwen3, law, pool_size):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("pool_size", "prefix"), [(None, 2), (5, 0)])
-def test_fused_kernels(tiny_qwen3, pool_size, prefix):
+def test_fused_kernels(tiny_qwen3):
     pytest.importorskip("triton")
-    block, _ = blocks(tiny_qwen3, draft_pool_size=pool_size, pure_draft_prefix_len=prefix)
-    noise = torch.empty(3, 9, VOCAB_SIZE).exponential_()
-    for processors, drawn in (([], None), ([TemperatureLogitsWarper(0.5)], noise)):
-        law = TokenLaw(LogitsProcessorList(processors))
+    block, _ = blocks(tiny_qwen3, draft_pool_size=5, pure_draft_prefix_len=2)
+    noise, law = torch.empty(3, 9, VOCAB_SIZE).exponential_(), TokenLaw(LogitsProcessorList())
+    for drawn in (None, noise):
         expected = rollout(*block, law, drawn)
         with domino_kernels.use_backend("triton"):
             assert torch.equal(rollout(*block, law, drawn), expected)
@@ -172,43 +165,34 @@ def assert_same(target, drafter, rows, **options):
         with drafting:
             text = target.generate(ids, assistant_model=drafter, **options, **static)
         assert text.tolist() == plain.tolist()
-    return drafter.stats
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "rows"),
-    [(*case, 1 + 2 * (index % 2)) for index, case in enumerate(itertools.product(CALLS, ["pool", "all", "dflash"]))],
-)
-def test_the_text_is_plain_generations(tiny_qwen3, call, rows, kind):
-    overrides = {"pool": {}, "all": {"draft_pool_size": None}, "dflash": {"projector_type": "dflash"}}[kind]
-    assert_same(tiny_qwen3, build_drafter(tiny_qwen3, **overrides).restricted(IDS), rows, **CALLS[call])
+KINDS = ({}, {"draft_pool_size": None}, {"projector_type": "dflash"})
+
+
+@pytest.mark.parametrize(("call", "fields", "rows"), zip(CALLS, 2 * KINDS, 3 * (1, 3), strict=True))
+def test_the_text_is_plain_generations(tiny_qwen3, call, fields, rows):
+    assert_same(tiny_qwen3, build_drafter(tiny_qwen3, **fields).restricted(IDS), rows, **CALLS[call])
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("is_recorded", [False, True], ids=["launched", "recorded"])
-def test_rounds_of_fixed_shape(tiny_qwen3, call, is_recorded):
+def test_rounds_of_fixed_shape(tiny_qwen3, call):
     drafter = build_drafter(tiny_qwen3).restricted(IDS)
-    with recorded_graphs() if is_recorded else contextlib.nullcontext():
+    with recorded_graphs():
         assert_same(tiny_qwen3, drafter, 1, static={"cache_implementation": "static"}, **CALLS[call])
-    release_workspaces()
 
 
-def test_captured_rounds_read_weights_that_changed_in_place(tiny_llama, monkeypatch):
+def test_captured_rounds_read_weights_that_changed_in_place(tiny_llama):
     """Rows of lm_head are copies: a graph must not go on with the old ones."""
-    target, proposed, propose = copy.deepcopy(tiny_llama), [], DraftSession.propose
+    target = copy.deepcopy(tiny_llama)
     drafter = build_drafter(target, projector_type="dflash").restricted(IDS)
 
-    def noting(self, *args):
-        proposed.append(propose(self, *args).clone())
-        return proposed[-1]
-
     def drafts(**static):
-        proposed.clear()
         options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": -1} | static
-        target.generate(PROMPTS[0][None], assistant_model=drafter, **options)
-        return torch.cat(proposed, dim=1).tolist()
+        with proposed() as rounds:
+            target.generate(PROMPTS[0][None], assistant_model=drafter, **options)
+        return rounds
 
-    monkeypatch.setattr(DraftSession, "propose", noting)
     with recorded_graphs() as made:
         assert drafts() == (before := drafts(cache_implementation="static"))
         with torch.no_grad():
@@ -219,38 +203,31 @@ def test_captured_rounds_read_weights_that_changed_in_place(tiny_llama, monkeypa
         assert len(made) == 1
 
 
-def test_the_drafters_own_drafts_are_accepted(tiny_qwen3):
-    """Drafts of the target's own law over the tokens that it says are accepted; over others none is."""
-    drafter, prompt = build_drafter(tiny_qwen3, projector_type="dflash"), PROMPTS[0][None]
-    text = tiny_qwen3.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=-1)
-    said = sorted(set(text[0, prompt.shape[1] :].tolist()))
-    tiny_qwen3.generate(
-        prompt, assistant_model=drafter.restricted(said), max_new_tokens=24, do_sample=False, eos_token_id=-1
-    )
-    others = [token for token in range(VOCAB_SIZE) if token not in said]
-    silent = drafter.restricted(others)
-    tiny_qwen3.generate(prompt, assistant_model=silent, max_new_tokens=24, do_sample=False, eos_token_id=-1)
-    assert set(silent.stats.rows[0]) == {1}
-
-
-@pytest.mark.parametrize("rule", [{}, {"draft_law": "greedy"}], ids=["drawn", "greedy"])
-@pytest.mark.parametrize("static", [{}, {"cache_implementation": "static"}], ids=["growing", "fixed"])
-@pytest.mark.parametrize("call", ["sampled", "sampled, warpers", "sampled, processors"])
+@pytest.mark.parametrize(
+    ("rule", "static", "call"),
+    [
+        ({"draft_law": "sampled"}, {}, "sampled, warpers"),
+        ({"draft_law": "sampled"}, {"cache_implementation": "static"}, "sampled, processors"),
+        ({"draft_law": "greedy"}, {}, "sampled, processors"),
+        ({"draft_law": "greedy"}, {"cache_implementation": "static"}, "sampled, warpers"),
+    ],
+)
 def test_residual_calls_end(tiny_qwen3, rule, static, call):
+    """With the target's own law, see `tests/test_sampling_law.py`."""
     drafter = build_drafter(tiny_qwen3, acceptance_rule="residual", **rule).restricted(IDS)
     ids, mask = left_padded(PROMPTS[: 1 if static else 3], pad=2)
-    text = tiny_qwen3.generate(
-        ids, attention_mask=mask, assistant_model=drafter, max_new_tokens=24, **CALLS[call], **static
-    )
-    assert text.max() < VOCAB_SIZE
+    options = {"attention_mask": mask, "max_new_tokens": 24, **CALLS[call], **static}
+    assert tiny_qwen3.generate(ids, assistant_model=drafter, **options).max() < VOCAB_SIZE
     release_workspaces()
 
 
 @pytest.mark.parametrize(
     "rule", [{}, {"acceptance_rule": "residual"}, {"acceptance_rule": "residual", "draft_law": "greedy"}]
 )
-@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}, {"do_sample": True, "top_k": 5}])
-@pytest.mark.parametrize("pool_size", [16, None])
+@pytest.mark.parametrize(
+    ("options", "pool_size"),
+    [({"do_sample": False}, 16), ({"do_sample": True}, None), ({"do_sample": True, "top_k": 5}, 16)],
+)
 def test_where_nothing_that_is_drafted_is_allowed(tiny_qwen3, rule, options, pool_size):
     """Every second token must be one that is not drafted: no law of drafts is there, and no error."""
     others = sorted(set(range(4, VOCAB_SIZE)) - set(IDS))[:3]
@@ -268,9 +245,8 @@ def test_where_nothing_that_is_drafted_is_allowed(tiny_qwen3, rule, options, poo
         assert tiny_qwen3.generate(PROMPTS[0][None], **options)[0].tolist() == text
 
 
-@pytest.mark.parametrize("pool_size", [8, None])
 @pytest.mark.parametrize(
-    "options", [{"forced_eos_token_id": EOS}, {"suppress_tokens": IDS}], ids=["forced", "suppressed"]
+    ("options", "pool_size"), [({"forced_eos_token_id": EOS}, 8), ({"suppress_tokens": IDS}, None)], ids=str
 )
 def test_a_warper_that_checks_the_law_where_nothing_that_is_drafted_is_allowed(tiny_qwen3, pool_size, options):
     drafter = build_drafter(tiny_qwen3, draft_pool_size=pool_size).restricted(IDS)
@@ -282,60 +258,9 @@ def test_a_warper_that_checks_the_law_where_nothing_that_is_drafted_is_allowed(t
     assert texts[0] == texts[1] == texts[2]
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("processors", [[], [TemperatureLogitsWarper(0.7)], [RepetitionPenaltyLogitsProcessor(1.5)]])
-@pytest.mark.parametrize("pool_size", [None, 5])
-def test_the_residual_rule_keeps_the_targets_joint_law(tiny_qwen3, processors, pool_size):
-    """Two tokens against full enumeration of a target whose law depends on the last token alone."""
-    draws, kept = 60_000, [4, 6, 7]
-    drafter = build_drafter(tiny_qwen3, draft_pool_size=pool_size, block_size=2).restricted(kept)
-    tokens, anchor = torch.arange(4, 9), 5
-    table = torch.full((VOCAB_SIZE, VOCAB_SIZE), -torch.inf)
-    table[:, tokens] = torch.randn(VOCAB_SIZE, len(tokens))
-    law, target = TokenLaw(LogitsProcessorList(processors)), TargetModel(tiny_qwen3, drafter.config)
-    prefixes = Prefixes.of(torch.full((draws, 1), anchor))
-    rule = ResidualRule(law, draws_drafts=True)
-    rule.begin(prefixes, VOCAB_SIZE)
-    rule.begin_round(prefixes, 2)
-    hidden = torch.randn(1, 2, 32).expand(draws, -1, -1)
-    proposals = rollout(drafter, target, hidden, prefixes, law, rule.draft_noise, goes_on=rule.listener(None))
-    assert set(proposals.flatten().tolist()) == set(kept)
-    probs = rule.draft_scores.softmax(dim=-1)
-    assert probs.shape == (draws, 2, VOCAB_SIZE)
-    assert set(probs.sum(dim=(0, 1)).nonzero().flatten().tolist()) == set(kept)
-    logits = table[torch.cat((prefixes.ids, proposals), dim=1)]  # [B, 3, V]
-    outcome = rule.judge(prefixes, Tree(proposals), logits).outcome
-    first, count = outcome[:, 1], outcome[:, 0]
-    behind = law.scores(prefixes, table[first][:, None], first[:, None])[:, 0].softmax(dim=-1)
-    second = torch.where(count > 1, outcome[:, 2], sample(behind))
-    one, two = _enumerated(law, table, anchor, tokens)
-    places = torch.searchsorted(tokens, torch.stack((first, second)))
-    assert fits(
-        torch.bincount(places[0] * len(tokens) + places[1], minlength=len(tokens) ** 2), (one[:, None] * two).flatten()
-    )
-    assert set(count.tolist()) == {1, 2, 3}
-
-
-def _enumerated(law, table, anchor, tokens):
-    """The target's law of the first token `[N]`, and of the second behind each `[N, N]`."""
-    start = Prefixes.of(torch.tensor([[anchor]]))
-    one = law.scores(start, table[anchor][None, None], start.ids[:, :0])[0, 0].softmax(dim=-1)[tokens]
-    starts = Prefixes.of(torch.full((len(tokens), 1), anchor))
-    two = law.scores(starts, table[tokens][:, None], tokens[:, None])[:, 0].softmax(dim=-1)[:, tokens]
-    return one, two
-
-
 def test_an_opened_round(tiny_qwen3):
     opened = explain_round(build_drafter(tiny_qwen3).restricted(IDS), tiny_qwen3, PROMPTS[0][None])
     for probs in (opened.base_probs, opened.corrected_probs):
         assert probs.shape == (6, VOCAB_SIZE)
         torch.testing.assert_close(probs[:, IDS].sum(dim=-1), torch.ones(6))
     assert torch.equal(opened.corrected_probs.argmax(dim=-1), opened.proposals)
-
-
-def test_under_an_oracle(tiny_llama):
-    drafter, prompt = build_drafter(tiny_llama).restricted(IDS), PROMPTS[0][None]
-    options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": -1}
-    plain = tiny_llama.generate(prompt, **options)
-    with oracle(tiny_llama, prompt, 0.8, do_sample=False, max_new_tokens=30):
-        assert torch.equal(tiny_llama.generate(prompt, assistant_model=drafter, **options), plain)

@@ -12,7 +12,7 @@ from builders import build_drafter
 from oracle import tree_faults
 
 from hf_domino.decoding.pacing import ways
-from hf_domino.decoding.pacing.blocks import Block
+from hf_domino.decoding.pacing.blocks import Block, SingleStep
 from hf_domino.decoding.pacing.pacer import Pace, Pacer, pacer_for
 from hf_domino.decoding.pacing.ways import AGAIN, EACH, FIRST_ROUNDS, TURNS, Contest
 from hf_domino.decoding.tree.block import ADAPTIVE_SIZE, Trees
@@ -48,14 +48,6 @@ def test_a_text_that_changes_is_noticed():
     assert not rounds(contest, 1.1, 1.0, 2000)[-2]
 
 
-def test_without_a_tree_there_is_no_contest():
-    """As where the target takes none."""
-    contest = Contest()
-    for _ in range(1000):
-        contest.observe(False, 1.0, None)
-    assert not contest.prefers_trees
-
-
 class FakeTree(Block):
     """Sixteen nodes."""
 
@@ -76,31 +68,27 @@ def test_each_way_has_costs_of_its_own(seconds_of_tree, monkeypatch):
     assert pacer.cost(1) == pytest.approx(seconds_of_tree if seen[-2] else 1.6, rel=0.05)
 
 
-def test_where_no_tree_may_be_rounds_propose_chains():
-    for trees in (Trees("adaptive"), Trees(7)):
-        pacer = Pacer(8, is_timed=True, trees=trees)
-        for _ in range(2 * WHOLE):
-            block = pacer.begin_round(1, lambda: False)
-            assert block.tree_size is None
-            pacer.observe(block, [3 if block.choose_length(8) else 1], 1.0)
-
-
 def test_trees_are_chosen_where_nothing_else_was_asked_for(tiny_qwen3, make_drafter):
-    def tree_size(is_static=False, **fields):
-        return pacer_for(make_drafter(tiny_qwen3, **fields), tiny_qwen3, 5, False, True, is_static)._trees
+    def sizes(is_static=False, may_branch=True, **fields):
+        pacer = pacer_for(make_drafter(tiny_qwen3, **fields), tiny_qwen3, 5, False, True, is_static)
+        blocks = []
+        for _ in range(2 * WHOLE):
+            blocks.append(pacer.begin_round(1, lambda: may_branch))
+            pacer.observe(blocks[-1], [3 if blocks[-1].choose_length(5) else 1], 1.0)
+        return {block.tree_size for block in blocks if not isinstance(block, SingleStep)}
 
-    assert tree_size(draft_length="adaptive").is_optional
-    assert not tree_size(draft_length="adaptive", draft_tree_size=9).is_optional
+    assert sizes(draft_length="adaptive") == {None, ADAPTIVE_SIZE}
+    assert sizes(draft_length="adaptive", draft_tree_size=9) == sizes(draft_length="full", draft_tree_size=9) == {9}
     for fields in (
         {"draft_length": "full"},
         {"is_static": True, "draft_length": "adaptive"},
-        {"draft_tree_size": None},
+        {"draft_tree_size": None, "draft_length": "adaptive"},
+        {"may_branch": False, "draft_length": "adaptive", "draft_tree_size": 9},
     ):
-        assert tree_size(**fields) is None
+        assert sizes(**fields) == {None}
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("batch_size", "do_sample"), [(1, True), (3, False)])
 def test_taking_turns_does_not_change_the_text(tiny_qwen3, monkeypatch, batch_size, do_sample):
     for name, value in (("FIRST_ROUNDS", 2), ("TURNS", 6), ("EACH", 1), ("AGAIN", 3)):
         monkeypatch.setattr(ways, name, value)

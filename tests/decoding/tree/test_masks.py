@@ -19,8 +19,7 @@ PARENTS = [[0, 1, 1, 0, 3, 2, 4, 5, 6, 0], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 0
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("window", [4, 16])
+@pytest.mark.parametrize(("attention", "window"), [("sdpa", 4), ("eager", 16)])
 @pytest.mark.parametrize("knows_windows", [True, False])
 @pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text", "mistral"])
 def test_each_node_sees_its_own_text(model_type, knows_windows, window, attention):

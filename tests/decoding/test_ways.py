@@ -70,7 +70,7 @@ def test_each_way_has_costs_of_its_own(seconds_of_tree, monkeypatch):
 
 def test_trees_are_chosen_where_nothing_else_was_asked_for(tiny_qwen3, make_drafter):
     def sizes(is_static=False, may_branch=True, **fields):
-        pacer = pacer_for(make_drafter(tiny_qwen3, **fields), tiny_qwen3, 5, False, True, is_static)
+        pacer = pacer_for(make_drafter(tiny_qwen3, **fields), tiny_qwen3, 5, False, False, is_static)
         blocks = []
         for _ in range(2 * WHOLE):
             blocks.append(pacer.begin_round(1, lambda: may_branch))

@@ -45,17 +45,19 @@ def exponential(block):
     return torch.empty(3, block[2].shape[1] + 1, VOCAB_SIZE).exponential_()
 
 
-class Listening:
-    """Keeps what it was told last of each proposal."""
+def listened(block, law, noise):
+    """Proposals, and what was told last of each."""
+    told = []
 
-    def __init__(self):
-        self.told = []
-
-    def __call__(self, index, scores, candidates):
-        assert index <= len(self.told)
-        del self.told[index:]
-        self.told.append((scores, candidates))
+    def listen(index, scores, candidates):
+        assert index <= len(told)
+        del told[index:]
+        told.append((scores, candidates))
         return True
+
+    proposals = rollout(*block, law, noise, goes_on=listen)
+    assert len(told) == proposals.shape[1] == block[2].shape[1]
+    return proposals, told
 
 
 class Remembering(OwnNoise):
@@ -77,8 +79,8 @@ def step_by_step(monkeypatch, *arguments):
 
 @torch.no_grad()
 @pytest.mark.parametrize("shift_label", [True, False])
-@pytest.mark.parametrize("prefix_len", [0, 1, 3])
-@pytest.mark.parametrize("sizes", [(None, 4), (None, VOCAB_SIZE), (12, 4)], ids=["guessed", "one by one", "pooled"])
+@pytest.mark.parametrize("prefix_len", [0, 3])
+@pytest.mark.parametrize("sizes", [(None, 4), (12, 4)], ids=["guessed", "pooled"])
 def test_proposals_are_those_of_the_formulas(monkeypatch, tiny_qwen3, shift_label, prefix_len, sizes):
     """State and first corrected position go by the place in the block, of which an unshifted one drops the first."""
     fields = {"shift_label": shift_label, "pure_draft_prefix_len": prefix_len, "draft_pool_size": sizes[0]}
@@ -97,7 +99,7 @@ def test_proposals_are_those_of_the_formulas(monkeypatch, tiny_qwen3, shift_labe
 
 @torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("pool_size", [1, 3, 20])
+@pytest.mark.parametrize("pool_size", [1, 20])
 def test_it_is_the_one_step_by_step(monkeypatch, block, law, pool_size):
     law = TokenLaw(LogitsProcessorList(LAWS[law]))
     drafter, target, hidden, prefixes = block
@@ -118,8 +120,7 @@ def test_proposals_are_drawn_from_the_corrected_law(monkeypatch, block, law, is_
     drafter, target, hidden, prefixes = block
     law, shared, own = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block), Remembering()
     monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
-    listening = Listening()
-    proposals = rollout(*block, law, own if is_own else shared, goes_on=listening)
+    proposals, told = listened(block, law, own if is_own else shared)
     noise = torch.cat(own.drawn, dim=1) if is_own else shared[:, :-1]
     rederived, anchors = Rederived(drafter, target.model), prefixes.last()[:, 0]
     skipped = torch.nn.functional.pad(hidden, (0, 0, drafter.config.label_offset, 0))
@@ -129,36 +130,25 @@ def test_proposals_are_drawn_from_the_corrected_law(monkeypatch, block, law, is_
         expected = law.scores(prefixes, logits[:, index : index + 1], proposals[:, :index])[:, 0]
         assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
         if is_own:  # nothing was guessed
-            scores, candidates = listening.told[index]
+            scores, candidates = told[index]
             assert candidates is None
             torch.testing.assert_close(scores, expected, **SCORE_TOLERANCE)
-    assert len(listening.told) == proposals.shape[1] == hidden.shape[1]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("is_own", [False, True], ids=["shared noise", "own noise"])
 def test_proposals_of_a_pool_are_drawn_from_what_is_told(block, is_own):
-    law, shared, own, listening = TokenLaw(LogitsProcessorList()), exponential(block), Remembering(), Listening()
+    law, shared, own = TokenLaw(LogitsProcessorList()), exponential(block), Remembering()
     block[0].config.draft_pool_size = 20
-    proposals = rollout(*block, law, own if is_own else shared, goes_on=listening)
-    assert len(listening.told) == proposals.shape[1] == block[2].shape[1]
-    for index, (scores, candidates) in enumerate(listening.told):
+    proposals, told = listened(block, law, own if is_own else shared)
+    for index, (scores, candidates) in enumerate(told):
         assert scores.shape == candidates.shape == (3, 20)
         drawn = choose(scores, own.drawn[index][:, 0] if is_own else shared[:, index].gather(1, candidates))
         assert torch.equal(candidates.gather(1, drawn[:, None])[:, 0], proposals[:, index])
 
 
 @torch.no_grad()
-def test_a_miss_of_the_pool_is_found(monkeypatch, block):
-    law = TokenLaw(LogitsProcessorList())
-    exact = step_by_step(monkeypatch, *block, law)
-    block[0].config.draft_pool_size = 1
-    assert not torch.equal(rollout(*block, law), exact), "the pool must miss here, or this file tests nothing"
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("pool_size", [20, None])
-@pytest.mark.parametrize("max_bytes", [30 * 192, 2**20], ids=["small table", "large table"])
+@pytest.mark.parametrize(("pool_size", "max_bytes"), [(20, 30 * 192), (None, 2**20)], ids=["small", "large"])
 def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
     drafter, target, hidden, prefixes = block
     drafter.config.draft_pool_size = pool_size
@@ -167,6 +157,9 @@ def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
         arguments = drafter, target, hidden.roll(shift, dims=1), prefixes, law
         assert torch.equal(rollout(*arguments, table=table), rollout(*arguments))
     assert 0 < table.num_bytes <= max_bytes
+    many = list(range(40))  # more at once than the small one has room for
+    expected = drafter.prefix_gru.project_inputs(target.embed(torch.tensor(many)))
+    torch.testing.assert_close(table.rows(many), expected)
 
 
 @torch.no_grad()

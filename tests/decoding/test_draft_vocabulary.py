@@ -170,7 +170,7 @@ def assert_same(target, drafter, rows, **options):
 KINDS = ({}, {"draft_pool_size": None}, {"projector_type": "dflash"})
 
 
-@pytest.mark.parametrize(("call", "fields", "rows"), zip(CALLS, 2 * KINDS, 3 * (1, 3), strict=True))
+@pytest.mark.parametrize(("call", "fields", "rows"), [*zip(CALLS, 2 * KINDS, 3 * (1, 3), strict=True)])
 def test_the_text_is_plain_generations(tiny_qwen3, call, fields, rows):
     assert_same(tiny_qwen3, build_drafter(tiny_qwen3, **fields).restricted(IDS), rows, **CALLS[call])
 

@@ -12,7 +12,6 @@ from builders import EOS, VOCAB_SIZE, build_drafter, left_padded
 from oracle import faults, proposed
 from recorded_graphs import recorded_graphs
 from transformers import (
-    ForcedEOSTokenLogitsProcessor,
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
@@ -24,10 +23,8 @@ from transformers import (
 )
 
 import domino_kernels
-from hf_domino import explain_round, release_workspaces
+from hf_domino import explain_round
 from hf_domino.decoding import rollout as rollout_module
-from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
@@ -107,21 +104,6 @@ def test_drafts_are_those_of_a_target_that_never_says_the_others(monkeypatch, ti
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("pool_size", [None, 5])
-def test_own_noise_and_products_that_are_kept(tiny_qwen3, law, pool_size):
-    law = TokenLaw(LogitsProcessorList(LAWS[law]))
-    block, _ = blocks(tiny_qwen3, draft_pool_size=pool_size)
-    told = Told()
-    tokens = rollout(*block, law, OwnNoise(), goes_on=told)
-    for index, probs in enumerate(told.laws):
-        assert set(probs.nonzero()[:, 1].tolist()) <= set(IDS)
-        assert (probs.gather(1, tokens[:, index : index + 1]) > 0).all()
-    table = InputTable(block[0].prefix_gru, block[1])
-    assert torch.equal(rollout(*block, law, table=table), rollout(*block, law))
-
-
-@torch.no_grad()
 def test_fused_kernels(tiny_qwen3):
     pytest.importorskip("triton")
     block, _ = blocks(tiny_qwen3, draft_pool_size=5, pure_draft_prefix_len=2)
@@ -130,15 +112,6 @@ def test_fused_kernels(tiny_qwen3):
         expected = rollout(*block, law, drawn)
         with domino_kernels.use_backend("triton"):
             assert torch.equal(rollout(*block, law, drawn), expected)
-
-
-@torch.no_grad()
-def test_a_forced_token_that_is_not_drafted(tiny_qwen3):
-    """Nothing can be drafted there, which is no error; the others are drafted as ever."""
-    law = TokenLaw(LogitsProcessorList([ForcedEOSTokenLogitsProcessor(13, EOS, device="cpu")]))
-    for pool_size in (None, 5):
-        block, _ = blocks(tiny_qwen3, draft_pool_size=pool_size)
-        assert set(rollout(*block, law).flatten().tolist()) <= set(IDS)
 
 
 CALLS = {
@@ -201,24 +174,6 @@ def test_captured_rounds_read_weights_that_changed_in_place(tiny_llama):
         assert after == drafts()
         assert after != before
         assert len(made) == 1
-
-
-@pytest.mark.parametrize(
-    ("rule", "static", "call"),
-    [
-        ({"draft_law": "sampled"}, {}, "sampled, warpers"),
-        ({"draft_law": "sampled"}, {"cache_implementation": "static"}, "sampled, processors"),
-        ({"draft_law": "greedy"}, {}, "sampled, processors"),
-        ({"draft_law": "greedy"}, {"cache_implementation": "static"}, "sampled, warpers"),
-    ],
-)
-def test_residual_calls_end(tiny_qwen3, rule, static, call):
-    """With the target's own law, see `tests/test_sampling_law.py`."""
-    drafter = build_drafter(tiny_qwen3, acceptance_rule="residual", **rule).restricted(IDS)
-    ids, mask = left_padded(PROMPTS[: 1 if static else 3], pad=2)
-    options = {"attention_mask": mask, "max_new_tokens": 24, **CALLS[call], **static}
-    assert tiny_qwen3.generate(ids, assistant_model=drafter, **options).max() < VOCAB_SIZE
-    release_workspaces()
 
 
 @pytest.mark.parametrize(

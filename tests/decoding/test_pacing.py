@@ -16,7 +16,7 @@ from hf_domino.decoding import loop
 from hf_domino.decoding import rollout as rollout_module
 from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.pacing import pacer as pacing
-from hf_domino.decoding.pacing.blocks import Block, ConfidentBlock
+from hf_domino.decoding.pacing.blocks import ConfidentBlock
 from hf_domino.decoding.pacing.estimates import Acceptance
 from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Pacer, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
@@ -55,10 +55,6 @@ def pacer(request, num_positions):
     return Pacer(num_positions, is_timed=request.param)
 
 
-def test_first_blocks_are_whole(pacer):
-    assert simulate(pacer, [0.1] * 8, 0)[0] == 8
-
-
 @pytest.mark.parametrize("is_timed", [True, False])
 def test_blocks_end_where_drafts_are_unsure(is_timed):
     pacer = Pacer(None, is_timed)
@@ -85,12 +81,6 @@ def test_a_hopeless_drafter_costs_little(pacer):
     while tokens < 256:
         seconds, tokens = seconds + simulate(pacer, [0.3] * 8, 0)[1], tokens + 1
     assert seconds < 1.03 * 256 * STEP
-
-
-def test_a_losing_drafter_is_found_out(num_positions):
-    pacer, generator = Pacer(num_positions, is_timed=True), random.Random(0)
-    lengths = [simulate(pacer, [0.5] * 8, generator.choice([0, 0, 0, 1, 1]))[0] for _ in range(1000)]
-    assert lengths.count(0) > 900
 
 
 def test_a_drafter_that_pays_is_hardly_interrupted(num_positions):
@@ -212,16 +202,6 @@ def test_pauses_are_short_again_after_drafting_has_paid(pacer):
     for _ in range(400):
         simulate(pacer, [0.98] * 8, 8)
     assert longest_pause() <= first
-
-
-def test_rounds_of_two_calls_are_no_neighbours():
-    pacer = Pacer(None, is_timed=True)
-    for _ in range(3):
-        simulate(pacer, [0.98] * 8, 8)
-    cost = pacer.cost(1)
-    pacer.begin_call()
-    pacer.observe(Block(), [1], 1000.0)  # there was room for one token only
-    assert pacer.cost(1) == cost
 
 
 def test_knowledge_is_kept_between_calls_that_choose_alike(tiny_qwen3, tiny_drafter):

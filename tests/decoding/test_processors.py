@@ -12,9 +12,9 @@ from oracle import faults, tree_faults
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
-from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
+from hf_domino.decoding.correcting.candidates import CandidatePool
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors.stock import EFFECTS, PREFIX_FREE
+from hf_domino.decoding.processors.stock import EFFECTS
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target.view import TargetModel
@@ -208,21 +208,6 @@ def test_what_is_forced_or_lifted_is_drafted_and_what_is_banned_is_not(tiny_qwen
     pair = [[[token, unlikely], 90.0] for token in prefixes.last()[:, 0].tolist()]
     assert drafted(hf.SequenceBiasLogitsProcessor(pair))[:, 0].tolist() == [unlikely, unlikely]
     assert not torch.isin(drafted(hf.SuppressTokensLogitsProcessor(likely)), torch.tensor(likely)).any()
-
-
-def test_who_lifts_more_than_the_pool_holds_needs_the_vocabulary():
-    def fits(processor, size=16):
-        return fits_pool(TokenLaw(LogitsProcessorList([hf.TemperatureLogitsWarper(0.5), processor])), size)
-
-    def pairs(count, bias):
-        return hf.SequenceBiasLogitsProcessor([[[token, token + 1], bias] for token in range(count)])
-
-    assert fits(pairs(4, 2.0))
-    assert not fits(pairs(5, 2.0))
-    assert fits(pairs(30, -2.0))
-    assert not fits(hf.PrefixConstrainedLogitsProcessor(lambda row, ids: [1], 1))
-    assert not fits(hf.WatermarkLogitsProcessor(V, "cpu", seeding_scheme="selfhash"))
-    assert all(type(processor) not in EFFECTS for processor in PREFIX_FREE)
 
 
 @pytest.mark.parametrize("options", [{"bad_words_ids": [[5, 6]]}, {"sequence_bias": [[[5, 6], 2.0]]}], ids=str)

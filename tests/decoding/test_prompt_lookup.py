@@ -12,7 +12,7 @@ from recorded_graphs import recorded_graphs
 from test_families import build
 
 from hf_domino.decoding.matches import LENGTHS, MOST_PLACES, Text
-from hf_domino.decoding.pacing.blocks import Block, PacedBlock, SingleStep
+from hf_domino.decoding.pacing.blocks import Block, SingleStep
 from hf_domino.decoding.pacing.pacer import Pacer, WholeBlocks
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import DRAFT_TOKENS, PromptLookup
@@ -157,27 +157,11 @@ def test_copies_must_bring_more_than_single_steps_in_the_time_of_a_round():
     pacer = Pacer(4, is_timed=True)
     lookup, prefixes = lookup_in(tokens, pacer=pacer)
     for seconds in (1.0, 4.0) * 20:  # of a single step, and of a round beside it
-        pacer.observe(SingleStep() if seconds == 1.0 else one_proposal(pacer), [1], seconds)
+        block = pacer.begin_round(1) if seconds > 1.0 else SingleStep()
+        block.choose_length(4)
+        pacer.observe(block, [1], seconds)
     lookup.observe(Block(), [1])
     assert lookup.begin_round(prefixes, 10) is None
-
-
-def one_proposal(pacer):
-    block = PacedBlock(pacer.acceptance, 0.0, 1)
-    block.add(0, [0])
-    return block
-
-
-def test_rounds_beside_a_copy_are_no_neighbours():
-    lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]], pacer=(pacer := Pacer(4, is_timed=True)))
-    copy, costs = lookup.begin_round(prefixes, 10), []
-    for has_copies in (True, False):
-        for block, seconds in ((SingleStep(), 1.0), (one_proposal(pacer), 100.0)) * 4:
-            pacer.observe(block, [1], seconds)
-            if has_copies:
-                lookup.observe(copy, [5])
-        costs.append(pacer.cost(1))
-    assert costs[0] < 2 < 50 < costs[1]
 
 
 @pytest.mark.parametrize(("wanted", "lengths"), [(10, {1, 2, 4, 6}), (3, {1, 2})])

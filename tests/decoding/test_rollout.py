@@ -6,8 +6,6 @@ from builders import VOCAB_SIZE, build_drafter
 from rederived import Rederived
 from transformers import (
     LogitsProcessorList,
-    NoRepeatNGramLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -160,20 +158,3 @@ def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
     many = list(range(40))  # more at once than the small one has room for
     expected = drafter.prefix_gru.project_inputs(target.embed(torch.tensor(many)))
     torch.testing.assert_close(table.rows(many), expected)
-
-
-@torch.no_grad()
-def test_processors_no_pool_can_stand_for_are_asked_step_by_step(monkeypatch, block):
-    def unseen(row, ids):
-        return [token for token in range(VOCAB_SIZE) if token not in ids]
-
-    def proposed(processor):
-        return rollout(*block, TokenLaw(LogitsProcessorList([processor])))
-
-    monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
-    tokens, prefixes = proposed(PrefixConstrainedLogitsProcessor(unseen, num_beams=1)), block[-1]
-    for row, length in enumerate(prefixes.lengths):
-        seen = prefixes.ids[row, :length].tolist() + tokens[row].tolist()
-        assert len(set(seen[length:])) == len(tokens[row])
-        assert not set(seen[length:]) & set(seen[:length])
-    assert torch.equal(proposed(NoRepeatNGramLogitsProcessor(1)), tokens)  # the same law, guessed and checked

@@ -16,12 +16,11 @@ from builders import EOS, PAD, build_drafter, left_padded
 from oracle import at_most, oracle, proposed
 from recorded_graphs import RecordedGraphs, recorded_graphs
 from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
-from transformers import LogitsProcessor, StaticCache, TextStreamer
+from transformers import LogitsProcessor, StaticCache
 
 import hf_domino
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.static import graphs
-from hf_domino.decoding.static.graphs import StageGraphs
 
 GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
 STATIC = {"cache_implementation": "static"}
@@ -198,14 +197,6 @@ def test_a_returned_cache_is_a_copy_to_go_on_from(tiny_qwen3, tiny_drafter, stag
     assert torch.equal(texts[0], tiny_qwen3.generate(ids, **GREEDY))
 
 
-def test_streamer(tiny_qwen3, tiny_drafter, tiny_tokenizer, capsys):
-    printed = []
-    for options in ({}, {"assistant_model": tiny_drafter, **STATIC}):
-        tiny_qwen3.generate(PROMPT, streamer=TextStreamer(tiny_tokenizer), **GREEDY, **options)
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == printed[1] != ""
-
-
 def test_later_calls_take_the_buffers_and_graphs_of_the_first(target, make_drafter, recorded):
     drafter = make_drafter(target)
     for prompt, new_tokens in ((PROMPT, 30), (PROMPT[:, :3], 40), (PROMPT.flip(1), 20), (PROMPT.repeat(1, 2), 3)):
@@ -252,33 +243,6 @@ def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, reco
         counts.append((len(reads), drafter.stats.num_rounds))
     # What a call reads and sends besides cancels between a short and a long text of the same buffers.
     assert counts[1][0] - counts[0][0] == counts[1][1] - counts[0][1] > 5
-
-
-def test_stages_compile_to_one_graph_each(make_drafter, monkeypatch):
-    """No break, no recompilation: nothing in a stage depends on the round."""
-    target, traced, compiled = build("Qwen2", num_hidden_layers=2), [], {}
-
-    def counting(module, inputs):
-        traced.append(module)
-        return module.forward
-
-    def call(self, key, stage, *inputs):
-        signature = (key, *(tensor.shape for tensor in inputs))
-        if signature not in compiled:
-            compiled[signature] = torch.compile(stage, fullgraph=True, dynamic=False, backend=counting)
-        # A graph has buffers of its own; a stride that differs is no new shape.
-        return compiled[signature](*(torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor) for tensor in inputs))
-
-    monkeypatch.setattr(StageGraphs, "__call__", call)
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)  # the GRU's weights are used, never its forward
-    for name in ("domino_kernels.runs_triton", "hf_domino.decoding.correcting.fused.runs_triton"):
-        monkeypatch.setattr(name, lambda *arguments: False)  # decided by a context variable, which is not traced
-    torch.compiler.reset()
-    drafter = make_drafter(target, num_hidden_layers=1)
-    options = {"do_sample": True, "top_k": 20, "eos_token_id": -1, "max_new_tokens": 40}
-    target.generate(PROMPT, assistant_model=drafter, **options, **STATIC)
-    assert drafter.stats.num_rounds > 10
-    assert len(compiled) == len(traced) == 4
 
 
 def test_an_interrupted_call_leaves_nothing_behind(target, make_drafter, recorded):
@@ -365,15 +329,6 @@ def test_graphs_are_bounded(tiny_qwen3, make_drafter, monkeypatch, recorded):
         options = {"do_sample": True, "temperature": temperature, "max_new_tokens": 8}
         tiny_qwen3.generate(PROMPT, assistant_model=drafter, **options, **STATIC)
         assert 4 <= recorded[0].num_kept <= 6
-
-
-def test_shadow_and_phases(tiny_qwen3, tiny_drafter):
-    with hf_domino.shadow(share=1.0) as report, hf_domino.timed_phases():
-        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **GREEDY, **STATIC)
-    assert (report.num_replayed, report.mismatches, report.failures) == (1, [], [])
-    assert report.max_kl < 1e-6
-    phases = tiny_drafter.stats.phases
-    assert all(phases[name] > 0 for name in ("draft", "rollout", "target_forward", "verify"))
 
 
 def test_short_rounds_are_filled_up(target, stages, make_drafter):

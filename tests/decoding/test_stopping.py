@@ -15,7 +15,6 @@ PROMPTS = [torch.arange(7, 20), torch.arange(30, 38), torch.arange(40, 45)]
 LENGTH = 13
 BUDGET = 14
 OPTIONS = {"do_sample": False, "max_new_tokens": BUDGET}
-WORDS = [[4, 9, 12, 30], [4, 9, 12, 31, 6, 7, 8, 21], [4, 40], [22, 23, 24, 25, 26, 27, 28, 29, 33, 34, 35]]
 
 
 class Automaton:
@@ -36,19 +35,6 @@ class Automaton:
     def lenient(self, row: int, ids: torch.Tensor) -> list[int]:
         """Plain `generate` asks about a batch's rows that have ended, too."""
         return [EOS] if EOS in ids[LENGTH:].tolist() else self.strict(row, ids)
-
-
-class Trie:
-    """Knows its words, each followed by the end of text, and nothing else."""
-
-    def __init__(self, words: list[list[int]]):
-        self.children: dict[tuple[int, ...], list[int]] = {}
-        for word in words:
-            for count, token in enumerate([*word, EOS]):
-                self.children.setdefault(tuple(word[:count]), []).append(token)
-
-    def __call__(self, _: int, ids: torch.Tensor) -> list[int]:
-        return self.children[tuple(ids[LENGTH:].tolist())]
 
 
 def plain_row(target, ids, mask, row, automaton):
@@ -90,18 +76,6 @@ def test_padded_batch(tiny_qwen3, tiny_drafter, end):
     for row, text in enumerate(output):
         truth = plain_row(tiny_qwen3, ids, mask, row, automaton)
         assert torch.equal(text[: len(truth)], truth)
-
-
-@pytest.mark.parametrize("projector_type", ["domino", "dflash"])
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_trie(tiny_qwen3, make_drafter, entry, projector_type, do_sample):
-    options = OPTIONS | {"do_sample": do_sample, "num_return_sequences": 6 if do_sample and not entry else 1} | entry
-    drafter, ids = make_drafter(tiny_qwen3, projector_type=projector_type), PROMPTS[0][None]
-    output = tiny_qwen3.generate(ids, assistant_model=drafter, prefix_allowed_tokens_fn=Trie(WORDS), **options)
-    for text in output[:, LENGTH:].tolist():
-        assert text[: text.index(EOS)] in WORDS
-    if not do_sample:
-        assert torch.equal(output, tiny_qwen3.generate(ids, prefix_allowed_tokens_fn=Trie(WORDS), **OPTIONS))
 
 
 def test_texts_longer_than_the_target_has_positions_are_warned_of(tiny_qwen3, make_drafter, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import gc
 import itertools
 import logging
 import threading
@@ -174,11 +173,6 @@ def test_stop_strings(target, drafters, tiny_tokenizer, batch_size):
     assert_same(target, drafters["adaptive"], prompt_of(batch_size), **stops)
 
 
-def test_embeddings_alone(target, drafters):
-    embeds = target.get_input_embeddings()(PROMPTS[1][None])
-    assert_same(target, drafters["pool 16"], {"inputs_embeds": embeds}, **LAWS["min-p"])
-
-
 def test_a_stream(target, drafters, tiny_tokenizer, capsys):
     printed = []
     for drafter in (None, drafters["pool 16"], drafters["adaptive"]):
@@ -199,36 +193,17 @@ class Forbidding(LogitsProcessor):
         return scores if self.num_calls % 3 else scores.scatter(1, scores.argmax(dim=1, keepdim=True), -torch.inf)
 
 
-def test_a_processor_with_state(target, drafters):
-    results, options = [], {"do_sample": True, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1}
-    for drafter in (None, drafters["pool 16"]):
-        truth = results[0][0].tolist() if results else [[]]
-        with faults(truth, VOCAB_SIZE) if drafter else contextlib.nullcontext():
-            results.append(sample(target, prompt_of(1), options | {"logits_processor": [Forbidding()]}, drafter))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-    assert has_every_length(drafters["pool 16"])
-
-
-@pytest.fixture
-def attached(target):
-    """The target with the drafter in Transformers' own assisted loop."""
+def test_an_attached_target(target, drafters):
     hf_domino.uninstall()
     hf_domino.attach(target)
-    yield target
-    hf_domino.detach(target)
-    hf_domino.install()
+    try:
+        assert_same(target, drafters["pool 16"], prompt_of(1), **LAWS["penalty"], **ENDS["early"])
+    finally:
+        hf_domino.detach(target)
+        hf_domino.install()
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("law", ["T 1.0", "top-p", "penalty"])
-def test_an_attached_target(attached, drafters, law, end):
-    assert_same(attached, drafters["pool 16"], prompt_of(1), **LAWS[law], **ENDS[end])
-
-
-@pytest.mark.parametrize("where", ["installed", "attached"])
-def test_scores_and_logits(target, drafters, where, request):
-    target = request.getfixturevalue("attached") if where == "attached" else target
+def test_scores_and_logits(target, drafters):
     wanted = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, **LAWS["top-k"]}
     options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1, **wanted}
     plain, state = sample(target, prompt_of(1), options)
@@ -237,17 +212,16 @@ def test_scores_and_logits(target, drafters, where, request):
     assert torch.equal(assisted.sequences, plain.sequences)
     assert torch.equal(left, state)
     for name in ("scores", "logits"):
-        ours, theirs = torch.stack(getattr(assisted, name)), torch.stack(getattr(plain, name))
-        torch.testing.assert_close(ours, theirs, **SCORES_TOLERANCE)
+        torch.testing.assert_close(getattr(assisted, name), getattr(plain, name), **SCORES_TOLERANCE)
 
 
-@pytest.mark.parametrize("where", ["growing", "static", "attached"])
-def test_drafts_share_the_noise(target, drafters, where, request):
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize(("kind", "least"), [("all tokens", 4), ("pool 16", 4), ("adaptive, all tokens", 3)])
+def test_drafts_share_the_noise(target, drafters, cache, kind, least):
     """Where the law is almost flat the noise decides: drafts without it would be accepted once in 64 times."""
-    target = request.getfixturevalue("attached") if where == "attached" else target
-    options = {"temperature": 40.0, "top_k": 0} | ({"cache_implementation": "static"} if where == "static" else {})
-    sample(target, prompt_of(1), {"do_sample": True, "max_new_tokens": 40, **options}, drafters["all tokens"])
-    assert drafters["all tokens"].stats.acceptance_length > 4
+    options = {"do_sample": True, "max_new_tokens": 40, "temperature": 40.0, "top_k": 0, "cache_implementation": cache}
+    sample(target, prompt_of(1), options, drafters[kind])
+    assert drafters[kind].stats.acceptance_length > least
 
 
 @pytest.mark.parametrize("family", ["Qwen3_5Text", "Lfm2"])
@@ -315,7 +289,7 @@ class BreakingCriterion(StoppingCriteria):
 def test_a_call_that_breaks_off_has_drawn_what_plain_generation_would(target, drafters, how, batch_size):
     options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1}
     truth, _ = sample(target, prompt_of(batch_size), options)
-    for last in (1, *range(6, 14)):
+    for last in (1, 6, 7, 9, 12):
         left = []
         for drafter in (None, drafters["pool 16"]):
             breaking = {"streamer": BreakingStream(last)} if how == "streamer" else {}
@@ -324,33 +298,19 @@ def test_a_call_that_breaks_off_has_drawn_what_plain_generation_would(target, dr
                 sample(target, prompt_of(batch_size), options | breaking, drafter)
             left.append(torch.get_rng_state())
         assert torch.equal(*left)
-    assert not generators._borrowers
-
-
-def test_an_attached_call_that_breaks_off(attached, drafters):
-    """The generator is given back as soon as the exception is let go."""
-    options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, "eos_token_id": -1, "streamer": BreakingStream(10)}
-    with pytest.raises(Interruption) as kept:
-        sample(attached, prompt_of(1), options, drafters["pool 16"])
-    options.pop("streamer")
-    outputs = [sample(attached, prompt_of(1), options, drafter) for drafter in (None, drafters["pool 16"])]
-    assert torch.equal(outputs[0][0], outputs[1][0])  # a seed was set: nothing is owed to the old call
-    del kept
-    gc.collect()
-    assert not generators._borrowers
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """All noise that was drawn, as numbers."""
-    values, draw = [], StepNoise._draw
+    values, draw = [], torch.Tensor.exponential_
 
-    def noting(self, step):
-        noise = draw(self, step)
+    def noting(*args, **kwargs):
+        noise = draw(*args, **kwargs)
         values.append(tuple(noise.flatten().tolist()))
         return noise
 
-    monkeypatch.setattr(StepNoise, "_draw", noting)
+    monkeypatch.setattr(torch.Tensor, "exponential_", noting)
     return values
 
 

@@ -13,12 +13,7 @@ from parity import (
     make_pool,
     round_corrected,
 )
-from scipy import stats
 
-from domino_kernels import correct_and_choose
-
-MIN_P_VALUE = 1e-3  # seeds are fixed: a failure is a change of the code, not bad luck
-DRAWS = 100_000
 SHAPES = [(1, 1000, 48), (2, 333, 17), (3, 64, 5), (2, 1, 1), (1, 129, 256)]  # B, V, R: few of them fit the tiles
 
 
@@ -31,9 +26,16 @@ def test_fp32_ids_are_equal(shape, device):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("base_dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "base_dtype"),
+    [
+        (SHAPES[0], torch.bfloat16, torch.float32),
+        (SHAPES[1], torch.bfloat16, torch.bfloat16),
+        (SHAPES[2], torch.float16, torch.float32),
+        (SHAPES[0], torch.float16, torch.bfloat16),
+    ],
+    ids=str,
+)
 def test_half_precision_ids_are_equal_up_to_ties(shape, dtype, base_dtype, device):
     for seed in range(3):
         inputs = make_choice(shape, dtype, device, base_dtype, seed)
@@ -139,20 +141,6 @@ def test_sampled_ids_are_equal(temperature, device):
             assert torch.equal(theirs, (probs / noise).argmax(dim=1))
 
 
-def test_many_sampled_rows_are_equal(device):
-    base, low_rank, up_weight = make_choice((1, 12, 5), torch.float32, device)
-    rows = base.expand(150, -1).contiguous(), low_rank.expand(150, -1).contiguous(), up_weight
-    ours, theirs = choose_both(*rows, noise=make_noise(150, 12, device), temperature=2.0)
-    assert torch.equal(ours, theirs)
-    assert len(set(ours.tolist())) > 4
-
-
-def test_noise_of_ones_is_none(device):
-    inputs = make_choice((3, 333, 17), torch.float32, device)
-    for chosen in choose_both(*inputs, noise=torch.ones(3, 333, device=device), temperature=0.5):
-        assert torch.equal(chosen, choose_both(*inputs)[1])
-
-
 def test_draws_are_those_of_multinomial():
     base, low_rank, up_weight = make_choice((50, 333, 17), torch.float32, "cpu")
     probs = (base + torch.nn.functional.silu(low_rank) @ up_weight.T).softmax(dim=1)
@@ -161,29 +149,3 @@ def test_draws_are_those_of_multinomial():
     torch.manual_seed(3)
     for chosen in choose_both(base, low_rank, up_weight, noise=torch.empty_like(base).exponential_()):
         assert torch.equal(chosen, expected)
-
-
-@pytest.mark.parametrize("temperature", [0.5, 2.0])
-@pytest.mark.parametrize("with_pool", [False, True], ids=["vocabulary", "pool"])
-def test_the_law_is_the_softmax(temperature, with_pool):
-    base, low_rank, up_weight = make_choice((1, 12, 4), torch.float32, "cpu")
-    base, up_weight = base / 4, up_weight / 8  # so that every token comes up
-    base[0, 3] = -torch.inf
-    ids = torch.tensor([[7, 3, 0, 5, 11]]) if with_pool else None
-    logits = base if ids is None else base.gather(1, ids)
-    scores = base + torch.nn.functional.silu(low_rank) @ up_weight.T
-    scores = scores if ids is None else torch.full_like(scores, -torch.inf).scatter(1, ids, scores.gather(1, ids))
-    probs = (scores / temperature).softmax(dim=-1)[0].double()
-    draws = correct_and_choose(
-        *(tensor.expand(DRAWS, -1).contiguous() for tensor in (logits, low_rank)),
-        up_weight,
-        None if ids is None else ids.expand(DRAWS, -1).contiguous(),
-        noise=make_noise(DRAWS, 12, "cpu"),
-        temperature=temperature,
-    )
-    counts = draws.bincount(minlength=12).double()
-    possible = probs > 0
-    assert counts[~possible].sum() == 0
-    expected = probs[possible] / probs.sum() * DRAWS
-    assert expected.min() > 5
-    assert stats.chisquare(counts[possible].numpy(), expected.numpy()).pvalue > MIN_P_VALUE

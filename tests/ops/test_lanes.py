@@ -16,7 +16,7 @@ from parity import (
     round_corrected,
 )
 
-from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, gru_step
+from domino_kernels import correct_and_choose, gru_step
 
 # B, L, S, G and B, L, M, V, R: one lane, few sizes that fit the tiles, more lanes than a program takes.
 ADVANCES = [(3, 1, 1, 21), (1, 8, 8, 150), (3, 5, 7, 16), (2, 40, 3, 1), (3, 8, 2, 33)]
@@ -33,8 +33,7 @@ def test_states_are_equal(shape, dtype, device):
 
 
 @pytest.mark.parametrize("base_dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", CORRECTIONS, ids=str)
+@pytest.mark.parametrize(("shape", "dtype"), [*zip(CORRECTIONS, 2 * DTYPES, strict=False)], ids=str)
 def test_corrected_logits_are_equal(shape, dtype, base_dtype, device):
     inputs = make_corrections(shape, dtype, device, base_dtype)
     ours, theirs = correct_both(*inputs)
@@ -86,12 +85,3 @@ def test_forbidden_candidates_stay_forbidden(device):
     for scores in correct_both(base, *others):
         assert torch.equal(scores.isinf(), base.isinf()[:, None].expand_as(scores))
         assert not scores.isnan().any()
-
-
-def test_gradients_flow_through_pytorch(device):
-    base, block_part, *others = make_corrections((2, 3, 7, 33, 5), torch.float32, device)
-    correct_lanes(base, block_part.requires_grad_(), *others).sum().backward()
-    assert block_part.grad.abs().sum() > 0
-    products, *others = make_advance((2, 3, 4, 5), torch.float32, device)
-    advance_lanes(products.requires_grad_(), *others).sum().backward()
-    assert products.grad.abs().sum() > 0

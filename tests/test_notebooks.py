@@ -26,6 +26,10 @@ BADGE = f"[![Open in Colab]({COLAB}/assets/colab-badge.svg)]"
 # Fewer steps and prompts than a reader sees: every cell runs all the same.
 QUICK = {
     "max_steps=64": "max_steps=8",
+    "pieces[:64]": "pieces[:16]",
+    "max_new_tokens=256": "max_new_tokens=16",
+    "max_new_tokens=128": "max_new_tokens=16",
+    "max_new_tokens=48": "max_new_tokens=16",
     "[4:9]": "[4:6]",
     "prompts[6:8]": "prompts[6:7]",
     "prompts[5:8]": "prompts[6:7]",

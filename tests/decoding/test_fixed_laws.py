@@ -57,11 +57,6 @@ def two_of(kinds, draw):
     return [LogitsProcessorList(processors) for processors in zip(*pairs, strict=True)]
 
 
-def test_all_but_these_can_be_part_of_a_stage():
-    processors = {kind: KINDS[kind](random.Random(0), torch.zeros(1, 6).long()) for kind in KINDS}
-    assert [kind for kind, one in processors.items() if needs([one])[0] is None] == list(READS_BACK)
-
-
 @pytest.mark.parametrize("is_chain", [True, False], ids=["chain", "tree"])
 @pytest.mark.parametrize("kind", FIXED)
 def test_a_recording_plays_other_texts_and_numbers(kind, is_chain):

@@ -92,17 +92,6 @@ def test_every_row_sees_the_noise_of_its_steps(budget, batch_size, monkeypatch):
     assert budget != "all" or len(drawn) == 6 * num_steps  # none is drawn again, none behind the last step
 
 
-def test_what_is_passed_makes_room():
-    """Rows that keep together need the noise of one block, whatever the length of the text."""
-    truth, _ = plain_noise(2, 40)
-    noise = StepNoise(2, V, CPU, max_bytes=2 * 4 * SLICE)
-    for step in range(0, 36, 2):
-        assert torch.equal(noise.ahead([0, 1], [step, step], 4), truth[:, step : step + 4])
-    noise.ahead([1], [36], 8)
-    assert bytes_held(noise) == 8 * SLICE  # in the room of a row that left
-    noise.end(37)
-
-
 @pytest.mark.parametrize("max_bytes", [0, MAX_BYTES])
 @pytest.mark.parametrize(("num_steps", "expected"), [(3, 3), (5, 5), (7, 7), (9, 7)])
 def test_the_default_generator_is_left_after_so_many_steps(num_steps, expected, max_bytes):

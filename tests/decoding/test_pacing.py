@@ -193,17 +193,6 @@ def test_drafting_comes_back_when_the_text_gets_easy(pacer):
     assert lengths[-50:].count(8) >= 49
 
 
-def test_pauses_are_short_again_after_drafting_has_paid(pacer):
-    def longest_pause():
-        lengths = [simulate(pacer, [0.3] * 8, 0)[0] for _ in range(120)]
-        return max(len(list(run)) for length, run in itertools.groupby(lengths) if not length)
-
-    first = longest_pause()
-    for _ in range(400):
-        simulate(pacer, [0.98] * 8, 8)
-    assert longest_pause() <= first
-
-
 def test_knowledge_is_kept_between_calls_that_choose_alike(tiny_qwen3, tiny_drafter):
     tiny_drafter.config.draft_length = "adaptive"
     pacer = pacer_for(tiny_drafter, tiny_qwen3, 5, False, True)

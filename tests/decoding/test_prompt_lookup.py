@@ -223,14 +223,6 @@ def test_a_conversation_goes_on(tiny_qwen3, make_drafter):
     assert drafter.stats.num_copied
 
 
-def test_a_prompt_of_embeddings(tiny_qwen3, make_drafter):
-    inputs = GREEDY | {"inputs_embeds": tiny_qwen3.get_input_embeddings()(PROMPT)}
-    drafter = make_drafter(tiny_qwen3)
-    assert generate(tiny_qwen3, None, assistant_model=drafter, **inputs, **COPYING) == generate(
-        tiny_qwen3, None, **inputs
-    )
-
-
 def test_statistics_tell_copies_from_drafts(tiny_qwen3, make_drafter):
     drafter = make_drafter(tiny_qwen3)
     with oracle(tiny_qwen3, PROMPT, 0.5, **{name: GREEDY[name] for name in ("do_sample", "max_new_tokens")}):

@@ -42,12 +42,6 @@ def test_what_pays_is_found_whatever_the_clock_does(cost, gain):
         assert share == pytest.approx(float(gain > cost), abs=2 * EACH / AGAIN)
 
 
-def test_a_text_that_changes_is_noticed():
-    contest = Contest()
-    assert rounds(contest, 1.1, 1.3, 2000)[-2]
-    assert not rounds(contest, 1.1, 1.0, 2000)[-2]
-
-
 class FakeTree(Block):
     """Sixteen nodes."""
 

@@ -48,14 +48,6 @@ def test_dry_run(script, folder_on_path, tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") == len(rows) + 2
 
 
-def test_without_a_gpu_only_the_dry_run(folder_on_path, capsys):
-    folder_on_path.setattr(sys, "argv", ["head"])
-    folder_on_path.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit):
-        runpy.run_path(str(FOLDER / "head.py"), run_name="__main__")
-    assert "--dry-run" in capsys.readouterr().err
-
-
 def test_wrong_results_are_found(folder_on_path):
     import timing
 

@@ -204,10 +204,3 @@ def test_rows_whose_lanes_have_ended_grow_beside_rows_that_go_on(tiny_qwen3):
     for row in (0, 1):
         paths = paths_of(grown, row)
         assert not any(token > 8 for path, chance in paths.items() if chance for token in path[:-1])
-
-
-def test_what_has_no_logits_is_not_copied():
-    text = Text()
-    text.extend([5, 6, 99, 5, 6])
-    assert CopyLanes([text], 4, 64).found(0) == [[(0, 0)]]
-    assert CopyLanes([text], 4, 100).found(0) == [[(99, 2)]]

@@ -11,7 +11,7 @@ import torch
 from builders import build_drafter, left_padded
 from families import build
 from oracle import tree_faults
-from transformers import DynamicCache, TextStreamer
+from transformers import DynamicCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding import loop
@@ -108,12 +108,6 @@ def test_other_families_get_chains_and_say_why(model_type, why):
 def test_laws_and_sizes_are_exact(tiny_qwen3, setting, tree_size, kind):
     stats, _ = check_equal(tiny_qwen3, tree_size, kind, **SETTINGS[setting])
     assert max(stats.proposed[0]) >= tree_size
-
-
-def test_eager_attention_is_exact(tiny_qwen3):
-    target = copy.deepcopy(tiny_qwen3)
-    target.set_attn_implementation("eager")
-    check_equal(target)
 
 
 @pytest.mark.parametrize(("mask", "do_sample"), [([0, 0, 0] + [1] * 9, True), ([1, 1, 0, 0, 1] + [1] * 7, False)])
@@ -291,11 +285,3 @@ def test_a_target_that_does_not_follow_trees_gets_chains(tiny_qwen3, dtype):
     else:
         text_of(target, drafter)
     assert "logits in a tree differ" in drafter.stats.chain
-
-
-def test_a_streamer_sees_plain_text(tiny_qwen3, tiny_tokenizer, capsys):
-    drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
-    text_of(tiny_qwen3, streamer=TextStreamer(tiny_tokenizer))
-    expected = capsys.readouterr().out
-    text_of(tiny_qwen3, drafter, streamer=TextStreamer(tiny_tokenizer))
-    assert capsys.readouterr().out == expected

@@ -57,7 +57,7 @@ def test_the_drafters_name_their_target(pair):
 
 
 def test_greedy_is_lossless_on_some_prompts(pair):
-    check_prompts(pair, read_prompts(FOLDER / "prompts.jsonl")[:3], max_new_tokens=40)
+    check_prompts(pair, read_prompts(FOLDER / "prompts.jsonl")[:2], max_new_tokens=32)
     assert pair.drafter.stats.acceptance_length > 1
 
 
@@ -69,9 +69,9 @@ def test_greedy_is_lossless_on_all_prompts(pair):
 
 
 def test_a_batch_is_lossless(pair):
-    texts = [prompt["text"] for prompt in read_prompts(FOLDER / "prompts.jsonl")[3:7]]
+    texts = [prompt["text"] for prompt in read_prompts(FOLDER / "prompts.jsonl")[3:6]]
     inputs = pair.tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
-    options = {"max_new_tokens": 40, "do_sample": False}
+    options = {"max_new_tokens": 32, "do_sample": False}
     plain = pair.target.generate(**inputs, **options)
     assert torch.equal(pair.target.generate(**inputs, assistant_model=pair.drafter, **options), plain)
 

@@ -9,11 +9,6 @@ import pytest
 import hf_domino
 
 
-def test_public_names_are_there_and_listed():
-    assert set(hf_domino.__all__) <= set(dir(hf_domino))
-    assert all(getattr(hf_domino, name) is not None for name in hf_domino.__all__)
-
-
 def test_modules_are_attributes():
     assert hf_domino.training is importlib.import_module("hf_domino.training")
 

@@ -14,7 +14,7 @@ import test_hybrids
 import torch
 from builders import VOCAB_SIZE, build_drafter, left_padded
 from oracle import faults
-from transformers import LogitsProcessor, MaxLengthCriteria, StoppingCriteria, TextStreamer
+from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
@@ -173,16 +173,6 @@ def test_stop_strings(target, drafters, tiny_tokenizer, batch_size):
     assert_same(target, drafters["adaptive"], prompt_of(batch_size), **stops)
 
 
-def test_a_stream(target, drafters, tiny_tokenizer, capsys):
-    printed = []
-    for drafter in (None, drafters["pool 16"], drafters["adaptive"]):
-        streamer = TextStreamer(tiny_tokenizer, skip_prompt=True)
-        sample(target, prompt_of(1), {"do_sample": True, "max_new_tokens": 40, "streamer": streamer}, drafter)
-        printed.append(capsys.readouterr().out)
-    assert printed[0]
-    assert printed[0] == printed[1] == printed[2]
-
-
 class Forbidding(LogitsProcessor):
     """Keeps state: forbids the likeliest token at every third call."""
 
@@ -216,12 +206,12 @@ def test_scores_and_logits(target, drafters):
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
-@pytest.mark.parametrize(("kind", "least"), [("all tokens", 4), ("pool 16", 4), ("adaptive, all tokens", 3)])
-def test_drafts_share_the_noise(target, drafters, cache, kind, least):
+@pytest.mark.parametrize("kind", ["all tokens", "pool 16"])
+def test_drafts_share_the_noise(target, drafters, cache, kind):
     """Where the law is almost flat the noise decides: drafts without it would be accepted once in 64 times."""
     options = {"do_sample": True, "max_new_tokens": 40, "temperature": 40.0, "top_k": 0, "cache_implementation": cache}
     sample(target, prompt_of(1), options, drafters[kind])
-    assert drafters[kind].stats.acceptance_length > least
+    assert drafters[kind].stats.acceptance_length > 4
 
 
 @pytest.mark.parametrize("family", ["Qwen3_5Text", "Lfm2"])
@@ -425,11 +415,3 @@ def test_where_no_token_can_be_drawn_an_error_says_so(target, drafters, value, n
             for drafter in (None, drafters["pool 16"])
         ]
         assert torch.equal(*texts)
-
-
-def test_a_length_that_is_reached_already(target, drafters):
-    prompt, options = prompt_of(1), {"do_sample": True, "eos_token_id": -1, "max_new_tokens": NEW_TOKENS}
-    options["stopping_criteria"] = [MaxLengthCriteria(2)]
-    (plain, state), (text, left) = (sample(target, prompt, options, drafter) for drafter in (None, drafters["pool 16"]))
-    assert torch.equal(text, plain)
-    assert torch.equal(left, state)

@@ -30,7 +30,7 @@ from hf_domino.drafter.kinds.lookahead import begun_with, remember
 
 @dataclass
 class Window:
-    """What may stand behind a text.
+    """Tokens that may follow a text.
 
     Args:
         height (`int`): Tokens of a column (n - 1).

@@ -112,7 +112,7 @@ def assisted_decoding(
 def _parts(
     input_ids: torch.Tensor, runner: TargetRunner, session: DraftSession, law: TokenLaw, config: GenerationConfig
 ) -> tuple[TargetRunner, DraftSession, Judge]:
-    """What runs the target, drafts and judges: with fixed shapes, where the call asks for them."""
+    """Target runner, draft session and judge: with fixed shapes, where the call asks for them."""
     compiling = compile_options(runner.target.model, config)
     if config.cache_implementation != "static":
         return runner, session, judge
@@ -169,7 +169,7 @@ class _Generation:
     def result(
         self, drafter: DominoDraftModel, batch_size: int, has_outputs: bool, has_gap: bool
     ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        """What `generate` returns; the drafter's context goes with a cache that is seen again."""
+        """The output of `generate`; the drafter's context goes with a cache that is seen again."""
         cache = self.runner.cache
         is_seen_again = batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True))
         if is_seen_again and (context := self.session.context()) is not None:

@@ -94,7 +94,7 @@ class Prefixes:
         return held.scatter_(1, ids, True).gather(1, tokens)
 
     def foreseen(self, num_positions: int) -> Prefixes:
-        """What successive positions see, with the last known token in place of the block's own, yet to be chosen."""
+        """Texts that successive positions see, the last known token in place of those yet to be chosen."""
         return self.along(self.last().expand(-1, num_positions - 1), num_positions)
 
     def lanes(self, count: int) -> Prefixes:
@@ -102,7 +102,7 @@ class Prefixes:
         return self if count == 1 else self._behind(lambda: self.ids, count)
 
     def along(self, continuation: torch.Tensor, num_positions: int) -> Prefixes:
-        """What successive positions see: the last one all of a continuation, each one before it a token less.
+        """Texts that successive positions see: the last one all of a continuation, each one before it a token less.
 
         Args:
             continuation (`torch.Tensor`): Tokens behind the prefixes, `[B, M]`.

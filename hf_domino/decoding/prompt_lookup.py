@@ -65,7 +65,7 @@ class PromptLookup:
     def of_call(
         cls, config: GenerationConfig, drafter_config: DominoConfig, committed: CommittedSequences, pacer: Pacer
     ) -> PromptLookup:
-        """What a call's `prompt_lookup_num_tokens` asks for.
+        """The lookup that a call's `prompt_lookup_num_tokens` asks for.
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
@@ -81,7 +81,7 @@ class PromptLookup:
         return cls(committed, pacer, most, drafter_config.vocab_size, is_static)
 
     def begin_round(self, prefixes: Prefixes, room: int) -> CopiedBlock | None:
-        """What to copy for these rows in place of drafting, `room` tokens at most; None where that promises more."""
+        """A block to copy for these rows in place of drafting, `room` tokens at most; None where that promises more."""
         if not (most := min(self.most, room)):
             return None
         num_rows = len(prefixes.rows)
@@ -99,7 +99,7 @@ class PromptLookup:
         return block
 
     def lanes(self, prefixes: Prefixes, room: int, num_drafted: int) -> CopyLanes | None:
-        """What a round's trees of these rows copy from, `room` tokens deep at most; None where they do not.
+        """Texts that a round's trees of these rows copy from, `room` tokens deep at most; None where they do not.
 
         Where no row's last tokens have stood before, no deeper than what is drafted: noise is drawn for all depths.
         """
@@ -142,7 +142,7 @@ class CopiedBlock(PacedBlock):
     is_copied = True
 
     def propose(self, session: DraftSession, prefixes: Prefixes, most: int, rule: CoupledRule | ResidualRule) -> Tree:
-        """What is copied."""
+        """The copied tokens, as a chain."""
         return Tree(self.proposals)
 
     def __init__(self, acceptance: Acceptance, price: float, matches: list[int]):
@@ -154,7 +154,7 @@ class CopiedBlock(PacedBlock):
         return [len(tokens) - 1 for tokens in brought]
 
     def choose_length(self, room: int) -> int:
-        """What was chosen when it was copied."""
+        """The length chosen when it was copied."""
         return self.length
 
     def extend(self, most: int, at_any_price: bool = False) -> None:

@@ -105,7 +105,7 @@ def over_drafted(
 
 @dataclass
 class _Block:
-    """What the proposals of a block are chosen from; the fields are those of [`rollout`]."""
+    """Scores and noise that the proposals of a block are chosen by; the fields are those of [`rollout`]."""
 
     base_logits: torch.Tensor
     prefixes: Prefixes

@@ -28,7 +28,7 @@ from hf_domino.drafter.vocabulary import DraftVocabulary
 
 
 class TokenLaw:
-    """What `generate` would sample from, or take the most likely token of.
+    """The distribution that `generate` samples from, or takes the most likely token of.
 
     Args:
         processors (`LogitsProcessorList`): Processors and warpers, in order.
@@ -55,7 +55,7 @@ class TokenLaw:
 
     @property
     def temperature(self) -> float:
-        """What its temperatures come to; 1 without any."""
+        """The product of its temperatures; 1 without any."""
         product = 1.0
         for one in self.processors:
             if type(one) is TemperatureLogitsWarper:

@@ -21,7 +21,8 @@ from hf_domino.decoding.pacing.estimates import Acceptance
 from hf_domino.decoding.pacing.pacer import EXPLORE_EVERY, Pacer, pacer_for
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenLaw, choose
+from hf_domino.decoding.verification import CoupledRule
 from hf_domino.target.view import TargetModel
 
 STEP, SLOPE, DRAFT = 1.0, 0.05, 0.6  # seconds of a single step, of one proposal more, of drafting at all
@@ -313,3 +314,14 @@ def test_a_block_knows_the_proposals_that_were_made(monkeypatch, tiny_qwen3, mak
         assert [len(kinds) for kinds in block.kinds()] == [block.length] * 2
         lengths.add(block.length)
     assert len(lengths) > 2
+
+
+def test_blocks_end_by_the_noise_of_their_draws_too():
+    """What the noise decides, no draft can lose."""
+    told, prefixes, scores = [], Prefixes.of(torch.zeros(2, 3).long()), torch.randn(2, 64)
+    rule = CoupledRule(TokenLaw(LogitsProcessorList()), do_sample=True)
+    rule.begin(prefixes, 64)
+    rule.begin_round(prefixes, 3)
+    rule.listener(lambda index, scores, candidates: told.append(scores) or True)(1, scores, None)
+    assert torch.equal(told[0].argmax(dim=-1), choose(scores, rule.draft_noise[:, 1]))
+    rule.end(0)

@@ -1,1 +1,1 @@
-"""What is done to the target's cache: rows realigned, recurrent states rewound, a drafter's context kept with it."""
+"""Changes of the target's cache: rows realigned, recurrent states rewound, a drafter's context kept with it."""

@@ -91,7 +91,7 @@ def choose_fused(
 
 
 def _at(tensor: torch.Tensor | None, positions: int | slice) -> torch.Tensor | None:
-    """What there is, at some positions."""
+    """Select some positions, where there is a tensor."""
     return None if tensor is None else tensor[:, positions]
 
 

@@ -1,4 +1,4 @@
-"""What rounds teach: how likely proposals are accepted, what rounds bring, and what they cost in single steps.
+"""Estimates from rounds: how likely proposals are accepted, what rounds bring, and what they cost in single steps.
 
 The machine's other work makes durations vary by factors, and by the same ones for what is done at the same time. So a
 round is compared with the single step beside it, a round with the round before it, and never one time with another.
@@ -76,7 +76,7 @@ class Acceptance:
 
 
 class Tokens:
-    """What recent rounds brought."""
+    """Tokens that recent rounds brought."""
 
     def __init__(self) -> None:
         self.num_rounds = 0
@@ -112,7 +112,7 @@ class Tokens:
 
 
 class RoundCost:
-    """What a round costs in single steps, and a proposal more of a round: nominal, until neighbours have been timed."""
+    """Cost of a round in single steps, and a proposal more of a round: nominal, until neighbours have been timed."""
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=RECENT_ROUNDS)
@@ -165,5 +165,5 @@ class RoundCost:
             self._before = None  # each duration counts in one comparison
 
     def part(self) -> None:
-        """What is timed next is no neighbour of what was timed last."""
+        """Compare the next time with none before it."""
         self._before = None

@@ -40,7 +40,7 @@ DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft 
 
 
 class Pace:
-    """What is known about drafting for a target in batches of one size.
+    """Knowledge about drafting for a target in batches of one size.
 
     Args:
         acceptance ([`Acceptance`]): What is known of proposals.
@@ -72,7 +72,7 @@ class Pace:
         self.part()
 
     def part(self) -> None:
-        """What is timed next is no neighbour of what was timed last."""
+        """Compare the next time with none before it."""
         for each in (self._chains.cost, self._branches.cost, self._contest):
             each.part()
 
@@ -145,7 +145,7 @@ class Pace:
 
 
 class Pacer:
-    """What is known about drafting for a target: of proposals, and for each size of batch of costs.
+    """Knowledge about drafting for a target: of proposals, and for each size of batch of costs.
 
     Args:
         num_positions (`int`, *optional*): Positions of a block, to choose lengths by; None to go by confidence.

@@ -1,4 +1,4 @@
-"""What the processors of Transformers do, in terms of the few tokens each of them touches.
+"""The effects of Transformers' processors, in terms of the few tokens each of them touches.
 
 A processor sees one position at a time and writes a whole vocabulary for it. Its `Effect` names tokens of many
 positions, each with its own prefix, and what becomes of their scores, by the arithmetic of the original. It is written
@@ -26,7 +26,7 @@ GREEN_LISTS = 64  # kept of a watermark: those of a round and its drafts
 
 
 class Effect:
-    """What one processor does to the scores of positions whose prefixes are known.
+    """The effect of one processor on the scores of positions whose prefixes are known.
 
     Args:
         processor (`LogitsProcessor`): The original.
@@ -47,7 +47,7 @@ class Effect:
 
     @property
     def key(self) -> Hashable | None:
-        """What the launches of a stage that it is part of depend on; None where it is part of none: it reads back."""
+        """Key of a stage that it is part of; None where it is part of none: it reads back."""
         return None
 
     def hold(self, hold: Holder) -> None:
@@ -276,7 +276,7 @@ class BiasedSequences(Effect):
         scores.change(self._ids, None, torch.add, bias)
 
     def _prepared(self, scores: Scores, prefixes: Prefixes) -> torch.Tensor:
-        """What is added always, `[C]`; at first the processor checks its tokens and everything is put on the device."""
+        """Biases that are always added, `[C]`; at first tokens are checked and all is put on the device."""
         device = prefixes.ids.device
         if self._tensors is None:
             self.processor(prefixes.ids[:1, :1], scores.tensor.new_zeros(1, scores.vocab_size))
@@ -309,7 +309,7 @@ class GreenTokens(Effect):
         scores.add(amounts if all(is_behind) else amounts * prefixes.per_row(is_behind))
 
     def _behind(self, token: int, vocab_size: int) -> torch.Tensor:
-        """What is added to each score behind a token, `[V]`."""
+        """Biases of each score behind a token, `[V]`."""
         if token not in self._amounts:
             device = self.processor.rng.device
             green = self.processor._get_greenlist_ids(torch.tensor([token], device=device))

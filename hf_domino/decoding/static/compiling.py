@@ -29,13 +29,13 @@ Stage = Callable[..., tuple[torch.Tensor, ...]]
 
 
 def signature(key: Hashable, inputs: tuple[torch.Tensor, ...]) -> Hashable:
-    """What a stage is captured and compiled for: its key, and shapes and dtypes of its inputs."""
+    """Signature that a stage is captured and compiled for: its key, and shapes and dtypes of its inputs."""
     return (key, *((tensor.shape, tensor.dtype) for tensor in inputs))
 
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What `torch.compile` is told; two that are equal compile the same.
+    """Options of `torch.compile`; two that are equal compile the same.
 
     Args:
         backend (`str` or `Callable`): As in `CompileConfig`.
@@ -73,7 +73,7 @@ class CompileOptions:
 
 
 def compile_options(target: PreTrainedModel, config: GenerationConfig) -> CompileOptions | None:
-    """What a call asks to compile its stages with; None where it asks for nothing, or gets nothing.
+    """Options that a call compiles its stages with; None where it asks for nothing, or gets nothing.
 
     Args:
         target (`PreTrainedModel`): The target.
@@ -161,5 +161,5 @@ class StageCompiler:
 
 
 def _run(stage: Stage, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What is traced: the stage is an argument, so that nothing that is kept holds a model."""
+    """Run the traced stage: the stage is an argument, so that nothing that is kept holds a model."""
     return stage(*inputs)

@@ -34,7 +34,7 @@ class FixedLaw:
             effect.hold(partial(_hold, workspace, f"law {index} {type(effect.processor).__name__}"))
 
     def text(self, prefixes: Prefixes) -> torch.Tensor:
-        """What the law looks at of one row: the last token `[1, 1]`, or how many there are and all, `[1, 1 + S]`."""
+        """Tokens of one row that the law reads: the last `[1, 1]`, or how many there are and all, `[1, 1 + S]`."""
         if not self.law.needs_prefix:
             return prefixes.last()
         length = prefixes.longest
@@ -43,7 +43,7 @@ class FixedLaw:
         return text
 
     def prefixes(self, text: torch.Tensor) -> Prefixes:
-        """What a text was made of, inside a stage."""
+        """The prefixes of a text, inside a stage."""
         return UnreadPrefixes(text[:, 1:], text[:, :1], [0]) if self.law.needs_prefix else Prefixes.of(text)
 
 
@@ -52,7 +52,7 @@ def _hold(workspace: Workspace, effect: str, name: str, values: torch.Tensor) ->
 
 
 def law_key(law: TokenLaw) -> Hashable | None:
-    """What stages depend on that a law is part of; None where it reads a result back, or asks a caller's function."""
+    """Key of the stages that a law is part of; None where it reads a result back, or asks a caller's function."""
     parts: list[Hashable] = []
     for step in law.steps:
         if isinstance(step, Effect):

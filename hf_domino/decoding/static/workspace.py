@@ -124,7 +124,7 @@ def release_workspaces() -> None:
 
 
 def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
-    """What a captured graph has read that is no tensor's content: addresses, and options of both models."""
+    """Everything a captured graph has read but contents of tensors: addresses, and options of both models."""
     models = (target, drafter)
     tensors = (t for model in models for part in (model.parameters(), model.buffers()) for t in part)
     options: list[Any] = [(model.training, getattr(model.config, "_attn_implementation", None)) for model in models]

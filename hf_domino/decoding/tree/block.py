@@ -61,7 +61,7 @@ class TreeBlock(Block):
 
 
 class Trees:
-    """What is known of the trees of a drafter for a target.
+    """Knowledge about the trees of a drafter for a target.
 
     Args:
         size (`int` or `str`): Most nodes of one, or `"adaptive"`.

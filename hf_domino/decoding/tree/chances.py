@@ -80,7 +80,7 @@ class CopyWeights:
 
 @dataclass(frozen=True)
 class Race:
-    """What the children of the lanes of one depth are ranked by.
+    """Scores that rank the children of one depth's lanes.
 
     Args:
         scores (`torch.Tensor`, *optional*): The draft law's, `[B, L, M]`; None where only copies go so deep.
@@ -101,11 +101,11 @@ class Race:
 
     @classmethod
     def of_tensors(cls, tensors: Sequence[torch.Tensor]) -> Race:
-        """What these are all of."""
+        """Put the tensors together again."""
         return cls(tensors[0], tensors[2] if len(tensors) == 3 else None, tensors[1])
 
     def decided(self, row: int, lane: int, token: int) -> Decided:
-        """What became of it behind one lane, where this token is the target's."""
+        """The outcome behind one lane, where this token is the target's."""
         copied = None if self.copied is None else self.copied[row][lane]
         if self.scores is None or self.token_ids is None:
             return Decided(token, copied)
@@ -144,7 +144,7 @@ class Decided:
 
 
 class Chances:
-    """What is known of the chances of a drafter's and of a text's tokens, for one target and law.
+    """Learned chances of a drafter's and of a text's tokens, for one target and law.
 
     Args:
         sharpness (`float` or `torch.Tensor`, *optional*): Alpha to begin with; a tensor `[]` where trees are grown as

@@ -78,7 +78,7 @@ class Tree:
         return own.scatter(2, self._jumps, True)  # the anchor, which all see, is all there is behind it
 
     def seen_by(self, prefixes: Prefixes) -> Prefixes:
-        """What each position sees: `B * W` texts, those of the first row first."""
+        """The text that each position sees: `B * W` texts, those of the first row first."""
         if self.parents is None:
             return prefixes.along(self.tokens, self.num_nodes + 1)
         num_rows, width = self.depths.shape
@@ -91,7 +91,7 @@ class Tree:
         return UnreadPrefixes(seen.ids, seen.ends - self.depth + self.depths.view(-1, 1), seen.rows)
 
     def race(self, scores: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What each position draws, see [`~hf_domino.decoding.sampling.race`].
+        """The token that each position draws, see [`~hf_domino.decoding.sampling.race`].
 
         Args:
             scores (`torch.Tensor`): `[B, W, V]`.

@@ -81,7 +81,7 @@ class Grown:
 
     @classmethod
     def of_tensors(cls, tensors: Sequence[torch.Tensor], num_depths: int) -> Grown:
-        """What these are all of."""
+        """Put the tensors together again."""
         (tokens, parents, chances), rest = tensors[:3], tensors[3:]
         lanes = rest[len(rest) - 2 * (num_depths - 1) :]
         each = (len(rest) - len(lanes)) // num_depths

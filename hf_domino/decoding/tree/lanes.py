@@ -65,7 +65,7 @@ class DominoLanes:
         return self._pool.token_ids.shape[1]
 
     def race(self, depth: int) -> Race:
-        """What the children of the lanes at this depth are ranked by."""
+        """Scores that rank the children of the lanes at this depth."""
         luck = None
         if self._noise is not None:
             luck = -self._noise[:, depth].gather(1, self._pool.columns[:, depth]).log()
@@ -136,7 +136,7 @@ class SteppingLanes:
         self._own = noise if isinstance(noise, OwnNoise) else None
 
     def race(self, depth: int) -> Race:
-        """What the children of the lanes at this depth are ranked by."""
+        """Scores that rank the children of the lanes at this depth."""
         scores, noise, token_ids = self._candidates(depth)
         return Race(scores, None if noise is None else -noise.log(), token_ids)
 

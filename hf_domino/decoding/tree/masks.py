@@ -1,4 +1,4 @@
-"""What a target is given for a tree: each position stands at its depth, and sees its own path.
+"""Inputs of a target for a tree: each position stands at its depth, and sees its own path.
 
 Masks for a chain know padding, windows and chunks, and how many columns each kind of layer returns. In a tree a
 position sees of them what the chain's position of its depth sees, as far as that stands on its path.

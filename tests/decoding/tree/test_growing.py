@@ -15,7 +15,7 @@ from hf_domino.decoding.matches import Text
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.chances import Chances, Race, Sharpness
+from hf_domino.decoding.tree.chances import Chances, Sharpness
 from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.target.view import TargetModel
@@ -181,16 +181,6 @@ def test_copies_are_believed_as_far_as_they_come_true(tiny_qwen3):
     assert wrong.beside.weight(28) < 0.5 * first
     assert right.beside.weight(28) > first
     assert right.beside.weight(2) == Chances().beside.weight(2)
-
-
-@pytest.mark.parametrize("luck", [None, torch.linspace(-1, 3, 6).view(2, 3)], ids=["greedy", "drawn"])
-def test_one_child_is_the_targets_with_copies_too(luck):
-    """A copy is a candidate of the drafter's, another token, or none; whatever it is, chances add up to 1."""
-    scores, ids = torch.linspace(0, 4, 12).view(2, 2, 3), torch.tensor([[5, 6, 7], [8, 9, 10]])
-    copied = [[(6, 4), (20, 12)], [(0, 0), (8, 2)]]
-    for race in (Race(scores, luck, ids), Race(scores, luck, ids, copied)):
-        found, _ = Chances().of(race)
-        torch.testing.assert_close(found.sum(dim=2), torch.ones(2, 2))
 
 
 def test_rows_whose_lanes_have_ended_grow_beside_rows_that_go_on(tiny_qwen3):

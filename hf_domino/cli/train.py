@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import MISSING, Field, fields
+from collections.abc import Collection
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from hf_domino.cli.exits import BY_SIGNAL
-from hf_domino.cli.train_plan import add_flags, run_plan
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments, TrainingFields
 
 EXAMPLES = """\
   hf-domino train --target Qwen/Qwen3-0.6B --train-file data/train.jsonl --output-dir my-drafter
-  hf-domino train --target Qwen/Qwen3-0.6B --train-file prompts.jsonl --on-policy true --output-dir my-drafter
   hf-domino train my.yaml --learning-rate 1e-3
   hf-domino train paper --target Qwen/Qwen3-8B --train-file data/train.jsonl --output-dir my-drafter
   hf-domino train my.yaml --plan
 """
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
+ON_POLICY = "The target writes its text before it is trained on: `hf-domino data --target ... --output FOLDER`."
 PAPER = Path(__file__).parents[1] / "training" / "paper.yaml"
 MOST_WANTED = (
-    "target", "train_file", "train_dataset", "output_dir", "on_policy", "eval_file", "num_train_epochs",
-    "learning_rate", "per_device_train_batch_size", "drafter", "overwrite",
+    "target", "train_file", "output_dir", "eval_file", "num_train_epochs", "learning_rate",
+    "per_device_train_batch_size", "drafter", "overwrite",
 )  # fmt: skip
 # Fields of Transformers that most trainings set; the others are in --help-all.
 FROM_TRANSFORMERS = {
-    "output_dir": "Folder for the drafter, its checkpoints and the target's text.",
+    "output_dir": "Folder for the drafter and its checkpoints.",
     "per_device_train_batch_size": "Rows per step and device.",
     "gradient_accumulation_steps": "Steps whose gradients are added up before the weights change.",
     "max_steps": "Steps to train, in place of num_train_epochs.",
@@ -59,7 +59,7 @@ def add_help(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(title)
         for name in names:
             text = ours[name].metadata["help"] if name in ours else FROM_TRANSFORMERS[name]
-            default = _default(ours[name]) if name in ours else TRANSFORMERS_DEFAULTS.get(name)
+            default = ours[name].default if name in ours else TRANSFORMERS_DEFAULTS.get(name)
             group.add_argument(f"--{name}", action="store_const", const=None, help=text, default=default)
 
 
@@ -83,8 +83,14 @@ def _begin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", nargs="?", help="YAML file with any of the fields below, or paper, the published recipe for GPUs"
     )
+    parser.add_argument("--on-policy", nargs="?", const="", type=_refuse_on_policy, help=argparse.SUPPRESS)
     parser.add_argument("--help-all", action="help", help="show all of Transformers' fields too")
-    add_flags(parser)
+    parser.add_argument("--plan", action="store_true", help="take a few steps, say their time and memory, keep nothing")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON, in bytes and seconds")
+
+
+def _refuse_on_policy(value: str) -> None:
+    raise argparse.ArgumentTypeError(ON_POLICY)
 
 
 def _titles() -> dict[str, list[str]]:
@@ -99,28 +105,34 @@ def _titles() -> dict[str, list[str]]:
     return titles
 
 
-def _default(field: Field) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
-
-
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino train`; returns 130 where Ctrl-C ended the training early, 143 where SIGTERM did."""
     from hf_domino.pair import find_drafter, find_target
-    from hf_domino.training.loading import check_data
+    from hf_domino.training.plan import measure_steps
     from hf_domino.training.run import train
 
     names, shape, data, args = parse_options(options)
     if names.target is None:
         raise ValueError("target must be set, as --target or in the YAML file.")
-    if not options.plan or data.train_file or data.train_dataset:  # a plan does without text
-        check_data(data)  # before anything is loaded or generated
     names.target = find_target(names.target, "target")
     names.drafter = names.drafter and find_drafter(names.drafter, "drafter")
     if options.plan:
-        run_plan(options, names, shape, data, args)
+        _print_plan(measure_steps(names, shape, data, args), options.json)
         return 0
     ended_by = train(names, shape, data, args)
     return 0 if ended_by is None else BY_SIGNAL + ended_by
+
+
+def _print_plan(steps: Any, as_json: bool) -> None:
+    """Print what steps took."""
+    if as_json:
+        print(json.dumps(asdict(steps)))
+        return
+    print(f"{steps.rows_per_step} rows a step, on {steps.device}")
+    print(f"  {'seconds per step':32}{steps.seconds_per_step:10.4g}")
+    print(f"  {'memory, GB':32}{steps.memory_bytes / 1e9:10.4g}")
+    if steps.hours is not None:
+        print(f"  {f'hours for {steps.steps:,} steps':32}{steps.hours:10.4g}")
 
 
 def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
@@ -137,9 +149,9 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
     from hf_domino.training.runs.resuming import begun_with
 
     parser = HfArgumentParser(_groups())
-    known = {action.dest for action in parser._actions} - {"help"}
-    flags = _yaml_flags(options.config, known) if options.config else []
-    given = {name: value for name, value in vars(options).items() if name in known}
+    names = {action.dest for action in parser._actions} - {"help"}
+    flags = _yaml_flags(options.config, parser._option_string_actions) if options.config else []
+    given = {name: value for name, value in vars(options).items() if name in names}
     fields = vars(parser.parse_args(flags)) | given
     if not fields["overwrite"]:
         run = str(fields["resume_from_checkpoint"] or fields["output_dir"])
@@ -148,7 +160,7 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
     return parser.parse_dict(fields)
 
 
-def _yaml_flags(config: str, known: set[str]) -> list[str]:
+def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
     """Fields of a YAML file, or of the published recipe, as command-line flags, so that both are converted alike."""
     import yaml
 
@@ -158,8 +170,9 @@ def _yaml_flags(config: str, known: set[str]) -> list[str]:
     fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold a mapping of fields to values, got {type(fields).__name__}.")
-    if unknown := sorted(set(fields) - known):
-        raise ValueError(f"{path}: field `{unknown[0]}` is not known. `hf-domino train --help-all` lists all fields.")
+    if unknown := sorted(name for name in fields if f"--{name}" not in known):
+        way_out = ON_POLICY if "on_policy" in unknown[0] else "`hf-domino train --help-all` lists all fields."
+        raise ValueError(f"{path}: field `{unknown[0]}` is not known. {way_out}")
     flags = []
     for name, value in fields.items():
         if isinstance(value, list):

@@ -26,11 +26,12 @@ from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
 from hf_domino.evaluation.check.prompts import Prompt
 from hf_domino.target.view import TargetModel, input_device
-from hf_domino.training.evidence.speed import GREEDY, plainly
 
 # Names of the variants; the first two are followed by the value.
 LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
 AS_CONFIGURED, WITHOUT_HEAD, WITHOUT_CONTEXT = "as configured", "without the correction head", "without context"
+# Arguments of `generate` for one greedy text, whatever the target's own configuration says.
+GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
 TIMED_PROMPTS = 4  # which takes about as long as what is measured of them
 ANCHORS_PER_FORWARD = 16  # bounds the memory of the context's keys and of the logits
 
@@ -130,6 +131,14 @@ def time_prompts(
             speeds.append(tokens.shape[1] / seconds)
         speed_ups.append(speeds[1] / speeds[0])
     return speed_ups[1:]
+
+
+def plainly(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+    """Write as the target alone does, as a loop for `custom_generate`, past the patch."""
+    return model._sample(
+        input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
+        generation_config=generation_config, **model_kwargs,
+    )  # fmt: skip
 
 
 def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[tuple[str, DominoDraftModel]]:

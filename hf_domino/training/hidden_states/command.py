@@ -26,10 +26,10 @@ def load_target(names: ModelArguments, args: DominoTrainingArguments) -> PreTrai
     """Load all of the target that a run names, frozen, to where it is told to lie.
 
     Args:
-        names (`ModelArguments`): For `target`, `target_dtype` and `target_device_map`.
+        names (`ModelArguments`): For `target` and `target_dtype`.
         args (`DominoTrainingArguments`): For the device.
     """
-    target = AutoTarget.from_pretrained(names.target, dtype=names.target_dtype, device_map=names.target_device_map)
+    target = AutoTarget.from_pretrained(names.target, dtype=names.target_dtype)
     # Where it is to be divided, no device need hold it whole.
     return target.eval() if args.shard_target else place_target(target, args.device)
 
@@ -58,15 +58,11 @@ class CachedRun:
         self.folder, self.names, self.args = Path(names.cache_hidden_states), names, args
         self.files, self.final = files_digest(names.target), args.distillation_weight > 0
 
-    def load_target(self, on_policy: bool) -> PreTrainedModel:
-        """The target's ends where its states were written before, else all of it.
-
-        Args:
-            on_policy (`bool`): Whether it is to write text.
-        """
+    def load_target(self) -> PreTrainedModel:
+        """The target's ends where its states were written before, else all of it."""
         settings = StateSettings.load(self.folder)
         is_same = settings is not None and self.files is not None and settings.target_files == self.files
-        ends = self._load_ends() if is_same and not on_policy else None
+        ends = self._load_ends() if is_same else None
         return load_target(self.names, self.args) if ends is None else ends
 
     def writer(self, target: PreTrainedModel, config: DominoConfig) -> StateWriter:

@@ -103,7 +103,7 @@ def run_job(job: Job) -> dict[str, Any] | None:
         return None
     losses = trainer.evaluate()
     trainer.save_model()
-    # What is saved is what is measured: it may be an average of the weights.
+    # What is saved is what is measured.
     drafter = DominoDraftModel.from_pretrained(args.output_dir, dtype=torch.float32)
     figures = {name: losses[f"eval_{name}"] for name in ("base_loss", "corrected_loss")}
     counts = {"rows": len(rows), "tokens_seen": trainer.state.num_input_tokens_seen}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Collection
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,6 @@ EXAMPLES = """\
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
 ON_POLICY = "The target writes its text before it is trained on: `hf-domino data --target ... --output FOLDER`."
 PAPER = Path(__file__).parents[1] / "training" / "paper.yaml"
-MOST_WANTED = (
-    "target", "train_file", "output_dir", "eval_file", "num_train_epochs", "learning_rate",
-    "per_device_train_batch_size", "drafter", "overwrite",
-)  # fmt: skip
 # Fields of Transformers that most trainings set; the others are in --help-all.
 FROM_TRANSFORMERS = {
     "output_dir": "Folder for the drafter and its checkpoints.",
@@ -39,28 +35,26 @@ FROM_TRANSFORMERS = {
     "eval_steps": "Steps between evaluations, with eval_strategy steps.",
     "report_to": "Where the log goes, such as tensorboard; none for nowhere.",
 }
-# Those that say something, spelled out where Transformers is not loaded; a test compares them.
-TRANSFORMERS_DEFAULTS = {
-    "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "max_steps": -1, "seed": 42,
-    "save_steps": 500, "eval_strategy": "no", "report_to": "none",
-}  # fmt: skip
+# Title of a group of flags -> its fields, which need no Transformers.
 OWNERS = {
-    "target, drafter and data": (ModelArguments, DataArguments),
-    "shape of a new drafter (by default it follows the target)": (DrafterArguments,),
-    "training": (TrainingFields,),
+    "target, drafter and data": (*fields(ModelArguments), *fields(DataArguments)),
+    "shape of a new drafter (by default it follows the target)": fields(DrafterArguments),
+    "training": fields(TrainingFields),
 }
+OF_TRANSFORMERS = "of Transformers' training arguments"
 
 
 def add_help(parser: argparse.ArgumentParser) -> None:
     """List the fields that are ours or most wanted, without loading Transformers."""
     _begin(parser)
-    ours = {field.name: field for owners in OWNERS.values() for owner in owners for field in fields(owner)}
-    for title, names in _titles().items():
+    for title, ours in OWNERS.items():
         group = parser.add_argument_group(title)
-        for name in names:
-            text = ours[name].metadata["help"] if name in ours else FROM_TRANSFORMERS[name]
-            default = ours[name].default if name in ours else TRANSFORMERS_DEFAULTS.get(name)
-            group.add_argument(f"--{name}", action="store_const", const=None, help=text, default=default)
+        for field in ours:
+            text = field.metadata["help"]
+            group.add_argument(f"--{field.name}", action="store_const", const=None, help=text, default=field.default)
+    group = parser.add_argument_group(OF_TRANSFORMERS)
+    for name, text in FROM_TRANSFORMERS.items():
+        group.add_argument(f"--{name}", action="store_const", const=None, help=text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from transformers import HfArgumentParser
 
     _begin(parser)
-    title_of = {name: title for title, names in _titles().items() for name in names}
+    title_of = {field.name: title for title, ours in OWNERS.items() for field in ours}
+    title_of |= dict.fromkeys(FROM_TRANSFORMERS, OF_TRANSFORMERS)
     groups = {title: parser.add_argument_group(title) for title in title_of.values()}
     others = parser.add_argument_group("the rest of Transformers' training arguments")
     for action in HfArgumentParser(_groups(), add_help=False)._actions:
@@ -86,23 +81,11 @@ def _begin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--on-policy", nargs="?", const="", type=_refuse_on_policy, help=argparse.SUPPRESS)
     parser.add_argument("--help-all", action="help", help="show all of Transformers' fields too")
     parser.add_argument("--plan", action="store_true", help="take a few steps, say their time and memory, keep nothing")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON, in bytes and seconds")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def _refuse_on_policy(value: str) -> None:
     raise argparse.ArgumentTypeError(ON_POLICY)
-
-
-def _titles() -> dict[str, list[str]]:
-    """The fields that are ours or most wanted, each once, by the title they stand under."""
-    own = {title: [field.name for owner in owners for field in fields(owner)] for title, owners in OWNERS.items()}
-    more = {"most wanted": list(MOST_WANTED), **own, "of Transformers' training arguments": list(FROM_TRANSFORMERS)}
-    seen: set[str] = set()
-    titles = {}
-    for title, names in more.items():
-        titles[title] = [name for name in names if name not in seen]
-        seen |= set(names)
-    return titles
 
 
 def run(options: argparse.Namespace) -> int:
@@ -117,22 +100,13 @@ def run(options: argparse.Namespace) -> int:
     names.target = find_target(names.target, "target")
     names.drafter = names.drafter and find_drafter(names.drafter, "drafter")
     if options.plan:
-        _print_plan(measure_steps(names, shape, data, args), options.json)
+        measured = measure_steps(names, shape, data, args)
+        lines = [f"{name:24}{value:12.4g}" for name, value in measured.items()]
+        if args.process_index == 0:
+            print(json.dumps(measured) if options.json else "\n".join(lines))
         return 0
     ended_by = train(names, shape, data, args)
     return 0 if ended_by is None else BY_SIGNAL + ended_by
-
-
-def _print_plan(steps: Any, as_json: bool) -> None:
-    """Print what steps took."""
-    if as_json:
-        print(json.dumps(asdict(steps)))
-        return
-    print(f"{steps.rows_per_step} rows a step, on {steps.device}")
-    print(f"  {'seconds per step':32}{steps.seconds_per_step:10.4g}")
-    print(f"  {'memory, GB':32}{steps.memory_bytes / 1e9:10.4g}")
-    if steps.hours is not None:
-        print(f"  {f'hours for {steps.steps:,} steps':32}{steps.hours:10.4g}")
 
 
 def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
@@ -155,7 +129,7 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
     fields = vars(parser.parse_args(flags)) | given
     if not fields["overwrite"]:
         run = str(fields["resume_from_checkpoint"] or fields["output_dir"])
-        parser.set_defaults(**begun_with(run, fields["drafter"]))
+        parser.set_defaults(**begun_with(run))
         fields = vars(parser.parse_args(flags)) | given
     return parser.parse_dict(fields)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
-from transformers.integrations import get_available_reporting_integrations
 from transformers.utils.import_utils import is_peft_greater_or_equal
 
 from hf_domino._common.refusal import refusal
@@ -106,7 +105,6 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         has_other = self.lora_rank is not None or self.optim != usual.optim  # another optimizer, that was asked for
         if self.muon_learning_rate in (0, usual.muon_learning_rate if has_other else 0):
             self.muon_learning_rate = None
-        self._check_reports()
         for names, is_right, allowed in (
             ("max_length", lambda value: value >= 2, "at least 2"),
             ("num_anchors lora_rank", lambda value: value >= 1, "at least 1"),
@@ -173,11 +171,3 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
                 raise refusal(f"{name} with lora_rank", None, getattr(self, name), remedy)
         if not is_peft_greater_or_equal(OLDEST_PEFT):
             raise refusal("lora_rank", f"left out, without peft {OLDEST_PEFT}", self.lora_rank, "pip install peft")
-
-    def _check_reports(self) -> None:
-        """Refuse backends that are not installed: the trainer would, but after everything is loaded and generated."""
-        # flyte is not among what Transformers looks for.
-        usable = {*get_available_reporting_integrations(), "flyte"}
-        if missing := [name for name in self.report_to if name not in usable]:
-            expected = f"among what is installed ({', '.join(sorted(usable - {'flyte'})) or 'nothing'}) or 'none'"
-            raise refusal("report_to", expected, missing[0], f"Install it (pip install {missing[0]}), or set 'none'.")

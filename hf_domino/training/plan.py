@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,27 +24,6 @@ STEPS, WARM_UP = 5, 2  # steps that are timed, behind those in which memory is t
 PACKED = 32  # records that are read for a packed row
 
 
-@dataclass(frozen=True)
-class MeasuredSteps:
-    """What a step of a training takes.
-
-    Args:
-        seconds_per_step (`float`): Of an optimizer step: rows, target, drafter, optimizer.
-        memory_bytes (`int`): Of a GPU the most that was taken; of a CPU what the process has at the end.
-        rows_per_step (`int`): Rows of one, of this process.
-        device (`str`): Where it ran.
-        steps (`int`, *optional*): Of the whole training; None where not all rows were read.
-        hours (`float`, *optional*): Of these, without evaluations and checkpoints.
-    """
-
-    seconds_per_step: float
-    memory_bytes: int
-    rows_per_step: int
-    device: str
-    steps: int | None
-    hours: float | None
-
-
 class _Clock(TrainerCallback):
     """Notes when each step ends; the device has done what was asked of it."""
 
@@ -60,12 +39,20 @@ class _Clock(TrainerCallback):
 
 def measure_steps(
     names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
-) -> MeasuredSteps:
-    """Train a few steps in a folder that is deleted, and say what they took; errors are those of the training."""
+) -> dict[str, float]:
+    """Train a few steps in a folder that is deleted, and say what they took; errors are those of the training.
+
+    Returns:
+        `dict[str, float]`: `seconds_per_step` of an optimizer step (rows, target, drafter, optimizer), its
+        `rows_per_step` of this process, `memory_gb` (of a GPU the most that was taken, of a CPU what the process has at
+        the end), and where all rows or the number of steps are known, `steps` of the whole training and `hours` for
+        them, without evaluations and checkpoints.
+    """
     check_fields(names, shape, data, args)
     steps, args = args.max_steps, copy.copy(args)
     args.max_steps, args.load_best_model_at_end, args.push_to_hub = WARM_UP + STEPS, False, False
     args.save_strategy, args.eval_strategy = SaveStrategy.NO, IntervalStrategy.NO
+    args.resume_from_checkpoint = None
     args.logging_strategy, args.report_to, args.disable_tqdm = IntervalStrategy.NO, [], True
     rows_per_step, data = args.train_batch_size * args.gradient_accumulation_steps, replace(data, eval_file=None)
     if are_few := steps > 0 or names.cache_hidden_states is not None:
@@ -85,11 +72,7 @@ def measure_steps(
     if not are_few:
         steps = math.ceil(args.num_train_epochs * len(trainer.train_dataset) / (rows_per_step * args.world_size))
     seconds = (clock.ends[-1] - clock.ends[WARM_UP - 1]) / STEPS
-    hours = seconds * steps / 3600 if steps > 0 else None
-    return MeasuredSteps(
-        seconds, _memory(args.device), rows_per_step, args.device.type, steps if hours else None, hours
-    )
-
-
-def _memory(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
+    device = args.device
+    memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
+    measured = {"seconds_per_step": seconds, "rows_per_step": rows_per_step, "memory_gb": memory / 1e9}
+    return measured | ({"steps": steps, "hours": seconds * steps / 3600} if steps > 0 else {})

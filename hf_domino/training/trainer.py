@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -37,7 +36,7 @@ from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.figures import draw_training
 from hf_domino.training.evidence.meter import EvaluationMeter, TrainingMeter, show_less, warn_of_head
 from hf_domino.training.frequent_tokens import say_first_tokens
-from hf_domino.training.hidden_states.reading import CachedRows, check_layers, collate_with_states
+from hf_domino.training.hidden_states.reading import STATES, CachedRows, check_layers, collate_with_states
 from hf_domino.training.loading import encode_rows
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, DrawingCollator, sample_anchors
@@ -137,7 +136,7 @@ class DominoTrainer(Trainer):
             )
             train_dataset, eval_dataset = encode_rows(model.config, args, train_dataset, eval_dataset, processing_class)
         super().__init__(
-            model=choose_parts(model.float(), args), args=args, data_collator=data_collator,
+            model=choose_parts(model.float(), args), args=args, data_collator=DrawingCollator(data_collator, args),
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
         prepare_sharding(args, self.accelerator)
@@ -148,7 +147,6 @@ class DominoTrainer(Trainer):
         target = shard_target(target, args) if args.shard_target else place_target(target, args.device)
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
-        self._drawer = DrawingCollator(data_collator, args)
         self._losses = LossWatch(self.accelerator, self.objective.find_fault)
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # since they were last counted
         self.meter = TrainingMeter(model.config, args.device)
@@ -199,14 +197,6 @@ class DominoTrainer(Trainer):
             self.optimizer = MuonWithAdamW(self.drafter, rate, self.args.learning_rate, self.args.weight_decay)
         return super().create_optimizer(*args, **kwargs)
 
-    def get_train_dataloader(self) -> DataLoader:
-        """Rows for training, whose anchors are drawn while they are collated."""
-        self.data_collator = self._drawer
-        try:
-            return super().get_train_dataloader()
-        finally:
-            self.data_collator = self._drawer.collate
-
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor]:
@@ -214,7 +204,7 @@ class DominoTrainer(Trainer):
         if self.state.global_step >= self.state.max_steps:  # a checkpoint's; Transformers would train a step more
             self.control.should_training_stop = True
             return [], torch.zeros(())
-        self._drawer.epoch.fill_(int(self.state.epoch or 0))
+        self.data_collator.epoch.fill_(int(self.state.epoch or 0))
         batches = list(itertools.islice(epoch_iterator, num_batches))
         sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:
@@ -233,7 +223,8 @@ class DominoTrainer(Trainer):
         """
         step = self.state.global_step
         scored = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
-        self._losses.add(step + 1, scored.losses.loss, inputs)
+        text = {name: values for name, values in inputs.items() if name != STATES}
+        self._losses.add(step + 1, scored.losses.loss, text)
         if not self.args.is_static:
             self._losses.look()
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)

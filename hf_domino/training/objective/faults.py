@@ -14,20 +14,14 @@ import torch
 
 from hf_domino._common.refusal import refusal
 from hf_domino.target.view import TargetModel
-from hf_domino.training.hidden_states.reading import STATES
 from hf_domino.training.objective.forward import TargetStates
 
 FIRST_TOKENS = 8  # of a row, by which it is found in the text
 POSITIONS = 64  # whose logits are made at once
 WIDER = "Load it in a wider dtype than {dtype} (--target_dtype float32), and set --bf16 in place of --fp16"
-WRITE_AGAIN = "Delete the folder of hidden states (--cache_hidden_states), and the same command writes them again"
 DRAFTER = (
     "The drafter is at fault, as all that is read of the target is finite. Training stops here; checkpoints are from "
     "before. Lower learning_rate or muon_learning_rate, or warm up longer."
-)
-TOO_LATE = (
-    "The hidden states of that step are no longer in memory, so whose fault it is cannot be said. Go on from the last "
-    "checkpoint with --logging_steps 1."
 )
 
 
@@ -41,12 +35,10 @@ class LossWatch:
 
     def __init__(self, accelerator: Any, find_fault: Callable[[dict[str, torch.Tensor]], str]):
         self._accelerator, self._find_fault = accelerator, find_fault
-        self._seen: list[tuple[int, torch.Tensor, dict[str, torch.Tensor] | None]] = []
+        self._seen: list[tuple[int, torch.Tensor, dict[str, torch.Tensor]]] = []
 
     def add(self, step: int, loss: torch.Tensor, batch: dict[str, torch.Tensor]) -> None:
-        """Keep the loss of a step's micro-batch, and the batch; the last one alone where hidden states are with it."""
-        if self._seen and STATES in batch:
-            self._seen[-1] = *self._seen[-1][:2], None
+        """Keep the loss of a step's micro-batch, and its text."""
         self._seen.append((step, loss.detach(), batch))
 
     def look(self) -> None:
@@ -57,8 +49,7 @@ class LossWatch:
         broken = (~torch.isfinite(torch.stack([loss for _, loss, _ in seen]))).float()
         for (step, loss, batch), count in zip(seen, self._accelerator.reduce(broken, "sum").tolist(), strict=True):
             if count:
-                fault = TOO_LATE if batch is None else self._find_fault(batch)
-                raise refusal(f"the loss of step {step}", "finite", loss.item(), fault)
+                raise refusal(f"the loss of step {step}", "finite", loss.item(), self._find_fault(batch))
 
 
 @torch.no_grad()
@@ -75,7 +66,7 @@ def find_fault(
         rows["final hidden states"] = read.final
     for name, values in rows.items():
         if (row := _first_broken(values)) is not None:
-            return _blame_row(name, row, batch, WRITE_AGAIN if STATES in batch else wider)
+            return _blame_row(name, row, batch, wider)
     # Of zeros, lm_head makes NaN wherever a weight is NaN or infinite, whatever it is made of.
     weights = {"lm_head": target.logits(torch.zeros_like(read.captured[0][0, :1]))}
     if mask_token_id is not None:

@@ -22,7 +22,7 @@ from hf_domino.training.hidden_states.reading import states_of_batch
 from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.distillation import check_final, gather_final
 from hf_domino.training.objective.faults import find_fault
-from hf_domino.training.objective.forward import draft_blocks
+from hf_domino.training.objective.forward import draft_blocks, read_target
 from hf_domino.training.objective.losses import PUBLISHED, DraftLosses, ScoredBlocks
 from hf_domino.training.objective.scoring import draft_losses
 
@@ -131,5 +131,6 @@ class Objective:
     def find_fault(self, batch: Batch) -> str:
         """Say who is at fault for a loss that is not finite, as [`~training.objective.faults.find_fault`] does."""
         with self._autocast(), torch.no_grad():
-            read = states_of_batch(self.target, batch, final=self.options.distillation_weight > 0)
+            final = self.options.distillation_weight > 0
+            read = read_target(self.target, batch["input_ids"], batch.get("position_ids"), final)
             return find_fault(self.target, read, batch, self.drafter.config.mask_token_id)

@@ -1,8 +1,7 @@
 """Which run a folder belongs to: whether this run may go on with it, and whether anything is left to do.
 
 A checkpoint's configuration names its target and shape, and `run.json` beside it the rest. What its optimizer keeps
-cannot be changed on the way, nor the drafter under adapters, nor the rule by which anchors are drawn; what can be is
-said.
+cannot be changed on the way, nor the drafter under adapters; what can be is said.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from hf_domino.drafter.adapters import TARGET_FILE
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import KEPT, RECORDED
-from hf_domino.training.objective.anchors import ANCHOR_RULE
 from hf_domino.training.runs.checkpoints import STATE_FILE, is_whole, last_checkpoint
 from hf_domino.training.scale.placing import files_digest
 
@@ -36,24 +34,16 @@ SHAPE = (
     *KINDS["eagle3"].own,
 )
 GONE = ("ema_decay", "lora_alpha")  # fields that there were; a run with another value cannot be gone on with
-PREFIX = "pure_draft_prefix_len"
-RULE = "anchors"  # how they are drawn
-OLD_RULE = "by seed, step and process"  # before 0.2
 BASE = "digest of the drafter under the adapters"
 SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
 
 
-def begun_with(folder: str, drafter: str | None) -> dict[str, Any]:
-    """What a run goes on with where nothing else is asked: what it was begun with, whatever the defaults are now.
-
-    `folder` is of the run, or a checkpoint; `drafter` is the one that is trained further, whose shape is its own.
-    """
+def begun_with(folder: str) -> dict[str, Any]:
+    """What a run goes on with where nothing else is asked: what it was begun with, whatever the defaults are now."""
     checkpoint = Path(last_checkpoint(folder) or folder)
     run = _read(checkpoint / RUN_FILE)
-    if run and not drafter:
-        run[PREFIX] = _read(checkpoint / CONFIG_FILE).get(PREFIX, DominoConfig.pure_draft_prefix_len)
-    return {name: run[name] for name in (*KEPT, "distillation_weight", PREFIX) if name in run}
+    return {name: run[name] for name in (*KEPT, "distillation_weight") if name in run}
 
 
 def prepare_folder(
@@ -81,7 +71,7 @@ def prepare_folder(
     state = _read(folder / STATE_FILE) if is_whole(folder) else {}
     checkpoint = args.resume_from_checkpoint or last_checkpoint(folder)
     if state and state["global_step"] >= state["max_steps"]:
-        check_resumable(folder, config, args, goes_on=False)
+        check_resumable(folder, config, args)
         is_enough = (state["epoch"] or 0.0) >= args.num_train_epochs - 1e-6
         if state["global_step"] >= args.max_steps if args.max_steps > 0 else is_enough:
             return checkpoint, _say_finished(folder, state)
@@ -94,12 +84,11 @@ def prepare_folder(
 
 
 def check_resumable(
-    checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, rows: Any = None, goes_on: bool = True
+    checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, rows: Any = None
 ) -> None:
-    """Refuse a checkpoint of another target, shape, optimizer or rule of anchors; what else differs is said.
+    """Refuse a checkpoint, or a finished run, of another target, shape or optimizer; what else differs is said.
 
-    `checkpoint` may be a finished run's folder, from which no more steps are taken (`goes_on` is False); `rows` are the
-    training rows, where they are known already.
+    `rows` are the training rows, where they are known already.
     """
     saved, run = _read(Path(checkpoint) / CONFIG_FILE), _read(Path(checkpoint) / RUN_FILE)
     adapter = TargetIdentity.from_dict(_read(Path(checkpoint) / TARGET_FILE))
@@ -111,10 +100,6 @@ def check_resumable(
     if None not in (now[BASE], run.get(BASE)):
         _check_equal(checkpoint, run, {BASE: now[BASE]})
     _check_equal(checkpoint, run, {name: now[name] for name in (*KEPT, *GONE)})
-    if goes_on and run.get(RULE) != ANCHOR_RULE:
-        found = run.get(RULE, OLD_RULE)
-        remedy = f"Finish it with the version that began it, or train its drafter further: --drafter {checkpoint} with "
-        raise refusal(f"the anchors of {checkpoint}", f"drawn {ANCHOR_RULE}", found, f"{remedy}another output_dir.")
     names = (name for name in (*RECORDED, "rows") if name not in KEPT)
     changed = [name for name in names if name in run and now[name] != run[name]]
     if rows is not None:
@@ -129,7 +114,7 @@ def save_run(folder: str | Path, args: DominoTrainingArguments, rows: Any, confi
 
 
 def _facts(args: DominoTrainingArguments, rows: Any, config: DominoConfig) -> dict[str, Any]:
-    values = {name: getattr(args, name) for name in RECORDED} | {RULE: ANCHOR_RULE}
+    values = {name: getattr(args, name) for name in RECORDED}
     values |= {"ema_decay": None, "lora_alpha": args.lora_rank and 2 * args.lora_rank}
     values[BASE] = None if args.lora_rank is None else files_digest(config.name_or_path)
     return {name: getattr(value, "value", value) for name, value in values.items()} | {"rows": _digest_rows(rows)}

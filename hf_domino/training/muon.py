@@ -60,14 +60,11 @@ class SharedMuon(torch.optim.Muon):
         is_wide = [matrix.shape[0] <= matrix.shape[1] for matrix in matrices]
         whole = [update.full_tensor() if isinstance(update, DTensor) else update for update in updates]
         wide = [update if lies else update.mT for update, lies in zip(whole, is_wide, strict=True)]
-        moves = defaultdict(list)
         for matrix, update, lies in zip(matrices, self._orthogonal(wide), is_wide, strict=True):
             found = update if lies else update.mT
             if isinstance(matrix, DTensor):
                 found = distribute_tensor(found, matrix.device_mesh, matrix.placements, src_data_rank=None)
-            moves[-group["lr"] * RMS_OF_ADAMW * math.sqrt(update.shape[1])].append((matrix, found))
-        for rate, pairs in moves.items():
-            torch._foreach_add_([matrix for matrix, _ in pairs], [found for _, found in pairs], alpha=rate)
+            matrix.add_(found, alpha=-group["lr"] * RMS_OF_ADAMW * math.sqrt(update.shape[1]))
 
     def _orthogonal(self, wide: list[torch.Tensor]) -> list[torch.Tensor]:
         """Every matrix orthogonalised, `[R, C]` each; of those of one shape, this process makes its share."""

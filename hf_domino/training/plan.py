@@ -55,7 +55,7 @@ def measure_steps(
     args.resume_from_checkpoint = None
     args.logging_strategy, args.report_to, args.disable_tqdm = IntervalStrategy.NO, [], True
     rows_per_step, data = args.train_batch_size * args.gradient_accumulation_steps, replace(data, eval_file=None)
-    if are_few := steps > 0 or names.cache_hidden_states is not None:
+    if names.cache_hidden_states is not None:  # which would be written of all rows
         most = rows_per_step * args.world_size * args.max_steps * (PACKED if args.packing else 1)
         data.max_train_rows = min(most, data.max_train_rows or most)
     with TemporaryDirectory() as folder, silent():
@@ -69,7 +69,7 @@ def measure_steps(
         trainer.remove_callback(PrinterCallback)
         trainer.stop_signals = ()  # there is nothing to save
         trainer.train()
-    if not are_few:
+    if steps <= 0 and names.cache_hidden_states is None:
         steps = math.ceil(args.num_train_epochs * len(trainer.train_dataset) / (rows_per_step * args.world_size))
     seconds = (clock.ends[-1] - clock.ends[WARM_UP - 1]) / STEPS
     device = args.device

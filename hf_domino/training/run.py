@@ -127,14 +127,15 @@ def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -
     where = "" if (device, dtype) == ("cpu", "float32") else f" --device {device} --dtype {dtype}"
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"
-    is_adapter = args.lora_rank is not None  # which has a card, but no configuration to make one from
-    what, card = ("adapter", "") if is_adapter else ("drafter", f"\n  hf-domino push {folder} --card-only")
-    return (
-        f"The {what} is in {args.output_dir}. Whether it fits, what it is worth"
-        f"{'' if is_adapter else ', and its card with that'}:\n"
-        f"  hf-domino check {pair}{prompts}\n"
-        f"  hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl{card}"
-    )
+    lines = [
+        f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:",
+        f"hf-domino check {pair}{prompts}",
+        f"hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl",
+        f"hf-domino push {folder} --card-only",
+    ]
+    if args.lora_rank is not None:  # an adapter has a card, but no configuration to make one from
+        lines.pop()
+    return "\n  ".join(lines)
 
 
 def _holds_prompts(file: str | None) -> bool:

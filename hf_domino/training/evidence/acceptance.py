@@ -84,14 +84,24 @@ def accept_lengths(
     Of one sequence, `input_ids` `[1, S]`, and perhaps its `hidden_states`: `[2, N]` int64, of base and corrected
     logits; N = max(0, S - num_draft_tokens - first_anchor).
     """
-    input_ids = batch["input_ids"]
-    end = max(input_ids.shape[1] - drafter.config.num_draft_tokens, first_anchor)
+    input_ids, config, vocabulary = batch["input_ids"], drafter.config, drafter.vocabulary
+    end = max(input_ids.shape[1] - config.num_draft_tokens, first_anchor)
     anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):
         return anchors.expand(2, -1)
     context_features = drafter.fuse_context(states_of_batch(target, batch).captured)
-    pieces = anchors[None].split(ANCHORS_PER_FORWARD, dim=1)
-    lengths = [_accept_lengths(drafter, target, input_ids, context_features, piece) for piece in pieces]
+    is_corrected, lengths = corrected_positions(config, anchors.device), []
+    for piece in anchors[None].split(ANCHORS_PER_FORWARD, dim=1):
+        # No block here sees past the last anchor.
+        hidden, states = draft_blocks(drafter, target, input_ids, context_features[:, : int(piece.max())], piece)
+        labels, _ = block_labels(input_ids, torch.ones_like(input_ids), piece, config, loss_decay=1.0)
+        positions = (block_positions(piece, config.block_size) + 1 - config.label_offset).flatten()
+        choices = []
+        for logits in draft_logits(drafter, target, hidden, states, is_corrected):
+            penalised = _penalise(logits.flatten(0, 2), input_ids, positions, target.model, vocabulary)
+            choices.append(vocabulary.ids(penalised.argmax(dim=-1)))
+        is_correct = (torch.stack(choices) == labels.flatten()).view(2, *labels.shape[1:])
+        lengths.append(accepted_runs(is_correct, config.label_offset) + 1)
     return torch.cat(lengths, dim=1)
 
 
@@ -113,28 +123,6 @@ def walked_metrics(
         return {}
     of_base = {"base_walked_acceptance_length": base} if drafter.has_correction_head else {}
     return {"walked_acceptance_length": corrected} | of_base
-
-
-def _accept_lengths(
-    drafter: DominoDraftModel,
-    target: TargetModel,
-    input_ids: torch.Tensor,
-    context_features: torch.Tensor,
-    anchors: torch.Tensor,
-) -> torch.Tensor:
-    config, everything = drafter.config, torch.ones_like(input_ids)
-    # No block here sees past the last anchor.
-    end = int(anchors.max())
-    hidden, states = draft_blocks(drafter, target, input_ids, context_features[:, :end], anchors)
-    labels, _ = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
-    positions = (block_positions(anchors, config.block_size) + 1 - config.label_offset).flatten()
-    vocabulary = drafter.vocabulary
-    choices = [
-        vocabulary.ids(_penalise(logits.flatten(0, 2), input_ids, positions, target.model, vocabulary).argmax(dim=-1))
-        for logits in draft_logits(drafter, target, hidden, states, corrected_positions(config, anchors.device))
-    ]
-    is_correct = (torch.stack(choices) == labels.flatten()).view(2, *labels.shape[1:])
-    return accepted_runs(is_correct, config.label_offset) + 1
 
 
 def _penalise(

@@ -13,8 +13,6 @@ from hf_domino.data.counts import RowCounts
 from hf_domino.training.evidence.figures import draw_training
 from hf_domino.training.fields import RECORDED
 
-NO_METADATA = ("tasks", "dataset_args")  # Transformers' card files scores under them
-
 
 def write_card(trainer: Any, name: str | None, target: str | None, metadata: Mapping[str, Any]) -> None:
     """Write the card of a trainer's drafter to `output_dir`; what is not ours in one that is there stays.
@@ -26,7 +24,7 @@ def write_card(trainer: Any, name: str | None, target: str | None, metadata: Map
         metadata (`Mapping`): Fields for the head of the card; those without a value are left out.
     """
     config, path = trainer.drafter.config, Path(trainer.args.output_dir) / CARD
-    known = {field: value for field, value in metadata.items() if value and field not in NO_METADATA}
+    known = {field: value for field, value in metadata.items() if value}
     if isinstance(known.get("datasets"), str):
         known["datasets"] = [known["datasets"]]
     card = render_card(
@@ -48,8 +46,7 @@ def _facts(trainer: Any) -> dict[str, Any]:
     for name, rows in (("train", trainer.train_dataset), ("eval", trainer.eval_dataset)):
         if hasattr(rows, "__len__"):
             facts[f"{name} rows"] = len(rows)
-        if left_out := getattr(rows, "counts", RowCounts()).left_out:
-            facts[f"{name} rows left out"] = left_out
+        facts[f"{name} rows left out"] = getattr(rows, "counts", RowCounts()).left_out or None
     facts["rows per step"] = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     facts |= {"block_size": config.block_size, "draft_vocab_size": config.draft_vocab_size}
     facts |= {name: getattr(args, name) for name in RECORDED} | {"loss_decay": trainer.objective.loss_decay}

@@ -13,14 +13,13 @@ from hf_domino._common.figures import EXTRA, FAINT, STYLE, WIDTH, can_draw, writ
 from hf_domino._common.notices import notice
 from hf_domino.cards.training import FIGURE
 
-HEAD, BASE, QUIET = "#14532d", "#3b74b8", "#8c959f"
+COLOURS = {"base_": "#3b74b8", "": "#14532d"}  # of base logits, and as drafted
 DOTS = {"marker": "o", "markersize": 3.5}
 
 
 def draw_training(log: Sequence[Mapping[str, Any]], folder: Path) -> str | None:
     """Write the figure of a trainer's `log_history`; its path from the drafter's folder, None where there is none."""
-    steps = pd.DataFrame([entry for entry in log if "base_loss" in entry])
-    if steps.empty:
+    if not any("base_loss" in entry for entry in log):
         return None
     if not can_draw():
         _say_once(f"matplotlib is not installed, so no figure of the training is drawn: {EXTRA}.")
@@ -28,7 +27,7 @@ def draw_training(log: Sequence[Mapping[str, Any]], folder: Path) -> str | None:
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
-        write_figure(_draw(steps, pd.DataFrame([entry for entry in log if "eval_loss" in entry])), folder / FIGURE)
+        write_figure(_draw(pd.DataFrame([*log])), folder / FIGURE)
     return FIGURE
 
 
@@ -37,60 +36,42 @@ def _say_once(message: str) -> None:
     notice(message)
 
 
-def _draw(steps: pd.DataFrame, evaluations: pd.DataFrame) -> Any:
+def _draw(log: pd.DataFrame) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
-    by_position = {
-        prefix: [evaluations[name].iloc[-1] for name in evaluations if name.startswith(f"{prefix}accept_at_")]
-        for prefix in ("eval_base_", "eval_")
-    }
-    panels = figure.subplots(1, 3 if any(by_position.values()) else 2)
-    # Lines of the loss that is trained; of held-out text alone where that was measured more than once: both in one
-    # panel would compare two different losses.
-    is_evaluated = len(evaluations) > 1
-    _title(panels[0], f"loss {'of held-out text' if is_evaluated else 'that is trained'}", "step")
-    for name, colour in (("base_loss", BASE), ("corrected_loss", HEAD)):
-        if is_evaluated:
-            _plot(panels[0], evaluations, f"eval_{name}", color=colour, **DOTS)
-        else:
-            _plot_mean(panels[0], steps, name, colour)
-    _title(panels[1], "tokens a round", "step")
-    _plot_mean(panels[1], steps, "acceptance_length", HEAD)
-    kind = "walked_" if "eval_walked_acceptance_length" in evaluations else ""
-    _plot(panels[1], evaluations, f"eval_base_{kind}acceptance_length", color=BASE, **DOTS)
-    _plot(panels[1], evaluations, f"eval_{kind}acceptance_length", color=HEAD, **DOTS)
-    panels[1].set_ylim(bottom=1)  # a round without drafts
-    if len(panels) == 3:
-        _title(panels[2], "right, if all before are", f"position in the draft, step {evaluations['step'].iloc[-1]:,}")
-        for rates, colour in zip(by_position.values(), (BASE, HEAD), strict=True):
-            panels[2].plot(range(1, len(rates) + 1), rates, color=colour, **DOTS)
-        panels[2].set_ylim(0, 1)
-    panels[0].plot([], [], color=BASE, label="base logits")
-    panels[0].plot([], [], color=HEAD, label="as drafted")
-    panels[0].plot([], [], color=QUIET, label="dots: held-out text", **DOTS)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    losses, lengths, positions = figure.subplots(1, 3)
+    # The trained loss; that of held-out text alone where it was measured more than once, as the two do not compare.
+    kind = "eval_" if log.get("eval_loss", pd.Series(dtype=float)).count() > 1 else ""
+    _plot(losses, log, f"{kind}base_loss", COLOURS["base_"])
+    _plot(losses, log, f"{kind}corrected_loss", COLOURS[""])
+    _plot(lengths, log, "acceptance_length", COLOURS[""])
+    walked = "walked_" if "eval_walked_acceptance_length" in log else ""
+    for prefix, colour in COLOURS.items():
+        _plot(lengths, log, f"eval_{prefix}{walked}acceptance_length", colour)
+        rates = log.filter(regex=f"^eval_{prefix}accept_at_").dropna()
+        if len(rates):
+            positions.plot(range(1, rates.shape[1] + 1), rates.iloc[-1], color=colour, **DOTS)
+    positions.set_ylim(0, 1)
+    for axes, title, below in (
+        (losses, f"loss {'of held-out text' if kind else 'that is trained'}", "step"),
+        (lengths, "tokens a round", "step"),
+        (positions, "right, if all before are", "position in the draft, last evaluation"),
+    ):
+        axes.set_title(title, loc="left", fontsize=12)
+        axes.set_xlabel(below)
+        axes.grid(axis="y", color=FAINT, linewidth=0.6)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    for prefix, label in (("base_", "base logits"), ("", "as drafted; dots: held-out text")):
+        losses.plot([], [], color=COLOURS[prefix], label=label)
+    figure.legend(loc="outside lower center", ncols=2)
     return figure
 
 
-def _title(axes: Any, title: str, below: str) -> None:
-    axes.set_title(title, loc="left", fontsize=12)
-    axes.set_xlabel(below)
-    axes.grid(axis="y", color=FAINT, linewidth=0.6)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-
-
-def _plot(axes: Any, entries: pd.DataFrame, name: str, **style: Any) -> None:
-    if name in entries:
-        points = entries[["step", name]].dropna()
-        axes.plot(points["step"], points[name], **style)
-
-
-def _plot_mean(axes: Any, entries: pd.DataFrame, name: str, colour: str) -> None:
-    """What was logged, faint, and its running mean over a tenth of the training: single batches differ a lot."""
-    _plot(axes, entries, name, color=colour, alpha=0.2, linewidth=1)
-    if name in entries:
-        mean = entries[["step"]].assign(
-            **{name: entries[name].rolling(len(entries) // 20 * 2 + 1, 1, center=True).mean()}
-        )
-        _plot(axes, mean, name, color=colour, linewidth=1.6)
+def _plot(axes: Any, log: pd.DataFrame, name: str, colour: str) -> None:
+    """Dots of evaluations; of steps the running mean over a tenth of the training, as single batches differ a lot."""
+    if name in log:
+        values = log.set_index("step")[name].dropna()
+        is_evaluation = name.startswith("eval_")
+        mean = values if is_evaluation else values.rolling(len(values) // 20 * 2 + 1, 1, center=True).mean()
+        axes.plot(mean.index, mean, color=colour, **(DOTS if is_evaluation else {}))

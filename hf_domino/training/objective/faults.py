@@ -53,9 +53,7 @@ class LossWatch:
 
 
 @torch.no_grad()
-def find_fault(
-    target: TargetModel, read: TargetStates, batch: Mapping[str, torch.Tensor], mask_token_id: int | None
-) -> str:
+def find_fault(target: TargetModel, read: TargetStates, batch: Mapping[str, torch.Tensor]) -> str:
     """Say who is at fault for the loss of a batch (`input_ids`, `attention_mask` `[B, S]`), and the way out."""
     wider = WIDER.format(dtype=str(target.model.dtype).removeprefix("torch."))
     rows = {
@@ -68,12 +66,8 @@ def find_fault(
         if (row := _first_broken(values)) is not None:
             return _blame_row(name, row, batch, wider)
     # Of zeros, lm_head makes NaN wherever a weight is NaN or infinite, whatever it is made of.
-    weights = {"lm_head": target.logits(torch.zeros_like(read.captured[0][0, :1]))}
-    if mask_token_id is not None:
-        weights["embedding of the mask token"] = target.embed(torch.tensor([mask_token_id], device=target.input_device))
-    for name, values in weights.items():
-        if _first_broken(values) is not None:
-            return f"The target is at fault: its {name} is not finite. {wider}, or take another copy of its files."
+    if _first_broken(target.logits(torch.zeros_like(read.captured[0][0, :1]))) is not None:
+        return f"The target is at fault: its lm_head is not finite. {wider}, or take another copy of its files."
     for row, states in enumerate(() if read.final is None else read.final):
         if any(_first_broken(target.logits(some)) is not None for some in states.split(POSITIONS)):
             return _blame_row("logits", row, batch, wider)

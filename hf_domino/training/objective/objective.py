@@ -133,4 +133,4 @@ class Objective:
         with self._autocast(), torch.no_grad():
             final = self.options.distillation_weight > 0
             read = read_target(self.target, batch["input_ids"], batch.get("position_ids"), final)
-            return find_fault(self.target, read, batch, self.drafter.config.mask_token_id)
+            return find_fault(self.target, read, batch)

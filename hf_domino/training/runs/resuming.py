@@ -37,6 +37,10 @@ GONE = ("ema_decay", "lora_alpha")  # fields that there were; a run with another
 BASE = "digest of the drafter under the adapters"
 SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
+FINISHED = (
+    "{} holds a finished run ({} steps, {:g} epochs), so nothing was trained. For more of it, raise max_steps or "
+    "num_train_epochs; for another run, choose another output_dir, or start again with --overwrite true."
+)
 
 
 def begun_with(folder: str) -> dict[str, Any]:
@@ -65,7 +69,10 @@ def prepare_folder(
             remedy = "Leave one of them out: a run goes on or starts again."
             raise refusal("resume_from_checkpoint with overwrite", None, args.resume_from_checkpoint, remedy)
         if args.process_index == 0:
-            _delete_run(folder)
+            for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+                shutil.rmtree(path, ignore_errors=True)
+            for name in (STATE_FILE, RUN_FILE):
+                (folder / name).unlink(missing_ok=True)
         args.distributed_state.wait_for_everyone()
         return None, None
     state = _read(folder / STATE_FILE) if is_whole(folder) else {}
@@ -74,7 +81,7 @@ def prepare_folder(
         check_resumable(folder, config, args)
         is_enough = (state["epoch"] or 0.0) >= args.num_train_epochs - 1e-6
         if state["global_step"] >= args.max_steps if args.max_steps > 0 else is_enough:
-            return checkpoint, _say_finished(folder, state)
+            return checkpoint, FINISHED.format(folder, state["global_step"], state["epoch"])
         if checkpoint is None:
             remedy = f"Start from its drafter, --drafter {folder} with another output_dir, or use --overwrite true."
             raise refusal(f"{folder}, a finished run that is to go on,", "with checkpoints", "none", remedy)
@@ -137,22 +144,6 @@ def _check_equal(checkpoint: str | Path, before: dict[str, Any], now: dict[str, 
             raise refusal(
                 name, f"{before[name]!r}, with which {checkpoint} was trained", value, f"Set it back. {START_AGAIN}"
             )
-
-
-def _say_finished(folder: Path, state: dict[str, Any]) -> str:
-    return (
-        f"{folder} holds a finished run ({state['global_step']} steps, {state['epoch']:g} epochs), so nothing was "
-        "trained. For more of it, raise max_steps or num_train_epochs; for another run, choose another output_dir, or "
-        "start again with --overwrite true."
-    )
-
-
-def _delete_run(folder: Path) -> None:
-    """Delete checkpoints and records."""
-    for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-        shutil.rmtree(path, ignore_errors=True)
-    for name in (STATE_FILE, RUN_FILE):
-        (folder / name).unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -109,7 +109,6 @@ def check_fields(
 ) -> None:
     """Refuse fields that name no text or do not go together, before anything is loaded."""
     sources_of(data)
-    check_start(names.drafter, shape.overrides(), args)
     if names.drafter is not None and names.start_from_target:
         remedy = "The drafter has weights: set one of the two."
         raise refusal("start_from_target with drafter", False, True, remedy)
@@ -118,6 +117,7 @@ def check_fields(
         raise refusal("shard_target with cache_hidden_states", False, True, remedy)
     if args.eval_strategy != "no" and data.eval_file is None:
         raise refusal("eval_strategy", "no without evaluation text", args.eval_strategy.value, "Set eval_file too.")
+    check_start(names.drafter, shape.overrides(), args)
 
 
 def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:

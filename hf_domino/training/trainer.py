@@ -242,7 +242,6 @@ class DominoTrainer(Trainer):
             size = len(inputs["loss_mask"])
             inputs["loss_mask"][max(state.remainder - self.args.process_index * size, 0) :] = 0
         inputs["anchors"] = sample_anchors(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
-        self.objective.label(inputs, evaluating=True)
         with torch.no_grad():
             scored = model(within=partial(self.objective.score, inputs))
         self._evaluation_meter.add(scored)

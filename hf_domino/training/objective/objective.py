@@ -99,11 +99,13 @@ class Objective:
 
         Args:
             batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` `[B, S]`, `anchors` `[B, N]`, what
-                [`~Objective.label`] adds, `position_ids` `[B, S]` where rows are packed, and `hidden_states`
+                [`~Objective.label`] adds, which is added otherwise, `position_ids` `[B, S]` where rows are packed, and `hidden_states`
                 `[B, S, C, H]` where the target is not to run.
             lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated,
                 by the published loss whatever is trained, so that trainings compare.
         """
+        if "columns" not in batch:
+            self.label(batch, evaluating=lambda_base is None)
         drafter, columns, weights = self.drafter, batch["columns"], batch["weights"]
         options = PUBLISHED if lambda_base is None else self.options
         with self._autocast():

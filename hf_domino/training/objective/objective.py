@@ -99,8 +99,8 @@ class Objective:
 
         Args:
             batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` `[B, S]`, `anchors` `[B, N]`, what
-                [`~Objective.label`] adds, which is added otherwise, `position_ids` `[B, S]` where rows are packed, and `hidden_states`
-                `[B, S, C, H]` where the target is not to run.
+                [`~Objective.label`] adds, which is done here otherwise, `position_ids` `[B, S]` where rows are packed,
+                and `hidden_states` `[B, S, C, H]` where the target is not to run.
             lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated,
                 by the published loss whatever is trained, so that trainings compare.
         """

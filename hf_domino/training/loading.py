@@ -12,12 +12,11 @@ from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.from_target import within_window
-from hf_domino.data.encoding import RowEncoder
-from hf_domino.data.leaks import keep_apart
+from hf_domino.data.encoding import encode_frame
+from hf_domino.data.filters import keep_apart
 from hf_domino.data.packing import PackedRows
-from hf_domino.data.records import RECORD_SUFFIXES
+from hf_domino.data.records import FILE_KINDS, RECORD_SUFFIXES, Source, from_dataset, from_files
 from hf_domino.data.rows import RowDataset, encode_dataset, load_rows
-from hf_domino.data.sources import FILE_KINDS, Source, from_dataset, from_files
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments
 from hf_domino.training.hidden_states.reading import CachedRows
@@ -86,7 +85,7 @@ def load_training_rows(
         if sources["train"].fingerprint() == sources["eval"].fingerprint():
             notice(SAME_TEXT)
         else:
-            frame = RowEncoder(tokenizer, chat_template_kwargs=args.template_kwargs).encode_frame()
+            frame = encode_frame(tokenizer, args.template_kwargs)
             train = keep_apart(train, evaluation, data.evaluation_leaks, frame)
     if train is not rows["train"]:
         said = "training rows are left out, as text of the evaluation stands in them; evaluation_leaks=keep keeps them."

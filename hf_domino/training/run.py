@@ -21,7 +21,7 @@ from hf_domino.target.identity import identify
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.frequent_tokens import take_frequent_tokens
-from hf_domino.training.hidden_states.command import CachedRun, load_target, whole_target
+from hf_domino.training.hidden_states.command import load_target, whole_target, with_states
 from hf_domino.training.loading import load_training_rows, sources_of
 from hf_domino.training.parts import check_start, go_on_from
 from hf_domino.training.runs.checkpoints import GO_ON
@@ -82,8 +82,7 @@ def make_trainer(
 ) -> tuple[DominoTrainer | None, str | None]:
     """The trainer of a run, and the checkpoint that it goes on from; no trainer where the run is finished."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
-    cache = CachedRun(names, args) if names.cache_hidden_states else None
-    target = load_target(names, args) if cache is None else cache.load_target()
+    target = load_target(names, args)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     drafter = build_drafter(names, shape, target, tokenizer)
     identify(target, tokenizer).record_in(drafter.config)
@@ -94,8 +93,8 @@ def make_trainer(
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         equip(drafter, target, rows.train, names, args)
-    if cache is not None:
-        target, rows = cache.attach(target, drafter.config, rows)
+    if names.cache_hidden_states:
+        target, rows = with_states(target, drafter.config, rows, names, args)
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=rows.train, eval_dataset=rows.evaluation, processing_class=tokenizer
     )

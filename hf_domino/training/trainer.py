@@ -24,7 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import needing_room
-from hf_domino.data.packing import PackedRows
+from hf_domino.data.packing import STATES, PackedRows, collate_rows
 from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_target
@@ -36,7 +36,7 @@ from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.figures import draw_training
 from hf_domino.training.evidence.meter import EvaluationMeter, TrainingMeter, show_less, warn_of_head
 from hf_domino.training.frequent_tokens import say_first_tokens
-from hf_domino.training.hidden_states.reading import STATES, CachedRows, check_layers, collate_with_states
+from hf_domino.training.hidden_states.reading import CachedRows, check_layers
 from hf_domino.training.loading import encode_rows
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, DrawingCollator, sample_anchors
@@ -67,7 +67,7 @@ class DominoTrainer(Trainer):
             It is moved to the training device, unless it has a `device_map`, is offloaded or sharded, or divided among
             the processes (`args.shard_target`).
         args (`DominoTrainingArguments`): Training arguments.
-        data_collator (*optional*): Defaults to [`~training.hidden_states.reading.collate_with_states`] with the
+        data_collator (*optional*): Defaults to [`~data.packing.collate_rows`] with the
             drafter's pad token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
             and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. For
@@ -132,7 +132,7 @@ class DominoTrainer(Trainer):
             raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
         if data_collator is None:
             data_collator = partial(
-                collate_with_states, pad_token_id=model.config.pad_token_id or 0, multiple=args.row_multiple
+                collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=args.row_multiple
             )
             train_dataset, eval_dataset = encode_rows(model.config, args, train_dataset, eval_dataset, processing_class)
         super().__init__(

@@ -6,9 +6,10 @@ import math
 
 import pytest
 import torch
+from hf_domino.training.objective.own_prefixes import choose_own_prefixes
 
 from hf_domino import DominoConfig
-from hf_domino.data.rows import collate_rows
+from hf_domino.data.packing import collate_rows
 from hf_domino.drafter.blocks import UNUSED
 from hf_domino.training.objective.anchors import anchor_candidates, block_labels, sample_anchors
 

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from hf_domino.data.rows import collate_rows
+from hf_domino.data.packing import collate_rows
 from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.faults import find_fault
 from hf_domino.training.objective.forward import read_target

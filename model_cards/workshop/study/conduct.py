@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hf_domino._common.refusal import refusal
-from hf_domino.data.on_policy import settings_file
 from study.plan import TEXTS, Run, Study, Variant
 from study.rows import Row, append, finished, read_rows
 from study.run import JOB_FILE, ROW_FILE, WEIGHTS, Job
 from study.schedule import Command, python, run_all
-from study.texts import EVALUATION, Source, cut_prompts, digest_of, mix, take_rows, writing
+from study.texts import EVALUATION, Source, cut_prompts, digest_of, mix, settings_file, take_rows, writing
 
 ONE_TEXT = "A file's rows are one text: name the other variants with --only."
 # What the target's hidden states depend on, and which of them are kept.

@@ -24,7 +24,7 @@ from hf_domino.evaluation.check.estimate import estimate_mean
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import walk_acceptance
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
-from hf_domino.training.hidden_states.command import CachedRun
+from hf_domino.training.hidden_states.command import with_states
 from hf_domino.training.loading import TrainingRows
 from hf_domino.training.parts import OF_A_HEAD, add_head
 from hf_domino.training.run import build_drafter, equip
@@ -92,7 +92,7 @@ def run_job(job: Job) -> dict[str, Any] | None:
     if names.cache_hidden_states:
         # The first of the runs that share them writes them.
         with FileLock(f"{names.cache_hidden_states}.lock"):
-            _, read = CachedRun(names, args).read_rows(target, drafter.config, read)
+            _, read = with_states(target, drafter.config, read, names, args)
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=read.train, eval_dataset=read.evaluation, processing_class=tokenizer
     )

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_domino._common.dtypes import fast_dtype
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
-from hf_domino.data.on_policy import generate_on_policy, settings_file
 from hf_domino.data.rows import load_rows
+from hf_domino.data.units import do_units
+from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter
 from hf_domino.target.identity import identify
 from study.plan import TEXTS
 from study.schedule import Command, python
@@ -75,9 +76,10 @@ def rows_of_files(
     def rows(name: str, count: int) -> list[Row]:
         found = load_rows(files[name], AutoTokenizer.from_pretrained(target), max_length)
         _check_count(files[name], len(found), count)
-        starts = [len(prompt) for prompt in found.prompts(prompt_length)]
-        pairs = zip((found[index] for index in range(count)), starts, strict=False)
-        return [{"input_ids": list(row["input_ids"]), "prompt_length": start} for row, start in pairs]
+        some = [found[index] for index in range(count)]
+        return [
+            {"input_ids": row["input_ids"], "prompt_length": row["loss_mask"].index(1) or prompt_length} for row in some
+        ]
 
     return rows
 
@@ -145,16 +147,54 @@ def write_text(target: str, folder: Path, kind: str, max_new_tokens: int) -> Non
     dtype = torch.float32 if is_evaluation else fast_dtype("cpu")
     model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
     rows = read_rows(folder / f"{HELD_OUT if is_evaluation else PLAIN}.jsonl")
-    generate_on_policy(
+    continue_prompts(
         model,
         [row["input_ids"][: row["prompt_length"]] for row in rows],
         folder / f"{kind}.jsonl",
-        max_new_tokens=max_new_tokens,
-        temperatures=(TEMPERATURES[kind],),
-        batch_size=BATCH_SIZE,
-        seed=SEED,
+        max_new_tokens,
+        (TEMPERATURES[kind],),
     )
     (folder / f"{kind}.done").touch()
+
+
+def settings_file(output: Path) -> Path:
+    """Where the target of a text is written down."""
+    return output.with_name(output.name + ".settings.json")
+
+
+def continue_prompts(
+    target: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    output: Path,
+    max_new_tokens: int,
+    temperatures: Sequence[float],
+    shard: tuple[int, int] = (0, 1),
+) -> Path:
+    """Let a target continue prompts of token ids, in batches of like length that take the temperatures in turn.
+
+    A process that was broken off goes on where it stopped; `shard` is its number, and how many there are.
+    """
+    ordered = sorted(map(list, prompts), key=len)
+    starts = range(0, len(ordered), BATCH_SIZE)
+    batches = list(enumerate(ordered[start : start + BATCH_SIZE] for start in starts))[shard[0] :: shard[1]]
+    writer, identity = TargetWriter(target), identify(target).to_dict()
+
+    def make(unit: int) -> tuple[list[Row], int]:
+        number, batch = batches[unit]
+        temperature = temperatures[number % len(temperatures)]
+        texts = writer.write(batch, Sampling(max_new_tokens, temperature), SEED * SEED_STRIDE + number)
+        rows = [
+            {"input_ids": prompt + text.ids, "prompt_length": len(prompt), "temperature": temperature}
+            for prompt, text in zip(batch, texts, strict=True)
+        ]
+        return rows, sum(len(text.ids) for text in texts)
+
+    made_of = json.dumps([ordered, max_new_tokens, list(temperatures), shard, identity["weights_digest"]])
+    units = output.with_suffix("." + hashlib.sha256(made_of.encode()).hexdigest()[:8])
+    rows = do_units(units, (0, 1), shard[0] == 0, output.stem, len(batches), make)
+    write_whole(settings_file(output), json.dumps({"target": identity}))
+    write_rows(output, rows)
+    return output
 
 
 def mix(folder: Path) -> None:

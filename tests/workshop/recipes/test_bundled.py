@@ -10,10 +10,10 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from hf_domino import DominoDraftModel
-from hf_domino.data.on_policy import settings_file
 from hf_domino.pair import BUNDLED
 from hf_domino.target.identity import identify
 from recipes.bundled import make_pair
+from study.texts import settings_file
 
 
 def test_text_and_drafters_of_another_target_are_refused(tiny_pair_folder, tmp_path):

@@ -7,9 +7,9 @@ import pytest
 from chats import chat_tokenizer
 
 import recipes
-from hf_domino.data.filters import OVERLAP_WORDS, Exclusions, NearCopies, words_of
+from hf_domino.data.filters import RUN, Exclusions, NearCopies, words_of
 from hf_domino.data.prompts import texts_of
-from hf_domino.data.sources import from_files
+from hf_domino.data.records import from_files
 from hf_domino.evaluation.benchmark.prompts import encode, read_batches
 from hf_domino.pair.smollm2 import SHORT_PROMPTS
 
@@ -30,7 +30,7 @@ def text_of(prompt):
 
 def runs_of(text):
     words = words_of(text)
-    return {" ".join(words[start : start + OVERLAP_WORDS]) for start in range(len(words) - OVERLAP_WORDS + 1)}
+    return {" ".join(words[start : start + RUN]) for start in range(len(words) - RUN + 1)}
 
 
 def test_kinds_have_as_many_prompts_each_and_take_turns():

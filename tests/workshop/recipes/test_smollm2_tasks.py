@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from hf_domino.data.prompts import read_prompts
-from hf_domino.data.sources import from_files
+from hf_domino.data.records import from_files
 from recipes.smollm2_tasks import (
     FOLLOWED_SHARE,
     PHRASES,

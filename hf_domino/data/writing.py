@@ -49,8 +49,7 @@ def write_data(
 ) -> dict[str, Any]:
     """Let a target write training text, and answer prompts or what it asks itself.
 
-    The work is cut into batches with a seed and a file each. A call goes on where earlier ones stopped, with any number
-    of processes, and ends with the same rows.
+    A call goes on where earlier ones stopped, with any number of processes, and ends with the same rows.
 
     Args:
         writer (`Writer`): The target, as a [`TargetWriter`] or an [`EndpointWriter`].

@@ -130,7 +130,7 @@ def encode_chat(
             f"field `messages` must hold an assistant message that answers another, got none (one that opens "
             f"the chat does not). {UNANSWERED}"
         )
-    shown = partial(_render, tokenizer=tokenizer, **template_kwargs)
+    shown: Callable[..., Any] = partial(_render, tokenizer=tokenizer, **template_kwargs)
     template = tokenizer.chat_template
     if not (isinstance(template, str) and GENERATION_BLOCK.search(template)):
         return _encode_by_turns(messages, turns, tokenizer, partial(shown, tokenize=False))

@@ -189,8 +189,7 @@ def keep_apart(train: RowDataset, evaluation: RowDataset, mode: str = "drop", fr
     """
     if mode not in MODES:
         raise refusal("evaluation_leaks", f"one of {', '.join(MODES)}", mode, "The default is drop.")
-    found = find_leaks(train, evaluation, frame) if mode != "keep" else ()
-    if not len(found):
+    if mode == "keep" or not len(found := find_leaks(train, evaluation, frame)):
         return train
     if mode == "error" or len(found) == len(train):
         remedy = "Take other rows for one of them, or set evaluation_leaks to drop (leave out) or keep (train on them)."
@@ -205,7 +204,8 @@ def keep_apart(train: RowDataset, evaluation: RowDataset, mode: str = "drop", fr
 
 def _runs_of(evaluation: RowDataset, frame: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Hashes of the evaluation's own runs, sorted `[G]`, and whether each reaches into a prompt `[G]`."""
-    rows = {tuple(row["input_ids"]): np.asarray(row["loss_mask"], bool) for row in evaluation}
+    each = map(evaluation.__getitem__, range(len(evaluation)))
+    rows = {tuple(row["input_ids"]): np.asarray(row["loss_mask"], bool) for row in each}
     texts = [np.asarray(ids, np.uint64) for ids in rows]
     known, counts = np.unique(np.concatenate([np.unique(hash_runs(ids)) for ids in texts]), return_counts=True)
     shared = np.concatenate([known[counts >= ROWS_IN_COMMON], hash_runs(frame)])

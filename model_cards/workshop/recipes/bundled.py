@@ -32,7 +32,7 @@ from recipes.pretrain import TargetRecipe, stage_folder
 from recipes.processes import kind_flags, torchrun
 from recipes.prompts import held_out_prompts, training_prompts, write_prompts
 from recipes.tokenizer import train_tokenizer
-from study.texts import SEED, continue_prompts, settings_file
+from study.texts import continue_prompts, settings_file
 
 MAX_SHARD_SIZE = "12MB"
 TOKENIZER_MODULES = 2500
@@ -52,6 +52,7 @@ class OnPolicyRecipe:
     prompt_lengths: tuple[int, ...] = (48, 80, 112)
     max_new_tokens: int = 144
     temperatures: tuple[float, ...] = (0.0, 0.3, 0.7)
+    seed: int = 0
 
 
 def make_pair(options: argparse.Namespace, commands: str) -> int:
@@ -119,13 +120,13 @@ def prepare_corpus(
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages)]
         subprocess.run([*command, "-r", str(REQUIREMENTS)], check=True)
     modules = collect_modules(packages)
-    shuffled = [modules[index] for index in np.random.default_rng(SEED).permutation(len(modules))]
+    shuffled = [modules[index] for index in np.random.default_rng(recipe.seed).permutation(len(modules))]
     train = [module for module in shuffled if not module.held_out]
     if tokenizer is None:
         texts = (module.text for module in train[:TOKENIZER_MODULES])
         tokenizer = train_tokenizer(texts, recipe.vocab_size, recipe.max_length)
     tokenizer.save_pretrained(work / "tokenizer")
-    write_prompts(held_out_prompts(modules, num_prompts=50, seed=SEED), work / "prompts.jsonl")
+    write_prompts(held_out_prompts(modules, num_prompts=50, seed=recipe.seed), work / "prompts.jsonl")
     np.save(work / "train.npy", _tokenize(train, tokenizer))
     np.save(work / "held_out.npy", _tokenize([module for module in shuffled if module.held_out], tokenizer))
 
@@ -169,7 +170,7 @@ def write_on_policy(work: Path, output: Path, processes: int) -> None:
         parts = list(pool.map(_write_shard, [(work, output, shard, processes) for shard in range(processes)]))
     target = _load_target(output)
     held_out = np.load(work / "held_out.npy")
-    prompts = training_prompts(held_out, NUM_EVALUATION_ROWS, recipe.prompt_lengths, _end_of_text(target), SEED)
+    prompts = training_prompts(held_out, NUM_EVALUATION_ROWS, recipe.prompt_lengths, _end_of_text(target), recipe.seed)
     continue_prompts(target, prompts, work / "evaluation.jsonl", recipe.max_new_tokens, (0.0,))
     result = work / "on_policy.jsonl"
     settings_file(result).write_text(json.dumps({"target": identify(target).to_dict()}), encoding="utf-8")
@@ -182,7 +183,7 @@ def _write_shard(job: tuple[Path, Path, int, int]) -> Path:
     torch.set_num_threads(1)
     recipe, target = OnPolicyRecipe(), _load_target(output, torch.bfloat16)  # half as slow as fp32
     stream = np.load(work / "train.npy", mmap_mode="r")
-    prompts = training_prompts(stream, recipe.num_prompts, recipe.prompt_lengths, _end_of_text(target), SEED)
+    prompts = training_prompts(stream, recipe.num_prompts, recipe.prompt_lengths, _end_of_text(target), recipe.seed)
     output = work / f"on_policy-{index}-of-{count}.jsonl"
     return continue_prompts(target, prompts, output, recipe.max_new_tokens, recipe.temperatures, (index, count))
 

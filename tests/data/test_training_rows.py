@@ -164,6 +164,7 @@ def test_ids_beyond_the_vocabulary(write, word_tokenizer):
 
 def test_token_ids(write):
     assert only_row(write({"input_ids": [5, 6, 7], "prompt_length": 1})) == ([5, 6, 7], [0, 1, 1])
+    assert only_row(write({"input_ids": [5, 6, 7, 8, 9], "prompt_length": 2}), max_length=4)[1] == [0, 0, 1, 1]
     assert only_row(write({"input_ids": [5, 6, 7], "loss_mask": [1, 1, 0]})) == ([5, 6, 7], [1, 1, 0])
 
 
@@ -280,11 +281,11 @@ def test_rows_are_written_by_one_process_while_the_others_wait(write, times_read
 
 
 def test_rows_are_counted_by_why_they_are_left_out(write, word_tokenizer):
-    file = write(*RECORDS)
+    file = write(*RECORDS, {"text": "t9"})
     counts = load_rows(file, word_tokenizer, max_length=4).counts
     first = f"{file}, line 2"
-    assert counts == RowCounts(4, 3, 10, cut=1, copies=1, without_anchor=1, first_left_out=first)
-    assert counts.describe().startswith(f"1 of 4 rows are left out, the first is {first}: 1 without two")
+    assert counts == RowCounts(5, 3, 10, cut=1, copies=1, without_anchor=2, first_left_out=first)
+    assert counts.describe().startswith(f"2 of 5 rows are left out, the first is {first}: 2 without two")
     assert counts.describe().endswith("1 of 3 rows are cut at max_length. 1 of 3 rows are equal to an earlier one.")
 
 

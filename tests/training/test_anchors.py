@@ -11,7 +11,6 @@ from hf_domino import DominoConfig
 from hf_domino.data.packing import collate_rows
 from hf_domino.drafter.blocks import UNUSED
 from hf_domino.training.objective.anchors import anchor_candidates, block_labels, sample_anchors
-from hf_domino.training.objective.own_prefixes import choose_own_prefixes
 
 LOSS_MASK = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]])
 INPUT_IDS = torch.arange(24).view(2, 12) + 100

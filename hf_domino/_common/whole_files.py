@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,7 +97,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     ```
     """
-    aside = path.with_name(f".{path.name}.part-{os.getpid()}")
+    aside = path.with_name(f".{path.name}.part-{uuid.uuid4().hex[:12]}")
     aside.parent.mkdir(parents=True, exist_ok=True)
     try:
         with needing_room(path, MAKE_ROOM):

@@ -1,4 +1,4 @@
-"""Conversations as token ids with the loss on assistant tokens only.
+"""Conversations: messages of the shapes that data sets have, and their token ids with the loss on the assistant's.
 
 A chat template with a generation block says itself which tokens are the assistant's. For any other, the conversation
 is rendered turn by turn, and what an assistant turn adds to its generation prompt is the assistant's. A turn that the
@@ -8,6 +8,7 @@ as the target would write it. A turn that opens the conversation carries no loss
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,102 +17,161 @@ from typing import Any
 GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\b")
 Message = dict[str, Any]
 Row = dict[str, list[int]]  # token ids, and a loss mask: 1 for the assistant's or 0
-UNANSWERED = "Let the target write the answer (on_policy, --on-policy true), or leave the record out."
+UNANSWERED = "Let the target write the answer (hf-domino data), or leave the record out."
 UNTOLD: Row = {"input_ids": [], "loss_mask": []}  # stands for a turn that cannot be told from what asks for it
+# Who speaks, in ShareGPT-like records -> as chat templates say it.
+ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
+    "chatgpt": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
+    "function_call": "assistant",
+}  # fmt: skip
+SAID = "`role` and `content`, which must be text alone (or null beside `tool_calls`)"
+
+
+# --- messages -----------------------------------------------------------------------------------------------------
+
+
+def read_messages(record: Mapping[str, Any], field: str) -> list[Message]:
+    """The messages of a record, whose `content` is a string; they may have `from` and `value`, parts, calls as JSON.
+
+    Example:
+    ```python
+    >>> from hf_domino.data.chat import read_messages
+    >>> read_messages({"conversations": [{"from": "human", "value": "Hi"}]}, "conversations")
+    [{'role': 'user', 'content': 'Hi'}]
+
+    ```
+    """
+    messages = _without_nulls(record[field])
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"field `{field}` must be a list of messages, got {str(messages)[:60]}.")
+    return [_read_message(message, f"field `{field}[{index}]`") for index, message in enumerate(messages)]
+
+
+def read_tools(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The `tools` of a record, a list or JSON of one, as an argument for the chat template; empty without any."""
+    tools = _parsed(_without_nulls(record.get("tools"))) or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ValueError(f"field `tools` must be a list of objects, or JSON of it, got {str(tools)[:60]}.")
+    return {"tools": tools} if tools else {}
+
+
+def with_system(messages: list[Message], system: str | None) -> list[Message]:
+    """A chat with a system turn in front, unless it has one or none is asked for."""
+    if system is None or (messages and messages[0]["role"] == "system"):
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _read_message(message: Any, name: str) -> Message:
+    known = isinstance(message, dict)
+    if known and "from" in message and "role" not in message:
+        if message["from"] not in ROLES or "value" not in message:
+            known_roles = ", ".join(ROLES)
+            raise ValueError(f"{name} must have `value` and `from` one of {known_roles}, got {str(message)[:60]}.")
+        said = "tool_calls" if message["from"] == "function_call" else "content"
+        others = {key: value for key, value in message.items() if key not in ("from", "value")}
+        message = others | {"role": ROLES[message["from"]], said: message["value"]}
+    if not known or not isinstance(message.get("role"), str):
+        raise ValueError(f"{name} must have {SAID}, got {str(message)[:60]}.")
+    called = message.pop("function_call", None)  # OpenAI's older name for one call
+    content, calls = message.get("content"), _parsed(message.pop("tool_calls", None)) or called
+    if calls:
+        content, message["tool_calls"] = content or "", _read_calls(calls, f"{name}: `tool_calls`")
+    parts = content if content and isinstance(content, list) else [{"text": content}]
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(f"{name} must have {SAID}, got {str(part)[:60]} in {str(message)[:60]}.")
+    return message | {"content": "".join(part["text"] for part in parts)}
+
+
+def _read_calls(calls: Any, name: str) -> list[dict[str, Any]]:
+    """Calls as most templates read them: each a `function` with `name`, and with `arguments` that are no string."""
+    read = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        arguments = _parsed(function.get("arguments") or {})
+        if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
+            raise ValueError(f"{name} must have `name`, and `arguments` as an object, got {str(call)[:60]}.")
+        others = {"type": "function"} if function is call else call
+        read.append(others | {"function": function | {"arguments": arguments}})
+    return read
+
+
+def _parsed(value: Any) -> Any:
+    """The value of a string of JSON; any other value as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError:
+        return value
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the fields that are null, which tables hold at every depth where a record has no such field."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+# --- token ids ----------------------------------------------------------------------------------------------------
 
 
 def encode_chat(
-    messages: Sequence[Message],
-    tokenizer: Any,
-    place: str = "messages",
-    template_kwargs: Mapping[str, Any] | None = None,
-    start: int = 0,
+    messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any], start: int = 0
 ) -> list[Row]:
-    """Render a conversation and mark the assistant's tokens.
+    """Render a conversation and mark the assistant's tokens, of the messages from `start` on.
 
-    Args:
-        messages (`Sequence[dict]`): Messages with `role` and `content`.
-        tokenizer (`PreTrainedTokenizerBase`): With a chat template.
-        place (`str`, *optional*, defaults to `"messages"`): Where the conversation is from, for errors.
-        template_kwargs (`Mapping`, *optional*): For the template, such as `{"enable_thinking": False}`, or `tools`.
-        start (`int`, *optional*, defaults to 0): The first message that may carry loss.
-
-    Returns:
-        `list[dict]`: Rows of `input_ids` and `loss_mask`: one, and one more for every turn that the whole renders
-        differently; and `UNTOLD` for every turn that does not begin as the template asks for it.
-
-    Raises:
-        ValueError: If no turn may carry loss, the tokenizer has no chat template or is slow, or the template refuses
-            the conversation or does not show its tool calls.
+    Rows are one, one more for every turn that the whole renders differently, and `UNTOLD` for every turn that does not
+    begin as the template asks for it.
     """
-    messages, kwargs = list(messages), dict(template_kwargs or {})
     turns = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= max(start, 1)]
     if not turns:
         raise ValueError(
-            f"{place}: field `messages` must hold an assistant message that answers another, got none (one that opens "
+            f"field `messages` must hold an assistant message that answers another, got none (one that opens "
             f"the chat does not). {UNANSWERED}"
         )
-    template = _template(tokenizer, place)
+    shown: Callable[..., Any] = partial(_render, tokenizer=tokenizer, **template_kwargs)
+    template = tokenizer.chat_template
     if not (isinstance(template, str) and GENERATION_BLOCK.search(template)):
-        return _encode_by_turns(messages, turns, tokenizer, place, kwargs)
-    encoded = _render(
-        messages, tokenizer, place, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **kwargs
-    )
+        return _encode_by_turns(messages, turns, tokenizer, partial(shown, tokenize=False))
+    encoded = shown(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     ids, loss_mask = list(encoded["input_ids"]), list(encoded["assistant_masks"])
     if start:
-        prompt = encode_prompt(messages[:start], tokenizer, place, kwargs)
-        unlike = (index for index, (ours, theirs) in enumerate(zip(ids, prompt, strict=False)) if ours != theirs)
+        prompt = encode_prompt(messages[:start], tokenizer, template_kwargs)
+        unlike = (index for index, pair in enumerate(zip(ids, prompt, strict=False)) if len(set(pair)) > 1)
         length = next(unlike, min(len(ids), len(prompt)))
         loss_mask = [0] * length + loss_mask[length:]
     learnt = tokenizer.decode([token for token, counts in zip(ids, loss_mask, strict=True) if counts])
     for index in turns:
-        _check_calls(messages, index, learnt, place)
+        _check_calls(messages, index, learnt)
     return [{"input_ids": ids, "loss_mask": loss_mask}]
 
 
-def encode_prompt(
-    messages: Sequence[Message],
-    tokenizer: Any,
-    place: str = "messages",
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> list[int]:
-    """Token ids of a conversation up to where the assistant's next turn begins.
-
-    Raises:
-        ValueError: If the tokenizer has no chat template, or the template refuses the conversation.
-    """
-    text = render_prompt(messages, tokenizer, place, template_kwargs)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+def encode_prompt(messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
+    """Token ids of a conversation up to where the assistant's next turn begins."""
+    return tokenizer(render_prompt(messages, tokenizer, template_kwargs), add_special_tokens=False)["input_ids"]
 
 
-def render_prompt(
-    messages: Sequence[Message],
-    tokenizer: Any,
-    place: str = "messages",
-    template_kwargs: Mapping[str, Any] | None = None,
-) -> str:
+def render_prompt(messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> str:
     """As [`encode_prompt`], the text before it is cut into tokens."""
-    _template(tokenizer, place)
-    kwargs = dict(template_kwargs or {})
-    return _render(list(messages), tokenizer, place, tokenize=False, add_generation_prompt=True, **kwargs)
+    return _render(messages, tokenizer, tokenize=False, add_generation_prompt=True, **template_kwargs)
 
 
 def _encode_by_turns(
-    messages: list[Message], places: list[int], tokenizer: Any, place: str, kwargs: dict[str, Any]
+    messages: list[Message], places: list[int], tokenizer: Any, shown: Callable[..., str]
 ) -> list[Row]:
     if not tokenizer.is_fast:
         raise ValueError(
-            f"{place}: field `messages` needs a fast tokenizer, which tells where its tokens stand in a text, got "
+            "field `messages` needs a fast tokenizer, which tells where its tokens stand in a text, got "
             f"{type(tokenizer).__name__}: save it as a fast one, or use `prompt` and `completion`."
         )
-    shown: Callable[..., str] = partial(_render, tokenizer=tokenizer, place=place, tokenize=False, **kwargs)
     whole, turns, rows = shown(messages), [], []  # turns: the conversation as it is before one, and as it is with it
     for index in places:
         before, after = shown(messages[:index], add_generation_prompt=True), shown(messages[: index + 1])
         if not after.startswith(before):
             rows.append(UNTOLD)
             continue
-        _check_calls(messages, index, after[len(before) :], place)
+        _check_calls(messages, index, after[len(before) :])
         turns.append((before, after))
     while turns:
         here = [turn for turn in turns if whole.startswith(turn[1])]
@@ -126,23 +186,19 @@ def _encode_by_turns(
     return rows
 
 
-def _check_calls(messages: Sequence[Message], index: int, learnt: str, place: str) -> None:
+def _check_calls(messages: Sequence[Message], index: int, learnt: str) -> None:
     """Refuse a turn whose tool calls are not in the text that is learnt: an end of text would be all of it."""
     if not all(call["function"]["name"] in learnt for call in messages[index].get("tool_calls", ())):
-        raise ValueError(f"{place}: field `messages[{index}]`: the chat template does not show its `tool_calls`.")
+        raise ValueError(f"field `messages[{index}]`: the chat template does not show its `tool_calls`.")
 
 
-def _template(tokenizer: Any, place: str) -> Any:
+def _render(messages: list[Message], tokenizer: Any, **kwargs: Any) -> Any:
     if tokenizer.chat_template is None:
         raise ValueError(
-            f"{place}: field `messages` needs a tokenizer with a chat template, and this one has none: "
+            "field `messages` needs a tokenizer with a chat template, and this one has none: "
             "set tokenizer.chat_template, or use `prompt` and `completion`."
         )
-    return tokenizer.chat_template
-
-
-def _render(messages: list[Message], tokenizer: Any, place: str, **kwargs: Any) -> Any:
     try:
         return tokenizer.apply_chat_template(messages, **kwargs)
     except Exception as error:  # a template is a program of its own, and may raise anything
-        raise ValueError(f"{place}: field `messages`: the chat template refuses it: {error}") from error
+        raise ValueError(f"field `messages`: the chat template refuses it: {error}") from error

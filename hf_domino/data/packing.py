@@ -1,4 +1,4 @@
-"""Short rows packed into long ones, without leaks: less padding, and the same losses.
+"""Rows in batches: padded, and short ones packed into long ones, without leaks: less padding, and the same losses.
 
 A packed row has `position_ids` that begin at 0 again with each of the rows in it. From them the target makes its mask,
 and the drafter what its blocks see and what they are scored on. Which rows lie together depends on lengths alone, so it
@@ -15,29 +15,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from hf_domino._common.refusal import refusal
-from hf_domino.data.counts import RowCounts
-from hf_domino.data.encoding import Row
-from hf_domino.data.rows import RowDataset, collate_rows, pad_rows
+from hf_domino.data.chat import Row
+from hf_domino.data.rows import RowCounts
 
+STATES = "hidden_states"  # of rows that carry the target's, `[S, C, H]`
 NEEDS_LENGTHS = "Which rows fit together depends on all lengths: load them, or leave packing out."
 
 
 class PackedRows(Dataset):
-    """Rows of a dataset, several in each up to a length; the dataset itself is not copied.
+    """Rows of a dataset with a length, several in each up to `max_length` tokens; the dataset itself is not copied.
 
-    Args:
-        rows (`Dataset`): With a length; its items have `input_ids` and `loss_mask`.
-        max_length (`int`): Longest packed row, in tokens.
-
-    Attributes:
-        bins (`list[list[int]]`): Which rows lie in each packed one.
-        counts (`RowCounts`): Of the rows before they were packed.
-
-    Raises:
-        ValueError: If the dataset has no length.
+    `bins` says which rows lie in each packed one.
 
     Example:
     ```python
@@ -53,7 +46,8 @@ class PackedRows(Dataset):
         if not hasattr(rows, "__len__"):
             raise refusal("train_dataset with packing", "a dataset with a length", type(rows).__name__, NEEDS_LENGTHS)
         self.rows, self.counts = rows, getattr(rows, "counts", RowCounts())
-        self.bins = pack(_lengths(rows), max_length)
+        lengths = rows.lengths if hasattr(rows, "lengths") else [len(row["input_ids"]) for row in rows]
+        self.bins = pack(lengths, max_length)
 
     def __len__(self) -> int:
         return len(self.bins)
@@ -67,14 +61,6 @@ class PackedRows(Dataset):
 def _joined(values: list[Any]) -> Any:
     """One value per token, of several rows: lists, or tensors `[S, ...]` that rows carry along."""
     return torch.cat(values) if isinstance(values[0], torch.Tensor) else list(itertools.chain.from_iterable(values))
-
-
-def _lengths(rows: Any) -> list[int]:
-    if isinstance(rows, RowDataset):  # which may be too many to look at one by one
-        return [length for _, lengths in rows.token_batches() for length in lengths.tolist()]
-    if hasattr(rows, "lengths"):  # of rows that carry more than their tokens
-        return rows.lengths
-    return [len(rows[index]["input_ids"]) for index in range(len(rows))]
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -94,27 +80,48 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
                 del open_bins[room], rooms[place]
         bins[chosen].append(index)
         left = room - lengths[index]
-        if left > 0 and left not in open_bins:
-            bisect.insort(rooms, left)
         if left > 0:
+            if left not in open_bins:
+                bisect.insort(rooms, left)
             open_bins.setdefault(left, []).append(chosen)
     return bins
 
 
-def collate_packed(rows: Sequence[Row], pad_token_id: int = 0, multiple: int = 1) -> dict[str, torch.Tensor]:
-    """Pad rows on the right as [`~data.rows.collate_rows`] does, packed ones or not.
+def collate_rows(rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple: int = 1) -> dict[str, torch.Tensor]:
+    """Pad rows on the right, packed ones or not, to a length S that is a multiple.
 
     Returns:
-        `dict[str, torch.Tensor]`: As there, and of packed rows `position_ids` `[B, S]` int64, in which the padding is a
-        row of its own.
+        `dict[str, torch.Tensor]`: `input_ids`, `loss_mask` and `attention_mask`, `[B, S]` int64; of packed rows
+        `position_ids` too, in which the padding is a row of its own, and of rows that carry them `hidden_states`
+        `[B, S, C, H]`.
+
+    Raises:
+        ValueError: If they are not such rows, but records of text from a dataset without length.
     """
-    batch = collate_rows(rows, pad_token_id, multiple)
-    if "position_ids" in rows[0]:
-        position_ids = [torch.as_tensor(row["position_ids"], dtype=torch.int64) for row in rows]
+    if "loss_mask" not in rows[0]:
+        fields = ", ".join(f"`{field}`" for field in rows[0])
+        raise ValueError(f"rows must have `input_ids` and `loss_mask`, got {fields}: load them with load_rows.")
+    names = ("input_ids", "loss_mask", "position_ids")
+    columns = {
+        name: [torch.as_tensor(row[name], dtype=torch.int64) for row in rows] for name in names if name in rows[0]
+    }
+    columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
+    if STATES in rows[0]:
+        columns[STATES] = [row[STATES] for row in rows]
+    batch = {
+        name: _padded(values, multiple, pad_token_id if name == "input_ids" else 0) for name, values in columns.items()
+    }
+    if "position_ids" in batch:
         padding = (1 - batch["attention_mask"]).cumsum(dim=1) - 1
-        padded = pad_rows(position_ids, multiple)
-        batch["position_ids"] = torch.where(batch["attention_mask"].bool(), padded, padding)
+        batch["position_ids"] = torch.where(batch["attention_mask"].bool(), batch["position_ids"], padding)
     return batch
+
+
+def _padded(rows: list[torch.Tensor], multiple: int, value: int) -> torch.Tensor:
+    """Stack rows `[S, ...]` of several lengths, padded on the right to a multiple."""
+    padded = pad_sequence(rows, batch_first=True, padding_value=value)
+    spare = -padded.shape[1] % multiple
+    return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value) if spare else padded
 
 
 def parts(row: Row) -> list[list[int]]:

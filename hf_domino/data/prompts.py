@@ -1,4 +1,4 @@
-"""What the target is to answer: chats whose assistant turns it writes, and plain text that it continues."""
+"""Prompts for the target: chats whose assistant turns it writes, and plain text that it continues."""
 
 from __future__ import annotations
 
@@ -9,27 +9,16 @@ from typing import Any
 
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.refusal import refusal
-from hf_domino.data.chat import Message
+from hf_domino.data.chat import Message, read_messages, read_tools, with_system
 from hf_domino.data.filters import Exclusions, NearCopies
-from hf_domino.data.messages import read_messages, read_tools
-from hf_domino.data.records import RECORD_SUFFIXES, read_text
-from hf_domino.data.sources import Source
-from hf_domino.data.user_turn import with_system
+from hf_domino.data.records import RECORD_SUFFIXES, Source, at, read_text
 
 ASSISTANT, USER, TOOL = "assistant", "user", "tool"
-CHATS, TEXT = ("messages", "conversations", "prompt"), "text"  # those that may hold messages, and the one that cannot
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A chat, or a plain text.
-
-    Args:
-        messages (`tuple[dict, ...]`, *optional*): A chat; it ends with a user's turn, or with an assistant's whose
-            words are to be replaced.
-        text (`str`, *optional*): A text to continue; one of both is given.
-        tools (`dict`, *optional*): `tools` of the chat, for its template; empty where it has none.
-    """
+    """A chat that ends with a user's turn, or with an assistant's to be replaced, and its tools; or a plain text."""
 
     messages: tuple[Message, ...] = ()
     text: str = ""
@@ -37,7 +26,7 @@ class Prompt:
 
     @property
     def words(self) -> str:
-        """What it asks, without what was answered: by this two prompts are compared."""
+        """The user's words, or the text: by this two prompts are compared."""
         return self.text or "\n".join(m["content"] for m in self.messages if m["role"] == USER)
 
     @property
@@ -46,22 +35,21 @@ class Prompt:
         return "tool calls" if any(m["role"] == TOOL or m.get("tool_calls") for m in self.messages) else None
 
     @property
-    def answers(self) -> list[int]:
-        """Which messages are the target's to write; the last may be one past the end."""
-        asked = next(index for index, message in enumerate(self.messages) if message["role"] == USER)  # else a greeting
-        places = [i for i, m in enumerate(self.messages) if m["role"] == ASSISTANT and i > asked]
-        return places if self.messages[-1]["role"] == ASSISTANT else [*places, len(self.messages)]
+    def turns(self) -> list[list[Message]]:
+        """The messages to be read before each answer; an assistant's that opens the chat is a greeting."""
+        turns: list[list[Message]] = []
+        left: list[Message] = []
+        for message in self.messages:
+            if message["role"] == ASSISTANT and (turns or any(m["role"] == USER for m in left)):
+                turns.append(left)
+                left = []
+            else:
+                left.append(message)
+        return [*turns, left] if left or not turns else turns
 
 
 def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iterator[Prompt]:
-    """Read prompts from records.
-
-    A record has `messages`, `conversations`, `prompt` as a string or as messages, or `text`, which is to be continued;
-    its `completion` is not read.
-
-    Raises:
-        ValueError: If a record is not as described; naming its place.
-    """
+    """Read prompts from records, with a system turn if they have none; where `plain`, a string is text to continue."""
     if source.texts:
         remedy = 'Write one record a line, such as {"prompt": "..."}.'
         raise refusal("files of prompts", f"records ({', '.join(RECORD_SUFFIXES)})", str(source.texts[0]), remedy)
@@ -70,11 +58,7 @@ def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iter
 
 
 def texts_of(source: Source) -> Iterator[str]:
-    """The prompts of an evaluation: what users say in chats, or the text itself.
-
-    Raises:
-        ValueError: If a record has none of them; naming its place.
-    """
+    """The prompts of an evaluation: what users say in chats, or the text itself."""
     for path in source.texts:
         yield "".join(read_text(path))
     for place, record in source.records():
@@ -82,45 +66,32 @@ def texts_of(source: Source) -> Iterator[str]:
 
 
 def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system: str | None = None) -> Prompt:
-    """The prompt of a record, as in [`read_prompts`].
-
-    Raises:
-        ValueError: If it holds no prompt.
-    """
-    field = next((name for name in (*CHATS, TEXT) if name in record), None)
-    if field is None:
-        found = ", ".join(f"`{name}`" for name in record) or "none"
-        raise ValueError(f"{place}: needs {PROMPT_FIELDS}, got {found}.")
-    value = record[field]
-    if field == TEXT and not isinstance(value, str):
-        raise ValueError(f"{place}: field `{TEXT}` must be a string, got {str(value)[:60]}.")
-    if isinstance(value, str) and field in ("prompt", TEXT):
-        if not value:
-            raise ValueError(f"{place}: field `{field}` must not be empty.")
-        if plain or field == TEXT:
-            return Prompt(text=value)
-        return Prompt(tuple(with_system([{"role": USER, "content": value}], system)))
-    messages = read_messages(record, field, place)
-    if all(message["role"] != USER for message in messages):
-        raise ValueError(f"{place}: field `{field}` must hold a user's message, got none.")
-    if messages[-1]["role"] not in (USER, ASSISTANT, TOOL):
-        expected = "a user's, or an assistant's that is written anew"
-        raise refusal(
-            f"{place}: field `{field}`: the last message", expected, messages[-1]["role"], "Cut the chat before it."
-        )
-    return Prompt(tuple(with_system(messages, system)), tools=read_tools(record, place))
+    """The prompt of a record with `messages`, `conversations`, `prompt` (a string or messages) or `text`."""
+    with at(place):
+        field = next((name for name in ("messages", "conversations", "prompt", "text") if name in record), None)
+        if field is None:
+            found = ", ".join(f"`{name}`" for name in record) or "none"
+            raise ValueError(f"needs {PROMPT_FIELDS}, got {found}.")
+        value = record[field]
+        if field == "text" and not isinstance(value, str):
+            raise ValueError(f"field `text` must be a string, got {str(value)[:60]}.")
+        if isinstance(value, str) and field in ("prompt", "text"):
+            if not value:
+                raise ValueError(f"field `{field}` must not be empty.")
+            if plain or field == "text":
+                return Prompt(text=value)
+            return Prompt(tuple(with_system([{"role": USER, "content": value}], system)))
+        messages = read_messages(record, field)
+        if all(message["role"] != USER for message in messages):
+            raise ValueError(f"field `{field}` must hold a user's message, got none.")
+        if (last := messages[-1]["role"]) not in (USER, ASSISTANT, TOOL):
+            expected = "a user's, or an assistant's that is written anew"
+            raise refusal(f"field `{field}`: the last message", expected, last, "Cut the chat before it.")
+        return Prompt(tuple(with_system(messages, system)), tools=read_tools(record))
 
 
 class Sieve:
-    """Keeps prompts that are new and not excluded, and counts why others fell.
-
-    Args:
-        exclusions (`Exclusions`): What they must not overlap.
-
-    Attributes:
-        kept (`list[Prompt]`): Those that stayed.
-        dropped (`Counter`): Others by reason.
-    """
+    """Keeps prompts (`kept`) that are new and not excluded, and counts why others fell (`dropped`)."""
 
     def __init__(self, exclusions: Exclusions):
         self.kept: list[Prompt] = []

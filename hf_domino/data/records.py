@@ -1,126 +1,207 @@
-"""Records of training files, each with its place for errors. Only a JSON list is in memory as a whole."""
+"""Records of files, folders and data sets by name, each with its place for errors."""
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from hf_domino._common.refusal import refusal
 
 Record = dict[str, Any]
-PlacedRecord = tuple[str, Record]  # where it stands, and what it is
+PlacedRecord = tuple[str, Record]  # where it stands, and the record
 RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
-CHUNK = 2**20  # characters that are read at once
+FILE_KINDS = ".jsonl, .json, .parquet or text file"
+SETTINGS_SUFFIX = ".settings.json"  # of a text that a target wrote, beside it
+CHUNK = 2**20  # characters of a text that are read at once
 PARQUET_ROWS = 256  # of wide rows too, a batch stays small
+# Columns that are read of a table; images least of all.
+FIELDS = (
+    "input_ids", "prompt_length", "loss_mask", "messages", "conversations", "tools", "prompt", "completion", "text",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """Records to read: a name for messages, a digest of all of them, and the records, or files of one text each."""
+
+    name: str
+    fingerprint: Callable[[], str | None]  # None where what is read is known to this process alone
+    records: Callable[[], Iterator[PlacedRecord]]
+    texts: tuple[Path, ...] = ()
+
+
+def from_files(paths: Sequence[str | Path]) -> Source:
+    """Records of `.jsonl`, `.json` and `.parquet` files; any other file is one text."""
+    files = [Path(path) for path in paths]
+    for path in files:
+        if not path.is_file():
+            raise FileNotFoundError(f"no training file at {path}: pass a {FILE_KINDS}.")
+    records = [path for path in files if path.suffix in RECORD_SUFFIXES]
+    return Source(
+        ", ".join(map(str, files)),
+        lambda: ", ".join(f"{path.suffix} {_digest(path)}" for path in files),
+        lambda: itertools.chain.from_iterable(map(read_records, records)),
+        tuple(path for path in files if path not in records),
+    )
+
+
+def from_dataset(name: str, split: str | None = None, streaming: bool = False) -> Source:
+    """Records of a data set: a folder that `save_to_disk` wrote or with files of records, or `name:config` of the Hub.
+
+    The split is the only one, or else `train`. Streaming makes no copy of the whole on disk.
+    """
+    import datasets
+
+    folder = Path(name)
+    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
+        with _told(name):
+            saved = datasets.load_from_disk(name)
+        if isinstance(saved, datasets.Dataset):
+            return from_table(saved, name)
+        chosen = _choose(split, list(saved), name)
+        return from_table(saved[chosen], f"{name} ({chosen})")
+
+    path, _, config = (name, "", "") if folder.is_dir() else name.partition(":")
+    with _told(name):
+        builder = datasets.load_dataset_builder(path, config or None)
+        files = {str(key): list(value) for key, value in (builder.config.data_files or {}).items()}
+    chosen = _choose(split, list(files or builder.info.splits or ()), name)
+    # Files that are here and of our kinds are read by us, whose errors name the line.
+    if chosen in files and all(Path(file).is_file() and Path(file).suffix in RECORD_SUFFIXES for file in files[chosen]):
+        return from_files([file for file in files[chosen] if not file.endswith(SETTINGS_SUFFIX)])
+
+    def records() -> Iterator[PlacedRecord]:
+        with _told(name):
+            table = datasets.load_dataset(path, config or None, split=chosen, streaming=streaming)
+            yield from from_table(table, f"{name} ({chosen})").records()
+
+    # Names of files on the Hub hold the commit they are of.
+    made_of = f"{name} {chosen} {builder.hash} {files.get(chosen)}"
+    return Source(f"{name} ({chosen})", lambda: made_of, records)
+
+
+def from_table(table: Any, name: str) -> Source:
+    """Records of a `datasets.Dataset` or a list of records in this process."""
+
+    def records() -> Iterator[PlacedRecord]:
+        known = [column for column in getattr(table, "column_names", None) or () if column in FIELDS]
+        for index, record in enumerate(table.select_columns(known) if known else table):
+            yield f"{name}[{index}]", _without_nulls(dict(record), name)
+
+    return Source(name, lambda: getattr(table, "_fingerprint", None), records)
 
 
 def read_records(path: Path) -> Iterator[PlacedRecord]:
-    """Yield the records of a `.jsonl`, `.json` or `.parquet` file with their places; empty lines are skipped.
-
-    Raises:
-        ValueError: If something is no JSON object, or not UTF-8, or the file is no parquet file.
-    """
+    """Yield the records of a `.jsonl`, `.json` or `.parquet` file with their places; empty lines are skipped."""
     if path.suffix == ".parquet":
-        yield from _read_parquet(path)
-    elif path.suffix == ".json" and _first_character(path) == b"[":
-        yield from _read_list(path)
+        placed = _parquet(path)
+    elif path.suffix == ".json" and next((text.lstrip()[0] for _, text in _lines(path) if text.strip()), "") == "[":
+        placed = _json_list(path)
     else:
-        yield from _read_lines(path)
+        placed = _json_lines(path)
+    for place, record in placed:
+        yield place, _without_nulls(record, place)
 
 
 def read_text(path: Path) -> Iterator[str]:
-    """Yield the text of a file in pieces that together are the text, cut where a line begins if there are lines.
-
-    Raises:
-        ValueError: If it is not UTF-8; the error names the line.
-    """
-    rest = ""
-    with open_utf8(path) as file:
-        while chunk := file.read(CHUNK):
-            rest += chunk
-            if len(chunk) == CHUNK:
-                # Tokenizers of today do not join a line break with what follows it, nor a word with the space behind.
-                cut = max(rest.rfind("\n") + 1, 0) or max(rest.rfind(" "), 0) or len(rest)
-                yield rest[:cut]
-                rest = rest[cut:]
-    if rest:
-        yield rest
+    """Yield the text of a file in pieces that end where a line does."""
+    piece = ""  # tokenizers of today do not join a line break with what follows it
+    for _, text in _lines(path):
+        piece += text.replace("\r\n", "\n")
+        if len(piece) >= CHUNK:
+            yield piece
+            piece = ""
+    if piece:
+        yield piece
 
 
 @contextmanager
-def open_utf8(path: Path) -> Iterator[TextIO]:
-    """Open a text file; what is not UTF-8 in it is an error that names the line."""
-    with path.open(encoding="utf-8") as file:
-        try:
-            yield file
-        except UnicodeDecodeError:
-            with path.open("rb") as lines:  # once more, for the line
-                for number, line in enumerate(lines, start=1):
-                    _decode(line, f"{path}, line {number}")
-            raise
+def at(place: str) -> Iterator[None]:
+    """Say where the record stands of which an error inside speaks."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
-def _first_character(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return next((line.lstrip()[:1] for line in file if line.strip()), b"")
-
-
-def _read_lines(path: Path) -> Iterator[PlacedRecord]:
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Lines with their places; one that is not UTF-8 is named."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}, line {number}"
-            text = _decode(line, place)
-            if text.strip():
-                try:
-                    yield place, checked(json.loads(text), place)
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"{place}: must be a JSON object, got {error}.") from error
+            try:
+                yield place, line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                found = f"byte 0x{line[error.start]:02x} ({error.reason})"
+                raise ValueError(f"{place}: must be UTF-8, got {found}: save the file as UTF-8.") from error
 
 
-def _read_list(path: Path) -> Iterator[PlacedRecord]:
-    with open_utf8(path) as file:
-        try:
-            records = json.load(file)
-        except json.JSONDecodeError as error:
-            expected = "must be a JSON list of objects"
-            raise ValueError(f"{path}, line {error.lineno}: {expected}, got {error.msg}.") from error
+def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    for place, text in _lines(path):
+        if text.strip():
+            try:
+                yield place, json.loads(text)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{place}: must be a JSON object, got {error}.") from error
+
+
+def _json_list(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        records = json.loads("".join(text for _, text in _lines(path)))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {error.lineno}: must be a JSON list of objects, got {error.msg}.") from error
     for number, record in enumerate(records, start=1):
-        place = f"{path}, item {number}"
-        yield place, checked(record, place)
+        yield f"{path}, item {number}", record
 
 
-def _read_parquet(path: Path) -> Iterator[PlacedRecord]:
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
     try:
-        number = 0
         with ParquetFile(path) as file:
-            for batch in file.iter_batches(PARQUET_ROWS):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", checked(record, str(path))
+            records = (record for batch in file.iter_batches(PARQUET_ROWS) for record in batch.to_pylist())
+            for number, record in enumerate(records, start=1):
+                yield f"{path}, row {number}", record
     except pyarrow.ArrowException as error:
         raise refusal(str(path), "a parquet file", str(error), "Write it again, or name it for what it is.") from error
 
 
-def checked(record: Any, place: str) -> Record:
-    """A record without the fields that are null, as columns of a table are where a record has no such field.
-
-    Raises:
-        ValueError: If it is no mapping.
-    """
+def _without_nulls(record: Any, place: str) -> Record:
+    """A record without the fields that are null, as columns of a table are where a record has no such field."""
     if not isinstance(record, dict):
         raise ValueError(f"{place}: must be a JSON object, got {type(record).__name__}.")
     return {name: value for name, value in record.items() if value is not None}
 
 
-def _decode(line: bytes, place: str) -> str:
+def _choose(split: str | None, names: Sequence[str], name: str) -> str:
+    chosen = split or (names[0] if len(names) == 1 else "train")
+    if chosen not in names:
+        raise refusal(f"the split of {name}", f"one of {', '.join(names)}", chosen, "Set train_split or eval_split.")
+    return chosen
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Say in one line which data set `datasets` could not load."""
+    import datasets
+
     try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{line[error.start]:02x} ({error.reason})"
-        raise ValueError(f"{place}: must be UTF-8, got {found}: save the file as UTF-8.") from error
+        yield
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        expected = "a folder with a data set, or a name on the Hub (with :config behind it where it has several)"
+        raise refusal("the data set", expected, name, f"datasets says: {error.__cause__ or error}") from error

@@ -1,55 +1,134 @@
 """`RowDataset`: rows of token ids to train on, read from files, folders, data sets and lists.
 
-A row is `{"input_ids": [...], "loss_mask": [...]}`. What is read lies on disk, memory-mapped, tokenized once.
+A row is `{"input_ids": [...], "loss_mask": [...]}`, five bytes a token in a table of `datasets`. The rows of files lie
+on disk, memory-mapped, and are tokenized once.
+
+Shapes: B batch, S sequence length, V tokens of the target, R rows, T tokens of some rows in one line.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch.nn.utils.rnn import pad_sequence
+import transformers
+from filelock import FileLock
 from torch.utils.data import Dataset
+from tqdm.auto import tqdm
 
+from hf_domino import __version__
 from hf_domino._common.notices import notice
-from hf_domino.data.counts import RowCounts
-from hf_domino.data.encoding import PlacedRow, Row, RowEncoder
-from hf_domino.data.records import read_text
-from hf_domino.data.sources import Source, from_files, from_table
-from hf_domino.data.tables import Sieve, cached_table, has_anchor, table_in_memory
+from hf_domino._common.whole_files import whole_file, write_whole
+from hf_domino.data.chat import UNTOLD, Row
+from hf_domino.data.encoding import encode_record, encode_text
+from hf_domino.data.records import Source, at, from_files, from_table, read_text
 
-ROWS_AT_ONCE = 1024
+ROWS_FILE, COUNTS_FILE = "rows.arrow", "counts.json"
+ROWS_AT_ONCE, ROWS_PER_BATCH = 1024, 256
+SECONDS_UNSHOWN = 5  # short work needs no bar
+# Field of the counts -> why such rows are left out.
+REASONS = {
+    "without_anchor": "without two neighbouring supervised tokens (raise max_length if they were cut, or check where "
+    "the loss falls)",
+    "untold": "assistant turns that do not begin as the chat template asks for them, as with thinking where it is off "
+    "(set --chat-template-kwargs to the mode of the text)",
+    "contaminated": "with text of the evaluation",
+}
+
+
+@dataclass
+class RowCounts:
+    """How many records were read, and what became of their rows.
+
+    Args:
+        records (`int`, *optional*, defaults to 0): Records, or pieces of plain text, that were read.
+        rows (`int`, *optional*, defaults to 0): Rows that are left.
+        tokens (`int`, *optional*, defaults to 0): Their tokens.
+        cut (`int`, *optional*, defaults to 0): Those among them that were cut at the longest length.
+        copies (`int`, *optional*, defaults to 0): Those among them that are equal to an earlier one.
+        without_anchor (`int`, *optional*, defaults to 0): Left out: no two neighbouring supervised tokens.
+        untold (`int`, *optional*, defaults to 0): Left out: assistant turns that begin otherwise than asked for.
+        contaminated (`int`, *optional*, defaults to 0): Left out: with text of the evaluation.
+        first_left_out (`str`, *optional*): Where the first row stands that was left out.
+    """
+
+    records: int = 0
+    rows: int = 0
+    tokens: int = 0
+    cut: int = 0
+    copies: int = 0
+    without_anchor: int = 0
+    untold: int = 0
+    contaminated: int = 0
+    first_left_out: str | None = None
+
+    @property
+    def left_out(self) -> int:
+        """Rows that were left out, for whatever reason."""
+        return sum(getattr(self, name) for name in REASONS)
+
+    def describe(self) -> str:
+        """What was left out and cut, and why; empty if nothing was.
+
+        Example:
+        ```python
+        >>> from hf_domino.data import RowCounts
+        >>> RowCounts(records=5, rows=4, contaminated=1, first_left_out="a.jsonl, line 3").describe()
+        '1 of 5 rows are left out, the first is a.jsonl, line 3: 1 with text of the evaluation.'
+
+        ```
+        """
+        said = []
+        if self.left_out:
+            reasons = [f"{count} {why}" for name, why in REASONS.items() if (count := getattr(self, name))]
+            first = f", the first is {self.first_left_out}" if self.first_left_out else ""
+            total = self.left_out + self.rows
+            said.append(f"{self.left_out} of {total} rows are left out{first}: {'; '.join(reasons)}.")
+        if self.cut:
+            said.append(f"{self.cut} of {self.rows} rows are cut at max_length.")
+        if self.copies:
+            said.append(f"{self.copies} of {self.rows} rows are equal to an earlier one.")
+        return " ".join(said)
 
 
 class RowDataset(Dataset):
     """Rows of token ids and loss masks, ready for [`DominoTrainer`].
 
     Args:
-        rows (`Sequence[dict]`): Each with `input_ids` and `loss_mask`, of one length. Rows without two supervised
-            neighbours hold no anchor and are left out; how many is said.
+        rows (`Sequence[dict]`): Each with `input_ids` and `loss_mask`, of one length; a list or a `datasets.Dataset`.
+            Rows without two supervised neighbours hold no anchor and are left out; how many is said.
         counts (`RowCounts`, *optional*): What the rows are left of, if they were looked at already.
 
     Attributes:
-        rows (`Sequence[dict]`): A list, or a memory-mapped `datasets.Dataset`.
+        rows (`datasets.Dataset`): The rows, memory-mapped where they were read from files.
         counts (`RowCounts`): How many rows there are, and how many were left out and why.
 
     Raises:
         ValueError: If no row is left.
     """
 
-    def __init__(self, rows: Sequence[Row], counts: RowCounts | None = None):
-        self.rows, self.counts = (rows, counts) if counts is not None else _with_anchors(rows)
-        if not len(self.rows):
-            total = self.counts.left_out
+    def __init__(self, rows: Any, counts: RowCounts | None = None):
+        if counts is None:
+            table = rows if hasattr(rows, "select") else _table(rows)
+            kept = [index for index, row in enumerate(table) if _has_anchor(row["loss_mask"])]
+            left_out = sorted(set(range(len(table))).difference(kept))
+            first = f"row {left_out[0] + 1}" if left_out else None
+            tokens = sum(len(table[index]["input_ids"]) for index in kept)
+            counts = RowCounts(len(table), len(kept), tokens, without_anchor=len(left_out), first_left_out=first)
+            rows = table.select(kept) if left_out else table
+            if left_out and kept:
+                notice(counts.describe())
+        self.rows, self.counts = rows, counts
+        if not len(rows):
             raise ValueError(
-                f"rows must hold at least one with two neighbouring supervised tokens, got none in {total} rows: "
-                f"raise max_length, or check that the loss falls on some tokens. {self.counts.describe()}".rstrip()
+                f"rows must hold at least one with two neighbouring supervised tokens, got none in {counts.left_out} "
+                f"rows: raise max_length, or check that the loss falls on some tokens. {counts.describe()}".rstrip()
             )
 
     def __len__(self) -> int:
@@ -58,34 +137,16 @@ class RowDataset(Dataset):
     def __getitem__(self, index: int) -> Row:
         return self.rows[index]
 
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each row."""
+        return [length for _, lengths in self.token_batches() for length in lengths.tolist()]
+
     def token_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Token ids of some rows in one line `[T]` with the lengths of these rows `[R]`, until all rows were given."""
-        if isinstance(self.rows, list):
-            for start in range(0, len(self.rows), ROWS_AT_ONCE):
-                some = [np.asarray(row["input_ids"]) for row in self.rows[start : start + ROWS_AT_ONCE]]
-                yield np.concatenate(some), np.array([len(ids) for ids in some])
-            return
-        table: Any = self.rows
-        for batch in table.with_format("arrow").iter(ROWS_AT_ONCE):
+        for batch in self.rows.with_format("arrow").iter(ROWS_AT_ONCE):
             ids = batch["input_ids"].combine_chunks()
             yield ids.flatten().to_numpy(), ids.value_lengths().to_numpy()
-
-    def select(self, indices: Sequence[int], counts: RowCounts) -> RowDataset:
-        """Some of the rows.
-
-        Args:
-            indices (`Sequence[int]`): Which.
-            counts (`RowCounts`): Why the others are left out; rows and tokens are counted anew.
-        """
-        rows = _pick(self.rows, indices)
-        chosen = RowDataset(rows, counts)
-        tokens = sum(len(ids) for ids, _ in chosen.token_batches())
-        chosen.counts = replace(counts, rows=len(rows), tokens=tokens)
-        return chosen
-
-    def prompts(self, length: int) -> list[list[int]]:
-        """Token ids before the first supervised token: all where none is, the first `length` where all are."""
-        return [row["input_ids"][: _prompt_length(row["loss_mask"], length)] for row in self.rows]
 
 
 def load_rows(
@@ -95,28 +156,21 @@ def load_rows(
     vocab_size: int | None = None,
     max_rows: int | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    as_prompts: bool = False,
-    drop_duplicates: bool = False,
-    is_cached: bool = True,
 ) -> RowDataset:
     """Read training files or a data set, once: the rows are kept in a cache beside those of `datasets`.
 
     A `.jsonl` file holds one object per line, a `.json` file a list of objects or the same lines, a `.parquet` file one
     in each row. An object has `text`, or `prompt` and `completion` (strings or messages; loss on the completion), or
     `messages` or `conversations` (loss on assistant tokens), or `input_ids` with `prompt_length` or `loss_mask` (what
-    [`generate_on_policy`] writes). Such rows are cut at `max_length`. Any other file is one text, cut into rows.
+    [`write_data`] writes). Such rows are cut at `max_length`. Any other file is one text, cut into rows.
 
     Args:
-        path (`str`, `Path`, a list of these, or `Source`): The file or files, or a [`~data.sources.from_dataset`].
+        path (`str`, `Path`, a list of these, or `Source`): The file or files, or a [`~data.records.from_dataset`].
         tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's; needed for all but `input_ids`.
         max_length (`int`, *optional*, defaults to 2048): Longest row, in tokens.
         vocab_size (`int`, *optional*): The target's, which no token id may reach. Defaults to no limit.
         max_rows (`int`, *optional*): Most records to read, from the first on. Defaults to all.
         chat_template_kwargs (`Mapping`, *optional*): For the chat template, such as `{"enable_thinking": False}`.
-        as_prompts (`bool`, *optional*, defaults to `False`): Rows whose answers the target is to write: prompts without
-            an answer are rows too.
-        drop_duplicates (`bool`, *optional*, defaults to `False`): Leave out rows that are equal to an earlier one.
-        is_cached (`bool`, *optional*, defaults to `True`): Whether to use the cache, or to keep rows in memory.
 
     Returns:
         `RowDataset`: The rows, with what was left out in `counts`.
@@ -127,18 +181,14 @@ def load_rows(
     """
     if not isinstance(path, Source):
         path = from_files([path] if isinstance(path, (str, Path)) else path)
-    encoder = RowEncoder(tokenizer, vocab_size, dict(chat_template_kwargs or {}), as_prompts)
-    sieve = Sieve(max_length, as_prompts, drop_duplicates)
-    settings = f"{max_length} {max_rows} {as_prompts} {drop_duplicates}"
-
-    def read() -> Iterator[Row]:
-        return sieve.sift(_encode(path, encoder, sieve, max_rows))
-
-    if is_cached:
-        fingerprint = f"{path.name} {path.fingerprint()} {encoder.fingerprint()} {settings}"
-        rows, counts = cached_table(fingerprint, read, sieve, path.name)
+    counts, template_kwargs = RowCounts(), dict(chat_template_kwargs or {})
+    records = itertools.islice(_encoded(path, tokenizer, max_length, template_kwargs), max_rows)
+    read = _sifted(records, max_length, vocab_size, counts)
+    if (digest := path.fingerprint()) is None:
+        rows = _table(list(read))
     else:
-        rows, counts = table_in_memory(read()), sieve.counts
+        made_of = (path.name, digest, _description(tokenizer), max_length, vocab_size, max_rows, template_kwargs)
+        rows, counts = _cached(repr(made_of), tqdm(read, f"rows of {path.name}", delay=SECONDS_UNSHOWN), counts)
     if len(rows) and (said := counts.describe()):
         notice(f"{path.name}: {said}")
     return RowDataset(rows, counts)
@@ -152,95 +202,140 @@ def encode_dataset(
     name: str,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Rows of a dataset whose records have text, as the lines of a file in [`load_rows`].
+    """Rows of a list, a `datasets.Dataset` or a dictionary of records with text, read as the lines of a file are.
 
-    Args:
-        dataset (`Sequence[Mapping]`): A list or a `datasets.Dataset` of records, a dictionary of such, or None. What
-            has a `loss_mask` already, or no length, is returned as it is.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's; needed for all but `input_ids`.
-        max_length (`int`): Longest row, in tokens.
-        vocab_size (`int`): The target's.
-        name (`str`): What the dataset is called in errors.
-        chat_template_kwargs (`Mapping`, *optional*): For the chat template.
-
-    Raises:
-        ValueError: If a record is not as described, or no row can be trained on.
+    Rows that have a `loss_mask` already, or no length, are returned as they are.
     """
-    shape = (tokenizer, max_length, vocab_size)
     if isinstance(dataset, dict):
         return {
-            key: encode_dataset(value, *shape, f"{name}[{key!r}]", chat_template_kwargs)
+            key: encode_dataset(value, tokenizer, max_length, vocab_size, f"{name}[{key!r}]", chat_template_kwargs)
             for key, value in dataset.items()
         }
     if not hasattr(dataset, "__len__") or (len(dataset) and "loss_mask" in dataset[0]):
         return dataset
     source = from_table(dataset, name)
-    is_table = hasattr(dataset, "_fingerprint")  # of `datasets`, which the cache can know again
-    return load_rows(source, *shape, chat_template_kwargs=chat_template_kwargs, is_cached=is_table)
+    return load_rows(source, tokenizer, max_length, vocab_size, chat_template_kwargs=chat_template_kwargs)
 
 
-def collate_rows(rows: Sequence[Row], pad_token_id: int = 0, multiple: int = 1) -> dict[str, torch.Tensor]:
-    """Pad rows on the right.
+def _encoded(
+    source: Source, tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, list[Row]]]:
+    """The rows of each record, or piece of a text, of a source, with its place."""
+    for place, record in source.records():
+        with at(place):
+            rows = encode_record(record, tokenizer, template_kwargs)
+        yield place, rows
+    for path in source.texts:
+        for number, row in enumerate(encode_text(read_text(path), tokenizer, max_length), start=1):
+            yield f"{path}, piece {number}", [row]
+
+
+def _sifted(
+    records: Iterable[tuple[str, list[Row]]], max_length: int, vocab_size: int | None, counts: RowCounts
+) -> Iterator[Row]:
+    """Yield the rows of use, cut, and count what becomes of all."""
+    seen: set[int] = set()
+    for place, rows in records:
+        counts.records += 1
+        for row in rows:
+            if vocab_size is not None and (most := max(row["input_ids"], default=0)) >= vocab_size:
+                expected = f"token ids must be in [0, {vocab_size - 1}] (the target's vocab_size)"
+                raise ValueError(f"{place}: {expected}, got {most}: use the target's own tokenizer.")
+            ids, mask = row["input_ids"][:max_length], row["loss_mask"][:max_length]
+            if row is UNTOLD or not _has_anchor(mask):
+                counts.untold += row is UNTOLD
+                counts.without_anchor += row is not UNTOLD
+                counts.first_left_out = counts.first_left_out or place
+                continue
+            digest = hash(tuple(ids))
+            counts.rows += 1
+            counts.tokens += len(ids)
+            counts.cut += len(ids) < len(row["input_ids"])
+            counts.copies += digest in seen
+            seen.add(digest)
+            yield {"input_ids": ids, "loss_mask": mask}
+
+
+def _description(tokenizer: Any) -> str:
+    """All of a tokenizer that decides how a record is encoded."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    said = repr(tokenizer) if backend is None else backend.to_str()
+    return f"{said} {getattr(tokenizer, 'eos_token_id', None)} {getattr(tokenizer, 'chat_template', None)}"
+
+
+def _has_anchor(loss_mask: Sequence[int]) -> bool:
+    """Whether two neighbouring tokens are supervised, which a block needs."""
+    return any(first and second for first, second in itertools.pairwise(loss_mask))
+
+
+def _columns() -> Any:
+    from datasets import Features, List, Value
+
+    return Features({"input_ids": List(Value("int32")), "loss_mask": List(Value("int8"))})
+
+
+def _table(rows: Sequence[Row]) -> Any:
+    """Rows as a table in memory."""
+    import datasets
+
+    columns = _columns()
+    return datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, features=columns)
+
+
+def _cached(made_of: str, rows: Iterable[Row], counts: RowCounts) -> tuple[Any, RowCounts]:
+    """Rows, memory-mapped, from the cache or written to it: by one process, while others that want the same wait."""
+    import datasets
+    from datasets.arrow_writer import ArrowWriter
+
+    # Where the code that reads and encodes changes, the cache is of the past.
+    code = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
+    digest = hashlib.sha256("\n".join([made_of, *code, __version__, transformers.__version__]).encode())
+    # Beside the caches of `datasets`, which HF_DATASETS_CACHE moves; safe to delete.
+    folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_domino" / digest.hexdigest()[:32]
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / COUNTS_FILE).is_file():
+            with whole_file(folder / ROWS_FILE) as aside, aside.open("wb") as file:
+                writer = ArrowWriter(stream=file, features=_columns(), writer_batch_size=ROWS_PER_BATCH)
+                for row in rows:
+                    writer.write(row)
+                writer.finalize()
+            # Last: where the counts are, the rows are.
+            write_whole(folder / COUNTS_FILE, json.dumps(asdict(counts)))
+    counts = RowCounts(**json.loads((folder / COUNTS_FILE).read_text(encoding="utf-8")))
+    return datasets.Dataset.from_file(str(folder / ROWS_FILE)), counts
+
+
+def count_tokens(rows: Iterable[Mapping[str, Sequence[int]]], vocab_size: int) -> np.ndarray:
+    """How often each token is among those with loss, which is what the target writes: `[V]` int64.
 
     Args:
-        rows (`Sequence[dict]`): Items of a [`RowDataset`].
-        pad_token_id (`int`, *optional*, defaults to 0): Fills `input_ids`; never seen and never scored.
-        multiple (`int`, *optional*, defaults to 1): Of which S is one.
-
-    Returns:
-        `dict[str, torch.Tensor]`: `input_ids`, `loss_mask` and `attention_mask`, `[B, S]` int64.
-
-    Raises:
-        ValueError: If they are not such rows, but records of text from a dataset without length.
+        rows (`Iterable[Mapping]`): With `input_ids` and `loss_mask`, such as a [`RowDataset`].
+        vocab_size (`int`): Tokens of the target (V).
     """
-    if "loss_mask" not in rows[0]:
-        fields = ", ".join(f"`{field}`" for field in rows[0])
-        raise ValueError(f"rows must have `input_ids` and `loss_mask`, got {fields}: load them with load_rows.")
-    ids = [torch.as_tensor(row["input_ids"], dtype=torch.int64) for row in rows]
-    masks = [torch.as_tensor(row["loss_mask"], dtype=torch.int64) for row in rows]
-    return {
-        "input_ids": pad_rows(ids, multiple, pad_token_id),
-        "loss_mask": pad_rows(masks, multiple),
-        "attention_mask": pad_rows([torch.ones_like(row) for row in ids], multiple),
-    }
+    counts = np.zeros(vocab_size, dtype=np.int64)
+    for row in rows:
+        written = np.asarray(row["input_ids"], dtype=np.int64)[np.asarray(row["loss_mask"], dtype=bool)]
+        np.add.at(counts, written, 1)
+    return counts
 
 
-def pad_rows(rows: Sequence[torch.Tensor], multiple: int = 1, value: int = 0) -> torch.Tensor:
-    """Stack rows `[S, ...]` of several lengths, padded on the right to a multiple."""
-    padded = pad_sequence(list(rows), batch_first=True, padding_value=value)
-    spare = -padded.shape[1] % multiple
-    return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value) if spare else padded
+def most_frequent(counts: Any, size: int) -> list[int]:
+    """The tokens with the highest counts, in ascending order; of equally frequent ones the lower ids.
 
+    They are worth drafting (FR-Spec, arXiv 2502.14856).
 
-def _encode(source: Source, encoder: RowEncoder, sieve: Sieve, max_rows: int | None = None) -> Iterator[PlacedRow]:
-    """All rows of a source, before they are sifted."""
-    for place, record in itertools.islice(source.records(), max_rows):
-        sieve.read()
-        for row in encoder.encode(record, place):
-            yield place, row
-    for path in source.texts:
-        for placed in itertools.islice(encoder.encode_text(read_text(path), sieve.max_length, str(path)), max_rows):
-            sieve.read()
-            yield placed
+    Args:
+        counts (`np.ndarray` or `Sequence[int]`): How often each token comes, `[V]`.
+        size (`int`): How many tokens.
 
+    Example:
+    ```python
+    >>> from hf_domino.data import most_frequent
+    >>> most_frequent([0, 7, 2, 9, 2], size=3)
+    [1, 2, 3]
 
-def _with_anchors(rows: Any) -> tuple[Sequence[Row], RowCounts]:
-    """The rows of a list or a table that hold an anchor; what is left of it is again a list or a table."""
-    left_out = [index for index, row in enumerate(rows) if not has_anchor(row["loss_mask"])]
-    chosen = _pick(rows, sorted(set(range(len(rows))).difference(left_out)))
-    tokens = sum(len(row["input_ids"]) for row in chosen)
-    first = f"row {left_out[0] + 1}" if left_out else None
-    counts = RowCounts(len(rows), len(chosen), tokens, without_anchor=len(left_out), first_left_out=first)
-    if left_out and len(chosen):
-        notice(counts.describe())
-    return chosen, counts
-
-
-def _pick(rows: Any, indices: Sequence[int]) -> Sequence[Row]:
-    return rows.select(indices) if hasattr(rows, "select") else [rows[index] for index in indices]
-
-
-def _prompt_length(loss_mask: list[int], length: int) -> int:
-    if 1 not in loss_mask:
-        return len(loss_mask)
-    return loss_mask.index(1) or length
+    ```
+    """
+    order = np.argsort(-np.asarray(counts), kind="stable")
+    return sorted(order[:size].tolist())

@@ -2,111 +2,122 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
-from functools import cache, partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hf_domino._common.notices import notice
+from hf_domino._common.refusal import refusal
+from hf_domino.data.chat import render_prompt, with_system
 from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.prompts import USER, Prompt, Sieve
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.units import Rows, Workplace
-from hf_domino.data.user_turn import UserTurn, with_system
+from hf_domino.data.units import Do, Rows
 from hf_domino.data.writers import NO_ROUND_TRIP, SEED_STRIDE, Sampling, Writer
 
-STAGE = "prompts"
 DEFAULT_ROWS = 1024
 LEAST_KEPT = 0.3  # share below which a target needs a beginning to go on from
 MAX_ROUNDS = 4
 SPARE = 1.1  # of a later round, which is small: rather a few prompts too many than another round
+TOPICS = Path(__file__).with_name("topics.txt")  # beginnings of user turns, of many kinds of request
+SENTINEL = "Sentinel7Question"  # a user's words that no template holds
+WAY_OUT = "Pass prompts for it to answer (--prompts FILE)."
 
 
-@cache
-def topics() -> list[str]:
-    """Beginnings of user turns, of many kinds of request."""
-    return Path(__file__).with_name("topics.txt").read_text(encoding="utf-8").splitlines()
+def check_chat_template(tokenizer: Any) -> None:
+    """Refuse a tokenizer without a chat template."""
+    if tokenizer.chat_template is None:
+        remedy = "Use a chat model, or pass rows with `prompt` for it to continue (--prompts FILE --plain)."
+        raise refusal("the target's chat template", "set, to write chats", None, remedy)
 
 
-class SelfWriter:
-    """Lets the target write prompts until enough of them are worth an answer."""
-
-    def __init__(self, writer: Writer, turn: UserTurn, tokenizer: Any, settings: WritingSettings):
-        self.writer, self.turn, self.tokenizer, self.settings = writer, turn, tokenizer, settings
-        self._special = set(tokenizer.all_special_ids)
-
-    def write(self, place: Workplace, exclusions: Exclusions) -> Sieve:
-        """Write prompts in rounds, each as large as the last one's share of kept prompts asks for.
-
-        Returns:
-            `Sieve`: The prompts that are kept, `settings.rows` of them or fewer, and why others fell.
-        """
-        wanted = self.settings.rows or DEFAULT_ROWS
-        sieve, num_units, share, with_topics = Sieve(exclusions), 0, 1.0, False
-        for number in range(1, MAX_ROUNDS + 1):
-            missing = wanted - len(sieve.kept)
-            if missing <= 0:
-                break
-            if share < LEAST_KEPT and not with_topics:
-                with_topics = True
-                _say_topics(sieve, share)
-            asked = math.ceil(missing / max(share, LEAST_KEPT) * (1 if number == 1 else SPARE))
-            count, before = math.ceil(asked / self.settings.batch_size), len(sieve.kept)
-            units = place.do(f"{STAGE}-{number}", count, partial(self._unit, num_units, asked, with_topics))
-            for row in itertools.chain.from_iterable(units):
-                self._sift(row, sieve)
-            share = (len(sieve.kept) - before) / asked
-            num_units += count
-        if len(sieve.kept) < wanted:
-            notice(f"Only {len(sieve.kept)} of {wanted} prompts after {MAX_ROUNDS} rounds: {_reasons(sieve.dropped)}.")
-        if surplus := len(sieve.kept[wanted:]):
-            sieve.dropped["surplus"] = surplus
-            del sieve.kept[wanted:]
-        return sieve
-
-    def _unit(self, first: int, asked: int, with_topics: bool, unit: int) -> tuple[Rows, int]:
-        """One batch of a round of `asked` prompts, which follows `first` batches of other rounds."""
-        settings, size, number = self.settings, self.settings.batch_size, first + unit
-        places = range(number * size, number * size + min(size, asked - unit * size))
-        beginnings = [topics()[place % len(topics())] if with_topics else "" for place in places]
-        begun = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in beginnings]
-        sampling = Sampling(
-            settings.max_prompt_tokens, settings.prompt_temperature, settings.prompt_top_p, self.turn.ends
-        )
-        read = [self.turn.opening + ids for ids in begun]
-        texts = self.writer.write(read, sampling, settings.seed * SEED_STRIDE + number)
-        rows = [
-            {"flaw": NO_ROUND_TRIP} if text is None else {"ids": ids + text.ids, "ended": text.ended}
-            for ids, text in zip(begun, texts, strict=True)
-        ]
-        return rows, sum(len(text.ids) for text in texts if text)
-
-    def _sift(self, row: dict[str, Any], sieve: Sieve) -> None:
-        if "flaw" in row:
-            sieve.dropped[row["flaw"]] += 1
-            return
-        ids = row["ids"][: -1 if row["ended"] else None]
-        text = self.tokenizer.decode(ids, skip_special_tokens=True).strip()
-        message = {"role": USER, "content": text}
-        sieve.add(Prompt(tuple(with_system([message], self.settings.system))), self._flaw(ids, text, row["ended"]))
-
-    def _flaw(self, ids: list[int], text: str, ended: bool) -> str | None:
-        if not ended:
-            return "unended"
-        if not any(character.isalnum() for character in text):
-            return "empty"
-        if self._special.intersection(ids):
-            return "special tokens"
-        return "loops" if loops(ids, self.settings.min_distinct) else None
+def find_user_turn(
+    tokenizer: Any, ends: Sequence[int], system: str | None, template_kwargs: Mapping[str, Any]
+) -> tuple[list[int], tuple[int, ...]]:
+    """A chat up to the user's first word, as token ids, and the tokens that end the user's turn."""
+    check_chat_template(tokenizer)
+    messages = with_system([{"role": USER, "content": SENTINEL}], system)
+    text = render_prompt(messages, tokenizer, template_kwargs)
+    before, _, behind = text.partition(SENTINEL)
+    if text.count(SENTINEL) != 1:
+        remedy = f"A user's turn cannot be left open in this template. {WAY_OUT}"
+        raise refusal("the chat template", "one that shows a user's words once", text[:200], remedy)
+    closing = tokenizer(behind, add_special_tokens=False)["input_ids"]
+    if not closing or closing[0] not in tokenizer.get_added_vocab().values():
+        remedy = f"The target could not say where its own question ends. {WAY_OUT}"
+        raise refusal("what ends a user's turn in the chat template", "a special token", behind[:40], remedy)
+    opening = tokenizer(before, add_special_tokens=False)["input_ids"]
+    return opening, tuple(dict.fromkeys((closing[0], *ends)))
 
 
-def _say_topics(sieve: Sieve, share: float) -> None:
-    notice(
-        f"Only {share:.0%} of the prompts that the target wrote are kept ({_reasons(sieve.dropped)}): "
-        "for the others it is given the first words."
-    )
+def write_prompts(
+    writer: Writer, tokenizer: Any, ends: Sequence[int], settings: WritingSettings, exclusions: Exclusions, do: Do
+) -> Sieve:
+    """Let the target write prompts in rounds, each as large as the last one's share of kept prompts asks for.
+
+    The prompts that are kept are `settings.rows` or fewer.
+    """
+    opening, turn_ends = find_user_turn(tokenizer, ends, settings.system, settings.template_kwargs)
+    sampling = Sampling(settings.max_prompt_tokens, settings.prompt_temperature, settings.prompt_top_p, turn_ends)
+    wanted, size = settings.rows or DEFAULT_ROWS, settings.batch_size
+    sieve, num_units, share, beginnings = Sieve(exclusions), 0, 1.0, [""]
+
+    for number in range(1, MAX_ROUNDS + 1):
+        missing = wanted - len(sieve.kept)
+        if missing <= 0:
+            break
+        if share < LEAST_KEPT and len(beginnings) == 1:
+            beginnings = TOPICS.read_text(encoding="utf-8").splitlines()
+            notice(
+                f"Only {share:.0%} of the prompts that the target wrote are kept ({_reasons(sieve.dropped)}): "
+                "for the others it is given the first words."
+            )
+        asked = math.ceil(missing / max(share, LEAST_KEPT) * (1 if number == 1 else SPARE))
+
+        def make(unit: int, first=num_units, asked=asked, beginnings=beginnings) -> tuple[Rows, int]:
+            places = range((first + unit) * size, first * size + min((unit + 1) * size, asked))
+            texts = [beginnings[place % len(beginnings)] for place in places]
+            begun = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+            seed = settings.seed * SEED_STRIDE + first + unit
+            written = writer.write([opening + ids for ids in begun], sampling, seed)
+            rows = [
+                {"flaw": NO_ROUND_TRIP} if text is None else {"ids": ids + text.ids, "ended": text.ended}
+                for ids, text in zip(begun, written, strict=True)
+            ]
+            return rows, sum(len(text.ids) for text in written if text)
+
+        count, before = math.ceil(asked / size), len(sieve.kept)
+        for row in do(f"prompts-{number}", count, make):
+            _sift(row, sieve, tokenizer, settings)
+        share = (len(sieve.kept) - before) / asked
+        num_units += count
+
+    if len(sieve.kept) < wanted:
+        notice(f"Only {len(sieve.kept)} of {wanted} prompts after {MAX_ROUNDS} rounds: {_reasons(sieve.dropped)}.")
+    if surplus := len(sieve.kept[wanted:]):
+        sieve.dropped["surplus"] = surplus
+        del sieve.kept[wanted:]
+    return sieve
+
+
+def _sift(row: Mapping[str, Any], sieve: Sieve, tokenizer: Any, settings: WritingSettings) -> None:
+    """Keep a prompt that was written, or count why not."""
+    if "flaw" in row:
+        sieve.dropped[row["flaw"]] += 1
+        return
+    ids, flaw = row["ids"][: -1 if row["ended"] else None], None
+    text = tokenizer.decode(ids, skip_special_tokens=True).strip()
+    if not row["ended"]:
+        flaw = "unended"
+    elif not any(character.isalnum() for character in text):
+        flaw = "empty"
+    elif set(tokenizer.all_special_ids).intersection(ids):
+        flaw = "special tokens"
+    elif loops(ids, settings.min_distinct):
+        flaw = "loops"
+    sieve.add(Prompt(tuple(with_system([{"role": USER, "content": text}], settings.system))), flaw)
 
 
 def _reasons(dropped: Counter[str]) -> str:

@@ -1,20 +1,25 @@
-"""How text is written: the settings of `hf-domino data`, and that work goes on only with those it was begun with."""
+"""Settings of `hf-domino data`: how text is written."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hf_domino._common.refusal import refusal
-from hf_domino.target.identity import TargetIdentity, check_same
 
-START_AGAIN = "Delete the file or pass overwrite=True (--overwrite true) to start it again, or choose another folder."
 # What only says which of the written rows go where: it may change from call to call.
 OF_THE_RESULT = ("eval_rows", "keep_unended")
+
+
+def _option(default: Any, read: Callable[[str], Any], described: str, **more: Any) -> Any:
+    """A field with its flag: how its value is read, and its help."""
+    if default not in (None, False):
+        described += f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
+    kind = {"action": "store_true"} if read is bool else {"type": read}
+    return field(default_factory=lambda: default, metadata={"help": described} | kind | more)
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class WritingSettings:
 
     Args:
         rows (`int`, *optional*): Prompts that are answered. Defaults to 1024 where the target writes them, else to all.
-        temperatures (`tuple[float, ...]`, *optional*, defaults to (0.0, 0.7, 1.0)): Of the answers, batches taking
+        temperatures (`Sequence[float]`, *optional*, defaults to (0.0, 0.7, 1.0)): Of the answers, batches taking
             them in turn; 0 is greedy.
         max_new_tokens (`int`, *optional*, defaults to 512): Longest answer, in tokens.
         max_length (`int`, *optional*, defaults to 4096): Longest row, prompt included, in tokens.
@@ -42,70 +47,45 @@ class WritingSettings:
         seed (`int`, *optional*, defaults to 0): Of the sampling.
     """
 
-    rows: int | None = None
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
-    max_new_tokens: int = 512
-    max_length: int = 4096
-    prompt_temperature: float = 0.9
-    prompt_top_p: float = 0.95
-    max_prompt_tokens: int = 128
-    batch_size: int = 64
-    min_distinct: float = 0.5
-    keep_unended: bool = False
-    eval_rows: int = 0
-    system: str | None = None
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
-    plain: bool = False
-    seed: int = 0
+    rows: int | None = _option(None, int, "prompts to answer (default: 1024 of its own, all of a file)")
+    temperatures: Sequence[float] = _option((0.0, 0.7, 1.0), float, "batches take them in turn", nargs="+")
+    max_new_tokens: int = _option(512, int, "longest answer")
+    max_length: int = _option(4096, int, "longest row, prompt included")
+    prompt_temperature: float = _option(0.9, float, "of its own prompts")
+    prompt_top_p: float = _option(0.95, float, "of its own prompts")
+    max_prompt_tokens: int = _option(128, int, "longest prompt of its own")
+    batch_size: int = _option(64, int, "texts written side by side")
+    min_distinct: float = _option(0.5, float, "least share of distinct 4-grams in a text")
+    keep_unended: bool = _option(False, bool, "keep answers cut at --max-new-tokens")
+    eval_rows: int = _option(0, int, "chats for evaluation.jsonl")
+    system: str | None = _option(None, str, "system turn of chats that have none (default: the template's)")
+    template_kwargs: Mapping[str, Any] = _option({}, json.loads, """JSON, such as '{"enable_thinking": false}'""")
+    plain: bool = _option(False, bool, "a `prompt` is text to continue, as a `text` is, no user's turn")
+    seed: int = _option(0, int, "of the sampling")
 
     def __post_init__(self) -> None:
-        counts = ("max_new_tokens", "max_prompt_tokens", "batch_size", *(("rows",) if self.rows is not None else ()))
-        for name in counts:
-            self._check(name, getattr(self, name) >= 1, "at least 1")
-        self._check("eval_rows", self.eval_rows >= 0, "at least 0")
-        self._check("min_distinct", 0 <= self.min_distinct <= 1, "in [0, 1]")
-        self._check("prompt_top_p", 0 < self.prompt_top_p <= 1, "in (0, 1]")
-        self._check("prompt_temperature", 0 < self.prompt_temperature < math.inf, "above 0 and finite")
-        if self.rows is not None and self.eval_rows >= self.rows:
-            remedy = "What is left is trained on: ask for more rows (--rows), or evaluate on fewer (--eval-rows)."
-            raise refusal("eval_rows", f"below rows={self.rows}", self.eval_rows, remedy)
-        right = bool(self.temperatures) and all(0 <= value < math.inf for value in self.temperatures)
-        self._check("temperatures", right, "one or more numbers, at least 0 and finite")
+        rows = math.inf if self.rows is None else self.rows
         longest = max(self.max_new_tokens, self.max_prompt_tokens)
-        if self.max_length <= longest:
-            remedy = (
-                "Write shorter texts (--max-new-tokens, --max-prompt-tokens), or raise it (--max-length), up to what "
-                "the target can read."
-            )
-            raise refusal("max_length", f"above {longest} (the longest text to be written)", self.max_length, remedy)
-
-    def _check(self, name: str, is_right: bool, expected: str) -> None:
-        if not is_right:
-            flag = "--" + name.replace("_", "-")
-            raise refusal(name, expected, getattr(self, name), f"Choose another {name} ({flag}).")
+        right_temperatures = self.temperatures and all(0 <= value < math.inf for value in self.temperatures)
+        ranges = {
+            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
+            "max_prompt_tokens": (self.max_prompt_tokens >= 1, "at least 1"),
+            "batch_size": (self.batch_size >= 1, "at least 1"),
+            "rows": (rows >= 1, "at least 1"),
+            "eval_rows": (0 <= self.eval_rows < rows, f"at least 0 and below rows={self.rows}"),
+            "min_distinct": (0 <= self.min_distinct <= 1, "in [0, 1]"),
+            "prompt_top_p": (0 < self.prompt_top_p <= 1, "in (0, 1]"),
+            "prompt_temperature": (0 < self.prompt_temperature < math.inf, "above 0 and finite"),
+            "temperatures": (right_temperatures, "one or more numbers, at least 0 and finite"),
+            "template_kwargs": (isinstance(self.template_kwargs, dict), "a JSON object"),
+            "max_length": (self.max_length > longest, f"above {longest} (the longest text to be written)"),
+        }
+        for name, (is_right, expected) in ranges.items():
+            if not is_right:
+                remedy = f"Choose another {name} (--{name.replace('_', '-')})."
+                raise refusal(name, expected, getattr(self, name), remedy)
 
     def of_the_text(self) -> dict[str, Any]:
         """The settings that say what is written, for JSON."""
         values = asdict(self) | {"temperatures": list(self.temperatures)}
         return {name: value for name, value in values.items() if name not in OF_THE_RESULT}
-
-
-def check_settings(
-    what: Path, found: Mapping[str, Any], settings: Mapping[str, Any], remedy: str = START_AGAIN
-) -> None:
-    """Refuse to go on with work that was begun with another target or other settings.
-
-    Raises:
-        ValueError: Naming the first setting that differs.
-    """
-    recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, settings))
-    if target is not None:
-        check_same(recorded, target, str(what), remedy)
-    for name, value in settings.items():
-        if name != "target" and found.get(name) != value:
-            raise refusal(name, f"{found.get(name)!r}, with which {what} was begun", value, remedy)
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Settings that were recorded."""
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +18,30 @@ from tqdm.auto import tqdm
 from hf_domino._common.whole_files import write_whole
 
 Rows = list[dict[str, Any]]
+Make = Callable[[int], tuple[Rows, int]]  # rows of a unit by its number, and how many tokens were written for them
+Do = Callable[[str, int, Make], Rows]  # `do_units` in one folder
 
 
-@dataclass(frozen=True)
-class Workplace:
-    """Where units lie, and which of them this process (`shard` is its number, and how many there are) does first."""
-
-    folder: Path
-    shard: tuple[int, int] = field(default=(0, 1))
-    progress: bool = True
-
-    def do(self, name: str, count: int, make: Callable[[int], tuple[Rows, int]]) -> list[Rows]:
-        """Rows of the units of a stage; `make` gives those of a missing one, by its number, and their tokens."""
-        paths = [self.folder / f"{name}-{index:06d}.json" for index in range(count)]
-        own = range(self.shard[0], count, self.shard[1])
-        others = (index for index in reversed(range(count)) if index not in own)
-        done = sum(path.exists() for path in paths)
-        with tqdm(desc=name, total=count, initial=done, unit="batch", disable=not self.progress) as bar:
-            for index in (*own, *others):
-                if not paths[index].exists():
-                    seconds, tokens = _do(paths[index], index, make)
-                    bar.set_postfix_str(f"{tokens / seconds:.0f} tokens/s")
-                bar.update(max(0, sum(path.exists() for path in paths) - bar.n))
-        return [json.loads(path.read_text(encoding="utf-8"))["rows"] for path in paths]
-
-    def work_done(self) -> tuple[int, float]:
-        """Tokens written in all units so far, and the seconds that it took, added up over processes."""
-        units = list(self._units())
-        return sum(unit["tokens"] for unit in units), sum(unit["seconds"] for unit in units)
-
-    def _units(self) -> Iterator[dict[str, Any]]:
-        for path in sorted(self.folder.glob("*.json")):
-            yield json.loads(path.read_text(encoding="utf-8"))
+def do_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, count: int, make: Make) -> Rows:
+    """Rows of all units of a stage, the missing ones made: first those of this process (its number, and how many)."""
+    paths = [folder / f"{name}-{index:06d}.json" for index in range(count)]
+    own = range(shard[0], count, shard[1])
+    others = (index for index in reversed(range(count)) if index not in own)
+    missing = [index for index in (*own, *others) if not paths[index].exists()]
+    for index in tqdm(missing, name, unit="batch", disable=not progress):
+        if not paths[index].exists():  # another process may have been faster
+            start = time.perf_counter()
+            rows, tokens = make(index)
+            seconds = round(time.perf_counter() - start, 3)
+            write_whole(paths[index], json.dumps({"seconds": seconds, "tokens": tokens, "rows": rows}))
+    return [row for path in paths for row in _read(path)["rows"]]
 
 
-def _do(path: Path, index: int, make: Callable[[int], tuple[Rows, int]]) -> tuple[float, int]:
-    start = time.perf_counter()
-    rows, tokens = make(index)
-    seconds = time.perf_counter() - start
-    write_whole(path, json.dumps({"seconds": round(seconds, 3), "tokens": tokens, "rows": rows}))
-    return seconds, tokens
+def work_done(folder: Path) -> tuple[int, float]:
+    """Tokens written in all units so far, and the seconds that it took, added up over processes."""
+    units = [_read(path) for path in folder.glob("*.json")]
+    return sum(unit["tokens"] for unit in units), sum(unit["seconds"] for unit in units)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))

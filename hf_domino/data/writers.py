@@ -1,15 +1,21 @@
-"""Who writes: the target in this process, continuing a batch of prompts under one seed.
+"""Writers: the target in this process or on a server with OpenAI's completions API, continuing prompts under one seed.
 
-A writer is what has `write` as [`TargetWriter`] has it; another is the endpoint of a server.
+A server is vLLM or SGLang, which serve a large target faster. Prompts go there as token ids, so the chat template is
+applied here. Both servers return token ids on request; from one that does not, only texts are taken that survive the
+way through the tokenizer and back.
 """
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
@@ -17,27 +23,22 @@ from hf_domino.target.view import input_device
 
 # Truncation that a target's generation configuration may ask for, switched off.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-NO_MIN_P = {"min_p": 0.0}  # only in place of another: `generate` makes a pass over the vocabulary for it
+UNTRUNCATED_THERE = {"top_k": -1, "min_p": 0.0}  # as a server takes it
 # What a target's generation configuration may count from where a call of `generate` began.
 FROM_THE_START = ("min_new_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens", "max_time")
 CHUNK = 32  # tokens between looks at which rows have ended: each costs about one step
 NO_ROUND_TRIP = "no round trip"  # of a text, to token ids and back
 SEED_STRIDE = 1_000_003  # between runs, so that their batches do not share seeds
+MAX_RETRIES = 5
+KEY = "OPENAI_API_KEY"  # of the environment
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a text is written.
-
-    Args:
-        max_new_tokens (`int`): Longest text.
-        temperature (`float`): 0 is greedy.
-        top_p (`float`, *optional*, defaults to 1.0): Nucleus; 1 is the target's own law.
-        ends (`tuple[int, ...]`, *optional*): Token ids that end a text; defaults to the target's own.
-    """
+    """How a text is written; without a nucleus by the target's own distribution, and up to the target's own ends."""
 
     max_new_tokens: int
-    temperature: float
+    temperature: float  # 0 is greedy
     top_p: float = 1.0
     ends: tuple[int, ...] = ()
 
@@ -50,52 +51,46 @@ class Written:
     ended: bool
 
 
-class Writer(Protocol):
-    """Continues prompts."""
-
-    def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> Sequence[Written | None]:
-        """One text per prompt; None where it is not known as token ids."""
-
-
 class TargetWriter:
     """The target in this process.
 
     Args:
         target (`PreTrainedModel`): In evaluation mode.
-        bf16 (`bool`, *optional*, defaults to `False`): Write under bf16 autocast.
         chunk (`int`, *optional*): Tokens after which rows that have ended leave the batch, so that a few long texts do
             not hold up all others. By default they stay. It is part of what a seed stands for.
     """
 
-    def __init__(self, target: PreTrainedModel, bf16: bool = False, chunk: int | None = None):
+    def __init__(self, target: PreTrainedModel, chunk: int | None = None):
         config = target.generation_config
         starts_count = any(getattr(config, name, None) for name in FROM_THE_START)
-        self.target, self.bf16, self.chunk = target, bf16, None if starts_count else chunk
+        self.target, self.chunk = target, None if starts_count else chunk
 
     def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written]:
         """Continue a batch of prompts.
 
         Args:
             prompts (`list[list[int]]`): Token ids, none empty.
-            sampling (`Sampling`): How; without a nucleus by the target's own law, whatever truncation its generation
-                configuration asks for.
+            sampling (`Sampling`): How; without a nucleus by the target's own distribution, whatever truncation its
+                generation configuration asks for.
             seed (`int`): Of the sampling; torch's own random state is left as it was.
 
         Returns:
             `list[Written]`: Per prompt what follows it.
         """
         device = input_device(self.target)
-        autocast = torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
-        with autocast, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
-            return self._continue(prompts, sampling)
+            return self._continue([torch.tensor(prompt, device=device) for prompt in prompts], sampling)
 
-    def _continue(self, prompts: list[list[int]], sampling: Sampling) -> list[Written]:
+    def _continue(self, prompts: list[torch.Tensor], sampling: Sampling) -> list[Written]:
         config = self.target.generation_config
-        pad_token_id = config.pad_token_id or 0
-        ends = sampling.ends or ends_of(config)
+        ends, pad_token_id = sampling.ends or ends_of(config), config.pad_token_id or 0
         texts: list[list[int]] = [[] for _ in prompts]
-        inputs: dict[str, Any] = _pad_left(prompts, max(map(len, prompts)), pad_token_id, input_device(self.target))
+        masks = [torch.ones_like(prompt) for prompt in prompts]
+        inputs: dict[str, Any] = {
+            "input_ids": pad_sequence(prompts, True, pad_token_id, padding_side="left"),
+            "attention_mask": pad_sequence(masks, True, padding_side="left"),
+        }
         rows, left = list(range(len(prompts))), sampling.max_new_tokens
         while rows and left:
             output = self.target.generate(
@@ -111,26 +106,21 @@ class TargetWriter:
             stay = [place for place, row in enumerate(rows) if not set(ends).intersection(texts[row])]
             left -= new.shape[1]
             if left and stay:
-                inputs = _of_rows(stay, output, inputs["attention_mask"])
+                index = torch.tensor(stay, device=new.device)
+                cache = getattr(output, CACHE)
+                cache.batch_select_indices(index)
+                mask = torch.nn.functional.pad(inputs["attention_mask"][index], (0, new.shape[1]), value=1)
+                inputs = {"input_ids": output.sequences[index], "attention_mask": mask, CACHE: cache}
             rows = [rows[place] for place in stay]
         return [cut_at_end(ids, ends) for ids in texts]
-
-
-def _of_rows(rows: list[int], output: Any, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """What `generate` needs to go on with some rows of its output."""
-    index = torch.tensor(rows, device=attention_mask.device)
-    cache = getattr(output, CACHE)
-    cache.batch_select_indices(index)
-    num_new = output.sequences.shape[1] - attention_mask.shape[1]
-    mask = torch.nn.functional.pad(attention_mask[index], (0, num_new), value=1)
-    return {"input_ids": output.sequences[index], "attention_mask": mask, CACHE: cache}
 
 
 def _arguments(sampling: Sampling, config: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"do_sample": sampling.temperature > 0}
     if sampling.temperature > 0:
-        untruncated = UNTRUNCATED if getattr(config, "min_p", None) is None else UNTRUNCATED | NO_MIN_P
-        arguments |= {"temperature": sampling.temperature, **untruncated, "top_p": sampling.top_p}
+        arguments |= {**UNTRUNCATED, "temperature": sampling.temperature, "top_p": sampling.top_p}
+        if getattr(config, "min_p", None) is not None:  # only in place of another: it costs a pass over the vocabulary
+            arguments["min_p"] = 0.0
     return arguments | ({"eos_token_id": list(sampling.ends)} if sampling.ends else {})
 
 
@@ -146,10 +136,73 @@ def cut_at_end(ids: list[int], ends: tuple[int, ...]) -> Written:
     return Written(ids[:length], length is not None)
 
 
-def _pad_left(
-    prompts: list[list[int]], length: int, pad_token_id: int, device: torch.device
-) -> dict[str, torch.Tensor]:
-    padding = [length - len(prompt) for prompt in prompts]
-    ids = [[pad_token_id] * count + prompt for count, prompt in zip(padding, prompts, strict=True)]
-    seen = [[0] * count + [1] * len(prompt) for count, prompt in zip(padding, prompts, strict=True)]
-    return {"input_ids": torch.tensor(ids, device=device), "attention_mask": torch.tensor(seen, device=device)}
+class EndpointWriter:
+    """The target on a server.
+
+    Args:
+        url (`str`): Address of the API, such as `http://localhost:8000/v1`.
+        model (`str`): The name it serves the target under.
+        tokenizer (`PreTrainedTokenizerBase`): The target's.
+        ends (`Sequence[int]`): Token ids that end a text of the target.
+
+    Raises:
+        ValueError: If the package `openai` is not installed.
+    """
+
+    def __init__(self, url: str, model: str, tokenizer: Any, ends: Sequence[int]):
+        try:
+            from openai import OpenAI
+        except ImportError as error:
+            raise ValueError("an endpoint needs the package openai: pip install openai.") from error
+        key = os.environ.get(KEY, "none")  # most servers of one's own ask for none, the client does
+        self.client = OpenAI(base_url=url, api_key=key, max_retries=MAX_RETRIES)
+        self.url, self.model, self.tokenizer, self.ends = url, model, tokenizer, tuple(ends)
+
+    def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written | None]:
+        """Continue a batch of prompts, all at once, as [`TargetWriter`] does.
+
+        Args:
+            prompts (`list[list[int]]`): Token ids, none empty.
+            sampling (`Sampling`): How.
+            seed (`int`): Of the sampling. Equal prompts are continued differently.
+
+        Returns:
+            `list[Written]`: Per prompt what follows it; None for a text that the tokenizer does not return as it was.
+
+        Raises:
+            ConnectionError: If the server does not answer, or refuses a request.
+        """
+        from openai import OpenAIError
+
+        seeds = [zlib.crc32(f"{seed} {row}".encode()) for row in range(len(prompts))]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            try:
+                return list(pool.map(lambda prompt, own: self._write_one(prompt, sampling, own), prompts, seeds))
+            except OpenAIError as error:
+                hint = "Check --endpoint and --endpoint-model, and that the server is vLLM's or SGLang's."
+                raise ConnectionError(f"the endpoint {self.url} with model {self.model!r}: {error} {hint}") from error
+
+    def _write_one(self, prompt: list[int], sampling: Sampling, seed: int) -> Written | None:
+        ends = sampling.ends or self.ends
+        completion = self.client.completions.create(
+            model=self.model,
+            prompt=prompt,
+            max_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=seed,
+            extra_body={**UNTRUNCATED_THERE, "return_token_ids": True, "stop_token_ids": list(ends)},
+        )
+        choice = completion.choices[0]
+        ids = getattr(choice, "token_ids", None)  # beyond OpenAI's own fields
+        if ids is None:
+            ids = self.tokenizer(choice.text, add_special_tokens=False)["input_ids"]
+            if self.tokenizer.decode(ids, skip_special_tokens=False) != choice.text:
+                return None
+        ended = choice.finish_reason == "stop"
+        if ended and ends and (not ids or ids[-1] not in ends):  # servers leave it out of what they return
+            ids = [*ids, ends[0]]
+        return Written(list(ids), ended)
+
+
+Writer = TargetWriter | EndpointWriter

@@ -5,28 +5,32 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from hf_domino import __version__
+from hf_domino._common.notices import notice
+from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
-from hf_domino.data.answers import Answerer
-from hf_domino.data.filters import Exclusions
-from hf_domino.data.prompts import Sieve, read_prompts, texts_of
-from hf_domino.data.result import write_result
-from hf_domino.data.self_written import SelfWriter
-from hf_domino.data.settings import WritingSettings, check_settings, read_settings
-from hf_domino.data.sources import Source, from_files
-from hf_domino.data.units import Workplace
-from hf_domino.data.user_turn import check_chat_template, find_user_turn
+from hf_domino.data.answers import TOO_LONG, UNENDED, write_answers
+from hf_domino.data.filters import Exclusions, distinct_ngram_ratio, loops
+from hf_domino.data.prompts import Prompt, Sieve, read_prompts, texts_of
+from hf_domino.data.records import Source, from_files
+from hf_domino.data.self_written import check_chat_template, find_user_turn, write_prompts
+from hf_domino.data.settings import WritingSettings
+from hf_domino.data.units import Rows, do_units, work_done
 from hf_domino.data.writers import Writer
-from hf_domino.target.identity import TargetIdentity
+from hf_domino.target.identity import TargetIdentity, check_same
 
 SETTINGS, UNITS = "settings.json", "units"
-VERSIONS = "versions"
+TRAIN, EVALUATION, REPORT = "train.jsonl", "evaluation.jsonl", "report.json"
+LEAST_KEPT = 0.3  # share of the answers below which it is said that most are lost
 START_AGAIN = "Pass overwrite=True (--overwrite) to start the folder again, or choose another folder."
 
 
@@ -45,8 +49,7 @@ def write_data(
 ) -> dict[str, Any]:
     """Let a target write training text, and answer prompts or what it asks itself.
 
-    The work is cut into batches with a seed and a file each. A call goes on where earlier ones stopped, with any number
-    of processes, and ends with the same rows.
+    A call goes on where earlier ones stopped, with any number of processes, and ends with the same rows.
 
     Args:
         writer (`Writer`): The target, as a [`TargetWriter`] or an [`EndpointWriter`].
@@ -55,8 +58,8 @@ def write_data(
         output (`str` or `Path`): Folder for `train.jsonl`, `evaluation.jsonl`, `report.json`, the settings, and the
             batches in `units`.
         settings (`WritingSettings`, *optional*): How; defaults to `WritingSettings()`.
-        prompts (`Sequence[Path]`, *optional*): Files of prompts, as [`read_prompts`] reads them. With none, a chat
-            model writes its own.
+        prompts (`Sequence[Path]`, *optional*): Files of records with `messages`, `conversations`, `prompt` or `text`.
+            With none, a chat model writes its own.
         exclude (`Sequence[Path]`, *optional*): Files of prompts that will be measured on, to be kept out.
         identity (`TargetIdentity`, *optional*): Who the target is, to be recorded.
         shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
@@ -72,27 +75,25 @@ def write_data(
             target cannot write prompts and there are none.
     """
     settings, output = settings or WritingSettings(), Path(output)
-    asks = None if prompts else _self_writer(writer, tokenizer, ends, settings)
     given, excluded = from_files(prompts), from_files(exclude)
     exclusions = Exclusions(texts_of(excluded))
-    record = _record(settings, tokenizer, identity) | {
-        "prompts": given.fingerprint(),
-        "exclude": excluded.fingerprint(),
-    }
-    sieve = None if asks else _sift(given, tokenizer, exclusions, settings)  # before the folder is theirs
-    _begin(output, record, overwrite)
-    place = Workplace(output / UNITS, shard, progress)
-    sieve = asks.write(place, exclusions) if asks else sieve
-    assert sieve is not None
+    # Before the folder is theirs.
+    if prompts:
+        sieve = _sift(given, tokenizer, exclusions, settings)
+    else:
+        find_user_turn(tokenizer, ends, settings.system, settings.template_kwargs)
+    template = hashlib.sha256(json.dumps(tokenizer.chat_template).encode()).hexdigest()[:16]
+    record = {"chat template": template, "target": identity.to_dict() if identity else None}
+    record |= {"prompts": given.fingerprint(), "exclude": excluded.fingerprint()}
+    _begin(output, settings.of_the_text() | record, overwrite)
+
+    do = partial(do_units, output / UNITS, shard, progress)
+    if not prompts:
+        sieve = write_prompts(writer, tokenizer, ends, settings, exclusions, do)
     if not sieve.kept:
         raise ValueError(f"no prompt is left to answer: {dict(sieve.dropped)}.")
-    answers = Answerer(writer, tokenizer, settings).write(sieve.kept, place)
-    return write_result(output, sieve, answers, settings, place.work_done())
-
-
-def _self_writer(writer: Writer, tokenizer: Any, ends: Sequence[int], settings: WritingSettings) -> SelfWriter:
-    turn = find_user_turn(tokenizer, ends, settings.system, settings.template_kwargs)
-    return SelfWriter(writer, turn, tokenizer, settings)
+    answers = write_answers(sieve.kept, writer, tokenizer, settings, do)
+    return _write_result(output, sieve, answers, settings, work_done(output / UNITS))
 
 
 def _sift(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> Sieve:
@@ -108,29 +109,109 @@ def _sift(given: Source, tokenizer: Any, exclusions: Exclusions, settings: Writi
     return sieve
 
 
-def _record(settings: WritingSettings, tokenizer: Any, identity: TargetIdentity | None) -> dict[str, Any]:
-    """What is written down of who writes, and how."""
-    from hf_domino import __version__
-
-    return settings.of_the_text() | {
-        "chat template": hashlib.sha256(json.dumps(tokenizer.chat_template).encode()).hexdigest()[:16],
-        "target": identity.to_dict() if identity else None,
-        VERSIONS: {
-            "hf_domino": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
-        },
-    }  # fmt: skip
-
-
 def _begin(output: Path, record: dict[str, Any], overwrite: bool) -> None:
     """Note the settings of a new folder; refuse to go on with one that was begun differently, or start it again."""
     path = output / SETTINGS
     if path.exists():
         try:
-            compared = {name: value for name, value in record.items() if name != VERSIONS}
-            check_settings(output, read_settings(path), compared, START_AGAIN)
+            _check_settings(output, json.loads(path.read_text(encoding="utf-8")), record)
             return
         except ValueError:
             if not overwrite:
                 raise
             shutil.rmtree(output / UNITS, ignore_errors=True)
-    write_whole(path, json.dumps(record, indent=1))
+    versions = {
+        "hf_domino": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
+    }  # fmt: skip
+    write_whole(path, json.dumps(record | {"versions": versions}, indent=1))
+
+
+def _check_settings(folder: Path, found: dict[str, Any], record: dict[str, Any]) -> None:
+    """Refuse to go on with work that was begun with another target or other settings."""
+    recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, record))
+    if target is not None:
+        check_same(recorded, target, str(folder), START_AGAIN)
+    for name, value in record.items():
+        if name != "target" and found.get(name) != value:
+            raise refusal(name, f"{found.get(name)!r}, with which {folder} was begun", value, START_AGAIN)
+
+
+def _write_result(
+    output: Path, sieve: Sieve, answers: Rows, settings: WritingSettings, work: tuple[int, float]
+) -> dict[str, Any]:
+    """Write the files of rows and the report, and return that; `work` is the tokens written and the seconds it took.
+
+    Report and batches are written even if no row is left to train on, so that no text is lost.
+    """
+    dropped = Counter(flaw for answer in answers if (flaw := _flaw(answer, settings)) is not None)
+    kept = [answer for answer in answers if _flaw(answer, settings) is None]
+    kept.sort(key=lambda answer: _rank(sieve.kept[answer["number"]]))  # lengths mixed, whatever was asked for first
+    parts = {EVALUATION: kept[: settings.eval_rows], TRAIN: kept[settings.eval_rows :]}
+    rows = {
+        name: [_row(answer, row, sieve.kept[answer["number"]]) for answer in part for row in answer["rows"]]
+        for name, part in parts.items()
+    }
+    texts = [_own_words(row) for part in rows.values() for row in part]
+    tokens, seconds = work
+    report = {
+        "prompts": {
+            "written or read": len(sieve.kept) + sum(sieve.dropped.values()),
+            "kept, all distinct": len(sieve.kept),
+            "dropped": dict(sieve.dropped),
+        },
+        "answers": {
+            "written": len(answers),
+            "kept": len(kept),
+            "dropped": dict(dropped),
+            "unended": sum(answer["flaw"] == UNENDED for answer in answers),
+        },
+        "rows": {name: len(rows[name]) for name in (TRAIN, EVALUATION)},
+        "tokens": {"written": tokens, "supervised": sum(map(len, texts))},
+        "distinct-4": round(sum(map(distinct_ngram_ratio, texts)) / max(1, len(texts)), 3),
+        "seconds": round(seconds, 1),
+        "tokens per hour and process": round(3600 * tokens / seconds) if seconds else None,
+    }
+    write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
+    _judge(report, settings)
+    for name, part in rows.items():
+        write_whole(output / name, "".join(json.dumps(row) + "\n" for row in part))
+    return report
+
+
+def _judge(report: Mapping[str, Any], settings: WritingSettings) -> None:
+    """Say that most answers are lost and what keeps them; refuse to end with nothing to train on."""
+    answers = report["answers"]
+    said = f"{answers['kept']} of {answers['written']} answers are kept"
+    if dropped := answers["dropped"]:
+        said += f" (dropped: {', '.join(f'{count} {why}' for why, count in dropped.items())})"
+    if UNENDED in dropped:
+        said += f"; unended ones are cut at max_new_tokens={settings.max_new_tokens}: raise it, or pass --keep-unended"
+    if not report["rows"][TRAIN]:
+        of_evaluation = f"The first {settings.eval_rows} go to {EVALUATION}: lower eval_rows (--eval-rows)"
+        raise ValueError(f"{TRAIN} has no row: {said}. {of_evaluation} or ask for more rows.")
+    if answers["kept"] < LEAST_KEPT * answers["written"]:
+        notice(f"Only {said}.")
+
+
+def _flaw(answer: Mapping[str, Any], settings: WritingSettings) -> str | None:
+    """Why an answer is not kept; a chat that grew too long is kept up to there."""
+    flaw = answer["flaw"]
+    if not answer["rows"] or flaw not in (None, TOO_LONG, UNENDED) or (flaw == UNENDED and not settings.keep_unended):
+        return flaw
+    return "loops" if any(loops(ids, settings.min_distinct) for ids in map(_own_words, answer["rows"])) else None
+
+
+def _own_words(row: Mapping[str, list[int]]) -> list[int]:
+    return [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
+
+
+def _rank(prompt: Prompt) -> str:
+    return hashlib.sha256(repr((prompt.messages, prompt.text)).encode()).hexdigest()
+
+
+def _row(answer: Mapping[str, Any], row: Mapping[str, list[int]], prompt: Prompt) -> dict[str, Any]:
+    """A row with its words, for people to read and for a benchmark to ask."""
+    messages = answer["messages"]
+    text = {"prompt": prompt.text, "completion": messages[-1]["content"]}
+    said = {"messages": messages, **prompt.tools} if prompt.messages else text
+    return {**row, "temperature": answer["temperature"]} | said

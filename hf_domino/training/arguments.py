@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
-from transformers.integrations import get_available_reporting_integrations
 from transformers.utils.import_utils import is_peft_greater_or_equal
 
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.adapters import OLDEST_PEFT
 from hf_domino.training.fields import TrainingFields
-from hf_domino.training.objective.distillation import DIVERGENCES, Distillation
+from hf_domino.training.objective.distillation import DIVERGENCES
 from hf_domino.training.objective.losses import LossOptions
 
 # Positions after which a loss weight has fallen to 1/e, by block size (arXiv 2605.29707, 2602.06036).
@@ -59,20 +58,11 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             below 1 for a drafter that is trained further.
         position_weights (`str`, *optional*, defaults to `"decay"`): `"dpace"` for weights that follow what limits
             acceptance now (arXiv 2605.18810), in training, in place of `loss_decay`.
-        dpace_alpha (`float`, *optional*, defaults to 0.5): Smoothing of those, in (0, 1].
-        own_prefix_share (`float`, *optional*, defaults to 0.0): Share of the blocks, in [0, 1], in which the GRU reads
-            the drafter's own greedy proposals in place of the text.
-        ema_decay (`float`, *optional*): Evaluate and save an exponential average of the weights, of which each step
-            keeps this share, in (0, 1); 0.999, say. Defaults to the weights of the last step.
         distillation_weight (`float`, *optional*, defaults to 1.0): Share of the cross-entropy with the text's tokens
-            that gives way to the divergence from the target's law of each, in [0, 1]; in training, not in evaluation.
-            Above 0 it costs one more product with lm_head.
+            that gives way to the divergence from the target's distribution of each, in [0, 1]; in training, not in
+            evaluation. Above 0 it costs one more product with lm_head.
         distillation_loss (`str`, *optional*, defaults to `"kl"`): The divergence: KL(target || drafter), or `"tv"` for
             total variation.
-        distillation_temperature (`float`, *optional*, defaults to 1.0): Temperature of both laws.
-        max_logits_per_chunk (`int`, *optional*): Most logits held at once, of one block at least. Defaults to 2**25,
-            which are 128 MB in fp32, of which the loss keeps about four copies; on a CPU to those of 256 positions
-            where they are fewer.
         muon_learning_rate (`float`, *optional*, defaults to 0.02): Train the backbone's and the GRU's matrices with
             Muon at this rate, in units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third
             of the steps. 0 or None for AdamW alone, as adapters and trainings with another `optim` have it by default.
@@ -80,12 +70,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             processes; each is gathered while it runs. Otherwise every process has a copy.
         walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
             walked; 0 for none.
-        predict_speed_up (`bool`, *optional*, defaults to `True`): Measure once, in the first evaluation, what a round
-            and a step of the target cost on this device, and log the speed-up that the walked rounds would give. Needs
-            `walk_rows`.
         lora_rank (`int`, *optional*): Train LoRA of this rank on every matrix of a drafter that exists, and nothing
-            else; what is saved is the adapter, which loads over that drafter. Needs peft 0.17.
-        lora_alpha (`int`, *optional*): The adapters count alpha / rank times. Defaults to twice the rank.
+            else; what is saved is the adapter, which loads over that drafter and counts twice. Needs peft 0.17.
         train_only (`str`, *optional*): `"head"` to train the correction head over a backbone that stays as it is. The
             base loss cannot fall then, so the corrected loss is trained from the first step.
         logging_steps (`float`, *optional*, defaults to 0.05): Steps between lines of the log, or below 1 a share of all
@@ -119,17 +105,13 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         has_other = self.lora_rank is not None or self.optim != usual.optim  # another optimizer, that was asked for
         if self.muon_learning_rate in (0, usual.muon_learning_rate if has_other else 0):
             self.muon_learning_rate = None
-        self._check_reports()
         for names, is_right, allowed in (
             ("max_length", lambda value: value >= 2, "at least 2"),
-            ("num_anchors max_logits_per_chunk lora_rank lora_alpha", lambda value: value >= 1, "at least 1"),
+            ("num_anchors lora_rank", lambda value: value >= 1, "at least 1"),
             ("walk_rows learning_rate muon_learning_rate", lambda value: value >= 0, "at least 0"),
             ("lambda_base_decay_ratio lambda_base_start", lambda value: 0 <= value <= 1, "in [0, 1]"),
-            ("own_prefix_share distillation_weight", lambda value: 0 <= value <= 1, "in [0, 1]"),
-            ("distillation_temperature", lambda value: value > 0, "above 0"),
+            ("distillation_weight", lambda value: 0 <= value <= 1, "in [0, 1]"),
             ("loss_decay", lambda value: value > 0, "above 0, or None for the published value"),
-            ("ema_decay", lambda value: 0 < value < 1, "in (0, 1), or None for the last weights"),
-            ("dpace_alpha", lambda value: 0 < value <= 1, "in (0, 1], as at 0 all weights may vanish"),
         ):
             for name in names.split():
                 if (value := getattr(self, name)) is not None and not is_right(value):
@@ -170,42 +152,22 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         return self.chat_template_kwargs or {}
 
     def logits_per_chunk(self, vocab_size: int) -> int:
-        """`max_logits_per_chunk`, or its default for this vocabulary on this device."""
-        if self.max_logits_per_chunk is not None:
-            return self.max_logits_per_chunk
+        """Most logits that are held at once, for this vocabulary on this device."""
         return min(POSITIONS_IN_CACHE * vocab_size, MOST_LOGITS) if self.device.type == "cpu" else MOST_LOGITS
 
     def loss_options(self) -> LossOptions:
         """What is trained beside the published loss."""
-        weight, temperature = self.distillation_weight, self.distillation_temperature
-        return LossOptions(
-            Distillation(weight, temperature, self.distillation_loss) if weight else None,
-            self.dpace_alpha if self.position_weights == "dpace" else None,
-        )
+        return LossOptions(self.distillation_weight, self.distillation_loss, self.position_weights == "dpace")
 
     def _check_parts(self) -> None:
         """Refuse parts of the drafter that cannot be trained so, or not together."""
         if self.train_only not in (None, "head"):
             raise refusal("train_only", "'head' or left out", self.train_only, "Without it, all is trained.")
         if self.lora_rank is None:
-            if self.lora_alpha is not None:
-                raise refusal("lora_alpha without lora_rank", None, self.lora_alpha, "Set lora_rank, too.")
             return
         for name in ("train_only", "muon_learning_rate"):
             if getattr(self, name) is not None:
                 remedy = "Adapters are trained with AdamW, of head and backbone alike."
                 raise refusal(f"{name} with lora_rank", None, getattr(self, name), remedy)
-        if self.own_prefix_share:
-            remedy = "Leave one of them out: what drafts reads the GRU weight by weight, and adapters are beside it."
-            raise refusal("own_prefix_share with lora_rank", 0, self.own_prefix_share, remedy)
         if not is_peft_greater_or_equal(OLDEST_PEFT):
             raise refusal("lora_rank", f"left out, without peft {OLDEST_PEFT}", self.lora_rank, "pip install peft")
-        self.lora_alpha = 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
-
-    def _check_reports(self) -> None:
-        """Refuse backends that are not installed: the trainer would, but after everything is loaded and generated."""
-        # flyte is not among what Transformers looks for.
-        usable = {*get_available_reporting_integrations(), "flyte"}
-        if missing := [name for name in self.report_to if name not in usable]:
-            expected = f"among what is installed ({', '.join(sorted(usable - {'flyte'})) or 'nothing'}) or 'none'"
-            raise refusal("report_to", expected, missing[0], f"Install it (pip install {missing[0]}), or set 'none'.")

@@ -7,22 +7,26 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from hf_domino._common.notices import notice
-from hf_domino.data.frequencies import count_tokens, most_frequent
+from hf_domino.data.rows import count_tokens, most_frequent
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.d2t import d2t_of
 from hf_domino.training.arguments import DominoTrainingArguments
 
+FIRST_TOKENS = (
+    "The drafter proposes the first {0} tokens of the vocabulary, as nobody chose others: `hf-domino train` takes the "
+    "most frequent ones of its text; in Python, most_frequent(count_tokens(rows, vocab_size), {0}) of hf_domino.data "
+    "and DominoDraftModel.restricted do."
+)
+
+
+def say_first_tokens(drafter: DominoDraftModel) -> None:
+    """Say that nobody chose which tokens are drafted, where that is so."""
+    if drafter.config.draft_vocab_size is not None and not drafter.d2t.any():
+        notice(FIRST_TOKENS.format(drafter.config.draft_vocab_size))
+
 
 def take_frequent_tokens(drafter: DominoDraftModel, rows: Any, args: DominoTrainingArguments) -> None:
-    """Let a new drafter propose the most frequent tokens of its training text; nothing without a draft vocabulary.
-
-    Only tokens with loss are counted, by the first process, once for all.
-
-    Args:
-        drafter (`DominoDraftModel`): A new one, whose correction head has learned nothing yet; changed in place.
-        rows (`RowDataset`): What it will be trained on.
-        args (`DominoTrainingArguments`): For the processes.
-    """
+    """Let a new drafter propose the most frequent tokens with loss of its text, counted by the first process."""
     size, vocab_size = drafter.config.draft_vocab_size, drafter.config.vocab_size
     if size is None:
         return

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_domino._common.dtypes import fast_dtype
 
-BF16 = torch.bfloat16
 RMS_OF_ADAMW = 0.2  # of its updates, which torch's "match_rms_adamw" takes over
 SMALLEST_NORM = 1e-7  # that a matrix is divided by
 # The iteration's polynomials a x + b x^3 + c x^5, the best in turn for singular values from 1e-3 to 1 ("Polar Express",
@@ -36,10 +35,10 @@ MARGIN = 1.01  # of a step, for what rounding adds: beyond their range, polynomi
 
 
 class SharedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` whose products the processes share, with better polynomials; on a GPU by shapes.
+    """`torch.optim.Muon` with better polynomials, by shapes, shared among the processes, sharded or not.
 
-    Every process keeps all momenta. Each orthogonalises its share of the matrices and gives it to the others, so that
-    two processes take about half the time of one.
+    Torch's own takes one polynomial, one matrix at a time and every matrix in every process. Here every process keeps
+    all momenta, orthogonalises its share of the matrices of a shape and gives it to the others.
     """
 
     @torch.no_grad()
@@ -61,79 +60,37 @@ class SharedMuon(torch.optim.Muon):
         is_wide = [matrix.shape[0] <= matrix.shape[1] for matrix in matrices]
         whole = [update.full_tensor() if isinstance(update, DTensor) else update for update in updates]
         wide = [update if lies else update.mT for update, lies in zip(whole, is_wide, strict=True)]
-        moves = defaultdict(list)
         for matrix, update, lies in zip(matrices, self._orthogonal(wide), is_wide, strict=True):
             found = update if lies else update.mT
             if isinstance(matrix, DTensor):
                 found = distribute_tensor(found, matrix.device_mesh, matrix.placements, src_data_rank=None)
-            moves[-group["lr"] * RMS_OF_ADAMW * math.sqrt(update.shape[1])].append((matrix, found))
-        for rate, pairs in moves.items():
-            torch._foreach_add_([matrix for matrix, _ in pairs], [found for _, found in pairs], alpha=rate)
+            matrix.add_(found, alpha=-group["lr"] * RMS_OF_ADAMW * math.sqrt(update.shape[1]))
 
     def _orthogonal(self, wide: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Every matrix orthogonalised, `[R, C]` each, this process's share by itself."""
+        """Every matrix orthogonalised, `[R, C]` each; of those of one shape, this process makes its share."""
         rank, num_processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        owners = share_out([matrix.shape for matrix in wide], num_processes)
-        shares = [[place for place, its in enumerate(owners) if its == owner] for owner in range(num_processes)]
+        groups = defaultdict(list)
+        for place, matrix in enumerate(wide):  # one process on a CPU is the fastest with one at a time
+            groups[place if matrix.is_cpu and num_processes == 1 else matrix.shape].append(place)
         found: dict[int, torch.Tensor] = {}
-        for places in _alike(shares[rank], wide):
-            stack = wide[places[0]] if len(places) == 1 else torch.stack([wide[place] for place in places])
-            made = orthogonalise(stack)
-            found |= dict(zip(places, (made,) if made.ndim == 2 else made.unbind(), strict=True))
-        if num_processes > 1:
-            for owner, places in enumerate(shares):
-                sizes = [wide[place].numel() for place in places]
-                flat = wide[0].new_empty(sum(sizes), dtype=BF16)
-                pieces = flat.split(sizes)
-                received = {place: piece.view(wide[place].shape) for place, piece in zip(places, pieces, strict=True)}
-                if owner == rank:
-                    for place, piece in received.items():
-                        piece.copy_(found[place])
-                dist.broadcast(flat.view(torch.uint8), src=owner)  # bytes, which every backend knows
-                found |= received
+        for places in groups.values():
+            if len(places) == 1:
+                found[places[0]] = orthogonalise(wide[places[0]])
+                continue
+            stack = torch.stack([wide[place] for place in places])  # [N, R, C]
+            stack = F.pad(stack, (0, 0, 0, 0, 0, -len(stack) % num_processes))
+            made = orthogonalise(stack.chunk(num_processes)[rank]).contiguous()
+            if num_processes > 1:
+                whole = made.new_empty(stack.shape)
+                # As bytes, which every backend knows.
+                dist.all_gather_into_tensor(whole.view(torch.uint8), made.view(torch.uint8))
+                made = whole
+            found |= dict(zip(places, made, strict=False))
         return [found[place] for place in range(len(wide))]
 
 
-def share_out(shapes: Sequence[Sequence[int]], num_processes: int) -> list[int]:
-    """Which process orthogonalises each matrix: the largest are dealt out first, each to who has least to do.
-
-    Args:
-        shapes (`Sequence[Sequence[int]]`): `[R, C]` of each.
-        num_processes (`int`): How many share them.
-
-    Example:
-    ```python
-    >>> from hf_domino.training.muon import share_out
-    >>> share_out([(8, 8), (8, 32), (8, 8), (8, 8)], 2)
-    [1, 0, 1, 1]
-
-    ```
-    """
-    costs = [rows * rows * (2 * columns + rows) for rows, columns in shapes]
-    owners, load = [0] * len(shapes), [0] * num_processes
-    for place in sorted(range(len(shapes)), key=lambda place: -costs[place]):
-        owners[place] = load.index(min(load))
-        load[owners[place]] += costs[place]
-    return owners
-
-
-def _alike(places: Sequence[int], matrices: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Matrices to take at once: those of a shape where launches cost; on a CPU one by one, which is the faster."""
-    groups = defaultdict(list)
-    for place in places:
-        groups[place if matrices[place].is_cpu else tuple(matrices[place].shape)].append(place)
-    return list(groups.values())
-
-
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
-    """About the nearest matrices with orthonormal rows, in bf16 where that is fast, by a Newton-Schulz iteration.
-
-    Args:
-        matrices (`torch.Tensor`): `[R, C]` or `[N, R, C]`.
-
-    Returns:
-        `torch.Tensor`: As `matrices`.
-    """
+    """About the nearest matrices with orthonormal rows, `[R, C]` or `[N, R, C]`, in bf16 where that is fast."""
     # `@` would take more launches.
     product, add_product = (torch.mm, torch.addmm) if matrices.ndim == 2 else (torch.bmm, torch.baddbmm)
     norm = matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST_NORM)

@@ -24,7 +24,7 @@ def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn
 
     Args:
         drafter (`DominoDraftModel`): The drafter, in fp32.
-        args (`DominoTrainingArguments`): For `lora_rank`, `lora_alpha` and `train_only`.
+        args (`DominoTrainingArguments`): For `lora_rank` and `train_only`.
 
     Returns:
         `nn.Module`: What the trainer trains and saves: the drafter, or PEFT's wrapper around it.
@@ -32,8 +32,8 @@ def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn
     Raises:
         ValueError: If the drafter has no such part, or no name that an adapter could be loaded over.
     """
-    if args.lora_rank is not None and args.lora_alpha is not None:
-        return add_lora(drafter, args.lora_rank, args.lora_alpha)
+    if args.lora_rank is not None:
+        return add_lora(drafter, args.lora_rank, 2 * args.lora_rank)
     if args.train_only == "head":
         if not drafter.has_correction_head:
             kind, gets_one = drafter.config.kind.title, drafter.config.projector_type == "dflash"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino._common.verdict import verdict
 from hf_domino._common.whole_files import check_writable, needing_room
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.prompts import prompt_of
@@ -23,8 +21,8 @@ from hf_domino.target.identity import identify
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.frequent_tokens import take_frequent_tokens
-from hf_domino.training.hidden_states.command import CachedRun, load_target, whole_target
-from hf_domino.training.loading import load_training_rows
+from hf_domino.training.hidden_states.command import load_target, whole_target, with_states
+from hf_domino.training.loading import load_training_rows, sources_of
 from hf_domino.training.parts import check_start, go_on_from
 from hf_domino.training.runs.checkpoints import GO_ON
 from hf_domino.training.runs.locking import alone_in_folder
@@ -32,7 +30,6 @@ from hf_domino.training.runs.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
-WAY_OUT = "train it longer, on more text that the target wrote itself, until its rounds bring more tokens"
 CURRICULUM_RESTARTS = (
     "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
     "Set lambda_base_start below 1 to go on with both, or to 0 to train the corrected loss from the first step."
@@ -47,7 +44,7 @@ def train(
     Args:
         names (`ModelArguments`): The target, and the drafter to go on with.
         shape (`DrafterArguments`): Of a new drafter.
-        data (`DataArguments`): Files or data sets, and who writes their answers.
+        data (`DataArguments`): Files or data sets.
         args (`DominoTrainingArguments`): How to train.
 
     Returns:
@@ -57,68 +54,69 @@ def train(
         ValueError: If a field is out of range, a file holds what it should not, or another run is at work in
             `output_dir`.
     """
-    _check_together(names, data, args)
-    check_start(names.drafter, shape.overrides(), args)
+    check_fields(names, shape, data, args)
     check_writable(Path(str(args.output_dir)), "output_dir")
     with alone_in_folder(args):
-        return _train(names, shape, data, args)
+        trainer, checkpoint = make_trainer(names, shape, data, args)
+        if trainer is None:
+            return None
+        trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
+        with needing_room(Path(str(args.output_dir)), GO_ON):
+            trainer.train(resume_from_checkpoint=checkpoint)
+            if trainer.stopped_by_signal:
+                return trainer.stopped_by_signal
+            trainer.save_model()
+            metrics = {} if trainer.eval_dataset is None else trainer.evaluate()
+            trainer.save_state()
+            trainer.create_model_card()
+            if trainer.is_world_process_zero():
+                figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
+                print(*figures, _next_steps(str(names.target), args, data), sep="\n")
+            if metrics:
+                trainer.save_metrics("eval", metrics)
+    return None
 
 
-def _train(
+def make_trainer(
     names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
-) -> signal.Signals | None:
-    assert names.target is not None
+) -> tuple[DominoTrainer | None, str | None]:
+    """The trainer of a run, and the checkpoint that it goes on from; no trainer where the run is finished."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
-    cache = CachedRun(names, args) if names.cache_hidden_states else None
-    target = load_target(names, args) if cache is None else cache.load_target(data.on_policy)
+    target = load_target(names, args)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     drafter = build_drafter(names, shape, target, tokenizer)
     identify(target, tokenizer).record_in(drafter.config)
     checkpoint, finished = prepare_folder(args, drafter.config, names.overwrite)
     if finished:
         notice(finished)
-        return None
-    states = cache.writer(target, drafter.config) if cache and data.on_policy else None
-    rows = load_training_rows(data, args, target, tokenizer, names.overwrite, states)
+        return None, None
+    rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         equip(drafter, target, rows.train, names, args)
-    if cache is not None:
-        target, rows = cache.attach(target, drafter.config, rows)
+    if names.cache_hidden_states:
+        target, rows = with_states(target, drafter.config, rows, names, args)
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=rows.train, eval_dataset=rows.evaluation, processing_class=tokenizer
     )
     if names.drafter and not checkpoint and drafter.has_correction_head and trainer.lambda_base(0) == 1:
         notice(CURRICULUM_RESTARTS.format(names.drafter))
-    trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
-    with needing_room(Path(str(args.output_dir)), GO_ON):
-        trainer.train(resume_from_checkpoint=checkpoint)
-        if trainer.stopped_by_signal:
-            return trainer.stopped_by_signal
-        trainer.save_model()
-        metrics = {} if rows.evaluation is None else trainer.evaluate()
-        trainer.save_state()
-        if trainer.is_world_process_zero():
-            trainer.create_model_card()
-            figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
-            print(*figures, _next_steps(names.target, args, data), *_worth(metrics), sep="\n")
-        if metrics:
-            trainer.save_metrics("eval", metrics)
-    return None
+    return trainer, checkpoint
 
 
-def _check_together(names: ModelArguments, data: DataArguments, args: DominoTrainingArguments) -> None:
-    """Refuse fields that do not go together."""
-    if args.shard_target and data.on_policy:
-        remedy = "Let the target write first (hf-domino data), and train on what it wrote."
-        raise refusal("on_policy with shard_target", False, True, remedy)
+def check_fields(
+    names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
+) -> None:
+    """Refuse fields that name no text or do not go together, before anything is loaded."""
+    sources_of(data)
     if names.drafter is not None and names.start_from_target:
         remedy = "The drafter has weights: set one of the two."
         raise refusal("start_from_target with drafter", False, True, remedy)
     if args.shard_target and names.cache_hidden_states:
         remedy = "Leave shard_target out: from the cache the target does not run."
         raise refusal("shard_target with cache_hidden_states", False, True, remedy)
-    if args.eval_strategy != "no" and data.eval_file is None and data.eval_dataset is None:
+    if args.eval_strategy != "no" and data.eval_file is None:
         raise refusal("eval_strategy", "no without evaluation text", args.eval_strategy.value, "Set eval_file too.")
+    check_start(names.drafter, shape.overrides(), args)
 
 
 def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:
@@ -128,22 +126,15 @@ def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -
     where = "" if (device, dtype) == ("cpu", "float32") else f" --device {device} --dtype {dtype}"
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"
-    is_adapter = args.lora_rank is not None  # which has a card, but no configuration to make one from
-    what, card = ("adapter", "") if is_adapter else ("drafter", f"\n  hf-domino push {folder} --card-only")
-    return (
-        f"The {what} is in {args.output_dir}. Whether it fits, what it is worth"
-        f"{'' if is_adapter else ', and its card with that'}:\n"
-        f"  hf-domino check {pair}{prompts}\n"
-        f"  hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl{card}"
-    )
-
-
-def _worth(metrics: Mapping[str, float]) -> Iterator[str]:
-    """What the evaluation predicts of speed, if it does, as the sentence that a training ends with."""
-    if speed_up := metrics.get("eval_predicted_speed_up"):
-        tokens, cost = metrics["eval_walked_acceptance_length"], metrics["eval_round_ms"] / metrics["eval_step_ms"]
-        why = f"as a round is to bring {tokens:.2f} tokens in the time of {cost:.2f} of plain's"
-        yield verdict(speed_up, "this drafter", why, WAY_OUT)
+    lines = [
+        f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:",
+        f"hf-domino check {pair}{prompts}",
+        f"hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl",
+        f"hf-domino push {folder} --card-only",
+    ]
+    if args.lora_rank is not None:  # an adapter has a card, but no configuration to make one from
+        lines.pop()
+    return "\n  ".join(lines)
 
 
 def _holds_prompts(file: str | None) -> bool:

@@ -9,69 +9,57 @@ from __future__ import annotations
 
 import copy
 import itertools
+import shutil
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PrinterCallback, ProgressCallback
+from transformers import PreTrainedModel, Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino.cards import merge_card, render_card, training_section
-from hf_domino.cards.sections import CARD, read_text
-from hf_domino.data.packing import PackedRows
-from hf_domino.data.rows import encode_dataset
+from hf_domino._common.whole_files import needing_room
+from hf_domino.data.packing import STATES, PackedRows, collate_rows
 from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_target
 from hf_domino.target.identity import identify
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.evidence.acceptance import walked_metrics
+from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.figures import draw_training
-from hf_domino.training.evidence.gradients import GradientNorms
-from hf_domino.training.evidence.meter import TrainingMeter
-from hf_domino.training.facts import training_facts
-from hf_domino.training.hidden_states.reading import CachedRows, check_layers, collate_with_states
+from hf_domino.training.evidence.meter import EvaluationMeter, TrainingMeter, show_less, warn_of_head
+from hf_domino.training.frequent_tokens import say_first_tokens
+from hf_domino.training.hidden_states.reading import CachedRows, check_layers
+from hf_domino.training.loading import encode_rows
 from hf_domino.training.muon import MuonWithAdamW
-from hf_domino.training.objective.drawing import DrawingCollator
+from hf_domino.training.objective.anchors import EVALUATION_STREAM, DrawingCollator, sample_anchors
 from hf_domino.training.objective.faults import LossWatch
+from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.parts import choose_parts
-from hf_domino.training.runs.averaging import AveragingTrainer
-from hf_domino.training.runs.checkpoints import last_checkpoint
+from hf_domino.training.runs.checkpoints import GO_ON, STATE_FILE, StopOnSignal, last_checkpoint
+from hf_domino.training.runs.locking import alone_in_folder
 from hf_domino.training.runs.resuming import check_resumable, save_run
 from hf_domino.training.scale.packing_probe import check_no_leaks
 from hf_domino.training.scale.placing import place_target
-from hf_domino.training.scale.sharding import prepare_sharding, shard_target
-
-FIRST_TOKENS = (
-    "The drafter proposes the first {0} tokens of the vocabulary, as nobody chose others: `hf-domino train` takes the "
-    "most frequent ones of its text; in Python, most_frequent(count_tokens(rows, vocab_size), {0}) of hf_domino.data "
-    "and DominoDraftModel.restricted do."
-)
-# What fits into a line of the terminal; all that is logged is in trainer_state.json.
-SHOWN = (
-    *("train_runtime", "train_loss", "loss", "learning_rate", "lambda_base", "acceptance_length"),
-    *("eval_loss", "eval_walked_acceptance_length", "eval_predicted_speed_up", "epoch"),
-)
-NO_METADATA = ("tasks", "dataset_args")  # Transformers' card files scores under them
+from hf_domino.training.scale.sharding import check_finite, prepare_sharding, shard_target
 
 
-class DominoTrainer(AveragingTrainer):
+class DominoTrainer(Trainer):
     """Trains a drafter (Domino or DFlash) for a target.
 
-    Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `head_grad_norm`,
-    `backbone_grad_norm`, `num_input_tokens_seen` and `hours` beside the trainer's own fields. Evaluation logs losses
-    and acceptance too, with `base_` in front without the correction head, by draft position as `accept_at_1` and so on,
-    and adds `walked_acceptance_length`: tokens per target forward in real rounds over the evaluation text, which is
-    what generation measures when that text is the target's own greedy continuation. `predicted_speed_up` follows from
-    it and from what a step of the target and a round take here (`step_ms`, `round_ms`). Each evaluation draws
-    `figures/training.svg` anew.
+    Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `num_input_tokens_seen`
+    and `hours` beside the trainer's own fields. Evaluation logs losses and acceptance too, with `base_` in front
+    without the correction head, by draft position as `accept_at_1` and so on, and adds `walked_acceptance_length`:
+    tokens per target forward in real rounds over the evaluation text, which is what generation measures when that text
+    is the target's own greedy continuation. Each evaluation draws `figures/training.svg` anew.
 
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
@@ -79,12 +67,11 @@ class DominoTrainer(AveragingTrainer):
             It is moved to the training device, unless it has a `device_map`, is offloaded or sharded, or divided among
             the processes (`args.shard_target`).
         args (`DominoTrainingArguments`): Training arguments.
-        data_collator (*optional*): Defaults to [`~training.hidden_states.reading.collate_with_states`] with the
+        data_collator (*optional*): Defaults to [`~data.packing.collate_rows`] with the
             drafter's pad token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
             and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. For
-            [`~training.CachedRows`] the target does not run. With a
-            `data_collator` of your own they are left as they are.
+            [`~training.CachedRows`] the target does not run. With a `data_collator` of your own they stay as they are.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text.
         kwargs: As for [`~transformers.Trainer`].
 
@@ -117,7 +104,10 @@ class DominoTrainer(AveragingTrainer):
     """
 
     optimizer: torch.optim.Optimizer | None
+    args: DominoTrainingArguments
     data_collator: Any
+    # SIGTERM ends a training with a checkpoint; a command adds Ctrl-C. A second signal ends it at once.
+    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
 
     def __init__(
         self,
@@ -133,26 +123,20 @@ class DominoTrainer(AveragingTrainer):
         check_target(model.config, target)
         check_causal(target)
         model.config.kind.refuse_what_it_lacks("training")
-        for feature in ("fsdp", "gradient_checkpointing", "own_prefix_share"):
+        for feature in ("fsdp", "gradient_checkpointing"):
             if getattr(args, feature):
                 model.config.kind.refuse_what_it_lacks(feature)
-        if model.config.draft_vocab_size is not None and not model.d2t.any():
-            notice(FIRST_TOKENS.format(model.config.draft_vocab_size))
+        say_first_tokens(model)
         check_layers(model.config, train_dataset, eval_dataset)
         if data_collator is not None and args.packing:
             raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
         if data_collator is None:
-            longest = min(args.max_length, model.config.max_position_embeddings)
-            shape = (processing_class, longest, model.config.vocab_size)
-            train_dataset = encode_dataset(train_dataset, *shape, "train_dataset", args.template_kwargs)
-            eval_dataset = encode_dataset(eval_dataset, *shape, "eval_dataset", args.template_kwargs)
             data_collator = partial(
-                collate_with_states, pad_token_id=model.config.pad_token_id or 0, multiple=args.row_multiple
+                collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=args.row_multiple
             )
-            if args.packing and train_dataset is not None:
-                train_dataset = PackedRows(train_dataset, args.max_length)
+            train_dataset, eval_dataset = encode_rows(model.config, args, train_dataset, eval_dataset, processing_class)
         super().__init__(
-            model=choose_parts(model.float(), args), args=args, data_collator=data_collator,
+            model=choose_parts(model.float(), args), args=args, data_collator=DrawingCollator(data_collator, args),
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
         prepare_sharding(args, self.accelerator)
@@ -163,23 +147,26 @@ class DominoTrainer(AveragingTrainer):
         target = shard_target(target, args) if args.shard_target else place_target(target, args.device)
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
-        self._drawer = DrawingCollator(data_collator, args)
         self._losses = LossWatch(self.accelerator, self.objective.find_fault)
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # since they were last counted
-        self.meter = TrainingMeter(model.config.label_offset, args.device)
-        self.gradient_norms = GradientNorms(model)
-        self.add_callback(self.gradient_norms)
-        for callback in self.callback_handler.callbacks:
-            if type(callback) in (PrinterCallback, ProgressCallback):
-                vars(callback)["on_log"] = partial(_show, callback.on_log)
+        self.meter = TrainingMeter(model.config, args.device)
+        self._stop = StopOnSignal(self.accelerator)
+        if not args.enable_jit_checkpoint:  # that is Transformers' own way to do so
+            self.add_callback(self._stop)
+        show_less(self.callback_handler.callbacks)
         self._clock = time.monotonic()
 
+    @property
+    def stopped_by_signal(self) -> signal.Signals | None:
+        """What ended the last training early, if a signal did; its last step is saved as a checkpoint."""
+        return self._stop.stopped_by
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as [`~transformers.Trainer.train`] does; hours are counted from here, and the drafter names its target.
+        """Train as [`~transformers.Trainer.train`] does; after a signal, end with the step and save a checkpoint.
 
         Raises:
-            ValueError: If the checkpoint is of another target, shape or optimizer, or the target reads over the borders
-                of packed rows.
+            ValueError: If the checkpoint is of another target, shape or optimizer, another run is at work in
+                `output_dir`, or the target reads over the borders of packed rows.
         """
         self._target_identity.record_in(self.drafter.config)
         checkpoint = resume_from_checkpoint
@@ -191,7 +178,8 @@ class DominoTrainer(AveragingTrainer):
         if isinstance(rows, PackedRows) and not isinstance(rows.rows, CachedRows):
             check_no_leaks(self.target, rows)
         self._clock = time.monotonic()
-        return super().train(checkpoint, *args, **kwargs)
+        with alone_in_folder(self.args), self._stop.listening(self.stop_signals):
+            return super().train(checkpoint, *args, **kwargs)
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Log, evaluate and save as this run asks, where Transformers would as its checkpoint did, and warn of it."""
@@ -209,27 +197,14 @@ class DominoTrainer(AveragingTrainer):
             self.optimizer = MuonWithAdamW(self.drafter, rate, self.args.learning_rate, self.args.weight_decay)
         return super().create_optimizer(*args, **kwargs)
 
-    def get_train_dataloader(self) -> DataLoader:
-        """Rows for training, whose anchors are drawn while they are collated."""
-        self.data_collator = self._drawer
-        try:
-            return super().get_train_dataloader()
-        finally:
-            self.data_collator = self._drawer.collate
-
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor]:
-        """Fetch the micro-batches of one optimizer step, and sum their weights.
-
-        Returns:
-            `tuple[list[dict], torch.Tensor]`: Micro-batches, and the sum of the loss weights over all of them and all
-            processes (scalar, fp32).
-        """
+        """Fetch the micro-batches of one optimizer step, and the sum of their loss weights over all processes."""
         if self.state.global_step >= self.state.max_steps:  # a checkpoint's; Transformers would train a step more
             self.control.should_training_stop = True
             return [], torch.zeros(())
-        self._drawer.epoch.fill_(int(self.state.epoch or 0))
+        self.data_collator.epoch.fill_(int(self.state.epoch or 0))
         batches = list(itertools.islice(epoch_iterator, num_batches))
         sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:
@@ -240,22 +215,16 @@ class DominoTrainer(AveragingTrainer):
         return batches, total
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Batch,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
+        self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """This process's share of the loss of one micro-batch, scaled for the averaging of gradients.
 
-        Raises:
-            ValueError: If it is not finite; the error names the step and who is at fault. On a GPU it comes with the
-                next line of the log.
+        One that is not finite is refused, by step and who is at fault; on a GPU with the next line of the log.
         """
-        assert num_items_in_batch is not None  # `get_batch_samples` counts
         step = self.state.global_step
         scored = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
-        self._losses.add(step + 1, scored.losses.loss, inputs)
+        text = {name: values for name, values in inputs.items() if name != STATES}
+        self._losses.add(step + 1, scored.losses.loss, text)
         if not self.args.is_static:
             self._losses.look()
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
@@ -263,13 +232,49 @@ class DominoTrainer(AveragingTrainer):
         # Gradients are averaged over processes, but `total` is the sum over all of them.
         return scored.losses.loss / total * self.accelerator.num_processes
 
+    def prediction_step(
+        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor, None, None]:
+        """Score one evaluation batch; sums go to the evaluation's meter."""
+        inputs, state = self._prepare_inputs(inputs), self.accelerator.gradient_state
+        # With several processes, the last batches repeat the first rows.
+        if state.end_of_dataloader and state.remainder > 0:
+            size = len(inputs["loss_mask"])
+            inputs["loss_mask"][max(state.remainder - self.args.process_index * size, 0) :] = 0
+        inputs["anchors"] = sample_anchors(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
+        with torch.no_grad():
+            scored = model(within=partial(self.objective.score, inputs))
+        self._evaluation_meter.add(scored)
+        return scored.losses.corrected / scored.loss_weight.clamp(min=1e-6), None, None
+
+    def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
+        meter = self._evaluation_meter = EvaluationMeter(self.drafter.config, self.args.device)
+        output = super().evaluation_loop(dataloader, *args, **kwargs)
+        metrics = meter.means(self.accelerator)
+        warn_of_head(metrics, self.lambda_base(self.state.global_step))
+        if self.args.walk_rows:
+            rows = [dataloader.dataset[index] for index in range(min(self.args.walk_rows, len(dataloader.dataset)))]
+            # Inside its forward, where sharded weights are gathered: all processes walk the same rows.
+            metrics |= self.drafter(within=partial(walked_metrics, self.drafter, self.target.model, rows))
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
+        return output
+
+    def lambda_base(self, step: int) -> float:
+        """Weight of the base loss in a step, counted from 0; none where the backbone stays as it is."""
+        args = self.args
+        if args.train_only == "head":
+            return 0.0
+        return lambda_base_at(step, self.state.max_steps, args.lambda_base_decay_ratio, args.lambda_base_start)
+
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""
         self._losses.look()
         self._count_tokens()
         if "loss" in logs:
             logs |= {"num_input_tokens_seen": self.state.num_input_tokens_seen, "hours": self._hours()}
-            logs |= self.meter.means(self.accelerator) | self.gradient_norms.take(logs.get("grad_norm"))
+            logs |= self.meter.means(self.accelerator)
             if self.drafter.has_correction_head:
                 logs["lambda_base"] = self.lambda_base(self.state.global_step - 1)  # of the last step
             self.meter.reset()
@@ -284,17 +289,10 @@ class DominoTrainer(AveragingTrainer):
         return before + (self._clock - since) / 3600
 
     def create_model_card(
-        self,
-        *,
-        model_name: str | None = None,
-        dataset: str | list[str] | None = None,
-        dataset_tags: str | list[str] | None = None,
-        finetuned_from: str | None = None,
-        **metadata: Any,
-    ) -> None:
+        self, model_name: str | None = None, dataset: Any = None, dataset_tags: Any = None,
+        finetuned_from: str | None = None, **metadata: Any,
+    ) -> None:  # fmt: skip
         """Write the drafter's card to `output_dir`, from what was recorded while it was trained.
-
-        A card that is there is merged: what is not ours in it stays.
 
         Args:
             model_name (`str`, *optional*): Defaults to the name on the Hub, where one is known, or of `output_dir`.
@@ -302,31 +300,37 @@ class DominoTrainer(AveragingTrainer):
             finetuned_from (`str`, *optional*): The target's name, in place of the one it was loaded by.
             metadata: Fields for the head of the card, such as `license`.
         """
-        if not self.is_world_process_zero():
-            return
-        if data := dataset_tags or dataset:
-            metadata["datasets"] = [data] if isinstance(data, str) else data
-        config, path = self.drafter.config, Path(self.args.output_dir) / CARD
-        facts = training_facts(
-            self.args, config, self.objective.loss_decay, {"train": self.train_dataset, "eval": self.eval_dataset}
-        )
-        card = render_card(
-            config,
-            name=self.hub_model_id or model_name or path.resolve().parent.name,
-            target=finetuned_from or config.target_name or self.target.model.name_or_path or None,
-            training=training_section(self.state, facts, draw_training(self.state.log_history, path.parent)),
-            metadata={field: value for field, value in metadata.items() if field not in NO_METADATA},
-        )
-        path.write_text(merge_card(read_text(path), card, wins=metadata), encoding="utf-8")
+        if self.is_world_process_zero():
+            name = self.hub_model_id or model_name
+            write_card(self, name, finetuned_from, metadata | {"datasets": dataset_tags or dataset})
 
     def _count_tokens(self) -> None:
         """Add what was trained on since the last time to the state; waits for the device."""
         self.state.num_input_tokens_seen += int(self._new_tokens)
         self._new_tokens.zero_()
 
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the drafter; where a weight is not finite, refuse and write nothing."""
+        check_finite(self.model, self.state.global_step)
+        super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._count_tokens()
-        super()._save_checkpoint(*args, **kwargs)
+        checkpoint = Path(self._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        if self.args.should_save:  # of an earlier run: it is no longer whole from here on
+            (checkpoint / STATE_FILE).unlink(missing_ok=True)
+        # What the trained weights take; most optimizers keep twice as much beside them.
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        try:
+            with needing_room(checkpoint, GO_ON, sum(weight.numel() * weight.element_size() for weight in weights)):
+                super()._save_checkpoint(model, trial)
+        except OSError:
+            shutil.rmtree(checkpoint, ignore_errors=True)  # it takes room that is wanted
+            raise
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()  # the state, which comes next, says that a checkpoint is whole
 
     def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
         self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it; a drafter has no such choice
@@ -336,7 +340,3 @@ class DominoTrainer(AveragingTrainer):
             save_run(folder, self.args, self.train_dataset, self.drafter.config)
             if self.args.lora_rank is not None:
                 save_target(self.drafter, folder)
-
-
-def _show(on_log: Callable[..., None], *args: Any, logs: dict[str, float], **kwargs: Any) -> None:
-    on_log(*args, logs={name: logs[name] for name in SHOWN if name in logs} or logs, **kwargs)

@@ -18,12 +18,6 @@ from transformers import PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
 
-INPUT_NORM = "input_layernorm"
-OF_A_LAYER = (
-    *(f"self_attn.{name}_proj" for name in "qkvo"),
-    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
-    *(INPUT_NORM, "post_attention_layernorm"),
-)
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
 REST = 0.05  # of `fc`'s random weights, to which the last captured layer is added: so it learns from all
 REMEDY = "Leave start_from_target out: a new drafter has random weights then."
@@ -32,18 +26,11 @@ NORM_TOL = 1e-2  # of a norm in 16 bits
 
 @torch.no_grad()
 def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_ids: Sequence[int]) -> None:
-    """Give a new drafter the weights of its target's last layers.
+    """Give a new drafter the weights of its target's last layers; a target whose layers are made otherwise is refused.
 
     `fc` passes on the last captured layer, which is normed as the first of these layers norms what it reads. A drafter
-    norms queries and keys, and few targets do: else these norms get the size that queries and keys have over a text.
-
-    Args:
-        drafter (`DominoDraftModel`): A new one; changed in place.
-        target (`PreTrainedModel`): All of the target.
-        input_ids (`Sequence[int]`): A text of T tokens, of the kind that is trained on.
-
-    Raises:
-        ValueError: If the target's layers are not made as the drafter's are.
+    norms queries and keys, and few targets do: else these norms get the size that queries and keys have over a text,
+    `input_ids` of T tokens.
     """
     drafter.config.kind.refuse_what_it_lacks("start_from_target")
     decoder: Any = target.get_decoder()
@@ -54,51 +41,37 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
         raise refusal("num_hidden_layers with start_from_target", f"at most {len(layers)}", len(drafter.layers), REMEDY)
     pairs = list(zip(drafter.layers, layers, strict=True))
     for own, layer in pairs:
-        for name in OF_A_LAYER:
-            _take(own.get_submodule(name), layer, name)
-    _take(drafter.norm, decoder, "norm")
-    _take(drafter.hidden_norm, layers[0], INPUT_NORM)
+        modules = dict(layer.named_modules())
+        for name, module in own.named_modules():
+            if hasattr(module, "weight") and (name in modules or name not in HEAD_NORMS):
+                _take(module, modules.get(name), name)
+    _take(drafter.norm, getattr(decoder, "norm", None), "norm")
+    _take(drafter.hidden_norm, layers[0].input_layernorm, "input_layernorm")
     drafter.fc.weight.mul_(REST)
     width, layer_ids = drafter.config.hidden_size, list(drafter.config.target_layer_ids or ())
     last = layer_ids.index(max(layer_ids)) * width
     drafter.fc.weight[:, last : last + width] += torch.eye(width, device=drafter.device)
     ids = torch.tensor([list(input_ids)], device=target.device)
     read = decoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[-len(layers) - 1 : -1]
-    for (own, layer), hidden in zip(pairs, read, strict=True):
-        _norm_heads(own, layer, layer.get_submodule(INPUT_NORM)(hidden))
-
-
-def _norm_heads(own: nn.Module, layer: nn.Module, read: torch.Tensor) -> None:
-    """Norms of queries and keys: the target's own, or the size of what its layer makes of `read` `[1, T, H]`."""
-    for name, projection in HEAD_NORMS.items():
-        norm: Any = own.get_submodule(name)
-        if _found(layer, name) is not None:
-            _take(norm, layer, name)
-        else:
-            heads = layer.get_submodule(projection)(read).float()
-            norm.weight.fill_(heads.square().mean().sqrt().item())
+    for (own, layer), hidden in zip(pairs, read, strict=True):  # [1, T, H]
+        for name, projection in HEAD_NORMS.items():
+            if name not in dict(layer.named_modules()):
+                heads = layer.get_submodule(projection)(layer.input_layernorm(hidden)).float()
+                own.get_submodule(name).weight.fill_(heads.square().mean().sqrt().item())
 
 
 def _take(own: Any, other: Any, name: str) -> None:
-    """Copy the weight of the module of that name in `other`; refuse one that is not of the kind of `own`."""
-    module = _found(other, name)
-    weight: Any = getattr(module, "weight", None)
-    is_kind = type(weight) is nn.Parameter and (type(module) is nn.Linear or weight.dim() == 1)
-    is_plain = is_kind and weight.element_size() > 1 and not weight.is_meta and getattr(module, "bias", None) is None
+    """Copy the weight of a linear layer or norm of the target; refuse what is not made as `own` is."""
+    weight: Any = getattr(other, "weight", None)
+    is_kind = type(weight) is nn.Parameter and (type(other) is nn.Linear or weight.dim() == 1)
+    is_plain = is_kind and weight.element_size() > 1 and not weight.is_meta and getattr(other, "bias", None) is None
     if not is_plain or weight.shape != own.weight.shape:
-        found = "none" if weight is None else f"{type(module).__name__} {tuple(weight.shape)}"
+        found = "none" if weight is None else f"{type(other).__name__} {tuple(weight.shape)}"
         expected = f"a {type(own).__name__} {tuple(own.weight.shape)} in memory, of 16 or 32 bits and without bias"
         raise refusal(f"{name} of a target to start from", expected, found, REMEDY)
     own.weight.copy_(weight)
     if weight.dim() == 1:
         probe = torch.linspace(-1, 2, len(weight), device=weight.device)
-        normed = module(probe.to(weight.dtype)).to(own.weight)
+        normed = other(probe.to(weight.dtype)).to(own.weight)
         if not torch.allclose(normed, own(probe.to(own.weight)), NORM_TOL, NORM_TOL):
-            raise refusal(f"{name} of a target to start from", "a root mean square norm", type(module).__name__, REMEDY)
-
-
-def _found(module: Any, name: str) -> Any:
-    """The submodule of a dotted name, or None."""
-    for part in name.split("."):
-        module = getattr(module, part, None)
-    return module
+            raise refusal(f"{name} of a target to start from", "a root mean square norm", type(other).__name__, REMEDY)

@@ -158,7 +158,6 @@ def test_all_fields_of_training_are_shown_once_on_request(capsys):
 
 def test_what_help_of_training_says_of_transformers_is_there():
     assert set(train.FROM_TRANSFORMERS) < {field.name for field in dataclasses.fields(train._groups()[-1])}
-    assert set(train.MOST_WANTED) <= {name for names in train._titles().values() for name in names}
 
 
 def test_a_plan_from_numbers_needs_no_torch():
@@ -236,8 +235,8 @@ def test_every_command_takes_short_names(command, tiny_pair_folder, tmp_path, mo
 def test_flags_may_be_spelled_with_either_mark():
     assert cli.parse(["data", "--target", "t", "--output", "o", "--eval_rows", "4"]).eval_rows == 4
     assert cli.parse(["bench", "--num_prompts=3"]).num_prompts == 3
-    assert cli.parse(["train", "--plan-rows", "4", "--train-file", "t"]).plan_rows == 4
-    assert cli.parse(["train", "--plan_rows=4", "--train_file", "t"]).train_file == "t"
+    assert cli.parse(["train", "--max-train-rows", "4", "--train-file", "t"]).max_train_rows == 4
+    assert cli.parse(["train", "--max_train_rows=4", "--train_dataset", "t"]).train_file == "t"
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,9 @@ def test_processes_are_those_of_torchrun_or_of_the_flag(data, tmp_path, monkeypa
         (["--prompts", "nowhere.jsonl"], "--prompts must be files of records, got 'nowhere.jsonl'"),
         (["--exclude", "nowhere.jsonl"], "--exclude must be files of records"),
         (["--max-length", "5"], "max_length must be above 6"),
+        (["--rows", "0"], "rows must be at least 1, got 0"),
+        (["--eval-rows", "3", "--rows", "3"], "eval_rows must be at least 0 and below rows=3, got 3"),
+        (["--template-kwargs", "[1]"], "template_kwargs must be a JSON object, got [1]"),
         (["--max-new-tokens", "300"], "must be below 256, all the target reads, got 300. Let it write shorter answers"),
         (["--target", "nowhere/at-all"], "--target must be a folder or a Hub name"),
     ],
@@ -86,7 +89,7 @@ def test_a_base_model_is_told_that_it_needs_prompts(tiny_pair_folder, tmp_path, 
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("flags", [["--shard", "2/2"], ["--shard", "x"], ["--template-kwargs", "[1]"]])
+@pytest.mark.parametrize("flags", [["--shard", "2/2"], ["--shard", "x"], ["--template-kwargs", "{"]])
 def test_flags_that_cannot_be_read(flags, data):
     with pytest.raises(SystemExit):
         data("data", *flags)

@@ -24,7 +24,7 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     said = capsys.readouterr().out
     assert "eval_walked_acceptance_length" in said
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
-    assert {"base_loss", "head_grad_norm", "hours"} < state["log_history"][0].keys()
+    assert {"base_loss", "hours"} < state["log_history"][0].keys()
     logged = [line for line in said.splitlines() if line.startswith("{")]
     assert logged[0].startswith("{'loss': ")
     assert max(map(len, logged)) <= 120
@@ -32,12 +32,6 @@ def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, 
     commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
     bench, card = f"bench {pair} --rows {tmp_path / 'run'}/results.jsonl", f"push {tmp_path / 'run'} --card-only"
     assert commands == [f"  hf-domino {command}" for command in (f"check {pair}", bench, card)]
-    speed_up = float(re.search(r"^eval_predicted_speed_up +(\S+)$", said, re.M)[1])
-    last = said.splitlines()[-1]  # a sentence, not a line of a list
-    assert re.search(
-        r"^(Faster|Slower|About as fast).* plain: \d.\d\d x with this drafter, as a round is to bring", last
-    )
-    assert (f"{speed_up:.2f} x" in last, "train it longer" in last) == (True, speed_up < 1.05)
     for command in commands:  # they are what the parser takes
         parse(shlex.split(command)[1:])
     assert "| steps | 4 |" in (tmp_path / "run" / "README.md").read_text()
@@ -62,34 +56,45 @@ def test_the_seed_decides_the_weights_of_a_new_drafter(recipe, train, tmp_path):
     assert not torch.allclose(weights[0], weights[2], atol=0.01)
 
 
-def test_flags_win_and_training_resumes(recipe, train, tmp_path):
-    assert train(recipe, "--max_steps", "2") == 0
-    assert train(recipe, "--max_steps=4", "--block_size=4") == 0
-    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
-    assert state["global_step"] == 4
-    assert not (tmp_path / "run" / "checkpoint-6").exists()
-
-
-def test_on_policy_and_a_drafter_to_continue(recipe, train, saved_pair, tmp_path, caplog):
+def test_a_drafter_to_continue(recipe, train, saved_pair, tmp_path, caplog):
     for field in ("num_hidden_layers", "block_size", "shift_label"):
         recipe.pop(field)
-    recipe |= {"drafter": str(saved_pair[1]), "on_policy": True, "on_policy_max_new_tokens": 12, "bf16": True}
-    assert train(recipe, "--on_policy_temperatures", "0.7") == 0
-    for split, temperature in (("train", 0.7), ("eval", 0.0)):  # what is evaluated on is written greedily
-        lines = (tmp_path / "run" / f"on_policy_{split}-1-of-1.jsonl").read_text().splitlines()
-        assert [json.loads(line)["temperature"] for line in lines] == [temperature] * 8
+    recipe |= {"drafter": str(saved_pair[1]), "bf16": True}
+    assert train(recipe) == 0
     assert "lambda_base starts at 1 again" in caplog.text
     caplog.clear()
-    assert train(recipe, "--on_policy_temperatures=0.7", "--max_steps=5") == 0  # from its own checkpoint
+    assert train(recipe, "--max_steps=5") == 0  # from its own checkpoint
     assert "lambda_base starts" not in caplog.text
+
+
+def test_a_plan_is_a_few_steps_that_leave_nothing(recipe, train, tmp_path, capsys):
+    assert train(recipe, "--plan", "--json") == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (said["steps"], said["rows_per_step"]) == (4, 8)
+    assert said["hours"] == pytest.approx(4 * said["seconds_per_step"] / 3600)
+    assert said["memory_gb"] > 0.05
+    assert train(recipe | {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 3}, "--plan") == 0
+    assert re.search(r"^steps +8$", capsys.readouterr().out, re.M)
+    states = {"cache_hidden_states": str(tmp_path / "states"), "max_steps": -1}
+    assert train(recipe | states, "--plan") == 0
+    assert "hours" not in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "train.jsonl"]
+
+
+def test_text_of_the_target_is_written_by_another_command(recipe, train, capsys):
+    assert train(recipe | {"on_policy": True}) == 2
+    assert "field `on_policy` is not known. The target writes its text" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        train(recipe, "--on-policy", "true")
+    assert "`hf-domino data --target" in capsys.readouterr().err
 
 
 def test_yaml_is_converted_like_flags(recipe, tmp_path):
     path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(recipe | {"on_policy_temperatures": [0, 0.5], "target_layer_ids": [0, 1]}))
+    path.write_text(yaml.safe_dump(recipe | {"target_layer_ids": [0, 1]}))
     arguments = ["train", str(path), "--num_anchors", "9"]
     names, shape, data, args = parse_options(parse(arguments))
-    assert (args.learning_rate, args.num_anchors, data.on_policy_temperatures) == (1e-3, 9, [0.0, 0.5])
+    assert (args.learning_rate, args.num_anchors, data.train_file) == (1e-3, 9, recipe["train_file"])
     assert shape.overrides() == {
         "num_hidden_layers": 1, "block_size": 4, "shift_label": False, "target_layer_ids": [0, 1],
     }  # fmt: skip
@@ -119,7 +124,7 @@ def test_the_recipe_that_is_best_here_needs_no_flags(tmp_path, tiny_qwen3):
 def test_the_published_recipe_has_a_name(tmp_path):
     arguments = ["train", "paper", "--target=Qwen/Qwen3-8B", f"--output_dir={tmp_path}", "--num-anchors=9"]
     names, shape, data, args = parse_options(parse(arguments))
-    assert (names.target, data.train_file, data.on_policy) == ("Qwen/Qwen3-8B", None, False)
+    assert (names.target, data.train_file) == ("Qwen/Qwen3-8B", None)
     assert (shape.block_size, shape.pure_draft_prefix_len, args.num_anchors) == (16, 1, 9)
     assert (of_recipe(args), args.bf16, args.max_length) == ((6e-4, None, 0.0), True, 3072)
     assert args.use_cpu is not torch.accelerator.is_available()  # its bf16 would be refused without a GPU
@@ -128,13 +133,12 @@ def test_the_published_recipe_has_a_name(tmp_path):
 
 
 def test_a_run_goes_on_with_what_it_was_begun_with_whatever_the_defaults_are(recipe, train, tmp_path):
-    begun = {"learning_rate": 6e-4, "muon_learning_rate": 0, "distillation_weight": 0, "pure_draft_prefix_len": 0}
+    begun = {"learning_rate": 6e-4, "muon_learning_rate": 0, "distillation_weight": 0}
     assert train(recipe | begun | {"eval_file": None, "max_steps": 2}) == 0
     shorter = {name: value for name, value in recipe.items() if name not in begun} | {"eval_file": None}
     assert train(shorter, "--max-steps=3") == 0
     run = json.loads((tmp_path / "run/run.json").read_text())
     assert (run["learning_rate"], run["muon_learning_rate"], run["distillation_weight"]) == (6e-4, None, 0.0)
-    assert DominoDraftModel.from_pretrained(tmp_path / "run").config.pure_draft_prefix_len == 0
     assert train(shorter, "--max-steps=4", "--learning-rate=2e-3") == 2  # asked for
     assert train(shorter, "--max-steps=1", "--overwrite=true") == 0
     assert json.loads((tmp_path / "run/run.json").read_text())["muon_learning_rate"] == 0.02
@@ -146,19 +150,16 @@ def test_a_run_goes_on_with_what_it_was_begun_with_whatever_the_defaults_are(rec
         ({"blocksize": 4}, "field `blocksize` is not known"),
         ({"target": None}, "target must be set"),
         ({"target": "./none"}, "target must be a folder or a Hub name, got './none': there is no such folder"),
-        ({"train_file": None}, "train_file or train_dataset must be set"),
+        ({"train_file": None}, "train_file must be set"),
         ({"train_file": "none.jsonl"}, "train_file must be a .jsonl, .json, .parquet or text file, got 'none.jsonl'"),
         ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl, .json, .parquet or text file, got 'none.jsonl'"),
         (
             {"train_file": "beyond.jsonl"},
             "beyond.jsonl, line 2: token ids must be in [0, 63] (the target's vocab_size), got 64",
         ),
-        ({"train_dataset": "folder"}, "train_dataset must be left out where train_file is set, got 'folder'"),
-        ({"train_file": None, "train_dataset": "./none"}, "the data set must be a folder with a data set, or a name"),
+        ({"train_file": "./none"}, "the data set must be a folder with a data set, or a name"),
         ({"max_eval_rows": 0}, "max_eval_rows must be at least 1, got 0"),
-        ({"train_file": "folder"}, "got 'folder': there is none of that name. For a folder, set train_dataset."),
         ({"chat_template_kwargs": "no"}, "chat_template_kwargs must be a JSON object, got 'no'"),
-        ({"report_to": "wandb"}, "report_to must be among what is installed"),
         ({"block_size": 1}, "block_size must be in [2, 1024], got 1"),
         ({"drafter": "folder"}, "must not be set with drafter='folder'"),
     ],

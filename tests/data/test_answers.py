@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from chats import DROPS_REASONING, TEMPLATE, ScriptedWriter, chat_tokenizer, write_lines
 
-from hf_domino.data.answers import Answerer
+from hf_domino.data.answers import write_answers
 from hf_domino.data.prompts import read_prompts
+from hf_domino.data.records import from_files
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.sources import from_files
-from hf_domino.data.units import Workplace
+from hf_domino.data.units import do_units
 
 TWO_TURNS = [
     {"role": "user", "content": "one"},
@@ -26,10 +28,9 @@ def answer(tiny_tokenizer, tmp_path):
         tokenizer = chat_tokenizer(tiny_tokenizer, template)
         writer = ScriptedWriter(tokenizer, say)
         prompts = list(read_prompts(from_files([write_lines(tmp_path / "prompts.jsonl", records)]), plain))
-        answerer = Answerer(
-            writer, tokenizer, WritingSettings(**{"max_new_tokens": 16, "max_prompt_tokens": 16} | settings)
-        )
-        return answerer.write(prompts, Workplace(tmp_path / "units", progress=False)), tokenizer, writer
+        chosen = WritingSettings(**{"max_new_tokens": 16, "max_prompt_tokens": 16} | settings)
+        do = partial(do_units, tmp_path / "units", (0, 1), False)
+        return write_answers(prompts, writer, tokenizer, chosen, do), tokenizer, writer
 
     return run
 

@@ -9,11 +9,11 @@ import pytest
 from chats import DROPS_REASONING, GENERATION, TEMPLATE, TURNS, ScriptedWriter, chat_tokenizer, write_lines
 from transformers import AutoTokenizer
 
-from hf_domino.data.messages import read_messages, read_tools
+from hf_domino.data.chat import read_messages, read_tools
 from hf_domino.data.prompts import read_prompts
+from hf_domino.data.records import from_files, from_table
 from hf_domino.data.rows import load_rows
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.sources import from_files, from_table
 from hf_domino.data.writing import write_data
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.check.prompts import prepare_prompts
@@ -180,12 +180,12 @@ def test_what_is_no_answer_is_refused_by_name(record, message, rows_of, tokenize
     ],
 )
 def test_a_message_is_read_whole(message, read):
-    assert read_messages({"messages": [USER, message]}, "messages", "line 1") == [USER, read]
+    assert read_messages({"messages": [USER, message]}, "messages") == [USER, read]
 
 
 def test_a_null_among_the_values_of_a_tool_is_one_of_them():
     schema = {"name": "weather", "parameters": {"properties": {"city": {"enum": ["Oslo", None]}}}}
-    assert read_tools({"tools": [{**schema, "strict": None}]}, "line 1") == {"tools": [schema]}
+    assert read_tools({"tools": [{**schema, "strict": None}]}) == {"tools": [schema]}
 
 
 HIDDEN = TOOLS.replace(TURN, MARKED).replace("m.tool_calls", "[]")
@@ -246,8 +246,6 @@ def test_the_target_reads_the_tools_of_a_prompt_and_its_rows_keep_them(tools, to
     assert tokenizer.decode(encode(tokenizer, [held_out])["input_ids"][0]) == asked
     (checked,) = prepare_prompts(None, tokenizer, [held_out])
     assert tokenizer.decode(checked.input_ids[0]) == asked
-    on_policy = load_rows(prompts, tokenizer, as_prompts=True, max_rows=1)
-    assert [tokenizer.decode(ids) for ids in on_policy.prompts(0)] == [asked]
 
 
 def test_prompts_of_parts_are_compared_by_their_words(tmp_path):

@@ -21,7 +21,7 @@ FILES = {
 }
 READ = """
 from hf_domino.data.rows import load_rows
-from hf_domino.data.sources import from_dataset
+from hf_domino.data.records import from_dataset
 print(load_rows(from_dataset("me/texts:chat")).counts.rows)
 print(load_rows(from_dataset("me/texts:chat", streaming=True), max_rows=3).counts.rows)
 print(load_rows(from_dataset("me/texts:code"))[0]["input_ids"])

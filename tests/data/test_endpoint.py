@@ -10,9 +10,8 @@ import pytest
 from builders import EOS
 from chats import chat_tokenizer, read_lines
 
-from hf_domino.data.endpoint import EndpointWriter
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.writers import Sampling, Written
+from hf_domino.data.writers import EndpointWriter, Sampling, Written
 from hf_domino.data.writing import write_data
 
 pytest.importorskip("openai")

@@ -1,4 +1,4 @@
-"""Copies, near copies, loops and texts of an evaluation are found, and nothing else."""
+"""Copies, near copies, loops and texts of an evaluation are found, wherever they stand, and nothing else is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import string
 
 import pytest
 
-from hf_domino.data.filters import Exclusions, NearCopies, loops
+from hf_domino.data.filters import RUN, Exclusions, NearCopies, find_leaks, keep_apart, loops
+from hf_domino.data.rows import RowDataset
 
 QUESTION = "How do I sort a list of dictionaries by one of their keys in Python, and keep equal ones in order?"
 
@@ -61,3 +62,85 @@ def test_a_loop_at_the_end_is_a_loop():
     assert loops([3] * 20, 0.5)
     assert not loops([3] * 20, 0.0)
     assert not loops([3, 3], 0.5)
+
+
+# --- evaluation text in training rows ---------------------------------------------------------------------------------
+
+
+def rows_of(*ids):
+    return RowDataset([{"input_ids": list(row), "loss_mask": [1] * len(row)} for row in ids])
+
+
+def leaks(train, evaluation, frame=()):
+    return find_leaks(rows_of(*train), rows_of(*evaluation), frame).tolist()
+
+
+def found_by_definition(train, evaluation):
+    def runs(row):
+        return {tuple(row[start : start + RUN]) for start in range(len(row) - RUN + 1)}
+
+    known = set().union(*(runs(row) for row in evaluation))
+    return [index for index, row in enumerate(train) if runs(row) & known]
+
+
+def test_leaks_are_those_of_the_definition(monkeypatch):
+    monkeypatch.setattr("hf_domino.data.rows.ROWS_AT_ONCE", 7)
+    draw = random.Random(0)
+    evaluation = [[draw.randrange(3) for _ in range(draw.randrange(2, 40))] for _ in range(2)]
+    train = [[draw.randrange(3) for _ in range(draw.randrange(2, 40))] for _ in range(60)]
+    for index in range(0, 60, 6):  # some hold a run of the evaluation: long enough, or just not
+        length = RUN - index % 4 // 2
+        start = draw.randrange(len(evaluation[1]) - length + 1)
+        train[index] += evaluation[1][start : start + length]
+    found = leaks(train, evaluation)
+    assert found == found_by_definition(train, evaluation)
+    assert 0 < len(found) < 20
+
+
+def test_what_evaluation_rows_have_in_common_is_not_their_text():
+    frame = list(range(20))
+    evaluation = [[*frame, 100 + index, *range(200 * index, 200 * index + 20)] for index in range(1, 4)]
+    train = [*frame, 7, 8, 9], [5, *range(200, 220)], frame
+    assert leaks(train, evaluation) == [1]
+    assert leaks(train, evaluation[:2]) == [0, 1, 2]
+    assert leaks(train, evaluation[:1] * 5) == [0, 1, 2]  # copies are one row
+    assert leaks(train, evaluation[:1], frame) == [1]
+
+
+def test_a_phrase_of_many_training_rows_is_no_leak_unless_it_was_asked():
+    question, phrase, own = list(range(20)), list(range(100, 120)), list(range(200, 220))
+    evaluation = RowDataset([{"input_ids": [*question, *phrase, *own], "loss_mask": [0] * 20 + [1] * 40}])
+
+    def found(*train):
+        return find_leaks(rows_of(*train), evaluation).tolist()
+
+    train = [[index, *phrase, index] for index in range(1000, 1010)]
+    assert found(*train) == list(range(10))
+    assert found(*train, [7, *phrase], [8, *phrase, *own], [9, *question]) == [11, 12]
+    assert found(*[question] * 30) == list(range(30))
+    # Across the border stands what was asked, too.
+    assert found(*[[*question[-1:], *phrase]] * 30) == list(range(30))
+
+
+@pytest.mark.parametrize("length", [5, 20])
+def test_chats_that_begin_alike_behind_a_shared_system_prompt_are_different_texts(length):
+    frame = list(range(length))
+    evaluation = [[*frame, 100 + index, *range(200 * index, 200 * index + 40)] for index in range(1, 5)]
+    train = [*frame, 101, *range(200, 211), *range(50, 90)], [*frame, 7, *range(201, 214), 8], [*frame, *range(50, 90)]
+    assert leaks(train, evaluation, frame) == [1]
+
+
+def test_contaminated_rows_are_dropped_refused_or_kept():
+    evaluation, clean = rows_of(range(30)), list(range(50, 80))
+    train = rows_of(clean, range(5, 25), clean)
+    left = keep_apart(train, evaluation)
+    assert [row["input_ids"] for row in left] == [clean, clean]
+    assert (left.counts.contaminated, left.counts.rows, left.counts.tokens) == (1, 2, 60)
+    assert keep_apart(train, evaluation, "keep") is train
+    assert keep_apart(rows_of(clean), evaluation).counts.contaminated == 0
+    with pytest.raises(ValueError, match="that stand in evaluation rows, got '1 of 3, the first is 2'"):
+        keep_apart(train, evaluation, "error")
+    with pytest.raises(ValueError, match="'1 of 1, the first is 1'"):
+        keep_apart(rows_of(range(10, 30)), evaluation)
+    with pytest.raises(ValueError, match="evaluation_leaks must be one of drop, error, keep, got 'no'"):
+        keep_apart(train, evaluation, "no")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from hf_domino.data.rows import RowDataset, collate_rows, load_rows
+from hf_domino.data import records
+from hf_domino.data.packing import collate_rows
+from hf_domino.data.rows import RowCounts, RowDataset, encode_dataset, load_rows
 
 PLAIN_TEMPLATE = (
     "{% for m in messages %}t9 {{ m.role == 'user' and 't10' or 't11' }} {{ m.content }} end {% endfor %}"
@@ -109,20 +114,6 @@ def test_empty_reasoning_is_learned_only_where_the_target_writes_it(thinking, le
     assert [supervised(row) for row in rows] == learned
 
 
-def test_prompts_without_an_answer_are_for_the_target(write, word_tokenizer):
-    tokenizer = copy.deepcopy(word_tokenizer)
-    tokenizer.chat_template = PLAIN_TEMPLATE
-    prompts = [{"prompt": "t4 t5"}, {"prompt": MESSAGES[:1]}, {"messages": MESSAGES[:3]}, {"prompt": "t6 " * 20}]
-    path = write(*prompts, {"prompt": "t4", "completion": "t5"}, {"text": "t7 t8 t9"})
-    rows = load_rows(path, tokenizer, as_prompts=True, max_length=19)
-    asked = [[4, 5], [9, 10, 20, 1, 9, 11], [9, 10, 20, 1, 9, 11, 30, 31, 1, 9, 10, 21, 1, 9, 11], [4], [7, 8]]
-    assert rows.prompts(2) == asked
-    assert (rows.counts.rows, rows.counts.too_long) == (5, 1)
-    for prompt in [*prompts[:2], {"messages": MESSAGES[:1]}]:
-        with pytest.raises(ValueError, match=r"line 2: .*Let the target write the answer \(on_policy"):
-            load_rows(write({"text": "t4 t5"}, prompt), tokenizer)
-
-
 @pytest.mark.parametrize("template", [PLAIN_TEMPLATE, GENERATION_TEMPLATE])
 def test_chat_puts_the_loss_on_assistant_tokens(template, write, word_tokenizer):
     tokenizer = copy.deepcopy(word_tokenizer)
@@ -144,8 +135,8 @@ def test_turns_that_are_rendered_differently_later_have_a_row_of_their_own(write
 def test_a_turn_that_opens_the_conversation_carries_no_loss(write, word_tokenizer):
     tokenizer = copy.deepcopy(word_tokenizer)
     tokenizer.chat_template = PLAIN_TEMPLATE
-    ids, loss_mask = only_row(write({"messages": [{"role": "assistant", "content": "t40"}, *MESSAGES[:2]]}), tokenizer)
-    assert [token for token, supervised in zip(ids, loss_mask, strict=True) if supervised] == [30, 31, 1]
+    (row,) = load_rows(write({"messages": [{"role": "assistant", "content": "t40"}, *MESSAGES[:2]]}), tokenizer)
+    assert supervised(row) == [30, 31, 1]
 
 
 @pytest.mark.parametrize(
@@ -162,28 +153,6 @@ def test_errors_of_templates_name_the_line(template, messages, message, write, w
         load_rows(write({"text": "t4 t5"}, {"messages": messages}), tokenizer)
 
 
-def test_a_json_file_holds_a_list_or_lines(tmp_path, word_tokenizer):
-    path = tmp_path / "rows.json"
-    path.write_text(json.dumps([{"text": "t5 t6"}, {"text": "t7 t8"}], indent=1))
-    assert [row["input_ids"] for row in load_rows(path, word_tokenizer).rows] == [[5, 6], [7, 8]]
-    path.write_text('{"text": "t5 t6"}\n{"text": "t7 t8"}\n')
-    assert len(load_rows(path, word_tokenizer)) == 2
-    path.write_text('[{"text": "t5 t6"}, 3]')
-    with pytest.raises(ValueError, match=r"rows\.json, item 2: must be a JSON object, got int"):
-        load_rows(path, word_tokenizer)
-    path.write_text('[\n{"text": "t5 t6"},\n{"text": }]')
-    with pytest.raises(ValueError, match=r"rows\.json, line 3: must be a JSON list of objects"):
-        load_rows(path, word_tokenizer)
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.txt"])
-def test_bytes_that_are_not_utf8_are_named_by_line(name, tmp_path, word_tokenizer):
-    path = tmp_path / name
-    path.write_bytes(b'{"text": "t4 t5"}\n{"text": "t5 caf\xe9 t6"}\n')
-    with pytest.raises(ValueError, match=rf"{name}, line 2: must be UTF-8, got byte 0xe9"):
-        load_rows(path, word_tokenizer)
-
-
 def test_ids_beyond_the_vocabulary(write, word_tokenizer):
     path = write({"text": "t4 t5 t63"}, {"input_ids": [4, 64, 5]})
     assert len(load_rows(path, word_tokenizer)) == 2
@@ -195,24 +164,18 @@ def test_ids_beyond_the_vocabulary(write, word_tokenizer):
 
 def test_token_ids(write):
     assert only_row(write({"input_ids": [5, 6, 7], "prompt_length": 1})) == ([5, 6, 7], [0, 1, 1])
+    assert only_row(write({"input_ids": [5, 6, 7, 8, 9], "prompt_length": 2}), max_length=4)[1] == [0, 0, 1, 1]
     assert only_row(write({"input_ids": [5, 6, 7], "loss_mask": [1, 1, 0]})) == ([5, 6, 7], [1, 1, 0])
-
-
-def test_a_text_file_is_cut_into_rows(tmp_path, word_tokenizer):
-    path = tmp_path / "text.txt"
-    path.write_text("t4 t5 t6 t7 t8")
-    rows = load_rows(path, word_tokenizer, max_length=2).rows
-    assert [row["input_ids"] for row in rows] == [[4, 5], [6, 7]]  # the last piece holds no anchor
 
 
 def test_rows_without_an_anchor_are_left_out_and_counted(caplog):
     good = {"input_ids": [4, 5, 6], "loss_mask": [0, 1, 1]}
     bad = {"input_ids": [4, 5, 6], "loss_mask": [1, 0, 1]}
-    assert RowDataset([good, bad, good, bad]).rows == [good, good]
+    assert list(RowDataset([good, bad, good, bad])) == [good, good]
     (record,) = caplog.records
     assert record.message.startswith("2 of 4 rows are left out, the first is row 2")
     caplog.clear()
-    assert len(RowDataset([good])) == 1
+    assert RowDataset([good]).counts == RowCounts(1, 1, 3)
     assert not caplog.records
     with pytest.raises(ValueError, match="none in 0 rows"):
         RowDataset([])
@@ -231,19 +194,10 @@ def test_collated_rows_are_padded_on_the_right():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{'a': 1}", "must be a JSON object"),
-        ("[1]", "must be a JSON object, got list"),
         ({"txt": "t4"}, "needs `text`, .* got `txt`"),
         ({"text": 3}, "field `text` must be a string, got 3"),
         ({"text": None}, "needs `text`, .* got none"),
-        ({"prompt": "t4"}, "field `completion` must be a string, got None"),
-        ({"messages": []}, "field `messages` must be a list of messages"),
-        ({"messages": [{"role": "user"}]}, r"field `messages\[0\]` must have `role` and `content`"),
-        ({"messages": [{"role": "user", "content": "t4"}]}, "must hold an assistant message"),
-        (
-            {"conversations": [{"from": "me", "value": "t4"}]},
-            r"field `conversations\[0\]` must have `value` and `from`",
-        ),
+        ({"prompt": "t4"}, "field `completion` must be a string, got None. Let the target write the answer"),
         ({"messages": MESSAGES}, "needs a tokenizer with a chat template"),
         ({"input_ids": [4, "a"]}, "field `input_ids` must be a list of token ids"),
         ({"input_ids": [4, 5], "prompt_length": 3}, r"field `prompt_length` must be in \[0, 2\], got 3"),
@@ -254,3 +208,115 @@ def test_errors_name_file_line_and_field(line, message, write, word_tokenizer):
     path = write({"text": "t4 t5"}, "", line)
     with pytest.raises(ValueError, match=rf"rows\.jsonl, line 3: .*{message}"):
         load_rows(path, word_tokenizer)
+
+
+# --- rows on disk: written once, read memory-mapped, known again by all that decides what they are --------------------
+
+RECORDS = [{"text": "t4 t5 t6"}, {"text": "t7"}, {"text": "t4 t5 t6"}, {"text": "t8 " * 9}]
+
+
+@pytest.fixture
+def times_read(monkeypatch, tmp_path):
+    """How often files were read, and a cache of their rows that is empty."""
+    import datasets
+
+    calls, read = [], records.read_records
+    monkeypatch.setattr(records, "read_records", lambda path: calls.append(path) or read(path))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return calls
+
+
+def test_rows_are_read_once_by_all_that_decides_what_they_are(write, times_read, word_tokenizer, caplog):
+    file, other, chat = write(*RECORDS), copy.deepcopy(word_tokenizer), copy.deepcopy(word_tokenizer)
+    other.add_tokens(["t64"])
+    chat.chat_template = "{{ messages[0].content }}"
+    for tokenizer, change in (
+        (word_tokenizer, {}),
+        (other, {}),
+        (chat, {}),
+        (chat, {"chat_template_kwargs": {"enable_thinking": False}}),
+        (word_tokenizer, {"max_length": 2}),
+        (word_tokenizer, {"vocab_size": 64}),
+        (word_tokenizer, {"max_rows": 3}),
+    ):
+        before = len(times_read)
+        first, again = (load_rows(file, tokenizer, **change) for _ in range(2))
+        assert len(times_read) == before + 1, change
+        assert (list(first), first.counts) == (list(again), again.counts)
+    assert caplog.text.count("1 of 4 rows are left out, the first is ") == 12  # a later run is told as well
+    file.write_text(file.read_text().replace("t8", "t9"))
+    assert load_rows(file, word_tokenizer)[2]["input_ids"] == [9] * 9
+
+
+def test_rows_that_were_broken_off_are_not_taken(write, times_read, word_tokenizer, monkeypatch):
+    file = write(*RECORDS)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            load_rows(file, word_tokenizer)
+    assert len(load_rows(file, word_tokenizer)) == 3
+    assert len(times_read) == 2
+
+
+def test_rows_are_written_by_one_process_while_the_others_wait(write, times_read, word_tokenizer, monkeypatch):
+    file, begun, go_on, read = write(*RECORDS), threading.Event(), threading.Event(), records.read_records
+
+    def read_slowly(path):
+        begun.set()
+        assert go_on.wait(20)
+        return read(path)
+
+    monkeypatch.setattr(records, "read_records", read_slowly)
+    found: list[RowDataset] = []
+    processes = [threading.Thread(target=lambda: found.append(load_rows(file, word_tokenizer))) for _ in range(3)]
+    processes[0].start()
+    assert begun.wait(20)
+    for process in processes[1:]:
+        process.start()
+    go_on.set()
+    for process in processes:
+        process.join(20)
+    assert [len(rows) for rows in found] == [3, 3, 3]
+    assert len(times_read) == 1
+
+
+def test_rows_are_counted_by_why_they_are_left_out(write, word_tokenizer):
+    file = write(*RECORDS, {"text": "t9"})
+    counts = load_rows(file, word_tokenizer, max_length=4).counts
+    first = f"{file}, line 2"
+    assert counts == RowCounts(5, 3, 10, cut=1, copies=1, without_anchor=2, first_left_out=first)
+    assert counts.describe().startswith(f"2 of 5 rows are left out, the first is {first}: 2 without two")
+    assert counts.describe().endswith("1 of 3 rows are cut at max_length. 1 of 3 rows are equal to an earlier one.")
+
+
+def test_rows_are_no_python_lists(write):
+    path = write(*[{"input_ids": list(range(1000, 2000))}] * 60)
+    load_rows(path, max_rows=1)  # what is imported first is not counted
+    before = sys.getallocatedblocks()
+    rows = load_rows(path)
+    assert len(rows) == 60
+    assert sys.getallocatedblocks() - before < 10_000  # as lists, they were 60,000 integers
+    (cached,) = [Path(entry["filename"]) for entry in rows.rows.cache_files]
+    assert cached.stat().st_size / 60_000 == pytest.approx(5, abs=0.2)  # bytes a token
+
+
+def test_records_of_a_table_are_cached_and_those_of_a_list_kept_in_memory(word_tokenizer):
+    from datasets import Dataset
+
+    rows = encode_dataset(Dataset.from_list(RECORDS), word_tokenizer, 6, 64, "train_dataset")
+    in_memory = encode_dataset({"a": RECORDS}, word_tokenizer, 6, 64, "eval_dataset")["a"]
+    assert list(in_memory) == list(rows)
+    assert rows.rows.cache_files
+    assert not in_memory.rows.cache_files
+    with pytest.raises(ValueError, match=r"eval_dataset\['a'\]\[0\]: needs `text`"):
+        encode_dataset({"a": [{}]}, word_tokenizer, 6, 64, "eval_dataset")
+    assert encode_dataset(rows, word_tokenizer, 6, 64, "train_dataset") is rows
+
+
+def test_a_table_of_rows_stays_one():
+    from datasets import Dataset
+
+    rows = [{"input_ids": [4, 5, 6], "loss_mask": [0, 1, 1]}, {"input_ids": [4], "loss_mask": [1]}]
+    dataset = RowDataset(Dataset.from_list(rows))
+    assert list(dataset) == rows[:1]
+    assert dataset.lengths == [3]

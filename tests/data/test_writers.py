@@ -13,7 +13,7 @@ ENDS = tuple(range(4, 24))  # a random target says one of them soon
 
 
 @pytest.fixture
-def steps(target, monkeypatch):
+def steps(target):
     """Rows of every forward of the target."""
     rows = []
     target.register_forward_pre_hook(
@@ -23,22 +23,30 @@ def steps(target, monkeypatch):
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 32])
-def test_greedy_texts_are_the_same_and_batches_shrink(chunk, target, steps):
-    sampling = Sampling(24, 0.0, ends=ENDS)
-    whole = TargetWriter(target).write(PROMPTS, sampling, seed=0)
+def test_greedy_texts_are_those_of_each_prompt_alone_and_batches_shrink(chunk, target, steps):
+    target.generation_config.eos_token_id = list(ENDS)
+    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 2}
+    alone = [target.generate(torch.tensor([prompt]), **options)[0, len(prompt) :].tolist() for prompt in PROMPTS]
+    steps.clear()
+    whole = TargetWriter(target).write(PROMPTS, Sampling(24, 0.0), seed=0)
+    assert [text.ids for text in whole] == alone
+    assert len({len(text.ids) for text in whole}) > 1
     work = sum(steps)
     steps.clear()
-    assert TargetWriter(target, chunk=chunk).write(PROMPTS, sampling, seed=0) == whole
-    assert len({len(text.ids) for text in whole}) > 1
+    assert TargetWriter(target, chunk).write(PROMPTS, Sampling(24, 0.0), seed=0) == whole
     assert sum(steps) < work if chunk < 24 else sum(steps) == work
 
 
-def test_a_seed_stands_for_a_text(target):
-    writer, sampling = TargetWriter(target, chunk=4), Sampling(16, 1.0, top_p=0.9, ends=ENDS)
+def test_a_seed_stands_for_a_text_whatever_truncation_the_target_asks_for(target):
+    writer, sampling = TargetWriter(target, chunk=4), Sampling(16, 1.0, ends=ENDS)
     state = torch.random.get_rng_state()
     first = writer.write(PROMPTS, sampling, seed=1)
     assert writer.write(PROMPTS, sampling, seed=1) == first != writer.write(PROMPTS, sampling, seed=2)
     assert torch.equal(torch.random.get_rng_state(), state)
+    target.generation_config.update(top_k=1, top_p=0.01, min_p=0.9)
+    assert writer.write(PROMPTS, sampling, seed=1) == first
+    greedy = writer.write(PROMPTS, Sampling(16, 0.0, ends=ENDS), seed=1)
+    assert writer.write(PROMPTS, Sampling(16, 1.0, top_p=1e-9, ends=ENDS), seed=1) == greedy != first
 
 
 def test_an_offloaded_target_writes_the_same(target):
@@ -48,11 +56,10 @@ def test_an_offloaded_target_writes_the_same(target):
     assert TargetWriter(target).write(PROMPTS, sampling, seed=0) == whole
 
 
-def test_what_counts_from_the_start_keeps_batches_whole(target):
+def test_a_least_length_counts_from_the_start_of_a_text(target):
     target.generation_config.min_new_tokens = 5
-    assert TargetWriter(target, chunk=4).chunk is None
     written = TargetWriter(target, chunk=4).write(PROMPTS, Sampling(16, 1.0, ends=ENDS), seed=0)
-    assert min(len(text.ids) for text in written) > 5
+    assert 5 < min(len(text.ids) for text in written) < 16
 
 
 def test_ends(target):

@@ -182,6 +182,8 @@ def test_a_folder_goes_on_only_as_it_was_begun(write, tmp_path):
         ("prompt_top_p", 0.0, r"prompt_top_p must be in \(0, 1\]"),
         ("min_distinct", 2.0, r"min_distinct must be in \[0, 1\]"),
         ("max_length", 512, r"max_length must be above 512 .*--max-length"),
+        ("eval_rows", -1, "eval_rows must be at least 0"),
+        ("template_kwargs", [1], "template_kwargs must be a JSON object"),
     ],
 )
 def test_settings_out_of_range_are_refused(field, value, message):
@@ -203,6 +205,6 @@ def test_answers_that_are_lost_are_said_with_the_way_out(write, tmp_path, caplog
     assert json.loads((tmp_path / "data/report.json").read_text())["answers"]["kept"] == 0
     write(settings=lost | {"keep_unended": True})
     assert "answers are kept" not in caplog.text
-    monkeypatch.setattr("hf_domino.data.result.LEAST_KEPT", 1.1)
+    monkeypatch.setattr("hf_domino.data.writing.LEAST_KEPT", 1.1)
     write(settings=lost | {"keep_unended": True})
     assert "Only 12 of 12 answers are kept." in caplog.text

@@ -48,7 +48,6 @@ def make_trainer(target, tmp_path: Path):
             "report_to": "none",
             "use_cpu": True,
             "disable_tqdm": True,
-            "predict_speed_up": False,
         }
         arguments = DominoTrainingArguments(**(fields | overrides))
         return DominoTrainer(drafter, target, arguments, train_dataset=rows, eval_dataset=eval_rows)

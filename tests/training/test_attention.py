@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from hf_domino.data.rows import collate_rows
+from hf_domino.data.packing import collate_rows
 from hf_domino.drafter import backbone
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.anchors import sample_anchors

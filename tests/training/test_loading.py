@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
-
-from hf_domino.cli.main import parse
-from hf_domino.cli.train import parse_options
-
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if thinking %} so{% endif %}. {% endfor %}"
 
 
 @pytest.fixture
@@ -46,53 +40,21 @@ def test_evaluation_text_is_kept_out_of_training(recipe, train, write, capsys, c
 def test_data_sets_by_name_and_split(recipe, train, write, tmp_path):
     for split, count in (("train", 5), ("test", 4)):
         write(f"texts/{split}.jsonl", *({"text": f"{split} {index}"} for index in range(count)))
-    texts = {"train_dataset": str(tmp_path / "texts"), "eval_dataset": str(tmp_path / "texts"), "eval_split": "test"}
-    files = {"train_file": None, "eval_file": None, "max_train_rows": 3, "max_eval_rows": 2, "max_steps": 1}
-    assert train(recipe | files | texts) == 0
+    texts = {"train_file": str(tmp_path / "texts"), "eval_file": None, "eval_dataset": str(tmp_path / "texts")}
+    rows = {"eval_split": "test", "max_train_rows": 3, "max_eval_rows": 2, "max_steps": 1}
+    assert train(recipe | texts | rows) == 0
     card = (tmp_path / "run" / "README.md").read_text()
     assert "| train rows | 3 |" in card
     assert "| eval rows | 2 |" in card
 
 
-def test_the_target_answers_prompts_in_the_mode_that_is_asked_for(recipe, train, write, saved_pair, tmp_path, capsys):
-    from transformers import AutoTokenizer
-
-    target = tmp_path / "target"
-    shutil.copytree(saved_pair[0], target)
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(target)
-    prompts = [{"prompt": [{"role": "user", "content": f"say {letter}"}]} for letter in "abcd"]
-    recipe |= {"target": str(target), "train_file": write("train.jsonl", *prompts), "eval_file": None, "max_steps": 1}
-    assert train(recipe) == 2
-    assert (
-        "train.jsonl, line 1: field `completion` must be a string, got None. Let the target" in capsys.readouterr().err
-    )
-    recipe |= {"on_policy": True, "on_policy_max_new_tokens": 8, "chat_template_kwargs": {"thinking": True}}
-    assert train(recipe) == 0
-    lines = (tmp_path / "run" / "on_policy_train-1-of-1.jsonl").read_text().splitlines()
-    asked = [tokenizer.decode(row["input_ids"][: row["prompt_length"]]) for row in map(json.loads, lines)]
-    assert sorted(asked) == [f"user: say {letter} so. " for letter in "abcd"]
-    assert "| chat_template_kwargs | {'thinking': True} |" in (tmp_path / "run" / "README.md").read_text()
-
-
-def test_a_short_training_shows_its_loss(tmp_path):
-    for steps, between in ((10, 1), (1000, 50)):
-        arguments = ["train", "--max_steps", str(steps), "--output_dir", str(tmp_path), "--report_to", "none"]
-        args = parse_options(parse(arguments))[-1]
-        # As the trainer counts a share of the steps.
-        assert -(-args.max_steps * args.logging_steps // 1) == between
-
-
-def test_rows_beyond_what_the_target_reads_are_cut_and_said(recipe, train, write, capsys, caplog, tmp_path):
+def test_rows_beyond_what_the_target_reads_are_cut_and_said(recipe, train, write, caplog, tmp_path):
     long = " ".join(f"t{4 + index % 40}" for index in range(600))
     recipe |= {"train_file": write("train.jsonl", {"text": long}, {"text": long + " t5"}), "eval_file": None}
     assert train(recipe | {"max_steps": 1}) == 0
     assert "rows are cut at 256 tokens, which is all that the target reads, in place of 2048" in caplog.text
     assert "2 of 2 rows are cut at max_length" in caplog.text
     assert '"max_length": 256' in (tmp_path / "run/run.json").read_text()
-    assert train(recipe | {"on_policy": True, "on_policy_max_new_tokens": 256, "overwrite": True}) == 2
-    assert "max_new_tokens must be below 256, all the target reads, got 256. Let it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("copies", "others", "few"), [(15, 3, 3), (0, 1, 1), (0, 64, None)])
@@ -100,6 +62,6 @@ def test_few_distinct_rows_are_said_before_training(copies, others, few, recipe,
     texts = [{"input_ids": [5, 6, 4 + index % 8, 4 + index // 8]} for index in range(others)]
     recipe |= {"train_file": write("train.jsonl", *texts, *texts[:1] * copies), "eval_file": None, "max_steps": 1}
     assert train(recipe) == 0
-    assert (f"{copies} of 18 rows are equal to an earlier one; drop_duplicates" in caplog.text) == bool(copies)
+    assert (f"{copies} of 18 rows are equal to an earlier one" in caplog.text) == bool(copies)
     assert (f"distinct rows to train on: {few}. A drafter learns so few by heart" in caplog.text) == bool(few)
     assert ("distinct rows" in caplog.text) == bool(few)

@@ -32,9 +32,9 @@ ANCHORS = torch.tensor([[3, 9, 14], [5, 12, -1]])
 def scored_blocks(drafter, target, input_ids, loss_mask) -> tuple[TargetModel, ScoredBlocks]:
     view = TargetModel(target, drafter.config)
     context = drafter.fuse_context(read_target(view, input_ids).captured)
-    blocks = draft_blocks(drafter, view, input_ids, context, ANCHORS)
+    drafted = draft_blocks(drafter, view, input_ids, context, ANCHORS)
     labels, weights = block_labels(input_ids, loss_mask, ANCHORS, drafter.config, loss_decay=4.0)
-    fields = (blocks.hidden, blocks.states, labels, weights)
+    fields = (*drafted, labels, weights)
     return view, ScoredBlocks(*(None if field is None else field.flatten(0, 1) for field in fields))
 
 

@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
 from hf_domino import DominoConfig
-from hf_domino.data.packing import PackedRows, collate_packed
-from hf_domino.data.rows import RowDataset, collate_rows
+from hf_domino.data.packing import PackedRows, collate_rows
+from hf_domino.data.rows import RowDataset
 from hf_domino.drafter import backbone
 from hf_domino.drafter.blocks import UNUSED
 from hf_domino.target.view import TargetModel
@@ -52,7 +52,7 @@ def test_losses_and_gradients_of_the_same_rows_alone(kind, limit, target, make_t
     score = make_trainer(drafter, rows).objective.score
     for batch, places in (
         (collate_rows(rows.rows), anchors),
-        (collate_packed([packed[index] for index in range(len(packed))]), shifted(anchors, packed, rows)),
+        (collate_rows([packed[index] for index in range(len(packed))]), shifted(anchors, packed, rows)),
     ):
         drafter.zero_grad()
         scored = score({**batch, "anchors": places}, lambda_base=0.4)
@@ -64,7 +64,7 @@ def test_losses_and_gradients_of_the_same_rows_alone(kind, limit, target, make_t
 
 def test_no_anchor_is_drawn_whose_successor_is_of_another_row(rows):
     packed = PackedRows(rows, MAX_LENGTH)
-    batch = collate_packed([packed[index] for index in range(len(packed))])
+    batch = collate_rows([packed[index] for index in range(len(packed))])
     anchors = sample_anchors(batch, 1000, 0)
     assert sum(int((row != UNUSED).sum()) for row in anchors) == sum(length - 1 for length in LENGTHS)
     for row, ends in zip(anchors, packed.bins, strict=True):

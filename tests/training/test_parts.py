@@ -125,7 +125,6 @@ def test_a_head_over_a_frozen_backbone(target, make_drafter, make_trainer, greed
     assert changed == {name for name in before if of_head(name)}
     logged = [entry for entry in trainer.state.log_history if "lambda_base" in entry]
     assert {entry["lambda_base"] for entry in logged} == {0.0}
-    assert all(entry["backbone_grad_norm"] == 0 < entry["head_grad_norm"] for entry in logged)
     with pytest.raises(ValueError, match="the drafter of train_only='head' must be one with a correction head"):
         make_trainer(make_drafter(target, projector_type="dflash"), greedy_rows, train_only="head")
 
@@ -178,11 +177,8 @@ def test_lora_by_the_command(start, train, tmp_path):
         ({"train_only": "head"}, "must be one with a correction head, got 'DFlash'"),
         ({"train_only": "backbone"}, "train_only must be 'head' or left out, got 'backbone'"),
         ({"lora_rank": 0}, "lora_rank must be at least 1, got 0"),
-        ({"lora_alpha": 4}, "lora_alpha without lora_rank must be None, got 4"),
         ({"lora_rank": 2, "train_only": "head"}, "train_only with lora_rank must be None, got 'head'"),
         ({"lora_rank": 2, "muon_learning_rate": 0.01}, "muon_learning_rate with lora_rank must be None, got 0.01"),
-        ({"lora_rank": 2, "own_prefix_share": 0.5}, "own_prefix_share with lora_rank must be 0, got 0.5"),
-        ({"own_prefix_share": 0.5}, "kind with own_prefix_share must be Domino, got 'DFlash'"),
         ({"lora_rank": 2, "projector_type": "domino"}, "lora_rank with projector_type must be None, got 2"),
         ({"lora_rank": 2, "block_size": 8}, "lora_rank with block_size must be None, got 2"),
         ({"block_size": 1}, "block_size must be in [2, 1024], got 1"),

@@ -56,7 +56,7 @@ def test_a_finished_run_says_so(finished, recipe, train, caplog, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(DominoTrainer, "__init__", lambda *args, **kwargs: pytest.fail("something was trained"))
         assert train(recipe) == 0
-        assert train(recipe, "--max_steps=3", "--on_policy") == 0
+        assert train(recipe, "--max_steps=3") == 0
     assert "holds a finished run (4 steps, 4 epochs), so nothing was trained" in caplog.text
     assert "raise max_steps or num_train_epochs; for another run, choose another output_dir, or" in caplog.text
     assert weights_in(finished) == before
@@ -88,12 +88,11 @@ def test_another_shape_optimizer_or_target_is_refused(finished, recipe, train, o
         ]
     ):
         max_steps = (4, 6)[index % 2]  # a finished run, and one that goes on
-        assert train(recipe | change | {"max_steps": max_steps, "on_policy": True}) == 2
+        assert train(recipe | change | {"max_steps": max_steps}) == 2
         said = capsys.readouterr().err
         assert message in said
         assert "Choose another output_dir, or start again (--overwrite true" in said
     assert weights_in(finished) == before
-    assert not list(finished.glob("on_policy*"))
 
 
 def test_a_copy_in_another_dtype_and_place_goes_on(finished, recipe, train, saved_pair, tmp_path):
@@ -136,38 +135,6 @@ def test_a_run_without_checkpoints_is_not_lost(finished, recipe, train, capsys):
         checkpoint.rename(checkpoint.with_name(f"kept_{checkpoint.name[-1]}"))
     assert train(recipe | {"max_steps": 9}) == 2
     assert "must be with checkpoints, got 'none'. Start from its drafter, --drafter" in capsys.readouterr().err
-
-
-def test_text_of_another_target_is_refused(recipe, train, other_target, tmp_path, capsys):
-    recipe |= {"on_policy": True, "on_policy_max_new_tokens": 4, "max_steps": 1, "eval_file": None}
-    assert train(recipe) == 0
-    text = tmp_path / "run" / "on_policy_train-1-of-1.jsonl"
-    before = text.read_text()
-    for name in ("checkpoint-1/config.json", "config.json"):  # as of a run before drafters named their targets
-        config = json.loads((tmp_path / "run" / name).read_text())
-        kept = {key: value for key, value in config.items() if not key.startswith("target_w")}
-        (tmp_path / "run" / name).write_text(json.dumps(kept))
-    recipe |= {"target": str(other_target), "max_steps": 2}
-    assert train(recipe) == 2
-    said = capsys.readouterr().err
-    assert "the target's weights_digest must be" in said
-    assert text.name in said
-    assert text.read_text() == before
-    assert train(recipe, "--overwrite", "true") == 0
-    assert text.read_text() != before
-
-
-def test_a_run_whose_anchors_were_drawn_otherwise_is_refused_by_name(finished, recipe, train, capsys, caplog):
-    for folder in (finished, finished / "checkpoint-4"):  # as of a run before the rule was recorded
-        facts = json.loads((folder / "run.json").read_text())
-        assert facts.pop("anchors") == "by seed, epoch and the row's tokens"
-        (folder / "run.json").write_text(json.dumps(facts))
-    assert train(recipe | {"max_steps": 5}) == 2
-    said = capsys.readouterr().err
-    assert "checkpoint-4 must be drawn by seed, epoch and the row's tokens, got 'by seed, step and process'" in said
-    assert f"--drafter {finished / 'checkpoint-4'} with another output_dir" in said
-    assert train(recipe) == 0
-    assert "holds a finished run" in caplog.text
 
 
 def test_the_class_refuses_and_says_the_same(target, make_drafter, make_trainer, greedy_rows, tmp_path, caplog):

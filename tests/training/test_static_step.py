@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from torch import nn
@@ -17,7 +15,6 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.hidden_states.reading import STATES
 
 META = torch.device("meta")
-MOST_OPERATIONS = 1400
 LOSS_TOL = {"rel": 1e-6}  # fp32 sums in another order
 WEIGHTS_TOL = {"rtol": 1e-5, "atol": 1e-6}  # the same, through steps of SGD
 MUON_TOL = 0.02  # of a move: bf16 products in another order
@@ -25,15 +22,14 @@ RICH = {"position_weights": "dpace", "distillation_weight": 1.0}
 
 
 class Dispatched(TorchDispatchMode):
-    """Operations by name, and those among them that bring values of a CPU to the device."""
+    """Operations that bring values of a CPU to the device."""
 
     def __init__(self):
         super().__init__()
-        self.names, self.copies = Counter(), []
+        self.copies = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        self.names[func.overloadpacket.__name__] += 1
         if {value.device.type for value in (*args, result) if isinstance(value, torch.Tensor)} == {"cpu", "meta"}:
             self.copies.append(str(func))
         return result
@@ -88,14 +84,13 @@ def make_step(make_drafter, target, make_trainer, greedy_rows, static, monkeypat
     return build
 
 
-@pytest.mark.parametrize("fields", [{}, RICH, {"own_prefix_share": 0.5}], ids=["published", "rich", "own prefixes"])
-def test_a_step_reads_nothing_and_dispatches_few_operations(make_step, fields):
+@pytest.mark.parametrize("fields", [{}, RICH], ids=["published", "rich"])
+def test_a_step_reads_nothing(make_step, fields):
     step = make_step(**fields)  # reading a value of the meta device is an error
     step()
     with Dispatched() as found:
         step()
     assert found.copies == []
-    assert sum(found.names.values()) <= MOST_OPERATIONS or "own_prefix_share" in fields
 
 
 @pytest.mark.parametrize(
@@ -103,9 +98,9 @@ def test_a_step_reads_nothing_and_dispatches_few_operations(make_step, fields):
     [
         ({}, {}),
         ({"shift_label": False}, RICH),
-        ({}, RICH | {"own_prefix_share": 0.5, "gradient_accumulation_steps": 2}),
+        ({}, RICH | {"gradient_accumulation_steps": 2}),
     ],
-    ids=["published", "rich", "own prefixes"],
+    ids=["published", "rich", "accumulated"],
 )
 def test_both_steps_train_alike(kind, fields, target, make_drafter, make_trainer, greedy_rows, monkeypatch):
     results = []
@@ -126,25 +121,6 @@ def test_both_steps_train_alike(kind, fields, target, make_drafter, make_trainer
     torch.testing.assert_close(results[1][2], results[0][2], **WEIGHTS_TOL)
 
 
-def test_the_objective_is_one_graph(static, target, make_drafter, make_trainer, greedy_rows):
-    drafter = make_drafter(target).restricted(range(4, 40)).train()
-    trainer = make_trainer(drafter, greedy_rows, **RICH)
-    batch = next(iter(trainer.get_train_dataloader()))
-    batch[STATES] = torch.randn(*batch["input_ids"].shape, 1 + len(trainer.target.layer_ids), 32)
-    trainer.objective.label(batch)
-    expected = trainer.objective.score(batch, 0.3).losses.loss
-    expected.backward()
-    gradients = [parameter.grad.clone() for parameter in drafter.parameters()]
-    drafter.zero_grad()
-    compiled = torch.compile(
-        lambda: trainer.objective.score(batch, 0.3).losses.loss, backend="aot_eager", fullgraph=True
-    )
-    found = compiled()
-    found.backward()
-    torch.testing.assert_close(found, expected, **WEIGHTS_TOL)
-    torch.testing.assert_close([parameter.grad for parameter in drafter.parameters()], gradients, **WEIGHTS_TOL)
-
-
 def test_a_loss_that_is_not_finite_is_named_with_the_next_line_of_the_log(
     static, target, make_drafter, make_trainer, greedy_rows
 ):
@@ -160,10 +136,13 @@ def test_a_loss_that_is_not_finite_is_named_with_the_next_line_of_the_log(
     assert trainer.state.global_step == 4
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_muon_is_torchs_own_one_by_one_and_by_shapes(monkeypatch, at_once):
-    if at_once:
-        monkeypatch.setattr(muon, "_alike", lambda places, wide: [[0, 1, 2, 4], [3]])
+def test_matrices_of_a_shape_are_made_orthonormal_as_one_by_one():
+    stack = torch.randn(3, 8, 24)
+    for found, matrix in zip(muon.orthogonalise(stack), stack, strict=True):
+        torch.testing.assert_close(found, muon.orthogonalise(matrix), atol=MUON_TOL, rtol=MUON_TOL)
+
+
+def test_muon_with_torchs_polynomial_is_torchs_own(monkeypatch):
     monkeypatch.setattr(muon, "POLYNOMIALS", [(3.4445, -4.775, 2.0315)] * 5)  # torch's
     monkeypatch.setattr(muon, "MARGIN", 1)
     shapes = [(8, 24), (24, 8), (8, 24), (16, 16), (8, 24)]

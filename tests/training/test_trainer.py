@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from hf_domino import DominoDraftModel
-from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
+from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.trainer import DominoTrainer
 
 # One fp32 rounding per sum; Adam divides by gradients' own size, so differences do not shrink with them.
@@ -45,7 +45,6 @@ def logged(trainer, name: str) -> list[float]:
     ("kind", "share"),
     [
         ({"shift_label": True, "pure_draft_prefix_len": 1}, 0.6),
-        ({"shift_label": False}, 0.6),
         ({"projector_type": "dflash"}, 0.6),
         ({"projector_type": "medusa"}, 0.85),  # a matrix for each position, on one state
         ({"projector_type": "eagle3"}, 0.6),
@@ -90,10 +89,8 @@ def test_logged_losses_are_averages_of_the_steps(target, make_drafter, make_trai
 @pytest.mark.parametrize(
     ("accumulation", "muon_learning_rate", "kind"),
     [
-        (2, None, "domino"),
-        (1, 0.01, "domino"),
-        (1, 0.01, "medusa"),
-        (2, None, "eagle3"),
+        (2, 0.01, "domino"),
+        (1, None, "eagle3"),
     ],
 )
 def test_a_resumed_training_equals_an_uninterrupted_one(
@@ -176,13 +173,6 @@ def test_bf16_keeps_masters_and_losses_in_fp32(target, make_drafter, make_traine
     assert not torch.is_autocast_enabled("cpu")  # entered twice, one context would never be left
 
 
-def test_a_bf16_target_trains_an_fp32_drafter(target, make_drafter, make_trainer, greedy_rows):
-    target.to(torch.bfloat16)
-    trainer = make_trainer(make_drafter(target), greedy_rows, max_steps=2)
-    trainer.train()
-    assert logged(trainer, "loss")[0] > 0
-
-
 def test_a_drafter_for_another_target_is_refused(target, tiny_llama, make_drafter, make_trainer, greedy_rows):
     drafter = make_drafter(tiny_llama)
     with pytest.raises(ValueError, match="target_model_type"):
@@ -198,26 +188,13 @@ def test_a_drafter_for_another_target_is_refused(target, tiny_llama, make_drafte
         ("walk_rows", -1),
         ("lambda_base_start", 2),
         ("distillation_weight", 1.5),
-        ("distillation_temperature", 0.0),
-        ("dpace_alpha", 0.0),
         ("distillation_loss", "l2"),
         ("position_weights", "cosine"),
-        ("own_prefix_share", -1),
-        ("ema_decay", 1.0),
-        ("max_logits_per_chunk", 0),
     ],
 )
 def test_arguments_out_of_range(field, value, tmp_path):
     with pytest.raises(ValueError, match=f"{field} must be .*{value}"):
         DominoTrainingArguments(output_dir=str(tmp_path), **{field: value})
-
-
-def test_chunks_of_logits_fit_the_device(tmp_path):
-    args = DominoTrainingArguments(str(tmp_path), use_cpu=True)
-    assert args.logits_per_chunk(1000) == 256 * 1000
-    assert args.logits_per_chunk(200_000) == 2**25
-    args.max_logits_per_chunk = 7
-    assert args.logits_per_chunk(1000) == 7
 
 
 def test_records_with_text_are_tokenized(target, make_drafter, word_tokenizer, tmp_path):
@@ -238,10 +215,6 @@ def test_records_with_text_are_tokenized(target, make_drafter, word_tokenizer, t
     assert {"eval_chat_loss", "eval_text_loss"} <= set(trainer.evaluate())
     with pytest.raises(ValueError, match=r"eval_dataset\['text'\]\[0\]: needs a tokenizer, got none"):
         DominoTrainer(make_drafter(target), target, args, eval_dataset={"text": evaluation["text"]})
-
-
-def test_published_loss_decays():
-    assert [default_loss_decay(size) for size in (16, 10, 8)] == [7.0, 5.0, 4.0]
 
 
 def test_bf16_trains_blocks_that_attend_in_tiles(target, make_drafter, make_trainer):

@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 from chats import chat_tokenizer
+from hf_domino.data.sources import from_files
 
 import commands
 from hf_domino import DominoConfig
@@ -27,7 +28,6 @@ from hf_domino.cli.main import parse
 from hf_domino.data.filters import OVERLAP_WORDS, Exclusions, NearCopies, words_of
 from hf_domino.data.prompts import texts_of
 from hf_domino.data.records import read_records
-from hf_domino.data.sources import from_files
 from hf_domino.evaluation.benchmark.options import MEASURABLE
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.pair import BUNDLED, FETCHED, read_prompts

@@ -10,7 +10,7 @@ Shapes: S sequence length, N anchors, K block size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
@@ -26,18 +26,6 @@ from hf_domino.training.objective.forward import draft_blocks
 from hf_domino.training.objective.losses import corrected_positions, draft_logits
 
 ANCHORS_PER_FORWARD = 64
-
-
-class WalkedRounds(NamedTuple):
-    """Acceptance lengths of walked rounds: for each sequence, one entry per round.
-
-    Args:
-        base (`list[list[int]]`): Of rounds that take the base logits as they are.
-        corrected (`list[list[int]]`): Of the drafter's own rounds.
-    """
-
-    base: list[list[int]]
-    corrected: list[list[int]]
 
 
 def walk_acceptance(
@@ -61,7 +49,7 @@ def walk_acceptance(
         `list[list[int]]`: For each sequence, one entry per round: accepted proposals plus the bonus token. Rounds
         whose proposals reach behind the sequence, which generation cuts, are left out.
     """
-    return walk_rounds(drafter, target, sequences, prompt_lengths, hidden_states).corrected
+    return walk_rounds(drafter, target, sequences, prompt_lengths, hidden_states)[1]
 
 
 def walk_rounds(
@@ -70,26 +58,21 @@ def walk_rounds(
     sequences: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
     hidden_states: Sequence[torch.Tensor | None] | None = None,
-) -> WalkedRounds:
-    """What [`walk_acceptance`] gives, and the same without the correction head, at the price of one walk.
-
-    Args:
-        drafter, target, sequences, prompt_lengths, hidden_states: As for [`walk_acceptance`].
-    """
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Rounds of the base logits alone, and those of [`walk_acceptance`], at the price of one walk."""
     was_training = drafter.training
     drafter.eval()
-    view = TargetModel(target, drafter.config)
-    rounds = WalkedRounds([], [])
-    for sequence, start, states in zip(
-        sequences, prompt_lengths, hidden_states or [None] * len(sequences), strict=True
-    ):
+    view, base, corrected = TargetModel(target, drafter.config), [], []
+    known = hidden_states or [None] * len(sequences)
+    for sequence, start, states in zip(sequences, prompt_lengths, known, strict=True):
         batch = {"input_ids": torch.as_tensor(sequence, device=drafter.device)[None]}
         if states is not None:
             batch[STATES] = states.to(drafter.device)[None]
-        for walked, lengths in zip(rounds, accept_lengths(drafter, view, batch, start).tolist(), strict=True):
-            walked.append(_walk(lengths))
+        of_base, of_corrected = accept_lengths(drafter, view, batch, start).tolist()
+        base.append(_walk(of_base))
+        corrected.append(_walk(of_corrected))
     drafter.train(was_training)
-    return rounds
+    return base, corrected
 
 
 @torch.no_grad()
@@ -98,23 +81,27 @@ def accept_lengths(
 ) -> torch.Tensor:
     """Acceptance length of a round at every anchor from `first_anchor` on whose proposals lie inside the sequence.
 
-    Args:
-        drafter (`DominoDraftModel`): The drafter, in evaluation mode.
-        target (`TargetModel`): The target.
-        batch (`dict[str, torch.Tensor]`): One sequence, `input_ids` `[1, S]`, and perhaps its `hidden_states`.
-        first_anchor (`int`): First position to start a round at.
-
-    Returns:
-        `torch.Tensor`: `[2, N]` int64, of base and corrected logits; N = max(0, S - num_draft_tokens - first_anchor).
+    Of one sequence, `input_ids` `[1, S]`, and perhaps its `hidden_states`: `[2, N]` int64, of base and corrected
+    logits; N = max(0, S - num_draft_tokens - first_anchor).
     """
-    input_ids = batch["input_ids"]
-    end = max(input_ids.shape[1] - drafter.config.num_draft_tokens, first_anchor)
+    input_ids, config, vocabulary = batch["input_ids"], drafter.config, drafter.vocabulary
+    end = max(input_ids.shape[1] - config.num_draft_tokens, first_anchor)
     anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):
         return anchors.expand(2, -1)
     context_features = drafter.fuse_context(states_of_batch(target, batch).captured)
-    pieces = anchors[None].split(ANCHORS_PER_FORWARD, dim=1)
-    lengths = [_accept_lengths(drafter, target, input_ids, context_features, piece) for piece in pieces]
+    is_corrected, lengths = corrected_positions(config, anchors.device), []
+    for piece in anchors[None].split(ANCHORS_PER_FORWARD, dim=1):
+        # No block here sees past the last anchor.
+        hidden, states = draft_blocks(drafter, target, input_ids, context_features[:, : int(piece.max())], piece)
+        labels, _ = block_labels(input_ids, torch.ones_like(input_ids), piece, config, loss_decay=1.0)
+        positions = (block_positions(piece, config.block_size) + 1 - config.label_offset).flatten()
+        choices = []
+        for logits in draft_logits(drafter, target, hidden, states, is_corrected):
+            penalised = _penalise(logits.flatten(0, 2), input_ids, positions, target.model, vocabulary)
+            choices.append(vocabulary.ids(penalised.argmax(dim=-1)))
+        is_correct = (torch.stack(choices) == labels.flatten()).view(2, *labels.shape[1:])
+        lengths.append(accepted_runs(is_correct, config.label_offset) + 1)
     return torch.cat(lengths, dim=1)
 
 
@@ -124,28 +111,18 @@ def mean_acceptance_length(rounds: Sequence[Sequence[int]]) -> float | None:
     return sum(lengths) / len(lengths) if lengths else None
 
 
-def _accept_lengths(
-    drafter: DominoDraftModel,
-    target: TargetModel,
-    input_ids: torch.Tensor,
-    context_features: torch.Tensor,
-    anchors: torch.Tensor,
-) -> torch.Tensor:
-    config, everything = drafter.config, torch.ones_like(input_ids)
-    # No block here sees past the last anchor.
-    end = int(anchors.max())
-    blocks = draft_blocks(drafter, target, input_ids, context_features[:, :end], anchors)
-    labels, _ = block_labels(input_ids, everything, anchors, config, loss_decay=1.0)
-    positions = (block_positions(anchors, config.block_size) + 1 - config.label_offset).flatten()
-    vocabulary = drafter.vocabulary
-    choices = [
-        vocabulary.ids(_penalise(logits.flatten(0, 2), input_ids, positions, target.model, vocabulary).argmax(dim=-1))
-        for logits in draft_logits(
-            drafter, target, blocks.hidden, blocks.states, corrected_positions(config, anchors.device)
-        )
-    ]
-    is_correct = (torch.stack(choices) == labels.flatten()).view(2, *labels.shape[1:])
-    return accepted_runs(is_correct, config.label_offset) + 1
+def walked_metrics(
+    drafter: DominoDraftModel, target: PreTrainedModel, rows: Sequence[dict[str, Any]]
+) -> dict[str, float]:
+    """Mean acceptance lengths of the rounds over evaluation rows, without autocast, as generation runs."""
+    starts = [max(1, row["loss_mask"].index(1)) for row in rows]
+    texts, states = ([row.get(field) for row in rows] for field in ("input_ids", STATES))
+    with torch.autocast(drafter.device.type, enabled=False):
+        base, corrected = map(mean_acceptance_length, walk_rounds(drafter, target, texts, starts, states))
+    if base is None or corrected is None:
+        return {}
+    of_base = {"base_walked_acceptance_length": base} if drafter.has_correction_head else {}
+    return {"walked_acceptance_length": corrected} | of_base
 
 
 def _penalise(

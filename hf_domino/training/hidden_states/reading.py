@@ -1,11 +1,10 @@
-"""Hidden states are read: rows that carry theirs, batches of them, and what the drafter reads of a batch.
+"""Hidden states are read: rows that carry theirs, and what the drafter reads of a batch of them.
 
-Shapes: B batch, S sequence length, C hidden states kept per token, L captured layers, H hidden size.
+Shapes: B batch, S sequence length, N rows, C hidden states kept per token, H hidden size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,11 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.counts import RowCounts
-from hf_domino.data.packing import collate_packed
-from hf_domino.data.rows import pad_rows
+from hf_domino.data.packing import STATES
+from hf_domino.data.rows import RowCounts
 from hf_domino.target.view import TargetModel
-from hf_domino.training.hidden_states.folder import NO_CHECKSUM, StateFolder, StateSettings, row_key
+from hf_domino.training.hidden_states.folder import StateFolder, StateSettings, row_key
 from hf_domino.training.objective.forward import TargetStates, read_target
-
-STATES = "hidden_states"
 
 
 class CachedRows(Dataset):
@@ -55,7 +51,7 @@ class CachedRows(Dataset):
         wanted = StateSettings.of(target, config, self.states.settings.dtype, final, target_files)
         self.states.settings.check_serves(wanted, self.states.path)
         self._found = self.states.find(keys_of(rows)[0])
-        if missing := np.flatnonzero(self._found.shards < 0).tolist():
+        if missing := np.flatnonzero(self._found[:, 0] < 0).tolist():
             remedy = "Let StateWriter(...).write(rows) add what is missing; hf-domino train does so."
             value = f"one without row {missing[0]} ({len(missing)} of {len(rows)} are missing)"
             raise refusal(str(folder), "a folder of hidden states of all rows", value, remedy)
@@ -68,7 +64,7 @@ class CachedRows(Dataset):
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row, without reading any."""
-        return (self._found.ends - self._found.starts).tolist()
+        return (self._found[:, 2] - self._found[:, 1]).tolist()
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Row `index` with `hidden_states` `[S, C, H]`, which are checked when they are first read.
@@ -76,14 +72,14 @@ class CachedRows(Dataset):
         Raises:
             ValueError: If their bytes are not those that were written.
         """
-        shard, start, end, expected = (int(numbers[index]) for numbers in self._found)
-        states = self.states.read(shard, start, end, NO_CHECKSUM if self._is_checked[index] else expected)
+        shard, start, end, expected = self._found[index].tolist()
+        states = self.states.read(shard, start, end, None if self._is_checked[index] else expected)
         self._is_checked[index] = True
         return self.rows[index] | {STATES: states}
 
 
 def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What each row is found by, and its length, both `[N]` int64."""
+    """Key and length of each row, both `[N]` int64."""
     if hasattr(rows, "token_batches"):  # whole columns at once, of rows that lie on disk
         texts = (ids for flat, lengths in rows.token_batches() for ids in np.split(flat, lengths.cumsum()[:-1]))
     else:
@@ -92,24 +88,8 @@ def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     return found[:, 0], found[:, 1]
 
 
-def has_all(folder: str | Path, rows: Any) -> bool:
-    """Whether a folder holds hidden states of all rows, whosever they are."""
-    path = Path(folder)
-    if StateSettings.load(path) is None:
-        return False
-    return bool((StateFolder(path).find(keys_of(rows)[0]).shards >= 0).all())
-
-
 def check_layers(config: DominoConfig, *datasets: Any) -> None:
-    """Refuse rows that carry hidden states of other layers than a drafter reads.
-
-    Args:
-        config (`DominoConfig`): The drafter's configuration.
-        datasets: Any, or dictionaries of such; those that carry none are not looked at.
-
-    Raises:
-        ValueError: If layers differ.
-    """
+    """Refuse datasets, or dictionaries of them, whose rows carry hidden states of other layers than a drafter reads."""
     for dataset in datasets:
         for part in dataset.values() if isinstance(dataset, dict) else (dataset,):
             settings = part.states.settings if isinstance(part, CachedRows) else None
@@ -119,34 +99,10 @@ def check_layers(config: DominoConfig, *datasets: Any) -> None:
                 raise refusal("the drafter's target_layer_ids", made, config.target_layer_ids, remedy)
 
 
-def collate_with_states(
-    rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple: int = 1
-) -> dict[str, torch.Tensor]:
-    """Pad rows as [`~data.packing.collate_packed`] does, and their hidden states, if they carry any, with zeros.
-
-    Args:
-        rows (`Sequence[dict]`): Items of [`CachedRows`], or rows alone.
-        pad_token_id (`int`, *optional*, defaults to 0): Fills `input_ids`.
-        multiple (`int`, *optional*, defaults to 1): Of which S is one.
-
-    Returns:
-        `dict[str, torch.Tensor]`: A batch; `hidden_states` is `[B, S, C, H]`.
-    """
-    states = [row[STATES] for row in rows if STATES in row]
-    batch = collate_packed([{key: row[key] for key in row if key != STATES} for row in rows], pad_token_id, multiple)
-    return batch | ({STATES: pad_rows(states, multiple)} if states else {})
-
-
 def states_of_batch(target: TargetModel, batch: dict[str, torch.Tensor], final: bool = False) -> TargetStates:
-    """What is read of the target over a batch: the states it carries, or those of a forward.
+    """The hidden states that a batch carries (`[B, S, C, H]`), or those of a forward over its `input_ids` `[B, S]`.
 
-    Args:
-        target (`TargetModel`): The frozen target.
-        batch (`dict[str, torch.Tensor]`): With `input_ids` `[B, S]`, and perhaps `hidden_states` `[B, S, C, H]`.
-        final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed.
-
-    Raises:
-        ValueError: If it is needed, and the states were written without.
+    `final` asks for the state that lm_head reads too.
     """
     if STATES not in batch:
         return read_target(target, batch["input_ids"], batch.get("position_ids"), final)

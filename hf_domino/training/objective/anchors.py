@@ -9,16 +9,17 @@ Shapes: B batch, S sequence length, N blocks per row, K block size.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.blocks import UNUSED, block_positions, gather_positions
 
-ANCHOR_RULE = "by seed, epoch and the row's tokens"  # of training; a run goes on by the rule it began with
-TRAINING_STREAM, EVALUATION_STREAM, OWN_PREFIX_STREAM = range(3)  # keep apart what is drawn for one use and another
+TRAINING_STREAM, EVALUATION_STREAM = range(2)  # keep apart what is drawn for one use and another
 
 
 def anchor_candidates(loss_mask: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
@@ -39,20 +40,6 @@ def anchor_candidates(loss_mask: torch.Tensor, position_ids: torch.Tensor | None
     return candidates
 
 
-def row_generators(batch: Mapping[str, torch.Tensor], *seeds: int) -> list[torch.Generator]:
-    """A CPU generator for each row, seeded by `seeds` and the row's own tokens: not by its batch, place or process.
-
-    Args:
-        batch (`Mapping[str, torch.Tensor]`): `input_ids` and `attention_mask`, `[B, S]`.
-        seeds (`int`): Seeds beside the tokens.
-    """
-    generators = []
-    for ids, seen in zip(batch["input_ids"].cpu(), batch["attention_mask"].cpu(), strict=True):
-        digest = hashlib.sha256(repr((*seeds, *ids[seen.bool()].tolist())).encode()).digest()
-        generators.append(torch.Generator().manual_seed(int.from_bytes(digest[:7], "big")))
-    return generators
-
-
 def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: int) -> torch.Tensor:
     """Draw up to `num_anchors` anchors per row, without replacement.
 
@@ -70,13 +57,40 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
     """
     rows = []
     candidates = anchor_candidates(batch["loss_mask"], batch.get("position_ids")).cpu()
-    for row, generator in zip(candidates, row_generators(batch, *seeds), strict=True):
+    for row, ids, seen in zip(candidates, batch["input_ids"].cpu(), batch["attention_mask"].cpu(), strict=True):
+        digest = hashlib.sha256(repr((*seeds, *ids[seen.bool()].tolist())).encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         positions = row.nonzero().flatten()
         chosen = torch.randperm(len(positions), generator=generator)[:num_anchors]
         rows.append(positions[chosen].sort().values)
     anchors = pad_sequence(rows, batch_first=True, padding_value=UNUSED)
     anchors = anchors if anchors.shape[1] else anchors.new_full((len(rows), 1), UNUSED)
     return anchors.to(batch["input_ids"].device)
+
+
+class DrawingCollator:
+    """Collates training rows, and draws their anchors on a CPU: no device is waited for.
+
+    Args:
+        collate (`Callable`): Makes a batch of rows, with `input_ids`, `loss_mask` and `attention_mask` `[B, S]`.
+        args (`DominoTrainingArguments`): For `num_anchors` and `seed`.
+
+    Attributes:
+        epoch (`torch.Tensor`): Scalar, of the rows that are collated next; in memory that a data loader's processes
+            share.
+    """
+
+    def __init__(self, collate: Callable[[Any], dict[str, torch.Tensor]], args: Any):
+        self.collate, self._args = collate, args
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def __call__(self, rows: Any) -> dict[str, torch.Tensor]:
+        """A batch of rows with `anchors` `[B, N]`."""
+        batch, args = self.collate(rows), self._args
+        anchors = sample_anchors(batch, args.num_anchors, args.seed, TRAINING_STREAM, int(self.epoch))
+        if args.is_static:  # of one shape whatever the text is, for devices that run what was recorded
+            anchors = F.pad(anchors, (0, args.num_anchors - anchors.shape[1]), value=UNUSED)
+        return batch | {"anchors": anchors}
 
 
 def block_labels(

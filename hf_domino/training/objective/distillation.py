@@ -1,9 +1,8 @@
-"""Learning from the target's whole law of the next token beside the one token that the text holds.
+"""Learning from the target's whole distribution of the next token beside the one token that the text holds.
 
-loss = (1 - weight) CE(label) + weight D, where D is T^2 KL(target || drafter) with both laws at temperature T (arXiv
-1503.02531, whose factor T^2 keeps the size of the gradients), or their total variation, which is the share of drafts
-that verification rejects at that temperature (arXiv 2211.17192). The law of the token at position p is the target's
-after position p - 1; with a draft vocabulary, that of its tokens, renormalised.
+loss = (1 - weight) CE(label) + weight D, where D is KL(target || drafter) (arXiv 1503.02531), or their total variation,
+which is the share of drafts that verification rejects (arXiv 2211.17192). The distribution of the token at position p
+is the target's after position p - 1; with a draft vocabulary, that of its tokens, renormalised.
 
 Shapes: B batch, S sequence length, N blocks per row, K block size, M scored positions, H hidden size, D tokens that are
 drafted, all of the target's or fewer.
@@ -11,7 +10,6 @@ drafted, all of the target's or fewer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,66 +24,23 @@ SAME_LOGITS_TOL = 0.05
 DIVERGENCES = ("kl", "tv")
 
 
-@dataclass(frozen=True)
-class TaughtLaw:
-    """The target's law of the next token.
-
-    Args:
-        probs (`torch.Tensor`): `[M, D]` fp32.
-        entropy (`torch.Tensor`): Its entropy in nats `[M]`, which no drafter's cross-entropy with it goes below.
-    """
-
-    probs: torch.Tensor
-    entropy: torch.Tensor
+def teach(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's probabilities `[M, D]` in fp32, and their entropy in nats `[M]`, of its logits `[M, D]`."""
+    log_probs = F.log_softmax(logits.float(), dim=-1)
+    probs = log_probs.exp()
+    return probs, log_probs.mul_(probs).sum(dim=-1).neg()
 
 
-@dataclass(frozen=True)
-class Distillation:
-    """How much is learned from the target's law, and at which temperature.
-
-    Args:
-        weight (`float`): Share of the cross-entropy that the divergence replaces, in [0, 1].
-        temperature (`float`): By which the logits of target and drafter are divided.
-        divergence (`str`): `"kl"` or `"tv"`, total variation.
-    """
-
-    weight: float
-    temperature: float = 1.0
-    divergence: str = "kl"
-
-    def teach(self, logits: torch.Tensor) -> TaughtLaw:
-        """The target's law, from its logits `[M, D]`."""
-        log_probs = F.log_softmax(self._tempered(logits.float()), dim=-1)
-        probs = log_probs.exp()
-        return TaughtLaw(probs, log_probs.mul_(probs).sum(dim=-1).neg())
-
-    def mix(self, cross_entropy: torch.Tensor, logits: torch.Tensor, taught: TaughtLaw) -> torch.Tensor:
-        """The loss of each position.
-
-        Args:
-            cross_entropy (`torch.Tensor`): `[M]`, with the labels.
-            logits (`torch.Tensor`): The drafter's `[M, D]`.
-            taught (`TaughtLaw`): From [`~Distillation.teach`].
-
-        Returns:
-            `torch.Tensor`: `[M]` fp32.
-        """
-        drafted = self._tempered(logits)
-        if self.divergence == "tv":
-            divergence = (drafted.softmax(dim=-1) - taught.probs).abs().sum(dim=-1) / 2
-        else:
-            crossed = _LeanCrossEntropyOfLaws.apply(drafted, taught.probs)
-            divergence = (crossed - taught.entropy) * self.temperature**2
-        if self.weight == 1:  # no passes over the logits for a gradient that counts nothing
-            return divergence
-        return torch.lerp(cross_entropy, divergence, self.weight)
-
-    def _tempered(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits at this temperature; no copy of them at 1."""
-        return logits if self.temperature == 1 else logits / self.temperature
+def divergences(
+    logits: torch.Tensor, probs: torch.Tensor, entropy: torch.Tensor, divergence: str = "kl"
+) -> torch.Tensor:
+    """How far the drafter's logits `[M, D]` are from what [`teach`] gave, `[M]`: KL, or `"tv"` for total variation."""
+    if divergence == "tv":
+        return (logits.softmax(dim=-1) - probs).abs().sum(dim=-1) / 2
+    return _LeanCrossEntropyOfProbs.apply(logits, probs) - entropy
 
 
-class _LeanCrossEntropyOfLaws(torch.autograd.Function):
+class _LeanCrossEntropyOfProbs(torch.autograd.Function):
     """-sum taught log drafted `[M]` in a third of the passes over `[M, D]` that autograd would make; used once."""
 
     @staticmethod
@@ -97,7 +52,7 @@ class _LeanCrossEntropyOfLaws(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """The difference of the two laws, times `gradient` `[M]`."""
+        """The difference of the two distributions, times `gradient` `[M]`."""
         log_probs, taught = ctx.saved_tensors
         return log_probs.exp_().sub_(taught).mul_(gradient[:, None]), None
 
@@ -140,5 +95,5 @@ def check_final(target: TargetModel, final: torch.Tensor, logits: torch.Tensor) 
         raise refusal(
             f"lm_head of the last hidden state of {family}", "the logits of its forward",
             f"a relative difference of {distance:.2g}",
-            "This family's law cannot be read from it: set distillation_weight to 0.",
+            "This family's distribution cannot be read from it: set distillation_weight to 0.",
         )  # fmt: skip

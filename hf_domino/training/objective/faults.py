@@ -7,35 +7,21 @@ Shapes: B batch, S sequence length, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from hf_domino._common.refusal import refusal
 from hf_domino.target.view import TargetModel
-from hf_domino.training.hidden_states.reading import STATES
 from hf_domino.training.objective.forward import TargetStates
 
 FIRST_TOKENS = 8  # of a row, by which it is found in the text
-WEIGHTS = (
-    "The target is at fault: its {part} not finite. Load it in a wider dtype than {dtype} (--target_dtype float32), or "
-    "another copy of its files."
-)
-ROW = (
-    "The target is at fault: its {part} not finite in row {row} of the batch, which begins with the tokens {tokens}. "
-    "{way_out}, or leave that row out."
-)
-WIDER = "Load it in a wider dtype than {dtype} (--target_dtype float32), set --bf16 in place of --fp16"
-WRITE_AGAIN = "Delete the folder of hidden states (--cache_hidden_states), and the same command writes them again"
+POSITIONS = 64  # whose logits are made at once
+WIDER = "Load it in a wider dtype than {dtype} (--target_dtype float32), and set --bf16 in place of --fp16"
 DRAFTER = (
     "The drafter is at fault, as all that is read of the target is finite. Training stops here; checkpoints are from "
     "before. Lower learning_rate or muon_learning_rate, or warm up longer."
-)
-
-TOO_LATE = (
-    "The hidden states of that step are no longer in memory, so whose fault it is cannot be said. Go on from the last "
-    "checkpoint with --logging_steps 1."
 )
 
 
@@ -49,80 +35,54 @@ class LossWatch:
 
     def __init__(self, accelerator: Any, find_fault: Callable[[dict[str, torch.Tensor]], str]):
         self._accelerator, self._find_fault = accelerator, find_fault
-        self._seen: list[tuple[int, torch.Tensor, dict[str, torch.Tensor] | None]] = []
+        self._seen: list[tuple[int, torch.Tensor, dict[str, torch.Tensor]]] = []
 
     def add(self, step: int, loss: torch.Tensor, batch: dict[str, torch.Tensor]) -> None:
-        """Keep the loss of a step's micro-batch, and the batch; the last one alone where hidden states are with it."""
-        if self._seen and STATES in batch:
-            self._seen[-1] = *self._seen[-1][:2], None
+        """Keep the loss of a step's micro-batch, and its text."""
         self._seen.append((step, loss.detach(), batch))
 
     def look(self) -> None:
-        """Read the losses that were added.
-
-        Raises:
-            ValueError: If one is not finite in any process; the error names the step and who is at fault.
-        """
+        """Read the losses that were added; refuse the first that is not finite in any process."""
         if not self._seen:
             return
         seen, self._seen = self._seen, []
         broken = (~torch.isfinite(torch.stack([loss for _, loss, _ in seen]))).float()
         for (step, loss, batch), count in zip(seen, self._accelerator.reduce(broken, "sum").tolist(), strict=True):
             if count:
-                fault = TOO_LATE if batch is None else self._find_fault(batch)
-                raise refusal(f"the loss of step {step}", "finite", loss.item(), fault)
+                raise refusal(f"the loss of step {step}", "finite", loss.item(), self._find_fault(batch))
 
 
 @torch.no_grad()
-def find_fault(
-    target: TargetModel,
-    read: TargetStates,
-    batch: Mapping[str, torch.Tensor],
-    mask_token_id: int,
-    max_logits: int,
-) -> str:
-    """Say who is at fault for the loss of a batch, and the way out.
-
-    Args:
-        target (`TargetModel`): The frozen target.
-        read (`TargetStates`): What was read of it over the batch.
-        batch (`Mapping[str, torch.Tensor]`): `input_ids` and `attention_mask` `[B, S]`.
-        mask_token_id (`int`): The drafter's.
-        max_logits (`int`): Most logits that are computed at once.
-    """
-    dtype = str(target.model.dtype).removeprefix("torch.")
-    way_out = WRITE_AGAIN if STATES in batch else WIDER.format(dtype=dtype)
-    for part, values in _of_rows(target, read, batch["input_ids"]):
-        if (row := first_broken(values)) is not None:
-            return _blame_row(part, row, batch, way_out)
-    mask = torch.tensor([mask_token_id], device=batch["input_ids"].device)
+def find_fault(target: TargetModel, read: TargetStates, batch: Mapping[str, torch.Tensor]) -> str:
+    """Say who is at fault for the loss of a batch (`input_ids`, `attention_mask` `[B, S]`), and the way out."""
+    wider = WIDER.format(dtype=str(target.model.dtype).removeprefix("torch."))
+    rows = {
+        f"hidden states of layer {name}": states for name, states in zip(target.layer_ids, read.captured, strict=True)
+    }
+    rows["embeddings"] = target.embed(batch["input_ids"])
+    if read.final is not None:
+        rows["final hidden states"] = read.final
+    for name, values in rows.items():
+        if (row := _first_broken(values)) is not None:
+            return _blame_row(name, row, batch, wider)
     # Of zeros, lm_head makes NaN wherever a weight is NaN or infinite, whatever it is made of.
-    of_zeros = target.logits(torch.zeros_like(read.captured[0][0, :1]))
-    for part, values in (("embedding of the mask token is", target.embed(mask)), ("lm_head is", of_zeros)):
-        if first_broken(values) is not None:
-            return WEIGHTS.format(part=part, dtype=dtype)
+    if _first_broken(target.logits(torch.zeros_like(read.captured[0][0, :1]))) is not None:
+        return f"The target is at fault: its lm_head is not finite. {wider}, or take another copy of its files."
     for row, states in enumerate(() if read.final is None else read.final):
-        for some in states.split(max(1, max_logits // of_zeros.shape[-1])):
-            if first_broken(target.logits(some)) is not None:
-                return _blame_row("logits are", row, batch, way_out)
+        if any(_first_broken(target.logits(some)) is not None for some in states.split(POSITIONS)):
+            return _blame_row("logits", row, batch, wider)
     return DRAFTER
 
 
-def _of_rows(target: TargetModel, read: TargetStates, input_ids: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """What the target gives for each row, `[B, S, H]`, by what it is."""
-    for layer_id, states in zip(target.layer_ids, read.captured, strict=True):
-        yield f"hidden states of layer {layer_id} are", states
-    yield "embeddings are", target.embed(input_ids)
-    if read.final is not None:
-        yield "final hidden states are", read.final
-
-
-def first_broken(values: torch.Tensor) -> int | None:
+def _first_broken(values: torch.Tensor) -> int | None:
     """The first row of values `[B, ...]` that holds NaN or an infinity; None where all are finite."""
     rows = (~torch.isfinite(values)).flatten(1).any(dim=1).nonzero()
     return int(rows[0]) if len(rows) else None
 
 
-def _blame_row(part: str, row: int, batch: Mapping[str, torch.Tensor], way_out: str) -> str:
+def _blame_row(name: str, row: int, batch: Mapping[str, torch.Tensor], remedy: str) -> str:
     tokens = batch["input_ids"][row][batch["attention_mask"][row].bool()][:FIRST_TOKENS].tolist()
-    return ROW.format(part=part, row=row, tokens=", ".join(map(str, tokens)), way_out=way_out)
+    return (
+        f"The target is at fault: its {name} are not finite in row {row} of the batch, which begins with the tokens "
+        f"{', '.join(map(str, tokens))}. {remedy}, or leave that row out."
+    )

@@ -7,7 +7,6 @@ Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden siz
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -15,19 +14,6 @@ import torch
 from hf_domino.drafter.blocks import block_positions, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
-
-
-@dataclass(frozen=True)
-class DraftedBlocks:
-    """What the drafter makes of the blocks of a batch.
-
-    Args:
-        hidden (`torch.Tensor`): Draft hidden states `[B, N, K, H]`.
-        states (`torch.Tensor`, *optional*): The prefix state used with each `[B, N, K, G]`; None for DFlash.
-    """
-
-    hidden: torch.Tensor
-    states: torch.Tensor | None
 
 
 class TargetStates(NamedTuple):
@@ -81,7 +67,7 @@ def draft_blocks(
     context_features: torch.Tensor,
     anchors: torch.Tensor,
     position_ids: torch.Tensor | None = None,
-) -> DraftedBlocks:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Draft the blocks at `anchors`, all side by side.
 
     Args:
@@ -94,13 +80,14 @@ def draft_blocks(
             [`~drafter.kinds.kind.Kind.draft_blocks`].
 
     Returns:
-        `DraftedBlocks`: Hidden states and prefix states.
+        `tuple`: Draft hidden states `[B, N, K, H]`, and the prefix state used with each `[B, N, K, G]`; None without a
+        correction head.
     """
     hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors, position_ids)
     if not drafter.has_correction_head:
-        return DraftedBlocks(hidden, None)
+        return hidden, None
     tokens = gather_positions(input_ids, block_positions(anchors, drafter.config.block_size))
-    return DraftedBlocks(hidden, prefix_states(drafter, target, tokens))
+    return hidden, prefix_states(drafter, target, tokens)
 
 
 def prefix_states(drafter: DominoDraftModel, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:

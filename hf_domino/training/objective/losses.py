@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
-from hf_domino.training.objective.distillation import Distillation
-from hf_domino.training.objective.position_weights import dynamic_weights
+from hf_domino.training.objective.distillation import divergences, teach
 
 
 @dataclass(frozen=True)
@@ -89,16 +88,20 @@ class LossOptions:
     """What the published loss does not have.
 
     Args:
-        distillation (`Distillation`, *optional*): What is learned from `ScoredBlocks.final`.
-        dpace_alpha (`float`, *optional*): Smoothing of dynamic weights
-            ([`~training.objective.position_weights`]), which multiply the given ones, each term by its own confidence.
+        distillation_weight (`float`, *optional*, defaults to 0.0): Share of the cross-entropy with the labels that
+            gives way to the divergence from the target's distribution, read from `ScoredBlocks.final`.
+        divergence (`str`, *optional*, defaults to `"kl"`): Or `"tv"`, as in [`divergences`].
+        dpace (`bool`, *optional*, defaults to `False`): Whether dynamic weights
+            ([`dynamic_weights`]) multiply the given ones, each term by its own confidence.
     """
 
-    distillation: Distillation | None = None
-    dpace_alpha: float | None = None
+    distillation_weight: float = 0.0
+    divergence: str = "kl"
+    dpace: bool = False
 
 
 PUBLISHED = LossOptions()
+ALPHA = 0.5  # smoothing of dynamic weights, in (0, 1]: at 0 all of them may vanish
 CrossEntropy = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 cross_entropies = partial(F.cross_entropy, reduction="none")
 
@@ -148,6 +151,32 @@ def lambda_base_at(step: int, num_steps: int, decay_ratio: float, start: float =
     if decay_ratio <= 0:
         return 0.0
     return start * max(0.0, 1.0 - step / max(decay_ratio * num_steps, 1))
+
+
+def dynamic_weights(confidence: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """D-PACE: weights of a block's positions that follow what limits acceptance now (arXiv 2605.18810, eq. 7 to 9).
+
+    With q_i the drafter's probability of the label at position i and q~_i = (1 - ALPHA) q_i + ALPHA, the weight of
+    position j is the sum over m >= j of the product over i <= m of q~_i: without smoothing, the derivative of the
+    expected accepted length with respect to log q_j. Labels that do not count are passed by, with weight 0. Weights
+    carry no gradient, and are not divided by their sum: their size is part of the objective.
+
+    Args:
+        confidence (`torch.Tensor`): The drafter's probability of each label `[..., K]`.
+        counts (`torch.Tensor`): `[..., K]` bool, False for labels that do not count.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from hf_domino.training.objective.losses import dynamic_weights
+    >>> dynamic_weights(torch.tensor([0.5, 0.0, 1.0]), torch.tensor([True, True, True]))
+    tensor([1.5000, 0.7500, 0.3750])
+
+    ```
+    """
+    smooth = torch.where(counts, torch.lerp(confidence, torch.ones_like(confidence), ALPHA), 1.0)
+    accepted = smooth.cumprod(dim=-1) * counts
+    return accepted.flip(-1).cumsum(dim=-1).flip(-1) * counts
 
 
 def corrected_positions(config: DominoConfig, device: torch.device) -> torch.Tensor:
@@ -213,18 +242,20 @@ def score_chunk(
     is_corrected = selection.take(corrected_positions(drafter.config, labels.device).expand_as(has_loss))
     base, corrected = draft_logits(drafter, target, selection.take(chunk.hidden), states, is_corrected)
     taught = None
-    if options.distillation is not None:
+    if options.distillation_weight:
         assert chunk.final is not None
         with torch.no_grad():
-            taught = options.distillation.teach(drafter.vocabulary.logits(target, selection.take(chunk.final)))
+            taught = teach(drafter.vocabulary.logits(target, selection.take(chunk.final)))
 
     def loss_of(logits: torch.Tensor) -> torch.Tensor:
         losses, scale = cross_entropy(logits, labels), weights
-        if options.dpace_alpha is not None:
+        if options.dpace:
             confidence = selection.put_back(losses.detach()).neg().exp() * has_loss
-            scale = weights * dynamic_weights(confidence, counts, options.dpace_alpha)
-        if options.distillation is not None and taught is not None:
-            losses = options.distillation.mix(losses, logits, taught)
+            scale = weights * dynamic_weights(confidence, counts)
+        if taught is not None:
+            learned, weight = divergences(logits, *taught, options.divergence), options.distillation_weight
+            # At 1, no passes over the logits are made for a gradient that counts nothing.
+            losses = learned if weight == 1 else torch.lerp(losses, learned, weight)
         return (selection.put_back(losses) * scale).sum()
 
     def hits(logits: torch.Tensor) -> torch.Tensor:

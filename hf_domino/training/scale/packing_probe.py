@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from hf_domino._common.refusal import refusal
-from hf_domino.data.packing import PackedRows, collate_packed, parts
+from hf_domino.data.packing import PackedRows, collate_rows, parts
 from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.forward import read_target
 
@@ -40,7 +40,7 @@ def check_no_leaks(target: TargetModel, rows: PackedRows) -> None:
     if not several:
         return
     probed = [rows[index] for index in several] * (PROBED_ROWS // len(several))
-    batch = {name: values.to(target.input_device) for name, values in collate_packed(probed).items()}
+    batch = {name: values.to(target.input_device) for name, values in collate_rows(probed).items()}
     together = _states(target, batch["input_ids"], batch["position_ids"])
     change, noise = 0.0, 0.0
     for packed, states in zip(probed, together, strict=True):

@@ -42,18 +42,18 @@ def prepare_sharding(args: DominoTrainingArguments, accelerator: Accelerator) ->
     accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy()
 
 
-def broken_weights(model: nn.Module) -> list[str]:
-    """Names of the weights that are not finite on any process; every process must call.
-
-    Args:
-        model (`nn.Module`): With whole or sharded weights.
-    """
+def check_finite(model: nn.Module, step: int) -> None:
+    """Refuse weights, whole or sharded, that are not finite on any process; every process must call."""
     parameters = dict(model.named_parameters())
     locals_ = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in parameters.values()]
     broken = torch.stack([~torch.isfinite(weight.detach()).all() for weight in locals_]).int()
     if distributed.is_available() and distributed.is_initialized():
         distributed.all_reduce(broken, op=distributed.ReduceOp.MAX)
-    return [name for name, is_broken in zip(parameters, broken.tolist(), strict=True) if is_broken]
+    names = [name for name, is_broken in zip(parameters, broken.tolist(), strict=True) if is_broken]
+    if names:
+        remedy = "They are not saved. Go on from an earlier checkpoint with a lower learning rate."
+        found = f"nan or inf in {', '.join(names[:3])} ({len(names)} tensors)"
+        raise refusal(f"the drafter's weights after step {step}", "finite", found, remedy)
 
 
 def shard_target(target: PreTrainedModel, args: DominoTrainingArguments) -> PreTrainedModel:

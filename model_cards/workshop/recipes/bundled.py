@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_domino.data.on_policy import generate_on_policy, settings_file
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
 from hf_domino.target.identity import identify
 from recipes.cards import RECIPE as DRAFTER
 from recipes.cards import write_cards
+from recipes.continuing import continue_prompts, settings_file
 from recipes.corpus import REQUIREMENTS, Module, collect_modules, train_tokenizer
 from recipes.pretrain import TargetRecipe, stage_folder
 from recipes.processes import HF_DOMINO, kind_flags, torchrun
@@ -48,7 +48,6 @@ class OnPolicyRecipe:
     prompt_lengths: tuple[int, ...] = (48, 80, 112)
     max_new_tokens: int = 144
     temperatures: tuple[float, ...] = (0.0, 0.3, 0.7)
-    batch_size: int = 64
     seed: int = 0
 
 
@@ -139,7 +138,7 @@ def write_on_policy(work: Path, output: Path, processes: int) -> None:
     target = _load_target(output)
     held_out = np.load(work / "held_out.npy")
     prompts = training_prompts(held_out, NUM_EVALUATION_ROWS, recipe.prompt_lengths, _end_of_text(target), recipe.seed)
-    generate_on_policy(target, prompts, work / "evaluation.jsonl", recipe.max_new_tokens, temperatures=(0.0,))
+    continue_prompts(target, prompts, work / "evaluation.jsonl", recipe.max_new_tokens, (0.0,))
     result = work / "on_policy.jsonl"
     settings_file(result).write_text(json.dumps({"target": identify(target).to_dict()}), encoding="utf-8")
     result.write_text("".join(path.read_text() for path in parts))
@@ -152,17 +151,8 @@ def _write_shard(job: tuple[Path, Path, int, int]) -> Path:
     recipe, target = OnPolicyRecipe(), _load_target(output, torch.bfloat16)  # half as slow as fp32
     stream = np.load(work / "train.npy", mmap_mode="r")
     prompts = training_prompts(stream, recipe.num_prompts, recipe.prompt_lengths, _end_of_text(target), recipe.seed)
-    return generate_on_policy(
-        target,
-        prompts,
-        work / f"on_policy-{index}-of-{count}.jsonl",
-        max_new_tokens=recipe.max_new_tokens,
-        temperatures=recipe.temperatures,
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        shard=(index, count),
-        progress=index == 0,
-    )
+    output = work / f"on_policy-{index}-of-{count}.jsonl"
+    return continue_prompts(target, prompts, output, recipe.max_new_tokens, recipe.temperatures, (index, count))
 
 
 def _load_target(output: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -17,7 +17,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.pair import dflash_folder, domino_folder
 from hf_domino.pair.smollm2 import HUB_NAME, PACKAGE
 from hf_domino.publishing.folder_card import card_for
-from hf_domino.training.facts import SETTINGS
+from hf_domino.training.fields import RECORDED
 from recipes.corpus import REQUIREMENTS
 
 TARGET = Path(__file__).with_name("card_target.md")
@@ -80,7 +80,7 @@ def _training(run: Path) -> str:
     """The section of a trainer's card on how the drafter was trained; the recipe where no card was written."""
     recorded = read_sections(read_text(run / CARD)).get("training")
     recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
-    facts = {field: recipe[field] for field in SETTINGS if field in recipe}
+    facts = {field: recipe[field] for field in RECORDED if field in recipe}
     return recorded or training_section(TrainerState(global_step=recipe["max_steps"]), facts)
 
 

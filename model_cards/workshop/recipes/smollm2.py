@@ -16,7 +16,7 @@ from datasets import Sequence as Items
 from pyarrow.parquet import write_table
 
 from hf_domino._common.whole_files import whole_file
-from hf_domino.data.result import REPORT
+from hf_domino.data.writing import REPORT
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.pair import FETCHED, dflash_folder, domino_folder
 from hf_domino.pair.smollm2 import SHORT_PROMPTS, fetch_target

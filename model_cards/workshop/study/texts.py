@@ -22,9 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_domino._common.dtypes import fast_dtype
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
-from hf_domino.data.on_policy import generate_on_policy
 from hf_domino.data.rows import load_rows
 from recipes.bundled import OnPolicyRecipe, prepare_corpus
+from recipes.continuing import continue_prompts
 from recipes.pretrain import TargetRecipe
 from recipes.prompts import training_prompts
 from study.plan import TEXTS
@@ -58,7 +58,7 @@ def text_of_corpus(work: Path, packages: Path | None, target: str, num_rows: int
         dtype = torch.float32 if name == EVALUATION else fast_dtype("cpu")
         model = AutoModelForCausalLM.from_pretrained(target, dtype=dtype).eval()
         path = folder / f"{name}.jsonl"
-        generate_on_policy(model, prompts[asked], path, max_new_tokens=tokens, temperatures=(temperature,), seed=SEED)
+        continue_prompts(model, prompts[asked], path, tokens, (temperature,))
     greedy, sampled = (read_rows(folder / f"{kind}.jsonl") for kind in ("greedy", "sampled"))
     pairs = enumerate(zip(greedy, sampled, strict=True))
     write_rows(folder / f"{MIXED}.jsonl", [pair[index % 2] for index, pair in pairs])

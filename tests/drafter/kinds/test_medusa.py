@@ -151,8 +151,8 @@ def test_a_view_has_as_many_heads_or_fewer(wide, drafter):
 def test_weights_of_the_loss_fall_by_a_fifth_with_each_head(wide, drafter, tmp_path):
     view, arguments = TargetModel(wide, drafter.config), DominoTrainingArguments(str(tmp_path), report_to="none")
     batch = {"input_ids": torch.arange(12)[None], "loss_mask": torch.ones(1, 12), "anchors": torch.tensor([[2]])}
-    _, weights = Objective(drafter, view, arguments, None).labels(batch)
-    torch.testing.assert_close(weights[0, 0], 0.8 ** torch.arange(4.0))
+    Objective(drafter, view, arguments, None).label(batch)
+    torch.testing.assert_close(batch["weights"][0, 0], 0.8 ** torch.arange(4.0))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,6 @@ def test_what_the_command_trains_is_used_as_others_are(folder, saved_pair, targe
         (["--block-size", "3"], "the drafter's kind with block_size must be Domino or DFlash"),
         (["--projector-type", "domino"], "the drafter of a new head must be plain DFlash, got 'Medusa'"),
         (["--train-only", "head"], "must be one with a correction head, got 'Medusa'. Leave train_only out"),
-        (["--own-prefix-share", "0.5"], "the drafter's kind with own_prefix_share must be Domino, got 'Medusa'"),
         (["--gradient-checkpointing", "true"], "the drafter's kind with gradient_checkpointing must be"),
     ],
 )
@@ -228,10 +227,9 @@ def test_what_it_lacks_is_refused_by_name(folder, medusa, train, capsys, flags, 
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--start-from-target", "true"], ["--plan", "--plan-tflops=1"]])
-def test_what_a_new_one_lacks_is_refused_by_name(medusa, train, capsys, flags):
-    assert train(medusa, *flags) == 2
-    assert f"the drafter's kind with {flags[0].strip('-').replace('-', '_')} must be" in capsys.readouterr().err
+def test_what_a_new_one_lacks_is_refused_by_name(medusa, train, capsys):
+    assert train(medusa, "--start-from-target", "true") == 2
+    assert "the drafter's kind with start_from_target must be" in capsys.readouterr().err
 
 
 def test_it_is_not_sharded(wide, drafter, tmp_path):

@@ -1,0 +1,54 @@
+"""The drafter's card, with what a training that runs in this process says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_domino._common.provenance import provenance
+from hf_domino.cards import merge_card, render_card, training_section
+from hf_domino.cards.sections import CARD, read_text
+from hf_domino.data.rows import RowCounts
+from hf_domino.training.evidence.figures import draw_training
+from hf_domino.training.fields import RECORDED
+
+
+def write_card(trainer: Any, name: str | None, target: str | None, metadata: Mapping[str, Any]) -> None:
+    """Write the card of a trainer's drafter to `output_dir`; what is not ours in one that is there stays.
+
+    Args:
+        trainer ([`~training.DominoTrainer`]): After training.
+        name (`str`, *optional*): Of the drafter on the Hub; defaults to that of `output_dir`.
+        target (`str`, *optional*): The target's, in place of the one it was loaded by.
+        metadata (`Mapping`): Fields for the head of the card; those without a value are left out.
+    """
+    config, path = trainer.drafter.config, Path(trainer.args.output_dir) / CARD
+    known = {field: value for field, value in metadata.items() if value}
+    if isinstance(known.get("datasets"), str):
+        known["datasets"] = [known["datasets"]]
+    card = render_card(
+        config,
+        name=name or path.resolve().parent.name,
+        target=target or config.target_name or trainer.target.model.name_or_path or None,
+        training=training_section(
+            trainer.state, _facts(trainer), draw_training(trainer.state.log_history, path.parent)
+        ),
+        metadata=known,
+    )
+    path.write_text(merge_card(read_text(path), card, wins=known), encoding="utf-8")
+
+
+def _facts(trainer: Any) -> dict[str, Any]:
+    """Rows, settings, hardware and versions."""
+    args, config, made = trainer.args, trainer.drafter.config, provenance(str(trainer.args.device))
+    facts: dict[str, Any] = {}
+    for name, rows in (("train", trainer.train_dataset), ("eval", trainer.eval_dataset)):
+        if hasattr(rows, "__len__"):
+            facts[f"{name} rows"] = len(rows)
+        facts[f"{name} rows left out"] = getattr(rows, "counts", RowCounts()).left_out or None
+    facts["rows per step"] = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    facts |= {"block_size": config.block_size, "draft_vocab_size": config.draft_vocab_size}
+    facts |= {name: getattr(args, name) for name in RECORDED} | {"loss_decay": trainer.objective.loss_decay}
+    versions = ", ".join(f"{name} {made[name]}" for name in ("hf_domino", "torch", "transformers"))
+    return facts | {"hardware": made["hardware"], "versions": versions, "date": made["date"]}

@@ -116,7 +116,7 @@ def walked_metrics(
 ) -> dict[str, float]:
     """Mean acceptance lengths of the rounds over evaluation rows, without autocast, as generation runs."""
     starts = [max(1, row["loss_mask"].index(1)) for row in rows]
-    texts, states = ([row.get(field) for row in rows] for field in ("input_ids", STATES))
+    texts, states = [row["input_ids"] for row in rows], [row.get(STATES) for row in rows]
     with torch.autocast(drafter.device.type, enabled=False):
         base, corrected = map(mean_acceptance_length, walk_rounds(drafter, target, texts, starts, states))
     if base is None or corrected is None:

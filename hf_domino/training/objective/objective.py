@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -123,7 +123,8 @@ class Objective:
                     read.final, batch["anchors"], drafter.config.block_size, drafter.config.label_offset
                 )
             of_blocks = (hidden, states, columns, weights, final)
-            scored = ScoredBlocks(*(None if part is None else part.flatten(0, 1) for part in of_blocks))  # [B * N, ...]
+            flat: list[Any] = [None if part is None else part.flatten(0, 1) for part in of_blocks]  # [B * N, ...]
+            scored = ScoredBlocks(*flat)
             losses = draft_losses(
                 drafter, self.target, scored, lambda_base or 0.0, self.max_logits, options, self.gathers
             )

@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 from chats import chat_tokenizer
-from hf_domino.data.sources import from_files
+from hf_domino.data.records import from_files
 
 import commands
 from hf_domino import DominoConfig

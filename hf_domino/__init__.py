@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from hf_domino._common.late import late
 from hf_domino.integration.auto_classes import register_auto_classes
-from hf_domino.integration.patch import attach, detach, install, is_installed, uninstall
+from hf_domino.integration.default_drafter import Attached, attached, detach, plain
+from hf_domino.integration.patch import attach, install, is_installed, uninstall
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AllowedByGrammar",
+    "Attached",
     "CheckResult",
     "DecodingStats",
     "DominoConfig",
@@ -34,12 +36,14 @@ __all__ = [
     "ShadowReport",
     "WidthProbe",
     "attach",
+    "attached",
     "check_fit",
     "detach",
     "explain_round",
     "install",
     "is_installed",
     "lookahead",
+    "plain",
     "probe_width",
     "recycling",
     "release_workspaces",

@@ -62,7 +62,7 @@ def generate(*args: Any, model: PreTrainedModel | None = None, drafter: str | No
         if lookup is not None:
             config.prompt_lookup_num_tokens = lookup
         mode_kwargs = {"assistant_model": loaded, "tokenizer": tokenizer}
-        check_call(model, config.get_generation_mode(loaded), config, mode_kwargs, is_native=False)
+        check_call(model, config.get_generation_mode(loaded), config, mode_kwargs)
         return decode(model, input_ids, assistant_model=loaded, streamer=streamer, **call)
 
     return type(model).generate(prepares, custom_generate=decoding_method, **kwargs)

@@ -98,12 +98,18 @@ def _fit_vocabulary(config: DominoConfig, size: int) -> None:
     config.vocab_size = size
 
 
-def drafter_of(model: Any) -> Any:
-    """The drafter that a model is, or that is in what torch.compile, DataParallel or PEFT made of it; else None."""
+def unwrapped(model: Any) -> Any:
+    """The model in what torch.compile, DataParallel or PEFT made of it."""
     for inner in ("_orig_mod", "module", "_orig_mod"):
         model = getattr(model, inner, model)
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-        model = model.get_base_model()
+        return model.get_base_model()
+    return model
+
+
+def drafter_of(model: Any) -> Any:
+    """The drafter that a model is, or that is in what torch.compile, DataParallel or PEFT made of it; else None."""
+    model = unwrapped(model)
     # By its class: what stands in for a model, such as a wrapper of another loop, may show a drafter's configuration.
     return model if getattr(type(model), "config_class", None) is DominoConfig else None
 
@@ -181,20 +187,14 @@ def _check_hidden_states(target: PreTrainedModel, text: PreTrainedConfig) -> Non
         raise refusal("the width of the target's token embeddings", f"hidden_size={text.hidden_size}", width, remedy)
 
 
-def check_rows(target: PreTrainedModel, num_proposals: int, batch_size: int, kwargs: Mapping[str, Any]) -> None:
+def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str, Any]) -> None:
     """Refuse a batch for targets that count columns instead of positions: rows move against each other.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-        num_proposals (`int`): Most of a round, which may reach behind the last token that is wanted.
-        batch_size (`int`): Sequences to generate.
-        kwargs (`Mapping`): What `generate` passes on: `position_ids` and `generation_config`.
 
     Raises:
         ValueError: For a batch that such a target would read otherwise than in plain generation.
     """
     text, alone = target.config.get_text_config(decoder=True), "Generate the prompts one at a time."
-    if batch_size == 1 or text.model_type in RELATIVE_POSITIONS:
+    if text.model_type in RELATIVE_POSITIONS:
         return
     if kwargs.get("position_ids") is None or text.model_type in COUNTS_PADDING:
         expected = "one that takes position_ids and a mask of the padding, for a batch"

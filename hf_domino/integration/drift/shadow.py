@@ -164,8 +164,7 @@ def shadow(share: float = 0.05, seed: int = 0) -> Iterator[ShadowReport]:
     """Replay a share of the assisted calls inside the `with` block without speculation, and compare.
 
     A watched call keeps the target's logits of its new tokens until the replay is over, which takes about as long as
-    plain generation. Like [`timed_phases`] it holds for the calling thread or task. Calls of an attached target are
-    not seen: they run in Transformers' own loop.
+    plain generation. Like [`timed_phases`] it holds for the calling thread or task.
 
     Args:
         share (`float`, *optional*, defaults to 0.05): Share of the calls to replay, in `[0, 1]`.

@@ -122,7 +122,5 @@ def _generate(target: PreTrainedModel, ids: torch.Tensor, loop: Loop, end: MaxLe
 
 def plainly(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
     """Write as the target alone does, as a loop for `custom_generate`, past the patch."""
-    return model._sample(
-        input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
-        generation_config=generation_config, **model_kwargs,
-    )  # fmt: skip
+    # By place, as `generate` does not call it: so the patch leaves it alone.
+    return model._sample(input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from hf_domino.drafter.untrained import lookahead, recycling
     from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.evaluation.explain import Round, explain_round
-    from hf_domino.integration.drift.shadow import ShadowReport, shadow
     from hf_domino.integration.grammar import AllowedByGrammar
+    from hf_domino.integration.shadow import ShadowReport, shadow
 
 __version__ = "0.1.0"
 __all__ = [
@@ -61,8 +61,8 @@ _LATER = {
     "DominoConfig": "configuration",
     "release_workspaces": "decoding.static.workspace",
     "DominoDraftModel": "drafter.modeling",
-    "ShadowReport": "integration.drift.shadow",
-    "shadow": "integration.drift.shadow",
+    "ShadowReport": "integration.shadow",
+    "shadow": "integration.shadow",
     "Round": "evaluation.explain",
     "explain_round": "evaluation.explain",
     "AllowedByGrammar": "integration.grammar",

@@ -24,7 +24,7 @@ from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import CONFIG, check_source
 from hf_domino.integration.call_checks import check_generation, check_prepared
 from hf_domino.integration.default_drafter import Attached
-from hf_domino.integration.drift.shadow import watched
+from hf_domino.integration.shadow import watched
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of, unwrapped
 from hf_domino.target.identity import recognise
 from hf_domino.target.view import input_device

@@ -27,7 +27,7 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino data`."""
-    parser.add_argument("--target", required=True, help="folder or Hub name of the target, or smollm2")
+    parser.add_argument("--target", required=True, help="folder or Hub name of the target")
     parser.add_argument(
         "--output", type=Path, required=True, help="folder for train.jsonl, evaluation.jsonl, report.json"
     )

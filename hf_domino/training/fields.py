@@ -15,7 +15,7 @@ from hf_domino._common.dtypes import dtype_name, dtype_of
 class ModelArguments:
     """Which target, and whether to go on with what exists."""
 
-    target: str | None = field(default=None, metadata={"help": "Folder or Hub name of the target, or smollm2."})
+    target: str | None = field(default=None, metadata={"help": "Folder or Hub name of the target."})
     target_dtype: str = field(default="auto", metadata={"help": "dtype of the target: auto, float32, bfloat16."})
     drafter: str | None = field(default=None, metadata={"help": "A drafter to train further, instead of a new one."})
     start_from_target: bool = field(

@@ -96,24 +96,14 @@ def _held_out(pair: Pair) -> dict[str, Any]:
 
 
 def prompt_of(pair: Pair, messages: Sequence[dict[str, str]], raw: bool = False) -> dict[str, Any]:
-    """Messages as a benchmark's prompt: for the target's chat template, if it has one, or as one text.
-
-    Args:
-        pair (`Pair`): Target and tokenizer.
-        messages (`Sequence[dict]`): What was said, each with `role` and `content`.
-        raw (`bool`, *optional*, defaults to `False`): Not to use the chat template.
-    """
+    """Messages as a benchmark's prompt: for the target's chat template, if it has one, or as one text."""
     if pair.tokenizer.chat_template is None or raw:
         return {"text": "".join(message["content"] for message in messages)}
     return {"messages": messages}
 
 
 def figures(stats: DecodingStats) -> dict[str, Any]:
-    """What a script wants to know of a call.
-
-    Args:
-        stats ([`DecodingStats`]): Of the call.
-    """
+    """What a script wants to know of a call."""
     return {
         "num_new_tokens": stats.num_new_tokens,
         "seconds": stats.seconds,
@@ -126,10 +116,6 @@ def figures(stats: DecodingStats) -> dict[str, Any]:
 
 
 def summary(stats: DecodingStats) -> str:
-    """The same in a line.
-
-    Args:
-        stats ([`DecodingStats`]): Of the call.
-    """
+    """The same in a line."""
     line = f"{stats.num_new_tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:.0f} tokens/s"
     return f"{line}, {stats.tokens_per_forward:.2f} tokens a forward" if stats.num_rounds else line

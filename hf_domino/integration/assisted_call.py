@@ -67,11 +67,7 @@ def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[st
 
 
 def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraftModel]:
-    """The model that generates in `target`, and the drafter that is meant, once both fit.
-
-    Raises:
-        ValueError: If they do not.
-    """
+    """The model that generates in `target`, and the drafter that is meant, once both fit."""
     target = unwrapped(target)
     if not isinstance(target, GenerationMixin):
         remedy = "Pass the model itself, such as pipeline.model."
@@ -124,11 +120,7 @@ def check_names(
     model_kwargs: Mapping[str, Any] | None = None,
     **unused: Any,
 ) -> None:
-    """Refuse at once names that are neither folders nor on the Hub; arguments are those of `pipeline`.
-
-    Raises:
-        ValueError: If the target's or the drafter's is such a name.
-    """
+    """Refuse at once names that are neither folders nor on the Hub; arguments are those of `pipeline`."""
     places = {"token": token, "cache_dir": (model_kwargs or {}).get("cache_dir"), "local_files_only": local_files_only}
     if isinstance(model, (str, os.PathLike)):
         check_source(os.fspath(model), "model", revision=revision, **places)
@@ -136,11 +128,7 @@ def check_names(
 
 
 def refuse_drafter(name: Any) -> None:
-    """Say that a pipeline's model is the target.
-
-    Raises:
-        ValueError: Always.
-    """
+    """Say that a pipeline's model is the target."""
     remedy = f"Pass the target as model, and assistant_model={os.fspath(name)!r}."
     raise refusal("model of the pipeline", "the target, which a drafter only assists", os.fspath(name), remedy)
 
@@ -148,13 +136,7 @@ def refuse_drafter(name: Any) -> None:
 def pipeline_drafter(
     target: PreTrainedModel, assistant: Any, download: Mapping[str, Any] | None = None
 ) -> DominoDraftModel | None:
-    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-        assistant (`str`, `Path` or [`DominoDraftModel`]): What it was given.
-        download (`Mapping`, *optional*): What `from_pretrained` takes for the Hub.
-    """
+    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model."""
     if not target.can_generate():
         return None
     if isinstance(assistant, (str, os.PathLike)):
@@ -174,16 +156,7 @@ def pipeline_drafter(
 
 
 def named(target: PreTrainedModel, name: Any, download: Mapping[str, Any] | None = None) -> DominoDraftModel:
-    """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-        name (`str` or `Path`): Of the drafter, or of its target with the drafter in a folder.
-        download (`Mapping`, *optional*): What `from_pretrained` takes for the Hub.
-
-    Raises:
-        ValueError: If neither is there.
-    """
+    """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes."""
     loaded, download = _named.setdefault(target, {}), dict(download or {})
     files = (Path(name).absolute() / CONFIG, Path(name).absolute() / FOLDER / CONFIG)
     saved = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file())  # none of a name on the Hub

@@ -19,8 +19,7 @@ from hf_domino.decoding.caches.alignment import unalignable
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.integration.rope_checks import GROWING_ROPE_TYPES, check_rope, num_given
-from hf_domino.integration.step_checks import check_steps
+from hf_domino.integration.step_checks import GROWING_ROPE_TYPES, check_rope, check_steps, num_given
 from hf_domino.target.compatibility import check_drafter, check_rows, check_target
 
 # Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
@@ -73,11 +72,7 @@ GENERATION_RULES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
 def check_generation(
     target: PreTrainedModel, drafter: PreTrainedModel, generation_config: GenerationConfig, generation_mode: str
 ) -> None:
-    """Refuse what assisted decoding cannot do, once `generate` knows its configuration and mode.
-
-    Raises:
-        ValueError: Naming the first field that does not fit.
-    """
+    """Refuse what assisted decoding cannot do, once `generate` knows its configuration and mode."""
     check_drafter(drafter)
     check_target(drafter.config, target)
     for field, allows, expected, remedy in GENERATION_RULES:
@@ -96,11 +91,7 @@ def check_generation(
 def check_prepared(
     target: PreTrainedModel, drafter: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse a call that assisted decoding cannot start from, or could not keep to the target's own text.
-
-    Raises:
-        ValueError: Naming the first field that does not fit.
-    """
+    """Refuse a call that assisted decoding cannot start from, or could not keep to the target's own text."""
     config, batch_size = kwargs["generation_config"], len(input_ids)
     num_proposals = drafter.config.num_draft_tokens
     check_inputs(target, input_ids, kwargs)
@@ -116,17 +107,7 @@ def check_prepared(
 
 
 def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuse prompts and caches that assisted decoding cannot start from.
-
-    Args:
-        target (`PreTrainedModel`): The model that generates.
-        input_ids (`torch.Tensor` of shape `(batch, length)`): The prompt.
-        model_kwargs (`Mapping`): What `generate` passes on: cache, mask, `use_cache`, `synced_gpus`, ...
-
-    Raises:
-        ValueError: For an empty prompt, a sharded target, a cache that cannot be rewound, a mask that covers more
-            than there is, or steps that hand on outputs.
-    """
+    """Refuse prompts and caches that assisted decoding cannot start from."""
     if not (num_new := num_given(input_ids, model_kwargs)):
         raise refusal("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
     if model_kwargs.get("use_cache") is False:

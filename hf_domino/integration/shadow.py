@@ -141,11 +141,7 @@ def shadow(share: float = 0.05, seed: int = 0) -> Iterator[ShadowReport]:
 
 
 def watched(decode: Callable[..., Any]) -> Callable[..., Any]:
-    """The decoding function itself, or inside [`shadow`] one that replays a share of its calls.
-
-    Args:
-        decode (`Callable`): As [`~hf_domino.decoding.loop.assisted_decoding`].
-    """
+    """The decoding function itself, or inside [`shadow`] one that replays a share of its calls."""
     report = _watching.get()
     if report is None:
         return decode

@@ -28,14 +28,7 @@ PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that this torch cannot use.
-
-    Args:
-        device (`str`): A flag's value.
-
-    Raises:
-        ValueError: If there is no such device.
-    """
+    """Refuse a device that this torch cannot use."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -61,15 +54,7 @@ class Pair:
 
 
 def find_pair(path: str | Path | None = None) -> Path:
-    """Return the target folder of a pair.
-
-    Args:
-        path (`str` or `Path`, *optional*): The target's folder, or the bundled pair's name, which is the default: that
-            pair of this checkout or of the working folder.
-
-    Raises:
-        FileNotFoundError: If there is no target, or no `-domino` folder beside it.
-    """
+    """Return the target folder of a pair."""
     candidates = [cards / BUNDLED for cards in _cards()] if _is_bundled(path) else [Path(str(path))]
     for candidate in candidates:
         if (candidate / "config.json").is_file() and _drafter_of(candidate, domino_folder) is not None:
@@ -78,17 +63,7 @@ def find_pair(path: str | Path | None = None) -> Path:
 
 
 def find_target(name: str | Path | None = None, field: str = "--target", revision: str | None = None) -> str:
-    """Return the folder or the Hub name of a target, once it is known that there is one.
-
-    Args:
-        name (`str` or `Path`, *optional*): A folder, a Hub name, or what [`find_pair`] knows, its default included.
-        field (`str`, *optional*, defaults to `"--target"`): What it was given as.
-        revision (`str`, *optional*): Branch, tag or commit of a target on the Hub.
-
-    Raises:
-        FileNotFoundError: If it is a short name, or none, of a pair that is not there.
-        ValueError: If there is no such target, or it is a drafter.
-    """
+    """Return the folder or the Hub name of a target, once it is known that there is one."""
     found = str(find_pair(name).resolve()) if _is_bundled(name) else str(name)
     check_source(found, field, revision=revision)
     check_is_target(found, field, **_download(found, revision))
@@ -101,18 +76,7 @@ def find_drafter(
     revision: str | None = None,
     folder_of: Callable[[Path], Path] | None = None,
 ) -> str:
-    """Return the folder or the Hub name of a drafter, once it is known that there is one.
-
-    Args:
-        name (`str` or `Path`): A folder, a Hub name, or a pair's short name.
-        field (`str`, *optional*, defaults to `"--drafter"`): What it was given as.
-        revision (`str`, *optional*): Branch, tag or commit of a drafter on the Hub.
-        folder_of (`Callable`, *optional*, defaults to [`domino_folder`]): Which drafter of a pair a short name means.
-
-    Raises:
-        FileNotFoundError: If it is a short name whose drafter is not there.
-        ValueError: If there is no such drafter.
-    """
+    """Return the folder or the Hub name of a drafter, once it is known that there is one."""
     if _is_bundled(name):
         folders = [(folder_of or domino_folder)(cards / BUNDLED) for cards in _cards()]
         found = _first_there(folders)
@@ -163,27 +127,7 @@ def load_pair(
     others: Sequence[str | Path] = (),
     is_drafted: bool = True,
 ) -> Pair:
-    """Load a target and what drafts for it; folders are read without any network access.
-
-    Args:
-        target (`str` or `Path`, *optional*): Folder, Hub name or a pair's short name, as for [`find_target`]; defaults
-            to the bundled target.
-        drafter (`str` or `Path`, *optional*): Likewise; defaults to the `-domino` folder beside the target.
-        twin (`str` or `Path`, *optional*): Likewise; where no drafter is given, defaults to the `-dflash` folder beside
-            the target, if there is one.
-        assistant (`str` or `Path`, *optional*): A small model with the target's vocabulary.
-        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Dtype of all models.
-        device (`str`, *optional*, defaults to `"cpu"`): Where to put them.
-        target_revision (`str`, *optional*): Branch, tag or commit of a target on the Hub, for its tokenizer as well.
-        drafter_revision (`str`, *optional*): Likewise of the drafter.
-        others (`Sequence`, *optional*): Drafters to compare with the first, each of another name; likewise.
-        is_drafted (`bool`, *optional*, defaults to `True`): Whether there must be a drafter; else `Pair.drafter` is
-            None where none is found.
-
-    Raises:
-        FileNotFoundError: If no target is given and there is no bundled one.
-        ValueError: If no drafter is given and none stands beside the target, one does not fit, or two have one name.
-    """
+    """Load a target and what drafts for it; folders are read without any network access."""
     folder = Path(find_target(target, revision=target_revision))
     twin = twin or (_drafter_of(folder, dflash_folder) if drafter is None else None)  # not of somebody else's drafter
     drafter = drafter or _drafter_of(folder, domino_folder)
@@ -259,12 +203,6 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
 
     A record of the file has `messages`, `conversations`, `prompt` or `text`, and may name its source by `module`,
     `offset` and `sha256`. An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
-
-    Args:
-        path (`Path`): A file of records.
-
-    Raises:
-        ValueError: If there is no such file, or a record holds no prompt; naming its place.
     """
     if not path.is_file():
         raise ValueError(f"--prompts must be a file of records, got {str(path)!r}: there is none of that name.")

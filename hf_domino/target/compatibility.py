@@ -53,16 +53,7 @@ OWN_DRAFTER = "Load the drafter made for this target, or build one with DominoCo
 
 
 def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
-    """Refuse a target that the drafter of `config` was not made for, or that no drafter can serve.
-
-    Args:
-        config (`DominoConfig`): The drafter's configuration.
-        target (`PreTrainedModel`): The model whose output law is to be preserved.
-
-    Raises:
-        ValueError: For encoder-decoder targets and ones with a learned prompt, and where sizes, layers or model type
-            differ.
-    """
+    """Refuse a target that the drafter of `config` was not made for, or that no drafter can serve."""
     check_target_kind(target)
     text = target.config.get_text_config(decoder=True)
     pairs = (("hidden_size", "hidden_size"), ("num_target_layers", "num_hidden_layers"))
@@ -115,15 +106,7 @@ def drafter_of(model: Any) -> Any:
 
 
 def check_target_kind(target: PreTrainedModel) -> None:
-    """Refuse a target that no drafter can serve.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-
-    Raises:
-        ValueError: For encoder-decoder targets, ones that are not causal, whose forward depends on how many positions
-            it is given, or whose hidden states are not one vector per position and layer.
-    """
+    """Refuse a target that no drafter can serve."""
     name = type(target).__name__
     if drafter_of(target) is not None:
         raise refusal("the target", "a causal language model", f"a drafter ({name})", "Were the two swapped?")
@@ -155,14 +138,7 @@ def check_target_kind(target: PreTrainedModel) -> None:
 
 
 def check_causal(target: PreTrainedModel) -> None:
-    """Refuse a target whose positions see those behind them in a text that it is given at once.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-
-    Raises:
-        ValueError: If its configuration asks for bidirectional attention.
-    """
+    """Refuse a target whose positions see those behind them in a text that it is given at once."""
     text = target.config.get_text_config(decoder=True)
     if (value := getattr(text, "use_bidirectional_attention", None)) in (True, "all"):
         remedy = f"Positions {_LOOK_AHEAD}; drop the drafter, or train it for another target."
@@ -188,11 +164,7 @@ def _check_hidden_states(target: PreTrainedModel, text: PreTrainedConfig) -> Non
 
 
 def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str, Any]) -> None:
-    """Refuse a batch for targets that count columns instead of positions: rows move against each other.
-
-    Raises:
-        ValueError: For a batch that such a target would read otherwise than in plain generation.
-    """
+    """Refuse a batch for targets that count columns instead of positions: rows move against each other."""
     text, alone = target.config.get_text_config(decoder=True), "Generate the prompts one at a time."
     if text.model_type in RELATIVE_POSITIONS:
         return
@@ -208,14 +180,7 @@ def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str,
 
 
 def check_drafter(drafter: PreTrainedModel) -> None:
-    """Refuse a drafter whose weights are not in memory, or are changed where nobody looks.
-
-    Args:
-        drafter (`DominoDraftModel`): The drafter about to be used.
-
-    Raises:
-        ValueError: If any parameter is on the meta device, or if layers of its correction head are wrapped.
-    """
+    """Refuse a drafter whose weights are not in memory, or are changed where nobody looks."""
     empty = [name for name, parameter in drafter.named_parameters() if parameter.is_meta]
     if empty:
         remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."

@@ -52,7 +52,7 @@ class _Noted(dict):
 
 
 def check_steps(target: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuse a target whose next step needs more of this one than its token: a round is several steps in one forward."""
+    """Refuse a target whose next step needs more of this one than its token."""
     usual = GenerationMixin._update_model_kwargs_for_generation
     if type(target)._update_model_kwargs_for_generation is usual:
         return

@@ -223,6 +223,10 @@ def test_errors_inside_rise_and_leave_the_next_call_alone(target, drafter, attac
 
     with pytest.raises(ValueError, match="somebody else's"):
         target.generate(PROMPT, prefix_allowed_tokens_fn=fail, **OPTIONS)
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_domino.integration.assisted_call.check_prepared", fail)
+        with pytest.raises(ValueError, match="somebody else's"):
+            target.generate(PROMPT, **OPTIONS)
     monkeypatch.setattr(drafter, "fuse_context", fail)
     with pytest.raises(ValueError, match="somebody else's"):
         target.generate(PROMPT, **OPTIONS)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from hf_domino._common.late import late
 from hf_domino.integration.auto_classes import register_auto_classes
-from hf_domino.integration.patch import attach, detach, install, is_installed, uninstall
+from hf_domino.integration.default_drafter import Attached, attached, detach, plain
+from hf_domino.integration.patch import attach, install, is_installed, uninstall
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from hf_domino.drafter.untrained import lookahead, recycling
     from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.evaluation.explain import Round, explain_round
-    from hf_domino.integration.drift.shadow import ShadowReport, shadow
     from hf_domino.integration.grammar import AllowedByGrammar
+    from hf_domino.integration.shadow import ShadowReport, shadow
 
 __version__ = "0.1.0"
 __all__ = [
     "AllowedByGrammar",
+    "Attached",
     "CheckResult",
     "DecodingStats",
     "DominoConfig",
@@ -34,12 +36,14 @@ __all__ = [
     "ShadowReport",
     "WidthProbe",
     "attach",
+    "attached",
     "check_fit",
     "detach",
     "explain_round",
     "install",
     "is_installed",
     "lookahead",
+    "plain",
     "probe_width",
     "recycling",
     "release_workspaces",
@@ -57,8 +61,8 @@ _LATER = {
     "DominoConfig": "configuration",
     "release_workspaces": "decoding.static.workspace",
     "DominoDraftModel": "drafter.modeling",
-    "ShadowReport": "integration.drift.shadow",
-    "shadow": "integration.drift.shadow",
+    "ShadowReport": "integration.shadow",
+    "shadow": "integration.shadow",
     "Round": "evaluation.explain",
     "explain_round": "evaluation.explain",
     "AllowedByGrammar": "integration.grammar",

@@ -15,13 +15,13 @@ from huggingface_hub import metadata_load
 from hf_domino.cards import read_sections
 from hf_domino.evaluation.benchmark.rows import read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
-from hf_domino.pair import BUNDLED, FETCHED, domino_folder
+from hf_domino.pair import BUNDLED
 from hf_domino.publishing.folder_card import card_for
 from recipes.cards import write_cards
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 NAMES = [BUNDLED, f"{BUNDLED}-domino", f"{BUNDLED}-dflash"]
-DRAFTERS = [*NAMES[1:], domino_folder(Path(FETCHED["smollm2"])).name]
+DRAFTERS = [*NAMES[1:], "smollm2-135m-instruct-domino"]
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WEIGHTS = ("*.safetensors", "README.md")
 

@@ -17,7 +17,6 @@ from oracle import faults
 from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-import hf_domino
 from hf_domino.decoding import verification
 from hf_domino.decoding.noise import generators
 from hf_domino.decoding.noise.steps import StepNoise
@@ -181,16 +180,6 @@ class Forbidding(LogitsProcessor):
     def __call__(self, input_ids, scores):
         self.num_calls += 1
         return scores if self.num_calls % 3 else scores.scatter(1, scores.argmax(dim=1, keepdim=True), -torch.inf)
-
-
-def test_an_attached_target(target, drafters):
-    hf_domino.uninstall()
-    hf_domino.attach(target)
-    try:
-        assert_same(target, drafters["pool 16"], prompt_of(1), **LAWS["penalty"], **ENDS["early"])
-    finally:
-        hf_domino.detach(target)
-        hf_domino.install()
 
 
 def test_scores_and_logits(target, drafters):

@@ -29,7 +29,7 @@ assert torch.equal(drafted, target.generate(prompt, max_new_tokens=8))
 drafter.save_pretrained("drafter")
 assert isinstance(AutoModel.from_pretrained("drafter"), DominoDraftModel)
 assert main(["env"]) == 0
-assert main(["demo"]) == main(["generate", "x"]) == 2
+assert main(["generate", "--compare"]) == main(["chat"]) == 2
 """
 
 
@@ -57,7 +57,7 @@ def test_the_wheel_works_without_a_checkout(installed, tmp_path):
         [sys.executable, "-c", SMOKE, str(installed)], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "hf-domino demo: no pair at" in done.stderr
+    assert "hf-domino chat: no pair at" in done.stderr
     assert "hf-domino generate: no pair at" in done.stderr
 
 

@@ -20,11 +20,7 @@ def dtype_name(text: str) -> str:
 
 
 def dtype_of(written: torch.dtype | str, field: str = "dtype", remedy: str = "Choose one of them.") -> torch.dtype:
-    """The dtype of a name, or one that is one.
-
-    Raises:
-        ValueError: If it is none of `DTYPES`.
-    """
+    """The dtype of a name, or one that is one."""
     import torch
 
     if (name := dtype_name(str(written))) not in DTYPES:

@@ -39,11 +39,7 @@ def can_draw() -> bool:
 
 
 def draw(drawings: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Draw figures in the common style; one that is None for want of data is left out.
-
-    Raises:
-        ValueError: If matplotlib is not installed.
-    """
+    """Draw figures in the common style; one that is None for want of data is left out."""
     if not can_draw():
         raise ValueError(f"Figures need matplotlib, which is not installed: {EXTRA}.")
     import matplotlib

@@ -11,10 +11,6 @@ from typing import Any
 def late(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Make the `__getattr__` and the `__dir__` of a package.
 
-    Args:
-        package (`str`): Its `__name__`.
-        names (`Mapping`): Public name -> module below the package. The package's modules are found without.
-
     Example:
     ```python
     >>> from hf_domino._common.late import late

@@ -20,9 +20,6 @@ NOT_RECORDED = "not recorded"  # by pip, of a folder or a wheel
 def provenance(device: str = "cpu") -> dict[str, Any]:
     """Hardware, threads, versions, commit and date of a measurement that is being made.
 
-    Args:
-        device (`str`, *optional*, defaults to `"cpu"`): Where the models are.
-
     Example:
     ```python
     >>> from hf_domino._common.provenance import provenance

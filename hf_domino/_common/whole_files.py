@@ -20,15 +20,7 @@ MAKE_ROOM = "What was there before is kept. Make room and run the same command a
 
 
 def check_writable(folder: Path, field: str) -> None:
-    """Refuse a folder that can be neither made nor written to, before any work.
-
-    Args:
-        folder (`Path`): The folder; it need not exist.
-        field (`str`): What it was given as.
-
-    Raises:
-        ValueError: If a file is in its place or above it, or the disk or its permissions forbid it.
-    """
+    """Refuse a folder that can be neither made nor written to, before any work."""
     place = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
     if not (place.is_dir() and os.access(place, os.W_OK)):
         problem = "is read-only here" if place.is_dir() else "is a file"
@@ -36,11 +28,7 @@ def check_writable(folder: Path, field: str) -> None:
 
 
 def why_no_room(error: BaseException) -> str | None:
-    """What an error says of a full disk, a quota that is used up or a limit on the size of files, if it does.
-
-    Args:
-        error (`BaseException`): What a writer raised. safetensors and torch raise no `OSError`.
-    """
+    """What an error says of a full disk, a quota that is used up or a limit on the size of files, if it does."""
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno in NO_ROOM else None
     said = str(error)
@@ -50,16 +38,7 @@ def why_no_room(error: BaseException) -> str | None:
 
 @contextmanager
 def needing_room(path: Path, way_out: str, num_bytes: int | None = None) -> Iterator[None]:
-    """Say in one sentence that there was no room for what is written inside; other errors pass.
-
-    Args:
-        path (`Path`): The file or folder that is written.
-        way_out (`str`): What is kept, and how to go on.
-        num_bytes (`int`, *optional*): What it takes at least.
-
-    Raises:
-        OSError: If a writer inside found no room.
-    """
+    """Say in one sentence that there was no room for what is written inside; other errors pass."""
     try:
         yield
     except Exception as error:
@@ -75,12 +54,6 @@ def needing_room(path: Path, way_out: str, num_bytes: int | None = None) -> Iter
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a name beside `path`, in a folder that is made, whose file is `path` when the context ends without error.
-
-    Args:
-        path (`Path`): The file, replaced where there is one.
-
-    Raises:
-        OSError: If there is no room for it.
 
     Example:
     ```python
@@ -108,11 +81,6 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all.
-
-    Args:
-        path (`Path`): The file.
-        text (`str`): What it is to hold.
-    """
+    """Write a text file whole or not at all."""
     with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8")

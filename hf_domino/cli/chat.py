@@ -82,13 +82,7 @@ class Conversation:
         self.messages.append({"role": "system", "content": self.system})
 
     def answer(self, said: str, printer: RoundPrinter, arguments: dict[str, Any]) -> None:
-        """Answer what was said; what was written before an interrupt stays part of the conversation.
-
-        Args:
-            said (`str`): The user's message.
-            printer ([`RoundPrinter`]): Shows the answer.
-            arguments (`dict`): Of `generate`.
-        """
+        """Answer what was said; what was written before an interrupt stays part of the conversation."""
         from hf_domino._common.cache_name import CACHE
         from hf_domino.evaluation.benchmark.prompts import encode
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import statistics
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +19,7 @@ SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 
 
 class Comparison(NamedTuple):
-    """The same prompt generated twice: new token ids, seconds (medians over the repeats), and tokens of each round."""
+    """The same prompt generated twice: new token ids, seconds, and tokens of each round."""
 
     plain: torch.Tensor
     assisted: torch.Tensor
@@ -40,36 +38,34 @@ class Comparison(NamedTuple):
         return torch.equal(self.plain, self.assisted)
 
 
-def compare(pair: Pair, prompt: Prompt, options: argparse.Namespace, console: Console) -> Comparison:
-    """Print the prompt, generate plain and assisted as one reads along, then both in turn again, timed.
+def compare(pair: Pair, prompt: Prompt, arguments: dict[str, Any], seed: int, console: Console) -> Comparison:
+    """Print the prompt, generate plain and assisted as one reads along, then both again, timed.
 
-    `options` are the flags of `hf-domino demo`; without colours rounds are marked with `|`.
+    `arguments` are `generate`'s, and `seed` is that of every run; without colours rounds are marked with `|`.
     """
     inputs = encode(pair.tokenizer, [prompt]).to(pair.target.device)
-    arguments: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": False}
-    if options.temperature:
-        arguments |= {"do_sample": True, "temperature": options.temperature, "top_k": 0, "top_p": 1.0}
     legend = COLOUR_LEGEND if shows_colour(console) else PLAIN_LEGEND
-    drafted = {"assistant_model": pair.drafter, "prompt_lookup_num_tokens": options.lookup_tokens}
-    arms = {"plain generate": {}, f"with the drafter: {legend}": drafted}
+    # Copies are the drafter's, too: plain `generate` would take the number for prompt lookup of its own.
+    alone = arguments | {"prompt_lookup_num_tokens": None}
+    arms = {"plain generate": alone, f"with the drafter: {legend}": arguments | {"assistant_model": pair.drafter}}
     text = prompt.get("text") or "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt["messages"])
     _print_under(console, f"prompt ({pair.name})", text)
     seconds, outputs = [], []
-    for repeat in range(options.repeats + 1):
+    for is_timed in (False, True):
         for title, arm in arms.items():
             streamer = None
-            if not repeat:  # as it is written, which also warms up
+            if not is_timed:  # as it is written, which also warms up
                 _print_under(console, title)
-                streamer = RoundPrinter(pair.tokenizer, console, shows_rounds=bool(arm))
-            torch.manual_seed(options.seed)
-            output, elapsed = generate_timed(pair.target, inputs, streamer=streamer, **arguments, **arm)
+                streamer = RoundPrinter(pair.tokenizer, console, shows_rounds="assistant_model" in arm)
+            torch.manual_seed(seed)
+            output, elapsed = generate_timed(pair.target, inputs, streamer=streamer, **arm)
             outputs.append(output[0])
             seconds.append(elapsed)
     return Comparison(
         plain=outputs[-2],
         assisted=outputs[-1],
-        plain_seconds=statistics.median(seconds[2::2]),
-        assisted_seconds=statistics.median(seconds[3::2]),
+        plain_seconds=seconds[-2],
+        assisted_seconds=seconds[-1],
         acceptance_lengths=pair.drafter.stats.rows[0],
     )
 
@@ -78,7 +74,7 @@ def _print_under(console: Console, title: str, *text: str) -> None:
     console.print(Rule(title, align="left", style="dim"), *text, markup=False)
 
 
-def to_json(pair: Pair, prompt: Prompt, comparison: Comparison, options: argparse.Namespace) -> dict[str, Any]:
+def to_json(pair: Pair, prompt: Prompt, comparison: Comparison, choice: dict[str, Any]) -> dict[str, Any]:
     """The comparison for JSON."""
     texts = {"plain": comparison.plain, "assisted": comparison.assisted}
     return {
@@ -90,11 +86,11 @@ def to_json(pair: Pair, prompt: Prompt, comparison: Comparison, options: argpars
         "plain_seconds": comparison.plain_seconds,
         "assisted_seconds": comparison.assisted_seconds,
         "acceptance_lengths": comparison.acceptance_lengths,
-        "choice": {name: getattr(options, name) for name in ("temperature", "seed", "lookup_tokens")},
+        "choice": choice,
     }
 
 
-def show(console: Console, pair: Pair, comparison: Comparison, options: argparse.Namespace) -> None:
+def show(console: Console, pair: Pair, comparison: Comparison) -> None:
     """Print the figures, whether outputs are equal, why drafting paused, and what came of it."""
     console.print(Rule(style="dim"))
     plain, forwards = len(comparison.plain) / comparison.plain_seconds, len(comparison.acceptance_lengths) + 1
@@ -102,11 +98,11 @@ def show(console: Console, pair: Pair, comparison: Comparison, options: argparse
         f"plain: {plain:.0f} tokens/s, {len(comparison.plain)} forwards of the target; with the drafter: "
         f"{plain * comparison.speed_up:.0f} tokens/s, {forwards} forwards"
     )
-    outcome = "equal, token for token" if comparison.equal else "DIFFERENT"
-    choice = f"temperature {options.temperature:g}, seed {options.seed}" if options.temperature else "greedy"
+    outcome = "identical, token for token" if comparison.equal else "DIFFERENT"
+    rounds, tokens = len(comparison.acceptance_lengths), len(comparison.assisted)
     device, dtype = pair.target.device, pair.target.dtype
     computes = f"{torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
-    console.print(f"outputs: {outcome} ({len(comparison.assisted)} tokens, {choice}, {SHORT_NAMES[dtype]}, {computes})")
+    console.print(f"{rounds} rounds; outputs: {outcome} ({tokens} tokens, {SHORT_NAMES[dtype]}, {computes})")
     if pauses := pair.drafter.stats.pauses:
         console.print(f"drafting paused for {pair.drafter.stats.num_paused} tokens: {pauses[0].reason}")
     # A CPU without units for bfloat16 takes longer in it.

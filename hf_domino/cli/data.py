@@ -26,7 +26,7 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino data`."""
     add = parser.add_argument
-    add("--target", required=True, help="folder or Hub name of the target, or smollm2")
+    add("--target", required=True, help="folder or Hub name of the target")
     add("--output", type=Path, required=True, help="folder for train.jsonl, evaluation.jsonl, report.json")
     add("--overwrite", action="store_true", help="start a folder with other settings again")
     add = parser.add_argument_group("prompts (by default a chat model writes its own)").add_argument

@@ -1,22 +1,20 @@
-"""`hf-domino env`: what a bug report needs, and nothing private: no paths, names or settings of other programs."""
+"""`hf-domino env`: what a bug report needs: what `transformers env` says, what it leaves out, and nothing private."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
+from contextlib import redirect_stdout
 from importlib import metadata
+from io import StringIO
 from typing import Any
 
 EXAMPLES = """\
   hf-domino env
   hf-domino env --json
 """
-PACKAGES = (
-    "hf-domino", "torch", "transformers", "tokenizers", "accelerate", "huggingface_hub", "safetensors", "numpy",
-    "triton", "kernels", "peft",
-)  # fmt: skip
+PACKAGES = ("hf-domino", "tokenizers", "numpy", "triton", "kernels", "peft")
 SETTINGS = ("HF_DOMINO_NO_PATCH", "DOMINO_KERNELS_BACKEND", "TRITON_INTERPRET")
 
 
@@ -31,26 +29,24 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(found))
     else:
-        print("\n".join(f"{name:<24}{value}" for name, value in found.items()))
+        print("\n".join(f"- {name}: {value}" for name, value in found.items()))
 
 
 def environment() -> dict[str, Any]:
     """Versions, hardware and the settings of this package."""
-    import torch
+    from transformers.cli.system import env
 
     from hf_domino._common.provenance import provenance
 
+    with redirect_stdout(StringIO()):  # it prints them, too, with lines to fill in
+        theirs = {name: value for name, value in env().items() if value != "<fill in>"}
+    theirs.pop("Accelerate config", None)  # may name machines and paths
     origin = provenance()
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
+        **theirs,
         **{package: _version(package) for package in PACKAGES},
-        "torch": origin["torch"],  # with its build, which a wheel's own version need not name
         "commit": origin["commit"],
-        "python": origin["python"],
-        "platform": f"{platform.system()} {platform.machine()}",
-        "cpu": f"{origin['hardware']}, {origin['cores']} cores, {origin['threads']} threads",
-        "gpu": ", ".join(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in gpus) or "none",
-        "cuda": torch.version.cuda or "none",
+        "CPU": f"{origin['hardware']}, {origin['cores']} cores, {origin['threads']} threads",
         **{name: os.environ.get(name, "not set") for name in SETTINGS},
     }
 

@@ -33,20 +33,13 @@ def positive_int(text: str) -> int:
 
 
 def add_models(group: argparse._ArgumentGroup, measures: bool = False, several: bool = False) -> None:
-    """Add a target, its drafter, and where and how they compute, for [`load_models`].
-
-    Args:
-        group (`argparse._ArgumentGroup`): Where to add them.
-        measures (`bool`, *optional*, defaults to `False`): Whether texts and times are compared: by default in float32,
-            where outputs are equal, on two threads.
-        several (`bool`, *optional*, defaults to `False`): Whether `--drafter` may be given again.
-    """
+    """Add a target, its drafter, and where and how they compute, for [`load_models`]."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     cores = int(asked) if asked.isdigit() and int(asked) else os.cpu_count() or 1
     dtype, dtype_help = ("float32", "") if measures else (None, " (default: bfloat16 on a GPU, else float32)")
     threads, threads_help = (min(2, cores), "") if measures else (None, " (default: as torch chooses)")
     add = group.add_argument
-    add("--target", "--pair", help="folder or Hub name of the target, or smollm2 (default: the bundled one)")
+    add("--target", "--pair", help="folder or Hub name of the target (default: the bundled one)")
     again, again_help = ("append", "; given again, drafters of any kind are compared") if several else ("store", "")
     beside = "default: NAME-domino beside the target"
     add("--drafter", action=again, help=f"folder or Hub name of the drafter ({beside}){again_help}")
@@ -84,14 +77,7 @@ def set_up(threads: int | None = None) -> None:
 
 
 def load_models(options: argparse.Namespace) -> Pair:
-    """Load what [`add_models`] names, ready to generate.
-
-    Args:
-        options (`Namespace`): With the flags of [`add_models`].
-
-    Raises:
-        ValueError: If there is no such target, drafter or device.
-    """
+    """Load what [`add_models`] names, ready to generate."""
     from hf_domino.pair import check_device, load_pair
 
     device = options.device or default_device()
@@ -103,14 +89,7 @@ def load_models(options: argparse.Namespace) -> Pair:
 
 
 def choice_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `generate` for the flags of [`add_choice`]; also sets the seed.
-
-    Args:
-        options (`Namespace`): With the flags of [`add_choice`].
-
-    Raises:
-        ValueError: If one is out of its range.
-    """
+    """Arguments of `generate` for the flags of [`add_choice`]; also sets the seed."""
     check_temperature(options.temperature)
     names = ("temperature", "top_k", "top_p")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
@@ -129,14 +108,7 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_temperature(temperature: float | None) -> None:
-    """Refuse a temperature that no target can sample at.
-
-    Args:
-        temperature (`float`, *optional*): The flag's value.
-
-    Raises:
-        ValueError: If it is negative or not finite.
-    """
+    """Refuse a temperature that no target can sample at."""
     if temperature is not None and not 0 <= temperature < math.inf:
         raise ValueError(f"--temperature must be at least 0 and finite, got {temperature}.")
 

@@ -1,4 +1,7 @@
-"""`hf-domino generate`: one prompt answered by a target with its drafter; the text on stdout, figures on stderr."""
+"""`hf-domino generate`: one prompt answered by a target with its drafter; the text on stdout, figures on stderr.
+
+With `--compare` the target answers alone, too, and both texts must be equal.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
 
 if TYPE_CHECKING:
@@ -15,15 +19,21 @@ if TYPE_CHECKING:
     from hf_domino.pair import Pair
 
 EXAMPLES = """\
+  hf-domino generate --compare
   hf-domino generate "def median(values):"
   hf-domino generate --target Qwen/Qwen3-8B --drafter Huang2020/Qwen3-8B-Domino-b16 "Why is the sky blue?"
   git diff | hf-domino generate --target my-target --drafter my-drafter --temperature 0.7 --seed 1 --json -
 """
+TYPICAL = 5  # prompt of the bundled pair whose speed-up is about the median of all, and whose text does not loop
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino generate`."""
-    parser.add_argument("prompt", metavar="PROMPT", help="text, or - to read it from stdin")
+    held_out = "default: a held-out prompt of the target's folder"
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help=f"text, or - to read it from stdin ({held_out})")
+    parser.add_argument(
+        "--compare", action="store_true", help="generate plainly, too: by default in float32, where texts are equal"
+    )
     parser.add_argument(
         "--raw", action="store_true", help="go on with the prompt as it is, where the target has a chat template"
     )
@@ -33,21 +43,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_models(parser.add_argument_group("models"))
 
 
-def run(options: argparse.Namespace) -> None:
-    """Run `hf-domino generate`."""
+def run(options: argparse.Namespace) -> int:
+    """Run `hf-domino generate`; returns 1 if the texts that `--compare` compares differ."""
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-    if not prompt:
+    if prompt == "":
         raise ValueError("PROMPT must be a text, got an empty one.")
     from rich.console import Console
+
+    arguments = choice_of(options)
+    if options.compare:
+        options.dtype = options.dtype or "float32"
+    pair = load_models(options)
+    asked = _held_out(pair) if prompt is None else prompt_of(pair, [{"role": "user", "content": prompt}], options.raw)
+    console = Console(highlight=False, soft_wrap=options.compare, quiet=options.json)
+    if options.compare:
+        return _compare(pair, asked, arguments, options, console)
 
     from hf_domino.cli.streaming import RoundPrinter
     from hf_domino.evaluation.benchmark.prompts import encode
 
-    arguments = choice_of(options)
-    pair = load_models(options)
-    console = Console(highlight=False, quiet=options.json)
     printer = RoundPrinter(pair.tokenizer, console, options.rounds)
-    asked = prompt_of(pair, [{"role": "user", "content": prompt}], options.raw)
     inputs = encode(pair.tokenizer, [asked]).to(pair.target.device)
     pair.target.generate(**inputs, **arguments, assistant_model=pair.drafter, streamer=printer)
     stats = pair.drafter.stats
@@ -55,27 +70,40 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps({"text": printer.text, **figures(stats)}))
     else:
         print(f"\n{summary(stats)}", file=sys.stderr)
+    return 0
+
+
+def _compare(pair: Pair, asked: dict[str, Any], arguments: Any, options: argparse.Namespace, console: Any) -> int:
+    from hf_domino.cli.comparison import compare, show, to_json
+
+    seed = options.seed or 0
+    comparison = compare(pair, asked, arguments, seed, console)
+    if options.json:
+        print(json.dumps(to_json(pair, asked, comparison, arguments | {"seed": seed})))
+    else:
+        show(console, pair, comparison)
+    return 0 if comparison.equal else FAILED_CHECK
+
+
+def _held_out(pair: Pair) -> dict[str, Any]:
+    from hf_domino.pair import PROMPTS, read_prompts
+
+    path = pair.folder / PROMPTS
+    if not path.is_file():
+        raise ValueError(f"PROMPT must be given: {pair.name} has no {PROMPTS}.")
+    prompts = read_prompts(path)
+    return prompts[TYPICAL % len(prompts)]
 
 
 def prompt_of(pair: Pair, messages: Sequence[dict[str, str]], raw: bool = False) -> dict[str, Any]:
-    """Messages as a benchmark's prompt: for the target's chat template, if it has one, or as one text.
-
-    Args:
-        pair (`Pair`): Target and tokenizer.
-        messages (`Sequence[dict]`): What was said, each with `role` and `content`.
-        raw (`bool`, *optional*, defaults to `False`): Not to use the chat template.
-    """
+    """Messages as a benchmark's prompt: for the target's chat template, if it has one, or as one text."""
     if pair.tokenizer.chat_template is None or raw:
         return {"text": "".join(message["content"] for message in messages)}
     return {"messages": messages}
 
 
 def figures(stats: DecodingStats) -> dict[str, Any]:
-    """What a script wants to know of a call.
-
-    Args:
-        stats ([`DecodingStats`]): Of the call.
-    """
+    """What a script wants to know of a call."""
     return {
         "num_new_tokens": stats.num_new_tokens,
         "seconds": stats.seconds,
@@ -88,10 +116,6 @@ def figures(stats: DecodingStats) -> dict[str, Any]:
 
 
 def summary(stats: DecodingStats) -> str:
-    """The same in a line.
-
-    Args:
-        stats ([`DecodingStats`]): Of the call.
-    """
+    """The same in a line."""
     line = f"{stats.num_new_tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:.0f} tokens/s"
     return f"{line}, {stats.tokens_per_forward:.2f} tokens a forward" if stats.num_rounds else line

@@ -24,8 +24,7 @@ from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 
 # name -> (module, one line of help)
 COMMANDS = {
-    "demo": ("hf_domino.cli.demo", "Generate with the bundled pair, plain and assisted, and show the rounds."),
-    "generate": ("hf_domino.cli.generate", "Answer one prompt with a target and its drafter."),
+    "generate": ("hf_domino.cli.generate", "Answer one prompt with a target and its drafter, or compare both."),
     "chat": ("hf_domino.cli.chat", "Talk to a target with its drafter, and see each round."),
     "check": ("hf_domino.cli.check", "Say whether a drafter fits its target, and if not, why."),
     "train": ("hf_domino.cli.train", "Train a drafter for a target, from one YAML file or flags."),

@@ -6,118 +6,109 @@ Kept apart from the patch because it needs all of decoding, which nobody pays fo
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 
-from hf_domino._common.cache_name import CACHE
-from hf_domino._common.refusal import refusal
-from hf_domino.decoding.caches.alignment import unalignable
+from hf_domino._common.refusal import refusal, refused_field
 from hf_domino.decoding.loop import assisted_decoding
-from hf_domino.decoding.sampling import stateful_processors
-from hf_domino.decoding.static.fixed_caches import unfixable
-from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import CONFIG, check_source
-from hf_domino.integration.call_checks import (
-    check_batch,
-    check_generation,
-    check_inputs,
-    check_native_loop,
-    check_static,
-    check_step_outputs,
-)
-from hf_domino.integration.candidate_generator import DominoCandidateGenerator
-from hf_domino.integration.drift.shadow import watched
-from hf_domino.integration.rope_checks import check_rope
-from hf_domino.target.compatibility import check_rows, check_target
+from hf_domino.integration.call_checks import check_generation, check_prepared
+from hf_domino.integration.default_drafter import Attached
+from hf_domino.integration.shadow import watched
+from hf_domino.target.compatibility import check_drafter, check_target, drafter_of, unwrapped
 from hf_domino.target.identity import recognise
 from hf_domino.target.view import input_device
-
-__all__ = [
-    "candidate_generator",
-    "check_call",
-    "check_names",
-    "decode",
-    "named",
-    "pipeline_drafter",
-    "refuse_drafter",
-]
-
 
 FOLDER = "drafter"  # in the target's own repository
 _named: WeakKeyDictionary[PreTrainedModel, dict[tuple, DominoDraftModel]] = WeakKeyDictionary()
 
 
 def check_call(
-    target: PreTrainedModel,
-    generation_mode: GenerationMode,
-    generation_config: Any,
-    mode_kwargs: dict[str, Any],
-    is_native: bool,
+    target: PreTrainedModel, generation_mode: GenerationMode, generation_config: Any, mode_kwargs: dict[str, Any]
 ) -> GenerationMode:
     """Refuse what a drafter cannot serve, and say as which mode Transformers shall check the rest.
 
-    Args:
-        target (`PreTrainedModel`): The target.
-        generation_mode (`GenerationMode`): The mode that Transformers chose.
-        generation_config (`GenerationConfig`): Of the call.
-        mode_kwargs (`dict`): Arguments of the mode, among them the drafter; a second tokenizer is taken out.
-        is_native (`bool`): Whether Transformers' own assisted loop will decode.
+    Its own assisted loop takes neither several sequences at once nor recurrent states; ours does both.
     """
     drafter = mode_kwargs["assistant_model"]
-    check_generation(target, drafter, generation_config, generation_mode, is_native)
+    check_generation(target, drafter, generation_config, generation_mode)
     recognise(drafter.config, target, mode_kwargs.get("tokenizer"))
     # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
     mode_kwargs.pop("assistant_tokenizer", None)
-    # Its own assisted loop takes neither several sequences at once nor recurrent states; ours does both
-    return generation_mode if is_native else GenerationMode.SAMPLE
+    return GenerationMode.SAMPLE
 
 
-def decode(target: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+def decode(target: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> Any:
     """Check the inputs and decode; arguments and result are those of Transformers' `_assisted_decoding`."""
-    drafter = kwargs["assistant_model"]
-    check_inputs(target, input_ids, kwargs)
-    num_proposals = drafter.config.num_draft_tokens
-    max_length = KnownStops.among(kwargs["stopping_criteria"]).max_length
-    check_rope(target, num_proposals, input_ids, kwargs, kwargs["generation_config"], max_length)
-    check_step_outputs(target, len(input_ids), kwargs["generation_config"])
-    unfixable_layer = unfixable(kwargs[CACHE])
-    check_static(target, len(input_ids), kwargs, kwargs["generation_config"], unfixable_layer)
-    stateful = stateful_processors(kwargs["logits_processor"])
-    check_batch(len(input_ids), kwargs, stateful, unalignable(kwargs[CACHE]))
-    check_rows(target, num_proposals, len(input_ids), kwargs)
+    check_prepared(target, kwargs["assistant_model"], input_ids, kwargs)
+    return _decode(target, input_ids, kwargs)
+
+
+def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Any:
     unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
     kept = {name: value for name, value in kwargs.items() if name not in unused}
     default, host = torch.get_default_device(), torch.device("cpu")
     # What names no device is made on the host, unless the default is where the target is: entered, it takes time.
     with nullcontext() if default in (host, input_ids.device) else host:
-        return watched(assisted_decoding)(target, input_ids, *args, drafter=drafter, **kept)
+        return watched(assisted_decoding)(target, input_ids, drafter=kwargs["assistant_model"], **kept)
 
 
-def candidate_generator(
-    target: PreTrainedModel,
-    *,
-    assistant_model: DominoDraftModel,
-    input_ids: torch.Tensor,
-    model_kwargs: dict[str, Any],
-    **kwargs: Any,
-) -> DominoCandidateGenerator:
-    """Check the inputs and make what Transformers' own assisted loop drafts with."""
-    config, processors = kwargs["generation_config"], kwargs["logits_processor"]
-    check_native_loop(len(input_ids), config, model_kwargs, stateful_processors(processors))
-    check_inputs(target, input_ids, model_kwargs)
-    num_proposals = assistant_model.config.num_draft_tokens
-    check_rope(target, num_proposals, input_ids, model_kwargs, config, config.max_length)
-    return DominoCandidateGenerator(assistant_model, target, config, processors, input_ids.shape[1])
+# --- by the default drafter -------------------------------------------------------------------------------------
+
+
+def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraftModel]:
+    """The model that generates in `target`, and the drafter that is meant, once both fit."""
+    target = unwrapped(target)
+    if not isinstance(target, GenerationMixin):
+        remedy = "Pass the model itself, such as pipeline.model."
+        raise refusal("the target", "a model that generates", type(target).__name__, remedy)
+    found = named(target, drafter) if isinstance(drafter, (str, os.PathLike)) else drafter_of(drafter)
+    if found is None:
+        remedy = "Load it with DominoDraftModel.from_pretrained."
+        raise refusal("the default drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
+    check_drafter(found)
+    check_target(found.config, target)
+    recognise(found.config, target)
+    return target, found
+
+
+def count_mode(default: Attached, mode: GenerationMode) -> None:
+    """Count a call whose mode, such as beam search, never asks for a drafter."""
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION):
+        default.count(mode.value, f"{mode.value} cannot be drafted.")
+
+
+def decode_by_default(
+    default: Attached, original: Callable, target: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Decode a prepared call with the default drafter, or by the original method where that cannot be."""
+    config, drafted = kwargs.get("generation_config"), kwargs | {"assistant_model": default.drafter}
+    # `generate` names it; who gives it by place drives this loop himself. A target may also draft for another model.
+    if config is None or getattr(config, "is_assistant", False):
+        return original(target, input_ids, *args, **kwargs)
+    try:
+        check_call(target, config.get_generation_mode(default.drafter), config, drafted)
+        check_prepared(target, default.drafter, input_ids, kwargs)
+    except ValueError as error:
+        if (field := refused_field(error)) is None:
+            raise
+        default.count(field, str(error))
+        return original(target, input_ids, **kwargs)
+    default.count()
+    return _decode(target, input_ids, drafted)
+
+
+# --- by name ----------------------------------------------------------------------------------------------------
 
 
 def check_names(
@@ -129,11 +120,7 @@ def check_names(
     model_kwargs: Mapping[str, Any] | None = None,
     **unused: Any,
 ) -> None:
-    """Refuse at once names that are neither folders nor on the Hub; arguments are those of `pipeline`.
-
-    Raises:
-        ValueError: If the target's or the drafter's is such a name.
-    """
+    """Refuse at once names that are neither folders nor on the Hub; arguments are those of `pipeline`."""
     places = {"token": token, "cache_dir": (model_kwargs or {}).get("cache_dir"), "local_files_only": local_files_only}
     if isinstance(model, (str, os.PathLike)):
         check_source(os.fspath(model), "model", revision=revision, **places)
@@ -141,11 +128,7 @@ def check_names(
 
 
 def refuse_drafter(name: Any) -> None:
-    """Say that a pipeline's model is the target.
-
-    Raises:
-        ValueError: Always.
-    """
+    """Say that a pipeline's model is the target."""
     remedy = f"Pass the target as model, and assistant_model={os.fspath(name)!r}."
     raise refusal("model of the pipeline", "the target, which a drafter only assists", os.fspath(name), remedy)
 
@@ -153,13 +136,7 @@ def refuse_drafter(name: Any) -> None:
 def pipeline_drafter(
     target: PreTrainedModel, assistant: Any, download: Mapping[str, Any] | None = None
 ) -> DominoDraftModel | None:
-    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-        assistant (`str`, `Path` or [`DominoDraftModel`]): What it was given.
-        download (`Mapping`, *optional*): What `from_pretrained` takes for the Hub.
-    """
+    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model."""
     if not target.can_generate():
         return None
     if isinstance(assistant, (str, os.PathLike)):
@@ -179,16 +156,7 @@ def pipeline_drafter(
 
 
 def named(target: PreTrainedModel, name: Any, download: Mapping[str, Any] | None = None) -> DominoDraftModel:
-    """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-        name (`str` or `Path`): Of the drafter, or of its target with the drafter in a folder.
-        download (`Mapping`, *optional*): What `from_pretrained` takes for the Hub.
-
-    Raises:
-        ValueError: If neither is there.
-    """
+    """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes."""
     loaded, download = _named.setdefault(target, {}), dict(download or {})
     files = (Path(name).absolute() / CONFIG, Path(name).absolute() / FOLDER / CONFIG)
     saved = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file())  # none of a name on the Hub

@@ -6,33 +6,27 @@ Two moments: `generate` picks its mode, a loop gets its inputs.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
-from hf_domino.integration.rope_checks import GROWING_ROPE_TYPES, num_given
-from hf_domino.integration.step_checks import check_steps
-from hf_domino.target.compatibility import check_drafter, check_target
+from hf_domino.decoding.caches.alignment import unalignable
+from hf_domino.decoding.sampling import stateful_processors
+from hf_domino.decoding.static.fixed_caches import unfixable
+from hf_domino.decoding.stopping import KnownStops
+from hf_domino.integration.step_checks import GROWING_ROPE_TYPES, check_rope, check_steps, num_given
+from hf_domino.target.compatibility import check_drafter, check_rows, check_target
 
 # Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
 # tensors, which in a cache of fixed shape is not the text's.
 READS_CACHE_LENGTH = ("gpt_neo", "mpt")
 
 # --- generate picks its mode ------------------------------------------------------------------------------------
-
-
-class _Rule(NamedTuple):
-    """What one field of the `GenerationConfig` may hold beside a drafter."""
-
-    field: str
-    allows: Callable[[Any], bool]
-    expected: str
-    remedy: str
 
 
 def _unset(value: object) -> bool:
@@ -49,23 +43,24 @@ _DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many
 _COPIES = "It is the most tokens that a round may copy from the text in place of drafting; leave it unset for none."
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 _CACHES = "None, 'dynamic' or 'static'"
-GENERATION_RULES = (
-    _Rule("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
-    _Rule("use_cache", lambda on: on is not False, "True", _NEEDS_CACHE),
-    _Rule("dola_layers", _unset, "None", _NO_LAW),
-    _Rule("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _NO_LAW),
-    _Rule("assistant_ensemble_weight", _unset, "None", _NO_LAW),
-    _Rule("prompt_lookup_num_tokens", _is_count, "None or a number of at least 1", _COPIES),
-    _Rule("assistant_early_exit", _unset, "None", _ONE_SPEEDUP),
-    _Rule("use_mtp", _unset, "False", _ONE_SPEEDUP),
-    _Rule("num_assistant_tokens", _is_count, "None or a number of at least 1", _DRAFTS),
-    _Rule(
+# Field of the `GenerationConfig`, what it may hold beside a drafter, the same in words, the way out.
+GENERATION_RULES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+    ("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
+    ("use_cache", lambda on: on is not False, "True", _NEEDS_CACHE),
+    ("dola_layers", _unset, "None", _NO_LAW),
+    ("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _NO_LAW),
+    ("assistant_ensemble_weight", _unset, "None", _NO_LAW),
+    ("prompt_lookup_num_tokens", _is_count, "None or a number of at least 1", _COPIES),
+    ("assistant_early_exit", _unset, "None", _ONE_SPEEDUP),
+    ("use_mtp", _unset, "False", _ONE_SPEEDUP),
+    ("num_assistant_tokens", _is_count, "None or a number of at least 1", _DRAFTS),
+    (
         "cache_implementation",
         lambda name: name not in ("sliding_window", "hybrid_chunked"),
         _CACHES,
         "It is an old name of a static cache: pass 'static', which keeps windows of layers, too, or leave it unset.",
     ),
-    _Rule(
+    (
         "cache_implementation",
         lambda name: name in (None, "dynamic", "dynamic_full", "static"),
         _CACHES,
@@ -75,35 +70,15 @@ GENERATION_RULES = (
 
 
 def check_generation(
-    target: PreTrainedModel,
-    drafter: PreTrainedModel,
-    generation_config: GenerationConfig,
-    generation_mode: str,
-    is_native: bool = False,
+    target: PreTrainedModel, drafter: PreTrainedModel, generation_config: GenerationConfig, generation_mode: str
 ) -> None:
-    """Refuse what assisted decoding cannot do, once `generate` knows its configuration and mode.
-
-    Args:
-        target (`PreTrainedModel`): The model that generates.
-        drafter (`DominoDraftModel`): Its `assistant_model`.
-        generation_config (`GenerationConfig`): The merged configuration of the call.
-        generation_mode (`str`): The mode Transformers chose from it.
-        is_native (`bool`, *optional*, defaults to `False`): Whether Transformers' own assisted loop will decode.
-
-    Raises:
-        ValueError: Naming the first field that does not fit.
-    """
+    """Refuse what assisted decoding cannot do, once `generate` knows its configuration and mode."""
     check_drafter(drafter)
     check_target(drafter.config, target)
-    for rule in GENERATION_RULES:
-        value = getattr(generation_config, rule.field, None)
-        if not rule.allows(value):
-            raise refusal(f"{rule.field} with a Domino assistant_model", rule.expected, value, rule.remedy)
-    if is_native:
-        drafter.config.kind.refuse_what_it_lacks("attach")
-    if is_native and generation_config.cache_implementation == "static":
-        remedy = "Leave it unset, or call hf_domino.install() to generate with our loop, which can."
-        raise refusal("cache_implementation in an attached target", "None or 'dynamic'", "static", remedy)
+    for field, allows, expected, remedy in GENERATION_RULES:
+        value = getattr(generation_config, field, None)
+        if not allows(value):
+            raise refusal(f"{field} with a Domino assistant_model", expected, value, remedy)
     if generation_mode != "assisted_generation":
         remedy = "Only greedy decoding and sampling can be drafted; drop assistant_model or the option behind the mode."
         value = getattr(generation_mode, "value", generation_mode)
@@ -113,18 +88,26 @@ def check_generation(
 # --- the loop gets its inputs -----------------------------------------------------------------------------------
 
 
+def check_prepared(
+    target: PreTrainedModel, drafter: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse a call that assisted decoding cannot start from, or could not keep to the target's own text."""
+    config, batch_size = kwargs["generation_config"], len(input_ids)
+    num_proposals = drafter.config.num_draft_tokens
+    check_inputs(target, input_ids, kwargs)
+    max_length = KnownStops.among(kwargs["stopping_criteria"]).max_length
+    check_rope(target, num_proposals, input_ids, kwargs, config, max_length)
+    _check_step_outputs(target, batch_size, config)
+    if config.cache_implementation == "static":
+        drafter.config.kind.refuse_what_it_lacks("cache_implementation='static'")
+        _check_static(target, batch_size, kwargs[CACHE], config)
+    if batch_size > 1:
+        _check_batch(batch_size, kwargs)
+        check_rows(target, num_proposals, kwargs)
+
+
 def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuse prompts and caches that assisted decoding cannot start from.
-
-    Args:
-        target (`PreTrainedModel`): The model that generates.
-        input_ids (`torch.Tensor` of shape `(batch, length)`): The prompt.
-        model_kwargs (`Mapping`): What `generate` passes on: cache, mask, `use_cache`, `synced_gpus`, ...
-
-    Raises:
-        ValueError: For an empty prompt, a sharded target, a cache that cannot be rewound, a mask that covers more
-            than there is, or steps that hand on outputs.
-    """
+    """Refuse prompts and caches that assisted decoding cannot start from."""
     if not (num_new := num_given(input_ids, model_kwargs)):
         raise refusal("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
     if model_kwargs.get("use_cache") is False:
@@ -159,17 +142,8 @@ def _keeps_keys(target: PreTrainedModel, cache: Any) -> bool:
     return is_taken and not (are_recurrent and all(are_recurrent))
 
 
-def check_step_outputs(target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig) -> None:
-    """Refuse hidden states and attentions where they cannot be returned token by token.
-
-    Args:
-        target (`PreTrainedModel`): The model that generates.
-        batch_size (`int`): Sequences to generate.
-        generation_config (`GenerationConfig`): The merged configuration of the call.
-
-    Raises:
-        ValueError: For a batch, and for attentions where the target computes them in a fused kernel.
-    """
+def _check_step_outputs(target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig) -> None:
+    """Refuse hidden states and attentions where they cannot be returned token by token."""
     if not generation_config.return_dict_in_generate:
         return
     for field in ("output_hidden_states", "output_attentions"):
@@ -182,25 +156,12 @@ def check_step_outputs(target: PreTrainedModel, batch_size: int, generation_conf
         raise refusal("the target's attn_implementation with output_attentions", "'eager'", attention, remedy)
 
 
-def check_batch(batch_size: int, kwargs: Mapping[str, Any], processors: Sequence[str], cache_part: str | None) -> None:
-    """Refuse what cannot be kept in step where rows of a batch advance by different lengths.
-
-    Args:
-        batch_size (`int`): Sequences to generate.
-        kwargs (`Mapping`): What `generate` passes on: cache, mask, `logits_processor`, ...
-        processors (`Sequence[str]`): Names of logits processors that may keep state.
-        cache_part (`str`, *optional*): Name of a part of the cache that rows cannot be realigned in.
-
-    Raises:
-        ValueError: For such processors and caches, a filled cache, inputs of another modality that every forward reads,
-            and a mask that is not two-dimensional.
-    """
-    if batch_size == 1:
-        return
+def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
+    """Refuse what cannot be kept in step where rows of a batch advance by different lengths."""
     alone = "Generate the prompts one at a time."
-    if processors:
+    if processors := stateful_processors(kwargs["logits_processor"]):
         expected = "ones of transformers that keep no state, for a batch"
-        raise refusal("logits_processor with a Domino assistant_model", expected, list(processors), alone)
+        raise refusal("logits_processor with a Domino assistant_model", expected, processors, alone)
     for processor in kwargs["logits_processor"]:
         encoder_ids = getattr(processor, "encoder_input_ids", None)
         count = getattr(processor, "batch_size", batch_size) if encoder_ids is None else len(encoder_ids)
@@ -208,7 +169,7 @@ def check_batch(batch_size: int, kwargs: Mapping[str, Any], processors: Sequence
             remedy = "Repeat the prompts instead of asking for several num_return_sequences."
             raise refusal(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
     mask, cache = kwargs.get("attention_mask"), kwargs[CACHE]
-    if cache_part:
+    if cache_part := unalignable(cache):
         raise refusal("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
     if cache.get_seq_length():
         raise refusal(CACHE, "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
@@ -219,29 +180,8 @@ def check_batch(batch_size: int, kwargs: Mapping[str, Any], processors: Sequence
             raise refusal(name, "None, for a batch", f"a tensor of shape {tuple(kwargs[name].shape)}", alone)
 
 
-def check_static(
-    target: PreTrainedModel,
-    batch_size: int,
-    model_kwargs: Mapping[str, Any],
-    config: GenerationConfig,
-    cache_part: str | None,
-) -> None:
-    """Refuse what rounds of fixed shape cannot do.
-
-    Args:
-        target (`PreTrainedModel`): The model that generates.
-        batch_size (`int`): Sequences to generate.
-        model_kwargs (`Mapping`): What `generate` passes on.
-        config (`GenerationConfig`): The merged configuration of the call.
-        cache_part (`str`, *optional*): Name of a layer of the cache that has no fixed shape here.
-
-    Raises:
-        ValueError: For a batch, recurrent layers, attention that goes by the cache's length, changing rotary
-            frequencies, attention kernels that need the length, a target on several devices, hidden states and
-            attentions.
-    """
-    if config.cache_implementation != "static":
-        return
+def _check_static(target: PreTrainedModel, batch_size: int, cache: Any, config: GenerationConfig) -> None:
+    """Refuse what rounds of fixed shape cannot do."""
     static = "with cache_implementation='static'"
     remedy = "Leave cache_implementation unset."
     text = target.config.get_text_config(decoder=True)
@@ -252,7 +192,7 @@ def check_static(
     if text.model_type in READS_CACHE_LENGTH:
         expected = f"none of {READS_CACHE_LENGTH}, whose attention goes by the length of the cache"
         raise refusal(f"the target's model_type {static}", expected, text.model_type, remedy)
-    if cache_part:
+    if cache_part := unfixable(cache):
         raise refusal(f"the target's layers {static}", "attention layers", cache_part, remedy)
     if growing := [kind for kind in GROWING_ROPE_TYPES if kind in kinds]:
         raise refusal(f"the target's rope_type {static}", "one of fixed frequencies", growing[0], remedy)
@@ -264,38 +204,3 @@ def check_static(
     for field in ("output_hidden_states", "output_attentions"):
         if config.return_dict_in_generate and getattr(config, field):
             raise refusal(f"{field} {static}", False, True, remedy)
-
-
-def check_native_loop(
-    batch_size: int, generation_config: GenerationConfig, model_kwargs: Mapping[str, Any], processors: Sequence[str]
-) -> None:
-    """Refuse what our loop does and Transformers' own assisted loop would get wrong without a word.
-
-    Args:
-        batch_size (`int`): Sequences to generate.
-        generation_config (`GenerationConfig`): The merged configuration of the call.
-        model_kwargs (`Mapping`): Keyword arguments of the target's forward.
-        processors (`Sequence[str]`): Names of logits processors that may keep state.
-
-    Raises:
-        ValueError: For what only our loop does, and for stop strings, which it looks for at the end of a round.
-    """
-    remedy = "Call hf_domino.install() to generate with our loop, which can."
-    if batch_size > 1:
-        raise refusal("the batch size in an attached target", 1, batch_size, remedy)
-    for field in ("output_hidden_states", "output_attentions"):
-        if generation_config.return_dict_in_generate and getattr(generation_config, field):
-            raise refusal(f"{field} in an attached target", "False with return_dict_in_generate", True, remedy)
-    if processors:
-        expected = "ones of transformers that keep no state, in an attached target"
-        raise refusal("logits_processor", expected, list(processors), remedy)
-    if model_kwargs.get("inputs_embeds") is not None:
-        raise refusal("inputs_embeds in an attached target", "None", "a tensor", remedy)
-    if (count := generation_config.prompt_lookup_num_tokens) is not None:
-        raise refusal("prompt_lookup_num_tokens in an attached target", None, count, remedy)
-    if generation_config.stop_strings is not None:
-        raise refusal("stop_strings in an attached target", "None", generation_config.stop_strings, remedy)
-    cache = model_kwargs.get(CACHE)
-    filled = cache.get_seq_length() if cache is not None else 0
-    if filled:
-        raise refusal(CACHE, "empty in an attached target", f"{filled} positions", remedy)

@@ -24,19 +24,7 @@ from hf_domino.integration.assisted_call import check_call, decode, named
 
 
 def generate(*args: Any, model: PreTrainedModel | None = None, drafter: str | None = None, **kwargs: Any) -> Any:
-    """Generate as `model.generate` does, several tokens a forward.
-
-    Args:
-        args: The target first, unless it is `model`, then as in `generate`.
-        model (`PreTrainedModel`, *optional*): The target: Transformers makes this its `generate` where it lies in the
-            target's own repository.
-        drafter (`str`, *optional*): Folder or Hub name of the drafter; defaults to what `custom_generate` named, or to
-            the target's own repository, whose folder `drafter` it may be in.
-        kwargs: All others of `generate`, and of `from_pretrained` for the Hub: `token`, `revision`, ...
-
-    Returns:
-        What `generate` returns; with `return_dict_in_generate=True` it has `stats`.
-    """
+    """Generate as `model.generate` does, several tokens a forward."""
     if model is None:
         model, *args = args  # type: ignore[assignment]
     kwargs |= zip([*inspect.signature(GenerationMixin.generate).parameters][1:], args, strict=False)
@@ -62,7 +50,7 @@ def generate(*args: Any, model: PreTrainedModel | None = None, drafter: str | No
         if lookup is not None:
             config.prompt_lookup_num_tokens = lookup
         mode_kwargs = {"assistant_model": loaded, "tokenizer": tokenizer}
-        check_call(model, config.get_generation_mode(loaded), config, mode_kwargs, is_native=False)
+        check_call(model, config.get_generation_mode(loaded), config, mode_kwargs)
         return decode(model, input_ids, assistant_model=loaded, streamer=streamer, **call)
 
     return type(model).generate(prepares, custom_generate=decoding_method, **kwargs)
@@ -78,11 +66,7 @@ def _name(drafter: str | None, caller: FrameType, model: PreTrainedModel) -> str
 
 
 def _take_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any], tokenizer: Any) -> PreTrainedModel:
-    """Make stop strings a criterion: for a decoding method of one's own Transformers forgets the tokenizer.
-
-    Returns:
-        `PreTrainedModel`: What shall prepare the call: the model, or one without stop strings over the same weights.
-    """
+    """Make stop strings a criterion: for a decoding method of one's own Transformers forgets the tokenizer."""
     config, defaults = kwargs.get("generation_config"), getattr(model, "generation_config", None)
     places = (getattr(place, "stop_strings", None) for place in (config, defaults))
     default = next((strings for strings in places if strings is not None), None)

@@ -52,12 +52,7 @@ _watcher = _Watcher()
 
 
 def when_imported(name: str, action: Action) -> None:
-    """Call `action` with module `name`: now if it has been imported, and behind each import to come.
-
-    Args:
-        name (`str`): Dotted name of the module; it is not imported.
-        action (`Callable`): Light, and without effect where it is called again. Given twice it counts once.
-    """
+    """Call `action` with module `name`: now if it has been imported, and behind each import to come."""
     if _watcher not in sys.meta_path:
         sys.meta_path.insert(0, _watcher)
     _watcher.actions.setdefault(name, {})[action] = None

@@ -2,9 +2,8 @@
 
 Why a patch: Transformers selects how to draft from a fixed list of private branches, and its pipelines accept an
 assistant by path only if its class is part of Transformers, and then load it without the token and the cache that they
-were given. Six functions are wrapped, each looking only for our drafter; every other call reaches the original with the
-arguments it came with. `uninstall` puts the originals back.
-`attach` gives one target the same without touching any class, through Transformers' own assisted loop.
+were given. Six functions are wrapped, each looking only for our drafter, the call's own or the target's default one;
+every other call reaches the original with the arguments it came with. `uninstall` puts the originals back.
 
 Nothing is imported for it: a module is patched when it is imported, and what a drafter needs comes with the first call.
 """
@@ -17,15 +16,17 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from types import MethodType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from hf_domino._common.refusal import refusal
 from hf_domino.integration.auto_classes import MODEL_TYPE
+from hf_domino.integration.default_drafter import default_of, set_default
 from hf_domino.integration.on_import import forget, is_awaited, when_imported
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from hf_domino.drafter.modeling import DominoDraftModel
 
 _MARK = "_hf_domino"  # attribute of a wrapper: (the wrapper, the original)
 # What a pipeline was given for downloads and is as good for the drafter's; a revision is one repository's.
@@ -81,27 +82,27 @@ def _wrap_validation(original: Callable) -> Callable:
         drafter = _assisted_call().named(self, assistant) if _is_name(assistant) else _drafter_of(assistant)
         if drafter is not None:
             generation_mode_kwargs["assistant_model"] = drafter
-            is_native = not hasattr(type(self)._assisted_decoding, _MARK)  # attached, and nothing is installed
             generation_mode = _assisted_call().check_call(
-                self, generation_mode, generation_config, generation_mode_kwargs, is_native
+                self, generation_mode, generation_config, generation_mode_kwargs
             )
+        elif assistant is None and (default := default_of(self)) is not None:
+            _assisted_call().count_mode(default, generation_mode)
         return original(self, generation_mode, generation_config, generation_mode_kwargs)
 
     return validate
 
 
-def _wrap_assisted(replacement: str) -> Callable[[Callable], Callable]:
-    """Wraps a method that is told the assistant by name: with our drafter it is this function of ours."""
+def _wrap_decoding(original: Callable) -> Callable:
+    @_wrapper_of(original)
+    def decoding(self, *args, **kwargs):
+        if (assistant := kwargs.get("assistant_model")) is not None:
+            decode = original if _drafter_of(assistant) is None else _assisted_call().decode
+            return decode(self, *args, **kwargs)
+        if (default := default_of(self)) is None:
+            return original(self, *args, **kwargs)
+        return _assisted_call().decode_by_default(default, original, self, *args, **kwargs)
 
-    def wrap(original: Callable) -> Callable:
-        @_wrapper_of(original)
-        def assisted(self, *args, **kwargs):
-            is_ours = _drafter_of(kwargs.get("assistant_model")) is not None
-            return (getattr(_assisted_call(), replacement) if is_ours else original)(self, *args, **kwargs)
-
-        return assisted
-
-    return wrap
+    return decoding
 
 
 def _wrap_pipeline_loading(original: Callable) -> Callable:
@@ -146,13 +147,12 @@ def _wrap_model_loading(original: Callable) -> Callable:
 _PATCHES: dict[str, dict[str, tuple[str | None, Callable[[Callable], Callable]]]] = {
     "transformers.generation.utils": {
         "_validate_generation_mode": ("GenerationMixin", _wrap_validation),
-        "_assisted_decoding": ("GenerationMixin", _wrap_assisted("decode")),
-        "_get_candidate_generator": ("GenerationMixin", _wrap_assisted("candidate_generator")),
+        "_assisted_decoding": ("GenerationMixin", _wrap_decoding),
+        "_sample": ("GenerationMixin", _wrap_decoding),
     },
     "transformers.pipelines.base": {"load_assistant_model": (None, _wrap_pipeline_loading)},
     "transformers.pipelines": {"pipeline": (None, _wrap_pipeline), "load_model": (None, _wrap_model_loading)},
 }
-_ATTACHED = ("_validate_generation_mode", "_get_candidate_generator")  # what `attach` wraps, on one target
 
 
 def _owner(module: ModuleType, class_name: str | None) -> Any:
@@ -166,8 +166,8 @@ def _patch(module: ModuleType) -> None:
     if missing:
         warnings.warn(
             f"hf_domino needs {', '.join(missing)}, which {module.__name__} of transformers {_version()} does not "
-            "have: it was not patched. Use hf_domino.attach(target) before "
-            "target.generate(..., assistant_model=drafter).",
+            "have: it was not patched. Use another version, or drafter.save_pretrained(folder, standalone=True) and "
+            "target.generate(..., custom_generate=folder, trust_remote_code=True), which need no patch.",
             stacklevel=2,
         )
         return
@@ -193,7 +193,7 @@ def install() -> None:
 
     Importing `hf_domino` calls it, unless the environment variable `HF_DOMINO_NO_PATCH` is `1`. Calling it again
     changes nothing. If a later Transformers has renamed one of the functions, those beside it are not patched and a
-    warning names it; [`attach`] remains.
+    warning names it.
 
     Example:
     ```python
@@ -232,35 +232,39 @@ def is_installed() -> bool:
     )
 
 
-def attach(target: PreTrainedModel) -> None:
-    """Let one target take a [`DominoDraftModel`] as `assistant_model`, without patching any class.
+def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike) -> None:
+    """Give a target a default drafter: every plain `generate` of it drafts from now on, whoever calls it.
 
-    Drafts then run in Transformers' own assisted loop: exact as ours, but it refuses stop strings and filled caches,
-    and asks custom stopping criteria at the end of a round only; statistics are in `drafter.stats` alone. While
-    [`install`] is in force our own loop is used instead. Copies stay attached; one that was pickled must be attached
-    again. [`detach`] undoes it.
+    Texts, generator and streamers stay what they are without. A call is plain that names another `assistant_model`,
+    sets `num_assistant_tokens=0` or runs inside [`plain`], and one that cannot be drafted, such as beam search;
+    [`attached`] counts these. Copies of the target have no default drafter. A second call replaces the first one's
+    drafter, and [`detach`] takes it away.
 
     Args:
-        target (`PreTrainedModel`): A causal language model; two private methods are set on this instance.
+        target (`PreTrainedModel`): A causal language model, also one inside PEFT's or `torch.compile`'s.
+        drafter ([`DominoDraftModel`], `str` or `Path`): The drafter, or its folder or Hub name.
 
     Raises:
-        ValueError: If this version of Transformers does not have these methods.
+        ValueError: If the drafter does not fit the target, or the patch is not installed.
+
+    Example:
+    ```python
+    >>> import hf_domino, torch
+    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+    >>> target = Qwen3ForCausalLM(Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16,
+    ... ))
+    >>> config = hf_domino.DominoConfig.for_target(target.config, num_hidden_layers=1, block_size=4, mask_token_id=3)
+    >>> hf_domino.attach(target, hf_domino.DominoDraftModel(config))
+    >>> _ = target.generate(torch.tensor([[5, 9, 33]]), max_new_tokens=8)
+    >>> _ = target.generate(torch.tensor([[5, 9, 33]]), max_new_tokens=8, num_beams=2)
+    >>> hf_domino.attached(target).num_drafted, hf_domino.attached(target).num_plain
+    (1, {'beam_search': 1})
+    >>> hf_domino.detach(target)
+
+    ```
     """
-    missing = [name for name in _ATTACHED if not hasattr(target, name)]
-    if missing:
-        raise ValueError(
-            f"attach needs a target with {', '.join(_ATTACHED)}; {type(target).__name__} in transformers "
-            f"{_version()} lacks {', '.join(missing)}. Use a supported version of transformers."
-        )
-    detach(target)
-    for name in _ATTACHED:
-        _, wrap = _PATCHES["transformers.generation.utils"][name]
-        original = getattr(target, name).__func__
-        setattr(target, name, MethodType(wrap(_original_of(original) or original), target))
-
-
-def detach(target: PreTrainedModel) -> None:
-    """Undo [`attach`] on `target`. Calling it again changes nothing."""
-    for name in _ATTACHED:
-        if hasattr(target.__dict__.get(name), _MARK):
-            delattr(target, name)
+    if not is_installed():
+        raise refusal("the patch", "installed for a default drafter", "uninstalled", "Call hf_domino.install() first.")
+    set_default(*_assisted_call().default_pair(target, drafter))

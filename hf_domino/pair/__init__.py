@@ -1,8 +1,8 @@
-"""A target with its drafters: found by name or folder, fetched where it is not ours to publish, loaded."""
+"""A target with its drafters: found by name or folder, and loaded."""
 
 from hf_domino.pair.finding import (
     BUNDLED,
-    FETCHED,
+    PROMPTS,
     Pair,
     check_device,
     dflash_folder,
@@ -13,11 +13,9 @@ from hf_domino.pair.finding import (
     load_pair,
     read_prompts,
 )
-from hf_domino.pair.smollm2 import PROMPTS
 
 __all__ = [
     "BUNDLED",
-    "FETCHED",
     "PROMPTS",
     "Pair",
     "check_device",

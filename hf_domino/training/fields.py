@@ -20,7 +20,7 @@ def option(default: Any, help: str, **spellings: list[str]) -> Any:
 class ModelArguments:
     """Which target, and whether to go on with what exists."""
 
-    target: str | None = option(None, "Folder or Hub name of the target, or smollm2.")
+    target: str | None = option(None, "Folder or Hub name of the target.")
     target_dtype: str = option("auto", "dtype of the target: auto, float32, bfloat16.")
     drafter: str | None = option(None, "A drafter to train further, instead of a new one.")
     start_from_target: bool = option(False, "Begin a new drafter with the weights of the target's last layers.")

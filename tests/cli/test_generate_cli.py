@@ -187,13 +187,13 @@ def test_a_system_message_needs_a_chat_template(flags, capsys):
     assert "--system must be left out: tiny has no chat template" in capsys.readouterr().err
 
 
-def test_check_and_demo_print_json(flags, tiny_pair_folder, capsys):
+def test_check_and_the_comparison_print_json(flags, tiny_pair_folder, capsys):
     cli.main(["check", "--json", "--num-prompts", "2", "--max-new-tokens", "8", *flags])
     found = json.loads(capsys.readouterr().out)
     assert found["verdict"] in ("fits", "does not fit", "too few to say")
     assert found["modes"][0]["acceptance_length"]["mean"] >= 1
     assert (found["speed_up"] is None) == (found["verdict"] == "does not fit")
-    assert cli.main(["demo", "--json", "--pair", str(tiny_pair_folder), "--max-new-tokens", "8", "--repeats", "1"]) == 0
+    assert cli.main(["generate", "--compare", "--json", "--pair", str(tiny_pair_folder), "--max-new-tokens", "8"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["equal"]
     assert found["plain"] == found["assisted"]

@@ -101,18 +101,13 @@ CALLS = {
     "sampled": SAMPLED,
     "batch": BATCH,
     "batch with stop strings": BATCH | {"stop_strings": list("abcdefghijkl")},
-    "native": {},
 }
 
 
 @pytest.mark.parametrize("end_of_text", ["unknown", "never", "reached"])
 @pytest.mark.parametrize("name", CALLS)
-def test_rounds_bring_what_is_returned(target, make_drafter, tiny_tokenizer, request, name, end_of_text):
+def test_rounds_bring_what_is_returned(target, make_drafter, tiny_tokenizer, name, end_of_text):
     """Beside the token of the prefill, wherever the text ends in its last round."""
-    if name == "native":
-        hf_domino.uninstall()
-        request.addfinalizer(hf_domino.install)
-        hf_domino.attach(target)
     drafter, options = make_drafter(target), {"max_new_tokens": 17, "pad_token_id": PAD} | CALLS[name]
     options |= {"tokenizer": tiny_tokenizer} if "stop_strings" in options else {}
     torch.manual_seed(0)

@@ -95,21 +95,13 @@ def test_one_position_off(pair, held_out, name):
     assert f"with shift_label={right.config.shift_label}" in result.causes[0].evidence
 
 
-@pytest.mark.parametrize("is_attached", [False, True])
-def test_one_position_off_is_told_after_the_first_call(pair, is_attached):
+def test_one_position_off_is_told_after_the_first_call(pair):
     prompt = pair.tokenizer("def add(a, b):\n", return_tensors="pt")
     told = []
-    if is_attached:
-        hf_domino.uninstall()
-        hf_domino.attach(pair.target)
-    try:
-        for is_wrong in (False, True):
-            drafter = pair.twin.view(shift_label=pair.twin.config.shift_label != is_wrong, draft_length="full")
-            pair.target.generate(**prompt, assistant_model=drafter, max_new_tokens=32, do_sample=False)
-            told.append("one position off" in str(drafter.stats))
-    finally:
-        hf_domino.detach(pair.target)
-        hf_domino.install()
+    for is_wrong in (False, True):
+        drafter = pair.twin.view(shift_label=pair.twin.config.shift_label != is_wrong, draft_length="full")
+        pair.target.generate(**prompt, assistant_model=drafter, max_new_tokens=32, do_sample=False)
+        told.append("one position off" in str(drafter.stats))
     assert told == [False, True]
 
 

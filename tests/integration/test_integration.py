@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import inspect
-import pickle
 import shutil
 import subprocess
 import sys
@@ -33,25 +32,11 @@ from transformers.pipelines import base as pipelines_base
 
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.drafting import DraftSession
 
 ROOT = Path(__file__).parents[2]
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
 NEW_TOKENS = 40
-
-
-@pytest.fixture(params=["install", "attach"])
-def entry(request, tiny_qwen3, tiny_llama):
-    """Both ways in: the patch with our loop, and one attached instance with Transformers' loop."""
-    if request.param == "attach":
-        hf_domino.uninstall()
-        for target in (tiny_qwen3, tiny_llama):
-            hf_domino.attach(target)
-    yield request.param
-    for target in (tiny_qwen3, tiny_llama):
-        hf_domino.detach(target)
-    hf_domino.install()
 
 
 @pytest.fixture
@@ -110,7 +95,7 @@ def text_of(target):
 @pytest.mark.parametrize("accuracy", [0.0, 0.6, 0.9, 1.0])
 @pytest.mark.parametrize("shift_label", [True, False])
 @pytest.mark.parametrize("projector_type", ["domino", "dflash"])
-def test_greedy_is_lossless(entry, target, make_drafter, projector_type, shift_label, accuracy):
+def test_greedy_is_lossless(target, make_drafter, projector_type, shift_label, accuracy):
     drafter = make_drafter(target, shift_label=shift_label, projector_type=projector_type)
     with oracle(target, PROMPT, accuracy, text_of(target)):
         assisted = greedy(target, assistant_model=drafter)
@@ -120,23 +105,21 @@ def test_greedy_is_lossless(entry, target, make_drafter, projector_type, shift_l
 
 
 @pytest.mark.parametrize("draft_length", ["full", "adaptive"])
-def test_num_assistant_tokens_is_the_most_that_a_round_drafts(entry, tiny_qwen3, make_drafter, draft_length):
+def test_num_assistant_tokens_is_the_most_that_a_round_drafts(tiny_qwen3, make_drafter, draft_length):
     drafter, plain = make_drafter(tiny_qwen3, draft_length=draft_length), text_of(tiny_qwen3)
-    variants = [{}, {"cache_implementation": "static"}] if entry == "install" else [{}]
     with oracle(tiny_qwen3, PROMPT, 0.9, text_of(tiny_qwen3)):
         for wanted, found in ((1, 1), (3, 3), (50, drafter.config.num_draft_tokens)):
-            for options in variants:
+            for options in ({}, {"cache_implementation": "static"}):
                 assisted = greedy(tiny_qwen3, assistant_model=drafter, num_assistant_tokens=wanted, **options)
                 assert torch.equal(assisted, plain)
                 assert max(drafter.stats.proposed[0]) == found
                 assert len(drafter.stats.acceptance_rate_at) == found
-    if entry == "install":
-        rows = PROMPT.expand(2, -1)
-        assert torch.equal(greedy(tiny_qwen3, rows, assistant_model=drafter, num_assistant_tokens=2)[1], plain[0])
-        assert max(drafter.stats.proposed[1]) == 2
+    rows = PROMPT.expand(2, -1)
+    assert torch.equal(greedy(tiny_qwen3, rows, assistant_model=drafter, num_assistant_tokens=2)[1], plain[0])
+    assert max(drafter.stats.proposed[1]) == 2
 
 
-def test_the_default_of_num_assistant_tokens_is_nobodys_wish(entry, tiny_qwen3, make_drafter, monkeypatch):
+def test_the_default_of_num_assistant_tokens_is_nobodys_wish(tiny_qwen3, make_drafter, monkeypatch):
     drafter = make_drafter(tiny_qwen3, block_size=26)  # more than that default
     for wanted, found in ((None, drafter.config.num_draft_tokens), (20, 20), (4, 4)):
         monkeypatch.setattr(tiny_qwen3.generation_config, "num_assistant_tokens", wanted)
@@ -148,31 +131,29 @@ def test_the_default_of_num_assistant_tokens_is_nobodys_wish(entry, tiny_qwen3, 
 
 
 @pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 6, 7, 8, 13])  # block_size 6
-def test_budget(entry, tiny_qwen3, tiny_drafter, max_new_tokens):
+def test_budget(tiny_qwen3, tiny_drafter, max_new_tokens):
     with oracle(tiny_qwen3, PROMPT, 0.9, text_of(tiny_qwen3)):
         assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, max_new_tokens=max_new_tokens)
     assert torch.equal(assisted, greedy(tiny_qwen3, max_new_tokens=max_new_tokens))
 
 
 @pytest.mark.parametrize("position", [1, 4, 9, 17])
-def test_end_of_text_inside_a_block(entry, tiny_qwen3, tiny_drafter, position):
+def test_end_of_text_inside_a_block(tiny_qwen3, tiny_drafter, position):
     eos = text_of(tiny_qwen3)[0, PROMPT.shape[1] + position].item()
     with oracle(tiny_qwen3, PROMPT, 0.95, text_of(tiny_qwen3)):
         assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, eos_token_id=[eos, 0])
     assert torch.equal(assisted, greedy(tiny_qwen3, eos_token_id=[eos, 0]))
 
 
-def test_prompt_that_ends_with_end_of_text(entry, tiny_qwen3, tiny_drafter):
+def test_prompt_that_ends_with_end_of_text(tiny_qwen3, tiny_drafter):
     eos = PROMPT[0, -1].item()
     plain = greedy(tiny_qwen3, eos_token_id=eos)
     assert torch.equal(greedy(tiny_qwen3, assistant_model=tiny_drafter, eos_token_id=eos), plain)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_prompt_of_padding_alone(entry, tiny_qwen3, tiny_drafter, batch_size):
+def test_prompt_of_padding_alone(tiny_qwen3, tiny_drafter, batch_size):
     """As where the pad token is also the first token of every text."""
-    if entry == "attach" and batch_size > 1:
-        pytest.skip("the native loop takes one sequence at a time")
     prompt = torch.full((batch_size, 1), tiny_qwen3.config.pad_token_id)
     assert torch.equal(greedy(tiny_qwen3, prompt, assistant_model=tiny_drafter), greedy(tiny_qwen3, prompt))
 
@@ -184,12 +165,12 @@ def test_prompt_of_32_bit_integers(tiny_qwen3, tiny_drafter):
     assert assisted.dtype == plain.dtype
 
 
-def test_prompt_of_one_token(entry, tiny_qwen3, tiny_drafter):
+def test_prompt_of_one_token(tiny_qwen3, tiny_drafter):
     prompt = PROMPT[:, :1]
     assert torch.equal(greedy(tiny_qwen3, prompt, assistant_model=tiny_drafter), greedy(tiny_qwen3, prompt))
 
 
-def test_left_padding(entry, target, make_drafter):
+def test_left_padding(target, make_drafter):
     padded = torch.cat((torch.full((1, 5), 2), PROMPT), dim=1)
     mask = (torch.arange(padded.shape[1]) >= 5).long()[None]
     plain = greedy(target, padded, attention_mask=mask)
@@ -214,14 +195,14 @@ def test_prompt_of_embeddings(target, make_drafter, with_ids, options, padding):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_drafter_of_another_dtype(entry, tiny_qwen3, tiny_drafter, dtype):
+def test_drafter_of_another_dtype(tiny_qwen3, tiny_drafter, dtype):
     drafter = tiny_drafter.to(dtype)
     plain = text_of(tiny_qwen3)
     assert torch.equal(greedy(tiny_qwen3, assistant_model=drafter), plain)
     assert greedy(tiny_qwen3, assistant_model=drafter, do_sample=True).shape == plain.shape
 
 
-def test_padding_does_not_change_drafts(entry, tiny_qwen3, tiny_drafter):
+def test_padding_does_not_change_drafts(tiny_qwen3, tiny_drafter):
     padded = torch.cat((torch.full((1, 5), 2), PROMPT), dim=1)
     mask = (torch.arange(padded.shape[1]) >= 5).long()[None]
     greedy(tiny_qwen3, assistant_model=tiny_drafter)
@@ -240,14 +221,14 @@ def test_padding_does_not_change_drafts(entry, tiny_qwen3, tiny_drafter):
         {"prefix_allowed_tokens_fn": lambda _, ids: list(range(int(ids[-1]) % 2, 64, 2))},
     ],
 )
-def test_greedy_with_processors(entry, tiny_qwen3, tiny_drafter, options):
+def test_greedy_with_processors(tiny_qwen3, tiny_drafter, options):
     plain = greedy(tiny_qwen3, **options)
     with oracle(tiny_qwen3, PROMPT, 0.8, do_sample=False, max_new_tokens=NEW_TOKENS, **options):
         assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, **options)
     assert torch.equal(assisted, plain)
 
 
-def test_streaming(entry, tiny_qwen3, tiny_drafter):
+def test_streaming(tiny_qwen3, tiny_drafter):
     streamer = Recorder()
     with oracle(tiny_qwen3, PROMPT, 0.9, text_of(tiny_qwen3)):
         assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, streamer=streamer)
@@ -267,7 +248,7 @@ def test_stop_string_inside_a_block(tiny_qwen3, tiny_drafter, tiny_tokenizer, po
     assert streamer.tokens == plain[0].tolist()
 
 
-def test_return_dict(entry, tiny_qwen3, tiny_drafter):
+def test_return_dict(tiny_qwen3, tiny_drafter):
     options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "max_new_tokens": 20}
     plain = greedy(tiny_qwen3, **options)
     with oracle(tiny_qwen3, PROMPT, 0.8, text_of(tiny_qwen3)):
@@ -290,16 +271,6 @@ def test_second_turn_on_a_filled_cache(tiny_qwen3, tiny_drafter, reused):
     assert torch.equal(second, greedy(tiny_qwen3, prompt))
 
 
-@pytest.mark.parametrize("entry", ["attach"], indirect=True)
-def test_native_loop_refuses_what_it_would_get_wrong(entry, tiny_qwen3, tiny_drafter, tiny_tokenizer):
-    first = greedy(tiny_qwen3, return_dict_in_generate=True)
-    prompt = torch.cat((first.sequences, PROMPT), dim=1)
-    with pytest.raises(ValueError, match=rf"{CACHE} must be empty.*hf_domino.install"):
-        greedy(tiny_qwen3, prompt, past_key_values=first.past_key_values, assistant_model=tiny_drafter)
-    with pytest.raises(ValueError, match=r"stop_strings .* must be None.*hf_domino.install"):
-        greedy(tiny_qwen3, assistant_model=tiny_drafter, stop_strings=["a"], tokenizer=tiny_tokenizer)
-
-
 def test_threads_keep_their_own_rounds(tiny_qwen3, tiny_drafter):
     prompts = [PROMPT.roll(shift, 1) for shift in range(4)]
     plain = [greedy(tiny_qwen3, prompt) for prompt in prompts]
@@ -320,7 +291,7 @@ def test_threads_keep_their_own_rounds(tiny_qwen3, tiny_drafter):
 
 def functions():
     names = {
-        GenerationMixin: ("_validate_generation_mode", "_assisted_decoding", "_get_candidate_generator"),
+        GenerationMixin: ("_validate_generation_mode", "_assisted_decoding", "_sample"),
         pipelines_base: ("load_assistant_model",),
         transformers.pipelines: ("pipeline", "load_model"),
         transformers: ("pipeline",),
@@ -353,31 +324,11 @@ def test_somebody_elses_patch_survives(uninstalled, monkeypatch):
 
 
 def test_missing_private_name(uninstalled, monkeypatch):
-    monkeypatch.delattr(GenerationMixin, "_get_candidate_generator")
-    with pytest.warns(UserWarning, match=r"needs _get_candidate_generator, which .* does not have.*attach"):
+    monkeypatch.delattr(GenerationMixin, "_sample")
+    with pytest.warns(UserWarning, match=r"needs _sample, which .* does not have.*custom_generate"):
         hf_domino.install()
     assert not hf_domino.is_installed()
     assert not hasattr(GenerationMixin._assisted_decoding, "__wrapped__")
-
-
-def test_attach_on_an_unknown_transformers(uninstalled, tiny_qwen3, monkeypatch):
-    monkeypatch.delattr(GenerationMixin, "_get_candidate_generator")
-    with pytest.raises(ValueError, match=r"Qwen3ForCausalLM .* lacks _get_candidate_generator"):
-        hf_domino.attach(tiny_qwen3)
-
-
-def test_attached_targets_copy_pickle_and_save(uninstalled, tiny_qwen3, tiny_drafter, tmp_path):
-    target = type(tiny_qwen3)(tiny_qwen3.config).eval()
-    target.load_state_dict(tiny_qwen3.state_dict())
-    hf_domino.attach(target)
-    unpickled = pickle.loads(pickle.dumps(target))
-    hf_domino.attach(unpickled)
-    for model in (unpickled, copy.deepcopy(target), target):
-        assert torch.equal(greedy(model, assistant_model=tiny_drafter), greedy(tiny_qwen3))
-    target.save_pretrained(tmp_path)
-    hf_domino.detach(target)
-    hf_domino.detach(target)
-    assert not {"_get_candidate_generator", "_validate_generation_mode"} & set(vars(target))
 
 
 def test_auto_classes(tiny_drafter, tmp_path):
@@ -486,7 +437,7 @@ assert hasattr(GenerationMixin._assisted_decoding, "__wrapped__") and hf_domino.
 
 
 @pytest.mark.parametrize("as_path", [str, Path])
-def test_the_name_of_a_drafter(entry, tiny_qwen3, saved_pair, as_path, monkeypatch):
+def test_the_name_of_a_drafter(tiny_qwen3, saved_pair, as_path, monkeypatch):
     """Loaded as by a pipeline, once for a target where it is and as it computes."""
     loaded, load = [], DominoDraftModel.from_pretrained
     monkeypatch.setattr(
@@ -518,7 +469,7 @@ def test_a_folder_that_was_saved_anew_is_read_anew(tiny_qwen3, saved_pair, tmp_p
     assert len(loaded) == 1
 
 
-def test_a_name_of_no_drafter(entry, tiny_qwen3, saved_pair, tmp_path):
+def test_a_name_of_no_drafter(tiny_qwen3, saved_pair, tmp_path):
     for name, message in (
         (
             saved_pair[0],
@@ -538,7 +489,7 @@ def test_a_drafter_does_not_generate(tiny_drafter):
         tiny_drafter.generate(PROMPT, max_new_tokens=4)
 
 
-def test_a_drafter_with_adapters(entry, tiny_qwen3, make_drafter):
+def test_a_drafter_with_adapters(tiny_qwen3, make_drafter):
     alone = make_drafter(tiny_qwen3)
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     adapted = get_peft_model(make_drafter(tiny_qwen3), config).eval()

@@ -11,7 +11,6 @@ from accelerate import disk_offload
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, pipeline
 
-import hf_domino
 from hf_domino import DominoDraftModel
 
 TEXT = "def f(a):"
@@ -123,15 +122,3 @@ def test_path_beside_an_offloaded_target(saved_pair, expected, tmp_path):
     )
     assert target.device.type == "meta"
     assert generator(TEXT, **OPTIONS) == expected
-
-
-def test_object_without_the_patch(saved_pair, expected):
-    hf_domino.uninstall()
-    try:
-        target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
-        hf_domino.attach(target)
-        drafter = DominoDraftModel.from_pretrained(saved_pair[1])
-        options = {"tokenizer": str(saved_pair[0]), "assistant_model": drafter}
-        assert pipeline("text-generation", model=target, **options)(TEXT, **OPTIONS) == expected
-    finally:
-        hf_domino.install()

@@ -9,20 +9,29 @@ import pytest
 import torch
 from builders import PAD
 from oracle import oracle
-from transformers import DynamicCache, LogitsProcessor, LogitsProcessorList, StoppingCriteria, TopKLogitsWarper
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    TopKLogitsWarper,
+)
 from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
 from hf_domino import ShadowReport
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.integration.drift import replay
-from hf_domino.integration.drift.shadow import Mismatch
+from hf_domino.integration import replay
+from hf_domino.integration.replay import Mismatch
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
 BATCH = torch.tensor([[PAD, PAD, 33, 20, 7, 41], [5, 9, 11, 20, 7, 12], [PAD, 8, 30, 31, 32, 33]])
 MASK = (BATCH != PAD).long()
 NEW_TOKENS = 30
+EDGE_SEED = 8  # whose noise leaves the likeliest of four tokens behind the last two
 MAX_FP32_KL = 1e-9  # a block forward sums in another order: 1e-6 of a logit, squared
 
 
@@ -124,13 +133,16 @@ def test_only_laws_of_the_residual_rule_are_compared(tiny_qwen3, tiny_drafter):
 @pytest.mark.parametrize(("verified", "margin"), [([0.0, 1.0, 0.5, 0.6], 0.125), ([0.0, 1.0, 0.7, 0.6], torch.inf)])
 def test_a_token_on_the_edge_of_a_warper_is_as_far_off_as_the_logits(verified, margin):
     """Of two tokens at the edge of top-k, one is forbidden: for a reason only if verification kept the other."""
-    processors = LogitsProcessorList([TopKLogitsWarper(2)])
-    laws, alone = replay._CompareLaws([torch.tensor([verified])], start=1), torch.tensor([[0.0, 1.0, 0.625, 0.6]])
-    draws = SimpleNamespace(next=lambda scores: torch.tensor([[0.0, 0, 50, 50]]))
-    follow = replay._Follow(torch.tensor([[9, 3]]), laws, draws, processors)
-    ids = torch.tensor([[9]])
-    follow(ids, processors(ids, laws(ids, alone)))
-    assert (follow.chosen[0].item(), follow.margins[0].item()) == (2, margin)
+    ids, alone = torch.tensor([[9]]), torch.tensor([[0.0, 1.0, 0.625, 0.6]])
+    target = SimpleNamespace(
+        _sample=lambda ids, processors, *args, **kwargs: processors(ids, alone), dtype=torch.float32, device=ids.device
+    )
+    call = replay.Replay(
+        target, ids, LogitsProcessorList([TopKLogitsWarper(2)]), [MaxLengthCriteria(2)], GenerationConfig()
+    )
+    call.run(torch.tensor([[9, 3]]), [torch.tensor([verified])], torch.Generator().manual_seed(EDGE_SEED))
+    ((_, _, mismatch),) = call.rows(0)
+    assert (mismatch.token, mismatch.expected, mismatch.margin) == (3, 2, margin)
 
 
 class Alternating(LogitsProcessor):

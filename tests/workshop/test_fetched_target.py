@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_domino.pair import FETCHED, read_prompts
-from hf_domino.pair import smollm2 as smollm2_target
+from hf_domino.pair import read_prompts
+from recipes import smollm2_target
 
 gguf = pytest.importorskip("gguf")
-NAME = FETCHED["smollm2"]
+NAME = smollm2_target.NAME
 HIDDEN, HEADS, VOCAB = 32, 4, 300
 TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
 

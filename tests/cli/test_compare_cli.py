@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import io
 import json
 import re
@@ -19,26 +18,30 @@ from hf_domino.drafter.stats import DecodingStats, Pause
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.pair import load_pair
 
-FLAGS = ["--max-new-tokens", "24", "--repeats", "1", "--threads", "1"]
+FLAGS = ["--max-new-tokens", "24", "--threads", "1"]
 
 
-def test_demo_shows_both_outputs_and_the_rounds(tiny_pair_folder, capsys, monkeypatch):
+def compare(folder, *flags):
+    return cli.main(["generate", "--compare", "--target", str(folder), *flags])
+
+
+def test_it_shows_both_outputs_and_the_rounds(tiny_pair_folder, capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
-    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS]) == 0
+    assert compare(tiny_pair_folder, *FLAGS) == 0
     shown = capsys.readouterr().out
     assert "plain generate" in shown
-    assert "outputs: equal, token for token" in shown
+    assert "outputs: identical, token for token" in shown
     assert "|" in shown
     assert "\x1b[" not in shown
 
 
-def test_demo_fails_where_outputs_differ(tiny_pair_folder, capsys, monkeypatch):
+def test_it_fails_where_outputs_differ(tiny_pair_folder, capsys, monkeypatch):
     monkeypatch.setattr(comparison.Comparison, "equal", property(lambda self: False))
-    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS]) == FAILED_CHECK
+    assert compare(tiny_pair_folder, *FLAGS) == FAILED_CHECK
     assert "outputs: DIFFERENT" in capsys.readouterr().out
 
 
-def test_demo_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written(tiny_pair_folder, capsys, monkeypatch):
+def test_it_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written(tiny_pair_folder, capsys, monkeypatch):
     shown = []
 
     def watched(target, inputs, streamer=None, **arguments):
@@ -48,13 +51,13 @@ def test_demo_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written
         return output
 
     monkeypatch.setattr(comparison, "generate_timed", watched)
-    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS, "--prompt", "def f(x):"]) == 0
+    assert compare(tiny_pair_folder, *FLAGS, "def f(x):") == 0
     assert "def f(x):" in shown[0]
     assert len(shown) == 4
     assert re.search(r" plain: \d+\.\d\d x with the drafter", capsys.readouterr().out.splitlines()[-1])
 
 
-def test_demo_says_why_drafting_paused_and_copies_from_the_text(tiny_pair_folder, capsys, monkeypatch):
+def test_it_says_why_drafting_paused_and_copies_from_the_text(tiny_pair_folder, capsys, monkeypatch):
     calls = []
 
     def watched(target, inputs, **arguments):
@@ -65,7 +68,7 @@ def test_demo_says_why_drafting_paused_and_copies_from_the_text(tiny_pair_folder
         return output
 
     monkeypatch.setattr(comparison, "generate_timed", watched)
-    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS, "--lookup-tokens", "4"]) == 0
+    assert compare(tiny_pair_folder, *FLAGS, "--lookup-tokens", "4") == 0
     why = "drafting paused for 14 tokens: a round took the time of 2.50 single tokens, and brought 1.25\n"
     assert why in capsys.readouterr().out
     assert calls == [None, 4] * 2
@@ -73,9 +76,10 @@ def test_demo_says_why_drafting_paused_and_copies_from_the_text(tiny_pair_folder
 
 def test_comparison_is_repeatable_and_rounds_cover_the_text(tiny_pair_folder):
     pair = load_pair(tiny_pair_folder)
-    options = cli.parse(["demo", "--max-new-tokens", "24"])
-    compare = functools.partial(comparison.compare, pair, {"text": "def f(x):"}, options)
-    first, second = (compare(console=Console(quiet=True)) for _ in range(2))
+    arguments = {"max_new_tokens": 24, "do_sample": False}
+    first, second = (
+        comparison.compare(pair, {"text": "def f(x):"}, arguments, 0, Console(quiet=True)) for _ in range(2)
+    )
     assert first.equal
     assert torch.equal(first.assisted, second.assisted)
     assert first.acceptance_lengths == second.acceptance_lengths
@@ -114,9 +118,9 @@ def test_sampled_text_is_plain_generations(tiny_pair_folder, capsys):
     texts = set()
     for seed in ("3", "4"):
         flags = [*FLAGS, "--temperature", "0.9", "--seed", seed]
-        assert cli.main(["demo", "--target", str(tiny_pair_folder), *flags]) == 0
+        assert compare(tiny_pair_folder, *flags) == 0
         shown = capsys.readouterr().out
-        assert f"outputs: equal, token for token (24 tokens, temperature 0.9, seed {seed}, fp32" in shown
+        assert "outputs: identical, token for token (24 tokens, fp32" in shown
         texts.add(shown.partition("plain generate")[2].partition("with the drafter")[0])
     assert len(texts) == 2
 
@@ -134,9 +138,9 @@ def test_a_chat_model_answers(tiny_pair_folder, tmp_path, capsys, monkeypatch):
         {"role": "user", "content": "x"},
     ]
     (folder / "prompts.jsonl").write_text(json.dumps({"kind": "code", "messages": turns}) + "\n")
-    assert cli.main(["demo", "--target", str(folder), *FLAGS, "--json"]) == 0
+    assert compare(folder, *FLAGS, "--json") == 0
     assert json.loads(capsys.readouterr().out)["prompt"] == turns
-    assert cli.main(["demo", "--target", str(folder), *FLAGS, "--prompt", "return"]) == 0
+    assert compare(folder, *FLAGS, "return") == 0
     shown = capsys.readouterr().out
     assert "user: return" in shown
     asked = load_pair(folder)
@@ -146,9 +150,9 @@ def test_a_chat_model_answers(tiny_pair_folder, tmp_path, capsys, monkeypatch):
 
 
 def test_the_dtype_is_said(tiny_pair_folder, capsys):
-    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS, "--dtype", "bfloat16"]) in (0, FAILED_CHECK)
+    assert compare(tiny_pair_folder, *FLAGS, "--dtype", "bfloat16") in (0, FAILED_CHECK)
     said = capsys.readouterr()
-    assert "greedy, bf16, 1 threads" in said.out
+    assert "24 tokens, bf16, 1 threads" in said.out
     last = said.out.splitlines()[-1]
     assert ("try --dtype float32, generate without it here" in last) == (not last.startswith("Faster"))
     assert f"loading {tiny_pair_folder} in bfloat16 on " in said.err
@@ -157,39 +161,34 @@ def test_the_dtype_is_said(tiny_pair_folder, capsys):
 
 @pytest.mark.parametrize("temperature", ["-1", "nan", "inf"])
 def test_bad_temperature_is_named(tiny_pair_folder, temperature, capsys):
-    assert cli.main(["demo", "--target", str(tiny_pair_folder), "--temperature", temperature]) == cli.USER_ERROR
+    assert compare(tiny_pair_folder, "--temperature", temperature) == cli.USER_ERROR
     assert "--temperature must be at least 0 and finite" in capsys.readouterr().err
 
 
-def test_wrong_index_is_named(tiny_pair_folder, capsys):
-    assert cli.main(["demo", "--target", str(tiny_pair_folder), "--index", "3"]) == cli.USER_ERROR
-    assert "--index must be in [0, 2] for tiny, got 3" in capsys.readouterr().err
-
-
 def test_missing_pair(tmp_path, capsys):
-    assert cli.main(["demo", "--target", str(tmp_path)]) == cli.USER_ERROR
+    assert compare(tmp_path) == cli.USER_ERROR
     assert f"--drafter must be given: there is no {tmp_path}-domino" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "ten"])
 def test_counts_must_be_positive(tiny_pair_folder, count, capsys):
     with pytest.raises(SystemExit) as exit_:
-        cli.main(["demo", "--target", str(tiny_pair_folder), "--repeats", count])
+        compare(tiny_pair_folder, "--max-new-tokens", count)
     assert exit_.value.code == cli.USER_ERROR
-    assert f"--repeats: must be a number of at least 1, got '{count}'" in capsys.readouterr().err
+    assert f"--max-new-tokens: must be a number of at least 1, got '{count}'" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_there_is_named(tiny_pair_folder, capsys):
-    assert cli.main(["demo", "--target", str(tiny_pair_folder), "--device", "nonsense"]) == cli.USER_ERROR
+    assert compare(tiny_pair_folder, "--device", "nonsense") == cli.USER_ERROR
     assert "--device must be one that torch" in capsys.readouterr().err
 
 
 def test_empty_prompt_is_refused(tiny_pair_folder, capsys):
-    assert cli.main(["demo", "--target", str(tiny_pair_folder), "--prompt", ""]) == cli.USER_ERROR
-    assert "--prompt must be a text" in capsys.readouterr().err
+    assert compare(tiny_pair_folder, "") == cli.USER_ERROR
+    assert "PROMPT must be a text" in capsys.readouterr().err
 
 
 @pytest.mark.gpu
-def test_demo_on_a_gpu(tiny_pair_folder, capsys):
-    assert cli.main(["demo", "--target", str(tiny_pair_folder), *FLAGS, "--device", "cuda"]) == 0
-    assert "greedy, fp32, cuda:0" in capsys.readouterr().out
+def test_it_on_a_gpu(tiny_pair_folder, capsys):
+    assert compare(tiny_pair_folder, *FLAGS, "--device", "cuda") == 0
+    assert "24 tokens, fp32, cuda:0" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,56 +23,11 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_domino.decoding.noise.generators import latest_start
 from hf_domino.drafter.stats import hand_out
-from hf_domino.integration.drift.replay import Draws, Replay, ReplayedRow
-from hf_domino.target.view import rounded_to
+from hf_domino.integration.replay import Mismatch, Replay
 
-# Units in the last place of the largest logit. Measured in bf16: margins up to half of one behind twelve layers; deeper
-# targets round more.
-TIE_ROUNDINGS = 4
 MAX_SHOWN = 5
 
 _watching: ContextVar[ShadowReport | None] = ContextVar("shadow", default=None)
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """The first token of a row that the target alone would not have written.
-
-    Args:
-        call (`int`): Which assisted call inside the block, from 0.
-        row (`int`): Row of its batch.
-        position (`int`): Which new token, from 0.
-        token (`int`, *optional*): The token that was returned; None where the row ended too early.
-        expected (`int`, *optional*): What the target alone writes there; None where a row ends in the wrong place.
-        margin (`float`): By how much the target alone prefers it, in processed logits, the noise of the draw included;
-            infinite where the row ended in the wrong place or the token was forbidden.
-        tie (`float`): Margins up to this are what rounding does in the target's dtype.
-    """
-
-    call: int
-    row: int
-    position: int
-    token: int | None
-    expected: int | None
-    margin: float
-    tie: float
-
-    @property
-    def is_tie(self) -> bool:
-        """Whether rounding explains it; otherwise suspect a bug."""
-        return self.margin <= self.tie
-
-    def __str__(self) -> str:
-        place = f"call {self.call}, row {self.row}, new token {self.position}"
-        if self.token is None:
-            return f"{place}: the row ended, the target alone goes on. NO TIE: suspect a bug"
-        if self.expected is None:
-            return f"{place}: returned {self.token}, where the target alone has stopped. NO TIE: suspect a bug"
-        cause = "a tie" if self.is_tie else "NO TIE: suspect a bug"
-        return (
-            f"{place}: returned {self.token}, target alone {self.expected}, margin {self.margin:.3g} "
-            f"({cause}; rounding reaches {self.tie:.2g})"
-        )
 
 
 @dataclass
@@ -131,26 +86,17 @@ class ShadowReport:
         ]
         return "\n".join([*(f"{name:<20}{value}" for name, value in lines), *(f"  {detail}" for detail in details)])
 
-    def add(self, call: int, rows: list[ReplayedRow], has_tokens: bool, dtype: torch.dtype) -> None:
-        """Count a replayed call.
-
-        Args:
-            call (`int`): Its number.
-            rows (`list[ReplayedRow]`): What the replay gave.
-            has_tokens (`bool`): Whether it is known what the target alone would have written; otherwise only laws are
-                compared.
-            dtype (`torch.dtype`): The target's, for what counts as a tie.
-        """
+    def add(self, rows: Iterable[tuple[list[float], int, Mismatch | None]], has_tokens: bool) -> None:
+        """Count a replayed call by what [`~Replay.rows`] says; without tokens distributions alone are compared."""
         with self._lock:
             self.num_replayed += 1
-            for index, row in enumerate(rows):
-                kl = row.kl[1 : row.length]  # the first token's law is the prefill's in both
+            for kl, num_tokens, mismatch in rows:
                 self.num_laws += len(kl)
                 self.sum_kl += sum(kl)
                 self.max_kl = max([self.max_kl, *kl])
                 if has_tokens:
-                    self.num_tokens += row.length
-                    self.mismatches += _first_mismatch(call, index, row, torch.finfo(dtype).eps)
+                    self.num_tokens += num_tokens
+                    self.mismatches += [] if mismatch is None else [mismatch]
 
     def next_call(self) -> tuple[int, bool]:
         """Count a call; returns its number and whether to replay it."""
@@ -164,8 +110,7 @@ def shadow(share: float = 0.05, seed: int = 0) -> Iterator[ShadowReport]:
     """Replay a share of the assisted calls inside the `with` block without speculation, and compare.
 
     A watched call keeps the target's logits of its new tokens until the replay is over, which takes about as long as
-    plain generation. Like [`timed_phases`] it holds for the calling thread or task. Calls of an attached target are
-    not seen: they run in Transformers' own loop.
+    plain generation. Like [`timed_phases`] it holds for the calling thread or task.
 
     Args:
         share (`float`, *optional*, defaults to 0.05): Share of the calls to replay, in `[0, 1]`.
@@ -196,11 +141,7 @@ def shadow(share: float = 0.05, seed: int = 0) -> Iterator[ShadowReport]:
 
 
 def watched(decode: Callable[..., Any]) -> Callable[..., Any]:
-    """The decoding function itself, or inside [`shadow`] one that replays a share of its calls.
-
-    Args:
-        decode (`Callable`): As [`~hf_domino.decoding.loop.assisted_decoding`].
-    """
+    """The decoding function itself, or inside [`shadow`] one that replays a share of its calls."""
     report = _watching.get()
     if report is None:
         return decode
@@ -216,11 +157,12 @@ def watched(decode: Callable[..., Any]) -> Callable[..., Any]:
         result = decode(model, input_ids, drafter=drafter, **kwargs | {"generation_config": _with_logits(wanted)})
         with _noting_failures(report, call):
             if replay is not None:
-                # Calls of the residual rule, or beside others, drew from elsewhere: only their laws can be compared.
-                start = latest_start()
-                draws = None if start is None else Draws(start, input_ids.device)
-                rows = replay.run(result.sequences, result.logits, draws)
-                report.add(call, rows, not wanted.do_sample or draws is not None, rounded_to(model))
+                # Calls of the residual rule, or beside others, drew from elsewhere: their tokens cannot be compared.
+                start, draws = latest_start(), None
+                if start is not None:
+                    draws = torch.Generator(input_ids.device).set_state(start)
+                replay.run(result.sequences, result.logits, draws)
+                report.add(replay.rows(call), not wanted.do_sample or draws is not None)
         if not wanted.return_dict_in_generate:
             return result.sequences
         if wanted.output_logits:
@@ -248,21 +190,3 @@ def _noting_failures(report: ShadowReport, call: int) -> Iterator[None]:
         yield
     except Exception as error:
         report.failures.append(f"call {call}: {type(error).__name__}: {error}")
-
-
-def _first_mismatch(call: int, index: int, row: ReplayedRow, eps: float) -> Iterator[Mismatch]:
-    """The first token of a row that differs, or else a wrong end."""
-    for position in range(row.length):
-        token, chosen = row.tokens[position], row.chosen[position]
-        if token != chosen:
-            tie = TIE_ROUNDINGS * eps * row.scales[position]
-            yield Mismatch(call, index, position, token, chosen, row.margins[position], tie)
-            return
-    if not row.end_is_known:
-        return
-    if row.end is None:
-        yield Mismatch(call, index, len(row.tokens), None, None, float("inf"), 0.0)
-        return
-    surplus = [position for position in range(row.end, len(row.tokens)) if row.tokens[position] != row.pad]
-    for position in surplus[:1]:
-        yield Mismatch(call, index, position, row.tokens[position], None, float("inf"), 0.0)

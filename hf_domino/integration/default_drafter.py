@@ -1,0 +1,84 @@
+"""The default drafter of a model: every plain `generate` of that model drafts with it, whoever writes the call.
+
+A table beside the models says which drafter is whose, and forgets a model with it. Nothing stands on the model, so
+nothing is saved, copied or compiled with it. The patch asks the table where a plain call arrives prepared.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from hf_domino.drafter.modeling import DominoDraftModel
+
+_attached: WeakKeyDictionary[Any, Attached] = WeakKeyDictionary()
+_is_plain: ContextVar[bool] = ContextVar("plain", default=False)
+_lock = threading.Lock()  # of the counts
+
+
+@dataclass
+class Attached:
+    """The default drafter of a model, and how the model's calls of `generate` went.
+
+    Args:
+        drafter ([`DominoDraftModel`]): The drafter.
+        num_drafted (`int`): Calls that drafted with it.
+        num_plain (`dict[str, int]`): Calls that could not be drafted and were plain, by what stood against it.
+    """
+
+    drafter: DominoDraftModel
+    num_drafted: int = 0
+    num_plain: dict[str, int] = field(default_factory=dict)
+
+    def count(self, reason: str | None = None, message: str = "") -> None:
+        """Count a call: drafted, or plain for a reason, whose message is logged the first time."""
+        from hf_domino._common.notices import notice
+
+        with _lock:
+            if reason is None:
+                self.num_drafted += 1
+                return
+            before = self.num_plain.get(reason, 0)
+            self.num_plain[reason] = before + 1
+        if not before:
+            notice(f"generate goes on without the default drafter: {message}")
+
+
+def set_default(target: Any, drafter: DominoDraftModel) -> None:
+    """Let plain calls of `target` draft with `drafter`, which fits, from now on."""
+    _attached[target] = Attached(drafter)
+
+
+def detach(target: Any) -> None:
+    """Undo [`attach`] on `target`; a call that is running ends as it began. Calling it again changes nothing."""
+    from hf_domino.target.compatibility import unwrapped
+
+    _attached.pop(unwrapped(target), None)
+
+
+def attached(target: Any) -> Attached | None:
+    """The default drafter of `target` and how its calls went, or None if it has none."""
+    from hf_domino.target.compatibility import unwrapped
+
+    return _attached.get(unwrapped(target))
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Generate without default drafters in a `with` block, in the calling thread or task."""
+    token = _is_plain.set(True)
+    try:
+        yield
+    finally:
+        _is_plain.reset(token)
+
+
+def default_of(target: Any) -> Attached | None:
+    """The default drafter that a call of `target` drafts with, if nothing was said against it."""
+    return None if _is_plain.get() else _attached.get(target)

@@ -1,0 +1,219 @@
+"""The returned tokens once more, one at a time: what the target alone says at each of them.
+
+Transformers' own sampling loop runs with two processors more: the first compares the raw distribution with that of the
+verification forward, the last notes what the target would have chosen and then forces the returned token.
+
+Shapes: B batch, T prompt tokens, N new tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+
+from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding.noise.generators import CallGenerator
+from hf_domino.decoding.processors.stock import STATELESS
+from hf_domino.target.view import rounded_to
+
+# Functions of the tokens alone: a replay can ask them again. Others may look at the clock or remember.
+REPEATABLE_CRITERIA = (EosTokenCriteria, MaxLengthCriteria, StopStringCriteria)
+# Units in the last place of the largest logit. Measured in bf16: margins up to half of one behind twelve layers; deeper
+# targets round more.
+TIE_ROUNDINGS = 4
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first token of a row that the target alone would not have written.
+
+    Args:
+        call (`int`): Which assisted call inside the block, from 0.
+        row (`int`): Row of its batch.
+        position (`int`): Which new token, from 0.
+        token (`int`, *optional*): The token that was returned; None where the row ended too early.
+        expected (`int`, *optional*): What the target alone writes there; None where a row ends in the wrong place.
+        margin (`float`): By how much the target alone prefers it, in processed logits, the noise of the draw included;
+            infinite where the row ended in the wrong place or the token was forbidden.
+        tie (`float`): Margins up to this are what rounding does in the target's dtype.
+    """
+
+    call: int
+    row: int
+    position: int
+    token: int | None = None
+    expected: int | None = None
+    margin: float = float("inf")
+    tie: float = 0.0
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether rounding explains it; otherwise suspect a bug."""
+        return self.margin <= self.tie
+
+    def __str__(self) -> str:
+        place = f"call {self.call}, row {self.row}, new token {self.position}"
+        if self.token is None:
+            return f"{place}: the row ended, the target alone goes on. NO TIE: suspect a bug"
+        if self.expected is None:
+            return f"{place}: returned {self.token}, where the target alone has stopped. NO TIE: suspect a bug"
+        cause = "a tie" if self.is_tie else "NO TIE: suspect a bug"
+        return (
+            f"{place}: returned {self.token}, target alone {self.expected}, margin {self.margin:.3g} "
+            f"({cause}; rounding reaches {self.tie:.2g})"
+        )
+
+
+class Replay:
+    """All that is needed to run a call again, copied before it runs: caches and stateful processors are used up.
+
+    Args:
+        model (`PreTrainedModel`): The target.
+        input_ids (`torch.Tensor`): Prompts `[B, T]`.
+        logits_processor (`LogitsProcessorList`): The call's.
+        stopping_criteria (`StoppingCriteriaList`): The call's.
+        generation_config (`GenerationConfig`): The call's.
+        model_kwargs: The call's cache, attention mask, positions and model-specific inputs.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        **model_kwargs: Any,
+    ):
+        self.model, self.input_ids, self.criteria = model, input_ids, stopping_criteria
+        self.processors = [p if type(p) in STATELESS else copy.deepcopy(p) for p in logits_processor]
+        self.kwargs = model_kwargs | {CACHE: copy.deepcopy(model_kwargs.get(CACHE))}
+        self.config = copy.copy(generation_config)
+        self.config.do_sample = self.config.return_dict_in_generate = False
+        self.pad = getattr(generation_config, "_pad_token_tensor", None)
+        self._start = input_ids.shape[1]
+        # Of each step and row [B]: the target's choice, its margin over the returned token, the largest raw logit by
+        # magnitude, KL(target alone, verification) of the raw distributions in nats.
+        self._chosen: list[torch.Tensor] = []
+        self._margins: list[torch.Tensor] = []
+        self._scales: list[torch.Tensor] = []
+        self._kl: list[torch.Tensor] = []
+
+    def run(self, sequences: torch.Tensor, logits: Sequence[torch.Tensor], draws: torch.Generator | None) -> None:
+        """Feed the returned tokens to the target one at a time.
+
+        Args:
+            sequences (`torch.Tensor`): Prompts and new tokens as returned, `[B, T + N]`.
+            logits (`Sequence[torch.Tensor]`): The raw logits that the new tokens were chosen from, N of `[B, V]`.
+            draws (`torch.Generator`, *optional*): As it was before the call drew; None to take the likeliest tokens.
+        """
+        self._sequences, self._logits, self._draws = sequences, logits, draws
+        with _without_drawing(sequences.device), torch.no_grad():
+            self.model._sample(
+                self.input_ids,
+                LogitsProcessorList([self._compare, *self.processors, self._follow]),
+                StoppingCriteriaList([MaxLengthCriteria(sequences.shape[1])]),
+                self.config,
+                **self.kwargs,
+            )
+
+    def rows(self, call: int) -> Iterator[tuple[list[float], int, Mismatch | None]]:
+        """Of each row that was replayed: KL of its distributions, tokens compared, the first mismatch if there is one.
+
+        A call's first token has no KL: its distribution is the prefill's in both.
+        """
+        num_new = self._sequences.shape[1] - self._start
+        columns = [
+            torch.stack(steps[:num_new], dim=1).tolist()
+            for steps in (self._chosen, self._margins, self._scales, self._kl)
+        ]
+        stops = [self._stop(row) for row in self._sequences]
+        pads_finished = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
+        end_is_known = all(type(criterion) in REPEATABLE_CRITERIA for criterion in self.criteria)
+        pad = int(self.pad) if self.pad is not None and pads_finished and len(stops) > 1 else None
+        # Without an end-of-text token plain generation goes on with all rows until the last one has stopped.
+        last = None if None in stops else max(stop or 0 for stop in stops)
+        rounding = TIE_ROUNDINGS * torch.finfo(rounded_to(self.model)).eps
+        for row, (chosen, margins, scales, kl) in enumerate(zip(*columns, strict=True)):
+            tokens = self._sequences[row, self._start :].tolist()
+            real = [position for position, token in enumerate(tokens) if token != pad]
+            end = stops[row] if pads_finished else last
+            length = min(end or num_new, num_new)
+            if not end_is_known:
+                length = min(length, max(real, default=-1) + 1)
+            wrong = next((at for at in range(length) if tokens[at] != chosen[at]), None)
+            surplus = next((at for at in real if end is not None and at >= end), None)
+            mismatch = None
+            if wrong is not None:
+                tie = rounding * scales[wrong]
+                mismatch = Mismatch(call, row, wrong, tokens[wrong], chosen[wrong], margins[wrong], tie)
+            elif end_is_known and end is None:
+                mismatch = Mismatch(call, row, num_new)
+            elif end_is_known and surplus is not None:
+                mismatch = Mismatch(call, row, surplus, tokens[surplus])
+            yield kl[1:length], length, mismatch
+
+    def _compare(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """See raw logits `[B, V]` before all processors, and compare them with verification's."""
+        step, self._alone = input_ids.shape[1] - self._start, scores
+        if step < len(self._logits):
+            alone = scores.cpu().double().log_softmax(dim=-1)
+            verified = self._logits[step].cpu().double().log_softmax(dim=-1)
+            terms = torch.where(alone > -torch.inf, alone.exp() * (alone - verified), 0.0)
+            self._kl.append(terms.sum(dim=-1).clamp_min(0.0))
+            finite = torch.where(scores.isfinite(), scores.abs(), 0.0)
+            self._scales.append(finite.amax(dim=-1).cpu())
+        return scores
+
+    def _follow(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """See processed scores `[B, V]` behind all processors, and force the returned token."""
+        length = input_ids.shape[1]
+        if length >= self._sequences.shape[1]:  # a loop that learns one step late that it is over
+            return scores
+        tokens, noise = self._sequences[:, length, None], torch.zeros_like(scores)  # [B, 1], [B, V]
+        if self._draws is not None:  # added to scores, the largest sum is what `torch.multinomial` draws
+            noise = -torch.empty_like(scores).exponential_(generator=self._draws).log()
+        best = (scores + noise).max(dim=-1)
+        margins = best.values - (scores + noise).gather(1, tokens)[:, 0]
+        if margins.isinf().any() and all(type(processor) in STATELESS for processor in self.processors):
+            # Forbidden here, and yet what verification's own logits lead to: how far those are away is what decides.
+            raw = self._logits[length - self._start].float()
+            verified = LogitsProcessorList(self.processors)(input_ids, raw) + noise
+            is_theirs = verified.argmax(dim=-1) == tokens[:, 0]
+            distances = torch.nan_to_num(self._alone - raw, nan=0.0).abs().amax(dim=-1)
+            margins = torch.where(margins.isinf() & is_theirs, distances, margins)
+        self._chosen.append(best.indices.cpu())
+        self._margins.append(margins.cpu())
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)
+
+    def _stop(self, ids: torch.Tensor) -> int | None:
+        """After how many new tokens `[T + N]` must stop by the criteria that can be asked again; None for never."""
+        found: list[int] = []
+        for criterion in self.criteria:
+            if type(criterion) is EosTokenCriteria:
+                ends = torch.isin(ids[self._start :], criterion.eos_token_id.to(ids.device)).nonzero()
+                found += (ends[:1, 0] + 1).tolist()
+            elif type(criterion) is MaxLengthCriteria and len(ids) >= criterion.max_length:
+                found.append(max(criterion.max_length - self._start, 1))
+            elif type(criterion) is StopStringCriteria:
+                lengths = range(1, len(ids) - self._start + 1)
+                found += [n for n in lengths if bool(criterion(ids[None, : self._start + n], None))][:1]
+        return min(found, default=None)
+
+
+@contextmanager
+def _without_drawing(device: torch.device) -> Iterator[None]:
+    """Leave the default generator as it is, whatever a processor draws, and to no other call the same numbers."""
+    call = CallGenerator(device, is_watching=False)
+    start = call.generator.get_state()
+    try:
+        yield
+    finally:
+        call.give_back(start)

@@ -16,8 +16,8 @@ from transformers import generation
 from transformers.modeling_outputs import BaseModelOutput
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.context import ContextCache
 
 _CONTEXT = "_hf_domino_context"  # attribute of Transformers' cache: one generation, one context
 

@@ -9,7 +9,7 @@ import torch
 
 from hf_domino import DominoConfig
 from hf_domino.data.packing import collate_rows
-from hf_domino.drafter.blocks import UNUSED
+from hf_domino.kinds.view import UNUSED
 from hf_domino.training.objective.anchors import anchor_candidates, block_labels, sample_anchors
 
 LOSS_MASK = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]])

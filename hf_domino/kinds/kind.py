@@ -203,7 +203,7 @@ class Table(Kind):
     has_table = True
     unread = ("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim")
     lacks = dict.fromkeys(
-        ("training", "plan", "export", "save_pretrained", "attach", "check_fit", "explain_round"),
+        ("training", "plan", "export", "save_pretrained", "check_fit", "explain_round"),
         "It has no weights, and fills its table while hf_domino's own loop generates.",
     ) | {"cache_implementation='static'": "Its trees are no rounds of fixed shape yet; leave it out."}
 

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from hf_domino.data.packing import collate_rows
-from hf_domino.drafter import backbone
+from hf_domino.kinds import backbone
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.anchors import sample_anchors
 

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausa
 from hf_domino import DominoConfig
 from hf_domino.data.packing import PackedRows, collate_rows
 from hf_domino.data.rows import RowDataset
-from hf_domino.drafter import backbone
+from hf_domino.kinds import backbone
 from hf_domino.kinds.view import UNUSED
 from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.anchors import sample_anchors

@@ -24,7 +24,7 @@ from hf_domino.cards import read_sections
 from hf_domino.cards.sections import CARD, mark
 from hf_domino.cards.training import FIGURE
 from hf_domino.cli.main import parse
-from hf_domino.data.filters import OVERLAP_WORDS, Exclusions, NearCopies, words_of
+from hf_domino.data.filters import RUN, Exclusions, NearCopies, words_of
 from hf_domino.data.prompts import texts_of
 from hf_domino.data.records import from_files, read_records
 from hf_domino.evaluation.benchmark.options import MEASURABLE
@@ -322,7 +322,7 @@ def test_prompts_are_of_every_kind_like_no_other_and_kept_out_of_training_text(t
         assert [message["role"] for message in prompt["messages"]] in (["user"], ["user", "assistant", "user"])
         text = "\n".join(message["content"] for message in prompt["messages"])
         words = words_of(text)
-        runs = {" ".join(words[at : at + OVERLAP_WORDS]) for at in range(len(words) - OVERLAP_WORDS + 1)}
+        runs = {" ".join(words[at : at + RUN]) for at in range(len(words) - RUN + 1)}
         assert seen.isdisjoint(runs)
         assert copies.add(text) is None
         assert len(text) in (range(3000, 6000) if prompt in long else range(20, 1000))

@@ -259,7 +259,7 @@ KINDS: dict[str, KindFacts] = {
         _keys_and_values,
         way=f" (a {_DFLASH} backbone), a GRU corrects them token by token",
         has_correction_head=True,
-        defaults={"pure_draft_prefix_len": 1},  # which SGLang wants, and which costs nothing: docs/study.md
+        defaults={"pure_draft_prefix_len": 1},  # which SGLang wants, and which costs nothing: docs/results.md
     ),
     "dflash": KindFacts(
         "DFlash",

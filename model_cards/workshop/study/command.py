@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
   python model_cards/workshop study --list
   python model_cards/workshop study --work study-work --rows study.jsonl --processes 2
-  python model_cards/workshop study --rows study.jsonl --page docs/study.md
+  python model_cards/workshop study --rows study.jsonl --figures docs/study
 """
 
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what is compared").add_argument
     add("--only", nargs="+", default=[], metavar="NAME", help="these variants (default: all)")
     add("--seeds", nargs="+", type=int, default=[], metavar="N", help="these seeds (default: those of each variant)")
-    add("--budget", help="steps and texts of a run (default: default; of --page and --json: the one with most rows)")
+    add("--budget", help="steps and texts of a run (default: default; of --figures and --json: the one with most rows)")
     add("--study", type=Path, help="YAML with a base, budgets and variants of your own (default: the package's)")
     _add_texts(parser.add_argument_group("target and texts"))
     add = parser.add_argument_group("how it runs").add_argument
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("instead of training").add_argument
     add("--list", action="store_true", help="show the variants, and which runs have a row")
     add("--json", action="store_true", help="print what --rows say, for machines")
-    add("--page", type=Path, help="write the tables of --rows into this Markdown file, figures into a folder beside it")
+    add("--figures", type=Path, help="draw what --rows say into this folder")
 
 
 def _add_texts(group: argparse._ArgumentGroup) -> None:
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     from study.plan import STUDY_FILE, load_study
 
     study = load_study(options.study or STUDY_FILE)
-    if options.list or options.json or options.page:
+    if options.list or options.json or options.figures:
         return _show(options, study)
     from study.conduct import Settings, conduct, report_failures
 
@@ -99,7 +99,9 @@ def _source(options: argparse.Namespace, study: Study) -> Source:
 
 def _show(options: argparse.Namespace, study: Study) -> int:
     """List the variants, or print or publish what the rows say."""
-    from study.page import fill_page, listing
+    from hf_domino._common.figures import write_figures
+    from study.figures import make_figures
+    from study.page import listing
     from study.rows import of_budget, read_rows
     from study.summary import summarize
 
@@ -108,10 +110,9 @@ def _show(options: argparse.Namespace, study: Study) -> int:
         done = read_rows(options.rows) if options.rows.exists() else []
         print(listing(study, budget, [row for row in done if row["budget"] == budget]))
         return 0
-    rows = read_rows(options.rows)
-    if options.page:
-        print(*fill_page(options.page, study, rows, options.budget), sep="\n")
+    rows = of_budget(read_rows(options.rows), options.budget)
+    if options.figures:
+        print(*write_figures(make_figures(study, rows), options.figures), sep="\n")
     if options.json:
-        rows = of_budget(rows, options.budget)
         print(json.dumps([summary.to_dict() for summary in summarize(study, rows)], indent=1))
     return 0

@@ -1,51 +1,16 @@
-"""From the rows of a study to its page: no figure is typed by hand."""
+"""From the rows of a study to what is said of them: no figure is typed by hand."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from hf_domino._common.figures import write_figures
 from hf_domino.evaluation.benchmark.report import markdown_table, number
-from study.figures import make_figures
 from study.plan import Run, Study
-from study.rows import Row, of_budget
+from study.rows import Row
 from study.summary import Difference, Summary, summarize
 
-MARKERS = re.compile(r"(<!-- study:begin(?: (\S+))? -->\n).*?(<!-- study:end -->)", re.DOTALL)
 HEADS = ("acceptance length", "over", "above at", "base loss", "corrected loss", "parameters", "training, CPU s")
 MINUS = "\N{MINUS SIGN}"
-
-
-def fill_page(page: Path, study: Study, rows: Sequence[Row], budget: str | None = None) -> list[Path]:
-    """Write what the rows say between a page's markers `study:begin` and `study:end`, and figures beside the page.
-
-    Markers may name a budget, as `study:begin long`.
-
-    Args:
-        page (`Path`): The page.
-        study (`Study`): What was compared.
-        rows (`Sequence[Row]`): Of all budgets.
-        budget (`str`, *optional*): Of markers without a name; defaults to the one with most rows.
-
-    Raises:
-        ValueError: If the file or the markers are missing, or a budget has no rows.
-    """
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
-    if not MARKERS.search(text):
-        raise ValueError(f"{page} has no lines <!-- study:begin --> and <!-- study:end --> to write between.")
-    written = [page]
-
-    def fill(found: re.Match[str]) -> str:
-        chosen = of_budget(rows, found[2] or budget)
-        figures = write_figures(make_figures(study, chosen), page.with_suffix("") / (found[2] or ""))
-        written.extend(figures)
-        pictures = (f"\n![{path.stem}]({path.relative_to(page.parent).as_posix()})\n" for path in figures)
-        return found[1] + results(study, chosen) + "".join(pictures) + found[3]
-
-    page.write_text(MARKERS.sub(fill, text), encoding="utf-8")
-    return written
 
 
 def results(study: Study, rows: Sequence[Row]) -> str:

@@ -123,6 +123,16 @@ def test_the_fault_of_norms_is_that_of_its_rows():
     assert f"needed {stock} rounds for 20 texts of 64 tokens, and {mended} with the norms mended" in page
 
 
+def test_what_more_training_brought_is_what_its_rows_say():
+    page = " ".join((CARDS.parent / "docs" / "results.md").read_text().split())
+    rows = [json.loads(line) for line in (CARDS / DRAFTERS[-1] / "going-on.jsonl").read_text().splitlines()]
+    steps, seconds = (sum(row[name] for row in rows) for name in ("steps", "train_runtime"))
+    length = rows[-1]["eval_walked_acceptance_length"]
+    assert f"Another {steps:,}, {seconds / 3600:.1f} hours on two cores, brought it to {length:.2f} tokens a" in page
+    times_read = rows[-1]["steps"] * rows[-1]["rows_per_step"] / int(rows[-1]["rows"].split()[0])
+    assert f"the last steps read it {times_read:.0f} times" in page
+
+
 def test_rows_are_of_commits():
     texts = [path.read_text() for path in CARDS.glob("*/*.jsonl")]
     assert [text for text in texts if '-dirty"' in text] == []

@@ -95,7 +95,7 @@ def variants(folder: Path, files: Sequence[str]) -> str:
             cell = f"{signed(difference.mean)} ± {difference.error:.2f}{over}"
             body.append([f"{one.question} (`{one.variant}`)", cell])
     return (
-        f"{markdown_table(['more tokens a round'], body)}\n"
+        f"{markdown_table(['difference in tokens a round'], body)}\n"
         f"- Within chance: {', '.join(f'`{one.variant}`' for one, difference in found if not difference.is_clear)}.\n"
         f"- [{Path(files[1]).name}]({files[1]}): {len(rows)} runs of {first['steps']} steps for {first['target']}, "
         f"{first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_domino.evaluation.benchmark.methods import BASELINE, METHODS, keeps_seed
-from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number, place_of
+from hf_domino.evaluation.benchmark.methods import BASELINE, keeps_seed
+from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, summarize
 from study.page import signed
@@ -56,11 +56,9 @@ def methods(folder: Path, files: Sequence[str]) -> str:
     for rows in (read_rows(folder / name) for name in files):
         pair = measured(rows)[0]["pair"]
         columns |= {f"{pair}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
-    found = dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))
-    order = sorted(found, key=lambda method: list(METHODS).index(method) if method in METHODS else len(METHODS))
     body = [
         [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
-        for method in order
+        for method in dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))
         if method != BASELINE
     ]
     origins = "".join(f"- {_origin(read_rows(folder / name), name)}\n" for name in files)
@@ -154,8 +152,8 @@ def _origin(rows: Sequence[Row], name: str) -> str:
     prompts = {row["prompt"] for row in measured(rows)}
     return (
         f"[{Path(name).name}]({name}): {len(prompts)} prompts x {first['max_new_tokens']} tokens, {first['dtype']}, "
-        f"{place_of(first)}; texts as plain `generate`'s {' and '.join(texts)}{ties}; commit {first['commit'][:7]}, "
-        f"{first['date']}."
+        f"{first['threads']} threads of {first['hardware']}; texts as plain `generate`'s {' and '.join(texts)}{ties}; "
+        f"commit {first['commit'][:7]}, {first['date']}."
     )
 
 

@@ -78,25 +78,27 @@ def test_rows_in_the_repository_are_small():
     assert all(json.loads(line) for path in CARDS.glob("*/*.jsonl") for line in path.read_text().splitlines())
 
 
-def test_the_table_of_draft_vocabularies_is_that_of_its_rows():
-    table = (CARDS.parent / "docs" / "training.md").read_text()
-    files = [*(CARDS / DRAFTERS[-1] / "vocabulary").glob("*.jsonl")]
-    assert len(files) == 5
-    for path in files:
-        one = summarize(read_rows(path), "domino", "greedy")
-        measured = f"{one.acceptance_length:.2f} | {one.ms_per_round['rollout']:.1f} | {one.speed_up:.2f} x |"
-        assert re.search(rf"^\| {int(path.stem):,} \| \d+ % \| {re.escape(measured)}$", table, re.MULTILINE)
+def test_a_smaller_draft_vocabulary_costs_what_the_page_says():
+    page = " ".join((CARDS.parent / "docs" / "training.md").read_text().split())
+    assert (
+        "With 8,192 of its 49,152 tokens SmolLM2's drafter accepted as much, and its rollout took half as long" in page
+    )
+    small, whole = (
+        summarize(read_rows(CARDS / DRAFTERS[-1] / "vocabulary" / f"{size}.jsonl"), "domino", "greedy")
+        for size in (8192, 49152)
+    )
+    assert small.acceptance_length == pytest.approx(whole.acceptance_length, abs=0.02)
+    assert small.ms_per_round["rollout"] == pytest.approx(whole.ms_per_round["rollout"] / 2, rel=0.1)
 
 
 @pytest.mark.parametrize("name", [NAMES[1], DRAFTERS[-1]])
-def test_the_table_of_a_served_drafter_is_that_of_its_rows(name):
-    page = (CARDS.parent / "docs" / "serving.md").read_text()
+def test_a_served_drafter_does_what_the_page_says(name):
+    page = " ".join((CARDS.parent / "docs" / "serving.md").read_text().split())
+    assert "all texts were those of Transformers, in as many rounds as in our own loop, within one in a hundred" in page
     rows = [json.loads(line) for line in (CARDS / name / "serving.jsonl").read_text().splitlines()]
-    assert len([row for row in rows if row["rounds"]]) == 3
-    for row in rows:
-        rounds = f"{row['rounds']:,} | {row['acceptance_length']:.2f}" if row["rounds"] else " | "
-        equal = f"{row['equal_to_transformers']} of {row['texts']}"
-        assert f"| {row['name']} | {row['at_once']} | {equal} | {rounds} |" in page
+    assert {(row["equal_to_transformers"], row["texts"], row["dtype"]) for row in rows} == {(50, 50, "float32")}
+    ours, *served = (row["rounds"] for row in rows if row["rounds"])
+    assert served == pytest.approx([ours, ours], rel=0.01)
 
 
 def test_the_table_of_a_servers_speed_is_that_of_its_rows():
@@ -119,6 +121,16 @@ def test_the_fault_of_norms_is_that_of_its_rows():
     assert mended == ours
     page = " ".join((CARDS.parent / "docs" / "upstream.md").read_text().split())
     assert f"needed {stock} rounds for 20 texts of 64 tokens, and {mended} with the norms mended" in page
+
+
+def test_what_more_training_brought_is_what_its_rows_say():
+    page = " ".join((CARDS.parent / "docs" / "results.md").read_text().split())
+    rows = [json.loads(line) for line in (CARDS / DRAFTERS[-1] / "going-on.jsonl").read_text().splitlines()]
+    steps, seconds = (sum(row[name] for row in rows) for name in ("steps", "train_runtime"))
+    length = rows[-1]["eval_walked_acceptance_length"]
+    assert f"Another {steps:,}, {seconds / 3600:.1f} hours on two cores, brought it to {length:.2f} tokens a" in page
+    times_read = rows[-1]["steps"] * rows[-1]["rows_per_step"] / int(rows[-1]["rows"].split()[0])
+    assert f"the last steps read it {times_read:.0f} times" in page
 
 
 def test_rows_are_of_commits():

@@ -29,7 +29,7 @@ class Domino(Block):
     papers = ("domino", "dflash")
     way = f" (a {DFLASH_LINK} backbone), a GRU corrects them token by token"
     has_correction_head = True
-    defaults = {"pure_draft_prefix_len": 1}  # which SGLang wants, and which costs nothing: docs/study.md
+    defaults = {"pure_draft_prefix_len": 1}  # which SGLang wants, and which costs nothing: docs/results.md
 
     def build(self) -> None:
         """See [`Kind`]; the names are those of the releases."""

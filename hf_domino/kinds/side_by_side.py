@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch

@@ -48,6 +48,9 @@ def test_times_of_a_round_on_a_gpu():
     text = (FOLDER.parent / "docs" / "gpu.md").read_text()
     for row in rows_of("rounds"):
         assert f"| {row['ms']:.1f} | {row['floor_ms']:.1f} |" in text
+    took = {row["method"]: row["ms"] for row in rows_of("rounds")}
+    said = f"from {took['static, launched']:.0f} to {took['static, graphs']:.0f} ms on an H100"
+    assert said in (FOLDER.parent / "README.md").read_text()
     busy = {row["method"]: row["gpu_ms"] for row in rows_of("profile") if "gpu_ms" in row}
     assert f"take {busy['static, compiled']:.1f} ms then, in place of {busy['static, graphs']:.1f}" in text
     stages = next(row["stage_ms"] for row in rows_of("profile") if "stage_ms" in row)

@@ -1,4 +1,4 @@
-"""The first screen of the README says what the rows do."""
+"""The pages say what the rows do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import measured
 import pytest
 
-import headline
+import tables
 from hf_domino.cards.sections import read_sections
 from hf_domino.evaluation.benchmark.report import number
 from hf_domino.evaluation.benchmark.summary import summarize
@@ -20,7 +20,7 @@ ROWS = [row | {"method": "domino_adaptive"} if row["method"] == "domino" else ro
 
 def filled(page: Path) -> str:
     """A page after its places were written anew, by the command that CONTRIBUTING names."""
-    headline.fill(page)
+    tables.fill(page)
     return page.read_text()
 
 
@@ -37,16 +37,18 @@ def test_a_line_is_what_the_rows_give(tmp_path):
 
 
 @pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="no rows are published in this checkout")
-def test_the_readme_says_what_the_rows_do(tmp_path):
-    page = tmp_path / "README.md"
-    page.write_text((ROOT / "README.md").read_text())
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_the_pages_say_what_the_rows_do(name, tmp_path):
+    (tmp_path / "docs").mkdir()
     (tmp_path / "model_cards").symlink_to(ROOT / "model_cards")
-    assert filled(page) == (ROOT / "README.md").read_text()
-    assert "times as fast" in page.read_text()
+    page = tmp_path / name
+    page.write_text((ROOT / name).read_text())
+    assert tables.MARKERS.search(page.read_text())
+    assert filled(page) == (ROOT / name).read_text()
 
 
 @pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="no rows are published in this checkout")
-@pytest.mark.parametrize("page", ["README.md", "docs/drafters.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/kinds.md"])
 def test_what_training_took_is_what_the_cards_say(page):
     steps, minutes = {}, {}
     for name in ("pycoder-13m-domino", "smollm2-135m-instruct-domino"):

@@ -1,0 +1,177 @@
+"""Write what pages say of measurements from the committed rows.
+
+Between `<!-- NAME:begin FILE [FILE ...] -->` and `<!-- NAME:end -->` stands what `RENDERED` makes of these files, which
+are named as seen from the page's folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hf_domino.evaluation.benchmark.options import BASELINE, keeps_seed
+from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number
+from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
+from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, summarize
+from study.page import signed
+from study.plan import load_study
+from study.rows import of_budget
+from study.rows import read_rows as read_runs
+from study.summary import Summary
+from study.summary import summarize as summarize_runs
+
+EXAMPLES = "  python model_cards/workshop tables README.md docs/results.md\n"
+ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
+MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
+
+
+def speed(folder: Path, files: Sequence[str]) -> str:
+    """How many times as fast the best setting of each file is, greedy, as a sentence."""
+    found = []
+    for rows in (read_rows(folder / name) for name in files):
+        best = max(filter(None, (_speed_up(rows, method, "greedy") for method in (ALONE, WITH_LOOKUP))))
+        found.append(f"**{best:.1f} times as fast** for {_name(rows)}")
+    return (
+        "`hf_domino` makes a Hugging Face model write faster, and the text stays the model's own:\n"
+        f"on two CPU cores up to {' and '.join(found)}.\n"
+    )
+
+
+def gain(folder: Path, files: Sequence[str]) -> str:
+    """The gain of each file, greedy and sampled, and in how many cases the text was plain generation's."""
+    runs = [read_rows(folder / name) for name in files]
+    modes = {mode: name for rows in runs for mode, name in modes_of(rows).items()}
+    lines = [[_name(rows), *(_gain(rows, mode) for mode in modes)] for rows in runs]
+    exact = "; ".join(f"{_name(rows)} {_equal(rows)}" for rows in runs)
+    return (
+        f"{markdown_table(list(modes.values()), lines)}\nTexts that are plain `generate`'s, token by token: {exact}.\n"
+    )
+
+
+def methods(folder: Path, files: Sequence[str]) -> str:
+    """Speed-up and tokens a forward of every method: a column for each file and mode."""
+    columns: dict[str, tuple[list[Row], str]] = {}
+    for rows in (read_rows(folder / name) for name in files):
+        pair = measured(rows)[0]["pair"]
+        columns |= {f"{pair}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+    body = [
+        [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
+        for method in dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))
+        if method != BASELINE
+    ]
+    origins = "".join(f"- {_origin(read_rows(folder / name), name)}\n" for name in files)
+    return f"{markdown_table(list(columns), body)}\n{origins}"
+
+
+def kinds(folder: Path, files: Sequence[str]) -> str:
+    """Acceptance length and training time of each kind, a column for each STUDY, FILE and budget in turn.
+
+    Of runs at several learning rates (`eagle3`, `eagle3_rate_3`) the best one counts.
+    """
+    columns: dict[str, dict[str, Summary]] = {}
+    for study_file, file, budget in zip(files[::3], files[1::3], files[2::3], strict=True):
+        rows = of_budget(read_runs(folder / file), budget)
+        column = columns[f"{rows[0]['target']}, {rows[0]['steps']} steps"] = {}
+        for one in sorted(summarize_runs(load_study(folder / study_file), rows), key=lambda one: one.acceptance_length):
+            column[one.variant.partition("_rate_")[0]] = one
+    names = sorted({name for column in columns.values() for name in column}, key=_kinds_first)
+    body = [[f"`{name}`", *(_length_and_time(column.get(name)) for column in columns.values())] for name in names]
+    return markdown_table(list(columns), body)
+
+
+def variants(folder: Path, files: Sequence[str]) -> str:
+    """Which variants of a STUDY differ by more than chance, and by how much, in a FILE's rows of one budget."""
+    rows = of_budget(read_runs(folder / files[1]), files[2])
+    found = [(one, one.difference) for one in summarize_runs(load_study(folder / files[0]), rows) if one.difference]
+    found.sort(key=lambda pair: -pair[1].mean)
+    body, first = [], rows[0]
+    for one, difference in found:
+        if difference.is_clear:
+            over = f" over `{difference.against}`" if difference.against != first["variant"] else ""
+            cell = f"{signed(difference.mean)} ± {difference.error:.2f}{over}"
+            body.append([f"{one.question} (`{one.variant}`)", cell])
+    return (
+        f"{markdown_table(['difference in tokens a round'], body)}\n"
+        f"- Within chance: {', '.join(f'`{one.variant}`' for one, difference in found if not difference.is_clear)}.\n"
+        f"- [{Path(files[1]).name}]({files[1]}): {len(rows)} runs of {first['steps']} steps for {first['target']}, "
+        f"{first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
+    )
+
+
+RENDERED = {function.__name__: function for function in (speed, gain, methods, kinds, variants)}
+
+
+def _name(rows: Sequence[Row]) -> str:
+    first = measured(rows)[0]
+    return f"{first['pair']} in {first['dtype']}"
+
+
+def _speed_up(rows: Sequence[Row], method: str, mode: str) -> float | None:
+    return summarize(rows, method, mode).speed_up if rows_of(rows, method, mode) else None
+
+
+def _gain(rows: Sequence[Row], mode: str) -> str:
+    alone, both = (_speed_up(rows, method, mode) for method in (ALONE, WITH_LOOKUP))
+    parts = [number(alone, " x")] * (alone is not None) + [f"with copies {number(both, ' x')}"] * (both is not None)
+    return ", ".join(parts)
+
+
+def _equal(rows: Sequence[Row]) -> str:
+    ours = [row for mode in modes_of(rows) for method in (ALONE, WITH_LOOKUP) for row in rows_of(rows, method, mode)]
+    return f"{count_equal(ours)} of {len(ours)}"
+
+
+def _speed_and_tokens(rows: Sequence[Row], method: str, mode: str) -> str:
+    if not rows_of(rows, method, mode):
+        return ""
+    one = summarize(rows, method, mode)
+    tokens = f" ({number(one.tokens_per_forward)})" if one.tokens_per_forward else ""
+    return number(one.speed_up, " x") + tokens
+
+
+def _kinds_first(name: str) -> tuple[bool, str]:
+    """The kinds as published come before those that were enlarged or trained for longer."""
+    return "_" in name, name
+
+
+def _length_and_time(one: Summary | None) -> str:
+    return f"{one.acceptance_length:.2f} ({one.figures['cpu_seconds']:.0f} s)" if one else ""
+
+
+def _origin(rows: Sequence[Row], name: str) -> str:
+    """Where rows lie, what they were measured on, and how many texts were plain generation's."""
+    first, others = measured(rows)[0], [row for row in measured(rows) if row["method"] != BASELINE]
+    texts = []
+    for mode, said in modes_of(rows).items():
+        promised = [row for row in others if row["mode"] == mode and (mode == "greedy" or keeps_seed(row["method"]))]
+        texts.append(f"{count_equal(promised)} of {len(promised)} {said}")
+    parted = [row for row in others if row.get("partings")]
+    ties = f" (of ours that differ, {sum(map(are_ties, parted))} of {len(parted)} at a tie)" if parted else ""
+    prompts = {row["prompt"] for row in measured(rows)}
+    return (
+        f"[{Path(name).name}]({name}): {len(prompts)} prompts x {first['max_new_tokens']} tokens, {first['dtype']}, "
+        f"{first['threads']} threads of {first['hardware']}; texts as plain `generate`'s {' and '.join(texts)}{ties}; "
+        f"commit {first['commit'][:7]}, {first['date']}."
+    )
+
+
+def fill(page: Path) -> None:
+    """Write every marked place of a page anew."""
+
+    def replace(found: re.Match[str]) -> str:
+        return found[1] + RENDERED[found[2]](page.parent, found[3].split()) + found[4]
+
+    page.write_text(MARKERS.sub(replace, page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the pages."""
+    parser.add_argument("pages", type=Path, nargs="+", help="Markdown files with marked places")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write the pages."""
+    for page in options.pages:
+        fill(page)

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.utils import logging
 
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ROPE_TYPES
-from hf_domino.configuration.kinds import KINDS, MOST_LAYERS
+from hf_domino.kinds import KINDS
+from hf_domino.kinds.kind import MOST_LAYERS, Kind
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -27,13 +29,15 @@ LAYER_TYPES = (FULL, SLIDING)
 MOST_DRAFTED = 1024  # of a round; releases draft up to 16, trees up to 64, and masks are as large as their square
 MOST_POSITIONS = 2**31 - 1  # of a text: kernels count them in 32 bits
 MOST = 10**15  # products of two numbers up to it, or down to its inverse, are numbers in fp32
-# Ranges; of sizes that tensors have, a file tells the end.
-_OF_TENSORS = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "emb_dim gru_hidden_dim"
+MOST_WIDTH = 2**20  # of a tensor, but for rows of tokens; products of three are counted in 64 bits
+WIDTHS = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("emb_dim", "gru_hidden_dim"),
 )
-SIZES: dict[str, tuple[int, int | None]] = {
-    **dict.fromkeys(_OF_TENSORS.split(), (1, None)),
+SIZES = {
+    "vocab_size": (1, MOST_POSITIONS),
+    "num_hidden_layers": (1, 1000),  # no decoder has as many
+    **dict.fromkeys(WIDTHS, (1, MOST_WIDTH)),
     "max_position_embeddings": (1, MOST_POSITIONS),
     "block_size": (2, MOST_DRAFTED),
     "ngram_size": (3, MOST_DRAFTED),
@@ -54,19 +58,26 @@ ROPE_NUMBERS = {
 
 
 def check_fields(config: DominoConfig) -> None:
-    """Check all fields.
-
-    Args:
-        config ([`DominoConfig`]): The configuration.
-
-    Raises:
-        ValueError: If a field is out of its range.
-    """
+    """Refuse a configuration of which a field is out of its range."""
     _check_sizes(config)
     _check_choices(config)
     _check_windows(config)
     _check_target_layer_ids(config)
-    config.kind.check(config)
+    _check_fields_of_kinds(config)
+
+
+def fields_of(kind: type[Kind], *names: str) -> str:
+    """Fields of a kind's configuration, as a refusal names them."""
+    return f"{', '.join(names)} of {kind.article} {kind.title} drafter"
+
+
+def _check_fields_of_kinds(config: DominoConfig) -> None:
+    """Fields that do nothing in a kind have one value there."""
+    others = [kind.own for kind in KINDS.values() if kind is not config.kind]
+    for name, value in [pair for fixed in (config.kind.fixed, *others) for pair in fixed.items()]:
+        if (given := getattr(config, name)) != value:
+            remedy = "Leave it out; no other drafter of this kind can be run."
+            raise refusal(fields_of(config.kind, name), value, given, remedy)
 
 
 def _check_range(field: str, value: Any, low: float, high: float | None = None, hint: str = "", is_whole=True) -> None:

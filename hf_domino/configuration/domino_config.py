@@ -11,9 +11,10 @@ from transformers import PreTrainedConfig
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration.checks import ADAPTIVE, SLIDING, check_fields
+from hf_domino.configuration.checks import ADAPTIVE, SLIDING, check_fields, fields_of
 from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, fields_from_target
-from hf_domino.configuration.kinds import KINDS, KindFacts
+from hf_domino.kinds import KINDS
+from hf_domino.kinds.kind import Kind
 
 # What Transformers gives to any configuration or stores in it, beside the fields of its base class; and the old name of
 # a part of `rope_parameters`.
@@ -216,8 +217,8 @@ class DominoConfig(PreTrainedConfig):
         return super().from_dict(config_dict, **kwargs)
 
     @property
-    def kind(self) -> KindFacts:
-        """What is known of its kind of drafter, which `projector_type` names."""
+    def kind(self) -> type[Kind]:
+        """Its kind of drafter, which `projector_type` names."""
         return KINDS.get(self.projector_type, KINDS["domino"])  # another name is refused by `check`
 
     @property
@@ -316,7 +317,8 @@ class DominoConfig(PreTrainedConfig):
         cls.refuse_unknown(overrides)
         text = target_config.get_text_config(decoder=True)
         kind = KINDS.get(overrides.get("projector_type", cls.projector_type), KINDS["domino"])
-        kind.check_overrides(overrides)
+        if unread := [name for name in kind.unread if name in overrides]:
+            raise refusal(fields_of(kind, *unread), "left out", "given", "It has no such part.")
         config = cls(**(fields_from_target(text, tokenizer) | dict(kind.defaults) | overrides))
         mask, ends = config.mask_token_id, config.eos_token_id
         if "mask_token_id" not in (*kind.unread, *overrides) and mask in (ends if isinstance(ends, list) else [ends]):

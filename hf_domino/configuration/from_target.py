@@ -13,7 +13,6 @@ from hf_domino._common.refusal import refusal
 # RoPE variants whose frequencies do not change with the length of the input.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
 DEFAULT_ROPE_THETA = 10_000.0
-MAX_CAPTURED_LAYERS = 5  # what the released Domino and DFlash drafters read
 # Names of added tokens that no text holds: those kept for later, as Llama 3's, Mistral's and Gemma's; then the unknown.
 RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
 # Where targets say how many positions they have.
@@ -131,38 +130,3 @@ def _token_ids(text: PreTrainedConfig, tokenizer: Any) -> dict[str, Any]:
         "eos_token_id": list(eos) if isinstance(eos, tuple) else eos,
         "pad_token_id": pad,
     }
-
-
-def default_target_layer_ids(num_target_layers: int, num_captured: int = MAX_CAPTURED_LAYERS) -> list[int]:
-    """Spread captured layers over the target, as the DFlash releases do (arXiv 2602.06036).
-
-    The last layer is never picked: Transformers returns its hidden state after the final norm. Where the releases'
-    rule would repeat a layer or leave the range (small targets), fewer layers are returned.
-
-    Args:
-        num_target_layers (`int`): Number of decoder layers of the target.
-        num_captured (`int`, *optional*, defaults to 5): Layers wanted.
-
-    Returns:
-        `list[int]`: Increasing layer ids in `[0, num_target_layers - 2]`.
-
-    Raises:
-        ValueError: If the target has fewer than two layers.
-
-    Example:
-    ```python
-    >>> from hf_domino.configuration.from_target import default_target_layer_ids
-    >>> default_target_layer_ids(36)
-    [1, 9, 17, 25, 33]
-
-    ```
-    """
-    if num_target_layers < 2:
-        raise ValueError(
-            f"num_target_layers must be at least 2, got {num_target_layers}: a drafter reads inner layers."
-        )
-    for count in range(max(num_captured, 1), 1, -1):
-        ids = [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
-        if ids == sorted(set(ids)) and ids[0] >= 0 and ids[-1] <= num_target_layers - 2:
-            return ids
-    return [min(num_target_layers // 2, num_target_layers - 2)]

@@ -19,9 +19,9 @@ from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import Grown, grow, grow_tree
 from hf_domino.decoding.tree.lanes import SteppingLanes, pool_size
-from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
+from hf_domino.kinds.context import ContextCache
 from hf_domino.target.view import TargetModel
 
 MAX_WAITING = 256  # context positions that rounds without proposals may leave to be stored

@@ -25,7 +25,7 @@ from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.tables import TableSession
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import Grown
-from hf_domino.drafter.kinds.lookahead import begun_with, remember
+from hf_domino.kinds.lookahead import begun_with, remember
 
 
 @dataclass

@@ -12,8 +12,8 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tables import TableSession
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.lanes import SteppingLanes
-from hf_domino.drafter.kinds.recycling import learn
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.recycling import learn
 
 
 class RecyclingSession(TableSession):

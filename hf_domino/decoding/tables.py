@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.drafter.context import ContextCache
+from hf_domino.kinds.context import ContextCache
 
 
 class TableSession(DraftSession):

@@ -1,6 +1,6 @@
 """`DominoDraftModel`: the model that a drafter of any kind is, loaded, saved, viewed and counted in one way.
 
-What it drafts by is its kind's, in `drafter.kinds`. Embeddings and lm_head are the target's and are not stored.
+What it drafts by is its kind's, in `hf_domino.kinds`. Embeddings and lm_head are the target's and are not stored.
 
 Shapes: B batch, C new context positions, H hidden size, L captured layers.
 """
@@ -22,11 +22,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.cards.render import PushesItsCard
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import base_download, base_of, load_adapter
-from hf_domino.drafter.context import ContextCache
-from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU, ZeroLinear
 from hf_domino.drafter.head_rows import HeadRows
-from hf_domino.drafter.kinds.kind import Kind
-from hf_domino.drafter.kinds.registry import KINDS
 from hf_domino.drafter.restricting import restrict
 from hf_domino.drafter.stats import DecodingStats, last_stats
 from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
@@ -36,6 +32,9 @@ from hf_domino.formats.format import TARGET_TENSORS
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, translate
 from hf_domino.formats.sizes import check_finite
 from hf_domino.formats.standalone.bundle import write_bundle
+from hf_domino.kinds.context import ContextCache
+from hf_domino.kinds.domino import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.kinds.kind import Kind
 
 
 class DominoDraftModel(PushesItsCard, PreTrainedModel):
@@ -84,8 +83,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
 
     @property
     def kind(self) -> Kind:
-        """What it drafts by."""
-        return KINDS[self.config.projector_type](self)
+        """Its configuration's kind, drafting by its weights."""
+        return self.config.kind(self)
 
     @property
     def has_correction_head(self) -> bool:
@@ -197,7 +196,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         """Run the weights as its kind does, or whatever else needs them.
 
         Args:
-            args, kwargs: Of its kind's [`~drafter.kinds.kind.Kind.forward`].
+            args, kwargs: Of its kind's [`~kinds.kind.Kind.forward`].
             within (`Callable`, *optional*): Called in its place. Wrappers such as `DistributedDataParallel` and
                 `fully_shard` gather weights and follow gradients of what runs inside a forward.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_domino.configuration.kinds import KindFacts
+from hf_domino.kinds.kind import Kind
 
 LEAST_CONTEXT = 128  # tokens; shorter texts count together
 # Acceptance length at which a drafter is doubted, and the drafted rounds that takes: as many as come before drafting
@@ -102,7 +102,9 @@ class DecodingStats:
     misfit: str | None = None
 
     @classmethod
-    def of_rows(cls, num_draft_tokens: int, num_rows: int, kind: KindFacts, target: str | None = None) -> DecodingStats:
+    def of_rows(
+        cls, num_draft_tokens: int, num_rows: int, kind: type[Kind], target: str | None = None
+    ) -> DecodingStats:
         """Statistics of a call that is about to begin, with a drafter of this kind."""
         lists: list[list[Any]] = [[[] for _ in range(num_rows)] for _ in range(4)]
         rows, proposed, copied, copied_tokens = lists

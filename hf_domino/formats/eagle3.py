@@ -18,10 +18,10 @@ from __future__ import annotations
 from typing import Any
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration.kinds import KINDS
 from hf_domino.formats.fields import CANNOT_RUN, backbone_fields, classes_of, merged, required, section_of
 from hf_domino.formats.format import Format, StoredConfig
 from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer_ids_of
+from hf_domino.kinds.eagle3 import Eagle3
 
 NESTED, LAYERS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = {
@@ -69,7 +69,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         ids = layer_ids_of(stored, LAYERS)
     size = stored.get("draft_vocab_size")
     fields |= {
-        "block_size": KINDS["eagle3"].defaults["block_size"],
+        "block_size": Eagle3.defaults["block_size"],
         "draft_vocab_size": DRAFT_VOCAB_SIZE if is_nested and size is None else size,
         "mask_token_id": 0,
         "num_hidden_layers": 1,  # it may be the target's; the file's are counted

@@ -25,7 +25,7 @@ from hf_domino.formats.dflash_config import DFLASH_CONFIG
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
 from hf_domino.formats.engines import ENGINES, Engine, Unmet, engine_of, unmet
 from hf_domino.formats.format import StoredConfig
-from hf_domino.formats.sizes import shapes_of, shown
+from hf_domino.formats.sizes import shown
 from hf_domino.formats.source import CONFIG
 from hf_domino.formats.speculators import SPECULATORS
 
@@ -171,7 +171,8 @@ def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
         ValueError: If they are others than its configuration describes, or not in memory.
     """
     tensors = drafter.state_dict()
-    others = shapes_of(drafter.config).items() ^ {name: tuple(t.shape) for name, t in tensors.items()}.items()
+    described = drafter.config.kind.shapes(drafter.config)
+    others = described.items() ^ {name: tuple(tensor.shape) for name, tensor in tensors.items()}.items()
     if others:
         remedy = "Merge an adapter (`merge_and_unload`), or load the drafter without quantisation."
         names = sorted({name for name, _ in others})

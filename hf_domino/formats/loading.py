@@ -18,7 +18,6 @@ from transformers.utils.hub import resolve_revision
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.configuration.kinds import KINDS
 from hf_domino.formats.draft_vocabulary import untold
 from hf_domino.formats.eagle3 import EAGLE3
 from hf_domino.formats.fields import CANNOT_RUN, CORRECT_IT, DTYPE_FIELDS, LABELS, required
@@ -28,6 +27,7 @@ from hf_domino.formats.registry import OURS, format_of
 from hf_domino.formats.sizes import check_tensors
 from hf_domino.formats.source import check_source
 from hf_domino.formats.stored import read_config, stored_tensors
+from hf_domino.kinds import KINDS
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")

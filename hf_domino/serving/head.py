@@ -17,7 +17,7 @@ from torch import nn
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.correcting.corrections import Corrections
-from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU
+from hf_domino.kinds.domino import CorrectionProjection, PrefixGRU
 
 
 class BlockHead(nn.Module):

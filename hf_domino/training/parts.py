@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration.kinds import KINDS
 from hf_domino.drafter.adapters import add_lora
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds import KINDS
 from hf_domino.target.compatibility import HEAD_MODULES
 from hf_domino.training.arguments import DominoTrainingArguments
 

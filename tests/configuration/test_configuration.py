@@ -27,7 +27,7 @@ from transformers import (
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.configuration import checks
-from hf_domino.configuration.from_target import default_target_layer_ids
+from hf_domino.kinds.kind import spread_layer_ids
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_conventions():
 
 @pytest.mark.parametrize("num_layers", range(2, 100))
 def test_captured_layers_are_unique_and_inside(num_layers):
-    ids = default_target_layer_ids(num_layers)
+    ids = spread_layer_ids(num_layers, 5)
     assert ids == sorted(set(ids))
     assert ids[0] >= 0
     assert ids[-1] <= num_layers - 2

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.drafter.context import ContextCache
+from hf_domino.kinds.context import ContextCache
 
 HIDDEN = 32
 RELEASED_NAMES = {

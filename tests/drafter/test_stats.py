@@ -17,12 +17,12 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
-from hf_domino.configuration.kinds import KINDS
 from hf_domino.decoding import loop
 from hf_domino.decoding.pacing.pacer import Pacer
 from hf_domino.drafter.phases import PHASES, PhaseTimer
 from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.benchmark.measure import until_end
+from hf_domino.kinds.kind import KINDS
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
 

@@ -9,7 +9,7 @@ import torch
 
 from hf_domino import DominoConfig
 from hf_domino.data.rows import collate_rows
-from hf_domino.drafter.blocks import UNUSED
+from hf_domino.kinds.view import UNUSED
 from hf_domino.training.objective.anchors import anchor_candidates, block_labels, sample_anchors
 from hf_domino.training.objective.own_prefixes import choose_own_prefixes
 

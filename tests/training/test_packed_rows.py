@@ -13,7 +13,7 @@ from hf_domino import DominoConfig
 from hf_domino.data.packing import PackedRows, collate_packed
 from hf_domino.data.rows import RowDataset, collate_rows
 from hf_domino.drafter import backbone
-from hf_domino.drafter.blocks import UNUSED
+from hf_domino.kinds.view import UNUSED
 from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.anchors import sample_anchors
 from hf_domino.training.scale.packing_probe import check_no_leaks

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.context import ContextCache
 
 _ATTRIBUTE = "_hf_domino_context"
 
@@ -80,7 +80,7 @@ def kept_context(cache: Any, drafter: DominoDraftModel, batch_size: int = 1) -> 
         return None, length > 0
     kept.context.truncate(kept.context.lengths[0] - cropped)
     if length > kept.length:
-        kept.context.part()
+        kept.context.leave_gap()
     return kept.context, kept.has_gap or length > kept.length
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 
 from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.drafter.correction import PrefixGRU
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.domino import PrefixGRU
 from hf_domino.target.view import TargetModel
 
 FORESEEN = 2  # likeliest tokens of every position whose input products are computed together

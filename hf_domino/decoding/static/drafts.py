@@ -20,9 +20,9 @@ from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.tree.chances import Chances
 from hf_domino.decoding.tree.growing import Grown, grow_tree
-from hf_domino.drafter.context import ContextCache
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
+from hf_domino.kinds.context import ContextCache
 from hf_domino.target.view import TargetModel
 
 

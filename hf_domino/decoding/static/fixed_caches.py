@@ -16,7 +16,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
 from hf_domino.decoding.caches.rewind import PLACEHOLDERS
-from hf_domino.drafter.context import ContextCache
+from hf_domino.kinds.context import ContextCache
 
 # Sliding-window layers keep all positions here: one that keeps its window only cannot step back.
 FIXABLE_LAYERS = (StaticLayer, StaticSlidingWindowLayer, *PLACEHOLDERS)

@@ -50,7 +50,7 @@ class Workspace:
         self, like: Cache, drafter: DominoDraftModel, capacity: int, device: torch.device, state: Hashable = None
     ):
         config = drafter.config
-        num_layers, *shape = config.kind.context(config)
+        num_layers, *shape = config.kind.context_shape(config)
         self.capacity, self.device, self.state = capacity, device, state
         self.cache = FixedCache(like, capacity, device)
         self.context = FixedContext(num_layers, shape, capacity, config.block_size, drafter.dtype, drafter.device)

@@ -17,8 +17,8 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import EXACT_POOL_SIZE, Listener
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.decoding.tree.chances import Race
-from hf_domino.drafter.kinds.kind import Branches
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.kind import Branches
 from hf_domino.target.view import TargetModel
 
 

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from hf_domino.drafter.blocks import block_positions
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.vocabulary import DraftVocabulary
+from hf_domino.kinds.view import block_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.hidden_states.reading import STATES, states_of_batch

@@ -15,7 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.drafter.blocks import UNUSED, block_positions, gather_positions
+from hf_domino.kinds.view import UNUSED, block_positions, gather_positions
 
 ANCHOR_RULE = "by seed, epoch and the row's tokens"  # of training; a run goes on by the rule it began with
 TRAINING_STREAM, EVALUATION_STREAM, OWN_PREFIX_STREAM = range(3)  # keep apart what is drawn for one use and another

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.blocks import block_positions
+from hf_domino.kinds.view import block_positions
 from hf_domino.target.view import TargetModel
 
 # Rounding of one product in 16 bits; a state that was not normed, or normed twice, is off by far more.

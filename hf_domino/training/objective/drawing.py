@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hf_domino.drafter.blocks import UNUSED
+from hf_domino.kinds.view import UNUSED
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.anchors import OWN_PREFIX_STREAM, TRAINING_STREAM, sample_anchors
 from hf_domino.training.objective.own_prefixes import choose_own_prefixes

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hf_domino.drafter.blocks import block_positions, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.view import block_positions, gather_positions
 from hf_domino.target.view import TargetModel
 
 
@@ -91,7 +91,7 @@ def draft_blocks(
         context_features (`torch.Tensor`): `[B, C, H]` of the first C positions, enough to reach all anchors.
         anchors (`torch.Tensor`): `[B, N]`.
         position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed, as in
-            [`~drafter.kinds.kind.Kind.draft_blocks`].
+            [`~kinds.kind.Kind.draft_blocks`].
 
     Returns:
         `DraftedBlocks`: Hidden states and prefix states.

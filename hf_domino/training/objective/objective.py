@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from hf_domino.drafter.blocks import block_positions, gather_positions
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.view import block_positions, gather_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
 from hf_domino.training.hidden_states.reading import states_of_batch

@@ -23,7 +23,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from hf_domino._common.notices import silent
 from hf_domino.data.rows import load_rows
-from hf_domino.drafter.blocks import UNUSED
+from hf_domino.kinds.view import UNUSED
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.hidden_states.command import CachedRun, load_target

@@ -15,9 +15,6 @@ class ContextCache:
 
     Every row has its own length: new positions are written behind the row's last valid one, over what an earlier round
     left there unused. The buffers grow by doubling, so that a round appends in place instead of copying what is there.
-
-    Args:
-        num_layers (`int`): Number of drafter layers.
     """
 
     def __init__(self, num_layers: int):
@@ -51,14 +48,7 @@ class ContextCache:
         return torch.arange(max(ends)) < torch.tensor(ends)[:, None]
 
     def window(self, size: int) -> tuple[torch.Tensor, range]:
-        """What windows reach, once the positions announced last are stored.
-
-        Args:
-            size (`int`): Positions of a window, the query's own included.
-
-        Returns:
-            `tuple[torch.Tensor, range]`: Context positions of each row `[B]`, and those that any row's block reaches.
-        """
+        """Lengths `[B]` once the announced positions are stored, and the positions that any row's window reaches."""
         ends = self._ends()
         return torch.tensor(ends), range(max(0, min(ends) - size + 1), max(ends))
 
@@ -119,8 +109,8 @@ class ContextCache:
         """Forget all but so many first positions of each row."""
         self._lengths = [min(length, current) for length, current in zip(lengths, self._lengths, strict=False)]
 
-    def part(self) -> None:
-        """What is stored next does not follow on what is there: some positions between them were not seen."""
+    def leave_gap(self) -> None:
+        """Note that positions between those stored and the next ones were not seen."""
 
     def _ends(self) -> list[int]:
         """Lengths once the positions announced last are counted."""

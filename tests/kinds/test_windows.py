@@ -12,8 +12,8 @@ from torch.nn.functional import normalize, silu
 
 from hf_domino.decoding.static.fixed_caches import FixedContext
 from hf_domino.drafter import modeling
-from hf_domino.drafter.context import ContextCache
-from hf_domino.drafter.kinds import domino
+from hf_domino.kinds import block
+from hf_domino.kinds.context import ContextCache
 from hf_domino.target.view import TargetModel
 
 HIDDEN, BLOCK, WINDOW, LENGTH = 32, 6, 8, 30
@@ -197,7 +197,7 @@ def test_sampled_texts_are_those_of_the_seed(make, target):
 
 
 def test_without_windows_nothing_is_masked(tiny_drafter, monkeypatch):
-    monkeypatch.setattr(domino, "windowed", None)
+    monkeypatch.setattr(block, "windowed", None)
     noise, positions = torch.randn(1, BLOCK, HIDDEN), torch.arange(20)[None]
     tiny_drafter(noise, positions[:, 14:], torch.randn(1, 14, HIDDEN), positions[:, :14], cache=ContextCache(2))
 

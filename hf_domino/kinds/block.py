@@ -1,7 +1,6 @@
-"""Domino and DFlash: a backbone drafts a block from context features, which Domino's head corrects token by token.
+"""DFlash, and what all kinds share whose backbone drafts a block from context features (arXiv 2602.06036).
 
-The block of anchor a stands at positions a..a+K-1 and sees the context strictly before a and itself (arXiv 2605.29707,
-2602.06036).
+The block of anchor a stands at positions a..a+K-1 and sees the context strictly before a and itself.
 
 Shapes: B batch, Q block positions, C new context positions, S all context positions or sequence length, N blocks per
 row, K block size, P proposals, H hidden size.
@@ -10,42 +9,34 @@ row, K block size, P proposals, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from hf_domino.drafter.backbone import AttentionInputs, BackboneLayer, RotaryTable
-from hf_domino.drafter.blocks import block_positions, gather_positions
-from hf_domino.drafter.correction import CorrectionProjection, PrefixGRU
-from hf_domino.drafter.kinds.kind import Kind
-from hf_domino.drafter.view import BlockView
-from hf_domino.drafter.windows import windowed
-from hf_domino.target.view import TargetModel
+from hf_domino.kinds.backbone import AttentionInputs, BackboneLayer, RotaryTable, windowed
+from hf_domino.kinds.kind import NO_HEAD, Kind
+from hf_domino.kinds.view import BlockView, block_positions, gather_positions
+
+if TYPE_CHECKING:
+    from hf_domino.target.view import TargetModel
+
+DFLASH_LINK = "[DFlash](https://arxiv.org/abs/2602.06036)"
 
 
-class BlockKind(Kind):
-    """Domino, and DFlash, which has no correction head."""
+class Block(Kind):
+    """A backbone that drafts a block at once; a head that corrects it is a kind's own."""
 
     def build(self) -> None:
         """See [`Kind`]; the names are those of the releases."""
         drafter, config = self.drafter, self.config
-        drafter.fc = nn.Linear(len(config.target_layer_ids or ()) * config.hidden_size, config.hidden_size, bias=False)
+        drafter.fc = nn.Linear(config.num_captured * config.hidden_size, config.hidden_size, bias=False)
         drafter.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         drafter.layers = nn.ModuleList(BackboneLayer(config, index) for index in range(config.num_hidden_layers))
         drafter.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        if config.kind.has_correction_head:
-            drafter.prefix_gru = PrefixGRU(config.hidden_size, config.gru_hidden_dim)
-            drafter.embed_proj = CorrectionProjection(
-                config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.draft_width
-            )
         drafter._rotary = RotaryTable(config)
-
-    def head_parameters(self) -> list[nn.Parameter]:
-        """See [`Kind`]."""
-        return list(self.drafter.embed_proj.parameters()) if self.config.kind.has_correction_head else []
 
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
         """See [`Kind`]."""
@@ -62,7 +53,7 @@ class BlockKind(Kind):
         cache: Any = None,
         context_counts: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Run the backbone over one block, or over several side by side.
+        """Draft hidden states `[B, Q, H]` of one block, or of several side by side.
 
         Args:
             noise_embeds (`torch.Tensor`): Target embeddings of anchor and masks, `[B, Q, H]`.
@@ -74,9 +65,6 @@ class BlockKind(Kind):
             cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
             context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
                 positions, where a cache is given; None for all.
-
-        Returns:
-            `torch.Tensor`: Draft hidden states `[B, Q, H]`.
         """
         mask, drafter = None, self.drafter
         if cache is not None:
@@ -148,6 +136,15 @@ class BlockKind(Kind):
             view=view.to(device),
         )
         return hidden.unflatten(1, positions.shape[1:])
+
+
+class DFlash(Block):
+    """Plain DFlash: the drafts of a block are taken as they are."""
+
+    title = "DFlash"
+    link = f"plain {DFLASH_LINK}"
+    papers = ("dflash",)
+    lacks = {"own_prefix_share": NO_HEAD}
 
 
 def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:

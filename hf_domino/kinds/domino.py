@@ -1,4 +1,4 @@
-"""The correction head: a GRU over the chosen tokens and a low-rank projection onto the vocabulary.
+"""Domino: a GRU over the chosen tokens and a low-rank projection onto the vocabulary correct a DFlash block.
 
 Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W1 [z_k ; state_k]). W1 is split by columns into a part for
 the draft hidden state, computed once for the block, and a part for the prefix state, computed once per token.
@@ -18,6 +18,31 @@ from torch import nn
 
 import domino_kernels
 from domino_kernels.reference import step_from_products
+from hf_domino.kinds.block import DFLASH_LINK, Block
+
+
+class Domino(Block):
+    """Domino: DFlash's backbone, and a head that corrects its drafts token by token."""
+
+    title = "Domino"
+    link = "[Domino](https://arxiv.org/abs/2605.29707)"
+    papers = ("domino", "dflash")
+    way = f" (a {DFLASH_LINK} backbone), a GRU corrects them token by token"
+    has_correction_head = True
+    defaults = {"pure_draft_prefix_len": 1}  # which SGLang wants, and which costs nothing: docs/study.md
+
+    def build(self) -> None:
+        """See [`Kind`]; the names are those of the releases."""
+        super().build()
+        drafter, config = self.drafter, self.config
+        drafter.prefix_gru = PrefixGRU(config.hidden_size, config.gru_hidden_dim)
+        drafter.embed_proj = CorrectionProjection(
+            config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.draft_width
+        )
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """See [`Kind`]."""
+        return list(self.drafter.embed_proj.parameters())
 
 
 class PrefixGRU(nn.Module):

@@ -10,19 +10,48 @@ Shapes: B batch, C new context positions, S sequence length, N blocks per row, K
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hf_domino.drafter.correction import ZeroLinear
-from hf_domino.drafter.kinds.kind import Kind
-from hf_domino.target.view import TargetModel
+from hf_domino.kinds.domino import ZeroLinear
+from hf_domino.kinds.kind import FIFTH_LESS, NO_HEAD, ONE_LAYER, READS_LM_HEADS, Kind
+
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
+    from hf_domino.target.view import TargetModel
 
 
-class MedusaKind(Kind):
+class Medusa(Kind):
     """Medusa, with the published residual block for a head, and the target's lm_head for all of them."""
+
+    title = "Medusa"
+    link = "[Medusa](https://arxiv.org/abs/2401.10774)"
+    papers = ("medusa",)
+    way = " (a head for each, on the target's last hidden state)"
+    reads_last_state = True
+    why_readable = f"Medusa {READS_LM_HEADS}"
+    defaults = {"block_size": 5, "num_hidden_layers": 1}
+    fixed = ONE_LAYER
+    unread = ("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim")
+    lacks = {
+        "own_prefix_share": NO_HEAD,
+        "lora_rank": "Its heads are small; train them whole.",
+        "start_from_target": "Its heads begin as the target's own guess anyway; leave it out.",
+        "block_size": "Each of its heads is for one position; train a new drafter.",
+        "plan": "What its training takes is not counted yet.",
+        "export": "No engine reads such heads; save_pretrained writes hf_domino's own format.",
+        "fsdp": "Its heads fit on one device; leave it out.",
+        "gradient_checkpointing": "Its heads keep hardly anything for the backward pass; leave it out.",
+    }
+    loss_decay = FIFTH_LESS  # arXiv 2401.10774
+
+    @classmethod
+    def context_shape(cls, config: DominoConfig) -> tuple[int, int, int]:
+        """See [`Kind`]; a state's first half is stored as a key and the other as a value, to step back to any."""
+        return 1, 1, config.hidden_size // 2
 
     def build(self) -> None:
         """See [`Kind`]."""
@@ -36,7 +65,7 @@ class MedusaKind(Kind):
         return last.to(self.drafter.dtype)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """What all heads make of states `[..., H]`: `[..., K, H]`."""
+        """Draft hidden states `[..., K, H]` of all heads from states `[..., H]`."""
         heads = self.drafter.heads[: self.config.block_size]  # fewer in a view
         return torch.stack([states + F.silu(head(states)) for head in heads], dim=-2)
 
@@ -51,7 +80,7 @@ class MedusaKind(Kind):
         counts: Sequence[int] | None = None,
         endings: Callable[[int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """See [`Kind`]. The cache holds a state's first half as a key and the other as a value, to step back to any."""
+        """See [`Kind`]."""
         width, device = self.config.hidden_size, self.drafter.device
         if features is None:
             features = torch.zeros(len(anchors), 0, width, dtype=self.drafter.dtype, device=device)

@@ -11,27 +11,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_domino.drafter.kinds.tables import TableKind
+from hf_domino.kinds.kind import Table
 
 NOTHING = -1  # where there is no n-gram yet
 
 
-class LookaheadKind(TableKind):
-    """Lookahead. The pool is `[V, G, n - 1]`: what stands behind each first token, the newest first."""
+class Lookahead(Table):
+    """Lookahead. The pool is `[V, G, n - 1]`: n-grams by their first token, without it, the newest first."""
+
+    title = "lookahead"
+    link = "[lookahead](https://arxiv.org/abs/2402.02057)"
+    defaults = {"block_size": 16, "num_hidden_layers": 1, "draft_tree_size": 64}
+    own = {"ngram_size": 5, "window_size": 7, "num_candidates": 7}  # as its authors begin
 
     def build(self) -> None:
         """See [`Kind`]."""
-        ((_, size),) = self.config.kind.shapes(self.config).items()
+        size = self.config.vocab_size, self.config.num_candidates, self.config.ngram_size - 1
         self.drafter.ngrams = nn.Parameter(torch.full(size, NOTHING, dtype=torch.int32), requires_grad=False)
 
 
 def remember(drafter: Any, ngrams: Sequence[Sequence[int]]) -> None:
-    """Put n-grams into the pool, in place of the oldest ones; the last is the newest.
-
-    Args:
-        drafter (`DominoDraftModel`): Of this kind.
-        ngrams (`Sequence[Sequence[int]]`): Tokens of each.
-    """
+    """Put n-grams into the pool, in place of the oldest ones; the last is the newest."""
     pool, firsts = drafter.ngrams, list(dict.fromkeys(first for first, *_ in ngrams))
     kept = dict(zip(firsts, pool[firsts].tolist(), strict=True))
     for first, *rest in ngrams:
@@ -41,10 +41,5 @@ def remember(drafter: Any, ngrams: Sequence[Sequence[int]]) -> None:
 
 
 def begun_with(drafter: Any, firsts: Sequence[int]) -> list[list[list[int]]]:
-    """What the pool has behind each of these tokens, the newest first.
-
-    Args:
-        drafter (`DominoDraftModel`): Of this kind.
-        firsts (`Sequence[int]`): First tokens.
-    """
+    """N-grams of the pool behind each of these first tokens, the newest first."""
     return [[rest for rest in each if rest[0] != NOTHING] for each in drafter.ngrams[list(firsts)].tolist()]

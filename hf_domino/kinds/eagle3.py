@@ -14,30 +14,28 @@ far or anchors of a row, K drafts behind an anchor, A heads, D head width, H hid
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
-from hf_domino.configuration import DominoConfig
-from hf_domino.drafter.backbone import RotaryTable, rotate
-from hf_domino.drafter.blocks import block_positions, gather_positions
-from hf_domino.drafter.kinds.entries import EntryCache
-from hf_domino.drafter.kinds.kind import Branches, Kind
-from hf_domino.target.view import TargetModel
+from hf_domino.kinds.backbone import RotaryTable, rotate
+from hf_domino.kinds.entries import EntryCache
+from hf_domino.kinds.kind import FIFTH_LESS, ONE_LAYER, Branches, Kind
+from hf_domino.kinds.view import block_positions, gather_positions
+
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
+    from hf_domino.target.view import TargetModel
 
 # Of queries, keys and values `[B, A, E, D]`: what is attended, `[B, A, E, D]`.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class EntryAttention(nn.Module):
-    """Attention of entries; what they see is said by the caller.
-
-    Args:
-        config (`DominoConfig`): Sizes.
-    """
+    """Attention of entries; the caller says which entries they see."""
 
     def __init__(self, config: DominoConfig):
         super().__init__()
@@ -63,11 +61,7 @@ class EntryAttention(nn.Module):
 
 
 class EntryLayer(nn.Module):
-    """The layer: attention over entries and an MLP, added to the entries' states.
-
-    Args:
-        config (`DominoConfig`): Sizes.
-    """
+    """The layer: attention over entries and an MLP, added to the entries' states."""
 
     def __init__(self, config: DominoConfig):
         super().__init__()
@@ -91,8 +85,35 @@ class EntryLayer(nn.Module):
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-class Eagle3Kind(Kind):
-    """EAGLE-3, with what was added since: norms of what is read, and the normed state that goes on."""
+class Eagle3(Kind):
+    """EAGLE-3, with the norms that were added since: of states that are read, and of the state that goes on."""
+
+    title = "EAGLE-3"
+    article = "an"
+    link = "[EAGLE-3](https://arxiv.org/abs/2503.01840)"
+    papers = ("eagle3",)
+    way = " (one layer, which reads what it has drafted)"
+    drafts_in_turn = True
+    may_ask_target = True
+    num_captured = 3
+    defaults = {"block_size": 7, "num_hidden_layers": 1}
+    fixed = ONE_LAYER
+    own = dict.fromkeys(
+        ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "own_embeddings", "own_lm_head"), False
+    )
+    unread = ("mask_token_id", "gru_hidden_dim", "emb_dim")
+    lacks = {
+        "own_prefix_share": "It reads its own drafts always; leave it out.",
+        "lora_rank": "It is one layer; train it whole.",
+        "start_from_target": "Its layer reads embeddings beside states; leave it out.",
+        "plan": "What its training takes is not counted yet.",
+        "export": "Engines' layouts are read, not written; save_pretrained writes hf_domino's own format.",
+        "fsdp": "It fits on one device; leave it out.",
+        "gradient_checkpointing": "It has one layer; leave it out.",
+        "cache_implementation='static'": "Its lanes are no rounds of fixed shape yet; leave it out.",
+        "explain_round": "What it drafts depends on the path; look at drafter.stats.",
+    }
+    loss_decay = FIFTH_LESS  # arXiv 2503.01840
 
     def build(self) -> None:
         """See [`Kind`]."""
@@ -148,14 +169,7 @@ class Eagle3Kind(Kind):
     def forward(
         self, embeds: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """Draft hidden states `[B, E, H]` of entries.
-
-        Args:
-            embeds (`torch.Tensor`): Of their tokens, `[B, E, H]`.
-            states (`torch.Tensor`): Fused ones of the target, or draft hidden states, `[B, E, H]`.
-            positions (`torch.Tensor`): `[B, E]`, those of the states.
-            attend (`Callable`): What they see.
-        """
+        """Draft hidden states `[B, E, H]` of entries, from embeddings and states `[B, E, H]` at positions `[B, E]`."""
         drafter = self.drafter
         (layer,) = drafter.layers
         hidden = layer(embeds, states, drafter._rotary(positions), attend)
@@ -231,13 +245,7 @@ class Eagle3Kind(Kind):
 
 
 class _SideBySide:
-    """What chains of drafts behind many anchors see: some of the context each, and their own.
-
-    Args:
-        keys (`torch.Tensor`): Of the context, `[B, A, C, D]`.
-        values (`torch.Tensor`): Likewise.
-        sees (`torch.Tensor`): What each anchor's chain sees of it, `[B, N, C]` bool.
-    """
+    """What chains of drafts behind many anchors see: some of the context each, `[B, N, C]` bool, and their own."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor):
         self._keys, self._values, self._sees = keys, values, sees
@@ -253,9 +261,7 @@ class _SideBySide:
 class _Branches(Branches):
     """See [`Kind`]. Keys and values of the drafts stand behind the context's in its buffers, and are not counted."""
 
-    def __init__(
-        self, kind: Eagle3Kind, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any
-    ):
+    def __init__(self, kind: Eagle3, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any):
         self._kind, self._target, self._hidden, self._positions = kind, target, hidden, positions
         self._cache = cache
         self._keys: torch.Tensor | None = None  # [B, A, N, D]

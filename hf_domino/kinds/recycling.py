@@ -13,12 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_domino.configuration.kinds import NUM_SUCCESSORS
-from hf_domino.drafter.kinds.tables import TableKind
+from hf_domino.kinds.kind import Table
+
+NUM_SUCCESSORS = 8  # of a token (arXiv 2408.08696)
 
 
-class RecyclingKind(TableKind):
+class Recycling(Table):
     """Token recycling. The table has each token's successors and their scores."""
+
+    title = "token recycling"
+    link = "[token recycling](https://arxiv.org/abs/2408.08696)"
+    defaults = {"block_size": 8, "num_hidden_layers": 1, "draft_tree_size": 32}
 
     def build(self) -> None:
         """See [`Kind`]. Successors of a token that was not seen have no chance."""
@@ -28,13 +33,7 @@ class RecyclingKind(TableKind):
 
 
 def learn(drafter: Any, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-    """Take successors into the table; where a token stands at several positions, those of the first.
-
-    Args:
-        drafter (`DominoDraftModel`): Of this kind.
-        tokens (`torch.Tensor`): At the positions, `[N]`; in a tree what is likeliest stands first.
-        logits (`torch.Tensor`): The target's behind each, `[N, V]`.
-    """
+    """Take successors of tokens `[N]` from logits `[N, V]`; of a token that stands twice the first ones."""
     table, scores = drafter.successors, drafter.scores
     best = logits.topk(table.shape[1], dim=1)
     places = torch.arange(len(tokens), device=tokens.device)

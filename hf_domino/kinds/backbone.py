@@ -1,15 +1,19 @@
 """The DFlash backbone (arXiv 2602.06036): Qwen3-style layers whose queries are the block's only.
 
-Keys and values come from the context features and the block; attention inside a block is not causal, except in
-sliding layers (`windows.py`).
+Keys and values come from the context features and the block; attention inside a block is not causal, except in sliding
+layers. A query of these sees the `sliding_window` positions that end with its own, wherever in its block it stands.
+Inside the block it sees what is before it, or, with `sliding_window_non_causal`, all of it. So do SpecForge (a6b6b02,
+`specforge/algorithms/common/dflash_family_model.py`) and vLLM (`models/qwen3_dflash.py`, since its pull request 47914);
+without the causal bound SGLang lost 0.35 of acceptance length (its pull request 34524).
 
-Shapes: B batch, Q block positions, C new context positions, S all context positions, H hidden size, A heads,
-D head width.
+Shapes: B batch, Q block positions, C new context positions, S context positions looked at, H hidden size, A heads,
+G query heads per key head, D head width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,23 +22,18 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, rotate_half
 
-from hf_domino.configuration import DominoConfig
-from hf_domino.drafter.context import ContextCache
-from hf_domino.drafter.flex import can_flex, flex_block_attention
-from hf_domino.drafter.tiles import tiled_attention
-from hf_domino.drafter.view import BlockView
+from hf_domino.kinds.context import ContextCache
+from hf_domino.kinds.side_by_side import attend_side_by_side
+from hf_domino.kinds.view import BlockView
 
-# Scores of a row and head up to which one product under a mask is sooner done than several without.
-MAX_DENSE_SCORES = 2**16
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
 
 
 class RotaryTable:
     """Rotary embedding whose frequencies stay in fp32, whatever dtype the model is moved to.
 
     A registered buffer would be rounded by `.to(torch.bfloat16)`, which is radians of phase error at position 3000.
-
-    Args:
-        config (`DominoConfig`): For `rope_parameters`, `head_dim` and `max_position_embeddings`.
     """
 
     def __init__(self, config: DominoConfig):
@@ -64,7 +63,7 @@ class RotaryTable:
 
 @dataclass
 class AttentionInputs:
-    """What layers share in one forward; those of one kind, where some are sliding.
+    """Inputs that layers share in one forward; full and sliding layers have their own.
 
     Args:
         context (`torch.Tensor`, *optional*): New context features `[B, C, H]`.
@@ -73,7 +72,7 @@ class AttentionInputs:
             queries, or `[B, 1, G * Q, S + Q]` for those of each of the G heads of a key head; None for everywhere.
         cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
         first (`int`, *optional*, defaults to 0): Cached position that S begins with.
-        view (`BlockView`, *optional*): What blocks side by side see; in place of mask and cache.
+        view (`BlockView`, *optional*): The view of blocks side by side; in place of mask and cache.
     """
 
     context: torch.Tensor | None
@@ -85,12 +84,7 @@ class AttentionInputs:
 
 
 class ContextAttention(nn.Module):
-    """Attention of a block's positions over the context features and the whole block.
-
-    Args:
-        config (`DominoConfig`): Sizes.
-        layer_index (`int`): Which layer of the cache is this one's.
-    """
+    """Attention of a block's positions over the context features and the whole block."""
 
     def __init__(self, config: DominoConfig, layer_index: int):
         super().__init__()
@@ -144,12 +138,7 @@ class ContextAttention(nn.Module):
 
 
 class BackboneLayer(GradientCheckpointingLayer):
-    """Pre-norm attention and MLP of the block; context features are not normed again.
-
-    Args:
-        config (`DominoConfig`): Sizes.
-        layer_index (`int`): Position in the backbone.
-    """
+    """Pre-norm attention and MLP of the block; context features are not normed again."""
 
     def __init__(self, config: DominoConfig, layer_index: int):
         super().__init__()
@@ -164,34 +153,44 @@ class BackboneLayer(GradientCheckpointingLayer):
         return block + self.mlp(self.post_attention_layernorm(block))
 
 
-def attend_side_by_side(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: BlockView, dropout: float = 0.0
-) -> torch.Tensor:
-    """Attention of blocks side by side; on a CPU in tiles, on a GPU by flex attention, else under the dense mask.
-
-    Args:
-        queries (`torch.Tensor`): `[B, A, N * K, D]`.
-        keys (`torch.Tensor`): Context, then blocks, `[B, E, C + N * K, D]` of E key heads.
-        values (`torch.Tensor`): Likewise.
-        view (`BlockView`): What each block sees.
-        dropout (`float`, *optional*, defaults to 0.0): Of the weights, which only the dense mask knows.
-
-    Returns:
-        `torch.Tensor`: `[B, A, N * K, D]`.
-    """
-    # Under autocast a norm gives fp32 and a projection does not, and neither tiles nor flex attention follow autocast.
-    queries, keys = queries.to(values.dtype), keys.to(values.dtype)
-    if not dropout and can_flex(queries):
-        return flex_block_attention(queries, keys, values, view)
-    if not dropout and queries.device.type == "cpu" and view.num_queries * view.num_keys > MAX_DENSE_SCORES:
-        return tiled_attention(queries, keys, values, view)
-    enable_gqa = queries.shape[1] != keys.shape[1]
-    return F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=view.mask, dropout_p=dropout, enable_gqa=enable_gqa
-    )
-
-
 def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """Apply RoPE in fp32 to `[B, A, T, D]` and return its dtype."""
     wide = states.float()
     return (wide * cosines[:, None] + rotate_half(wide) * sines[:, None]).to(states.dtype)
+
+
+def windowed(config: DominoConfig, inputs: AttentionInputs, positions: torch.Tensor, length: int) -> AttentionInputs:
+    """The inputs of sliding layers; `positions` are of new context and block, `[B, C + Q]`, and `length` is Q."""
+    mask, cache = inputs.mask, inputs.cache
+    if inputs.view is not None:
+        return replace(inputs, view=_windowed_view(config, inputs.view))
+    if cache is None:
+        queries = positions[:, positions.shape[1] - length :]
+        inside = _inside(config, queries, positions)
+        return replace(inputs, mask=inside if mask is None else inside & mask)
+    ends, slots = cache.window(config.sliding_window or 0)
+    if config.sliding_window_non_causal and slots.stop + length <= (config.sliding_window or 0):
+        return inputs  # nothing is out of reach yet
+    queries = ends.to(positions.device)[:, None] + torch.arange(length, device=positions.device)
+    context = torch.arange(slots.start, slots.stop, device=positions.device).expand(len(queries), -1)
+    inside = _inside(config, queries, torch.cat((context, queries), dim=1))
+    if mask is not None:
+        inside = inside & mask[..., slots.start :]
+    # Once for each query head of a key head: then no key has to be repeated for them.
+    inside = inside.repeat(1, 1, config.num_attention_heads // config.num_key_value_heads, 1)  # [B, 1, G * Q, S + Q]
+    return replace(inputs, mask=inside, first=slots.start)
+
+
+def _windowed_view(config: DominoConfig, view: BlockView) -> BlockView:
+    """The view of blocks side by side, within windows."""
+    steps = torch.arange(view.block_size, device=view.ends.device)  # [K]
+    reach = view.ends[..., None] + steps - (config.sliding_window or 0) + 1  # [B, N, K]
+    inside = _inside(config, steps[None], steps[None])[0, 0]  # [K, K]
+    return replace(view, firsts=torch.maximum(view.firsts, reach), inside=inside & view.inside)
+
+
+def _inside(config: DominoConfig, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Whether a key is in a query's window, `[B, 1, Q, S + Q]`, from their positions `[B, Q]` and `[B, S + Q]`."""
+    queries, keys = queries[:, None, :, None], keys[:, None, None]
+    inside = keys > queries - (config.sliding_window or 0)
+    return inside if config.sliding_window_non_causal else inside & (keys <= queries)

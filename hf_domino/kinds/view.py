@@ -1,9 +1,8 @@
-"""What blocks drafted side by side see: each a stretch of the context that ends before its anchor, and itself.
+"""Blocks at many anchors of a known text, side by side: each sees the context before its anchor, and itself.
 
-`BlockView` is the only description of it. The dense mask below, the tiles of `tiles.py` and the mask of `flex.py` are
-three ways to compute the same attention from it.
+`BlockView` is the only description of it, from which the dense mask and `side_by_side.py` compute the same attention.
 
-Shapes: B batch, N blocks per row, K block size, C context positions.
+Shapes: B batch, S sequence length, N blocks per row, K block size, C context positions.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+UNUSED = -1  # fills the anchors of rows that hold fewer than the longest
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,3 +75,14 @@ class BlockView:
     def to(self, device: torch.device) -> BlockView:
         """The same view on a device."""
         return BlockView(self.firsts.to(device), self.ends.to(device), self.inside.to(device), self.num_context)
+
+
+def block_positions(anchors: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Absolute positions `[B, N, K]` of the blocks at `anchors` `[B, N]`; unused blocks stand at 0."""
+    return anchors.clamp(min=0)[..., None] + torch.arange(block_size, device=anchors.device)
+
+
+def gather_positions(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Take `values` `[B, S]` at `positions` `[B, N, K]`; positions behind the end give the last value."""
+    inside = positions.clamp(max=values.shape[1] - 1)
+    return values.gather(1, inside.flatten(1)).view_as(positions)

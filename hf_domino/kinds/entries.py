@@ -1,4 +1,4 @@
-"""What EAGLE-3 keeps of the context: states of all positions, and keys and values of those whose next token is known.
+"""The context that EAGLE-3 keeps: states of all positions, and keys and values of those whose next token is known.
 
 The entry of a position is made of its state and the token behind it. States are kept to make entries again where a
 conversation steps back and another token follows.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from hf_domino.drafter.context import ContextCache
+from hf_domino.kinds.context import ContextCache
 
 
 class EntryCache(ContextCache):
@@ -100,6 +100,6 @@ class EntryCache(ContextCache):
         super().crop(lengths)
         self.entries.crop([max(length - 1, 0) for length in self.lengths])
 
-    def part(self) -> None:
-        """See [`ContextCache`]. What stood behind positions without an entry is not known any more."""
+    def leave_gap(self) -> None:
+        """See [`ContextCache`]. The tokens behind positions without an entry are not known any more."""
         super().crop(self.entries.lengths or [0] * len(self.lengths))

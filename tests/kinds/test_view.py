@@ -9,12 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_domino import DominoConfig
-from hf_domino.drafter import backbone
-from hf_domino.drafter.backbone import AttentionInputs, attend_side_by_side
-from hf_domino.drafter.flex import block_mask, flex_block_attention
-from hf_domino.drafter.tiles import tiled_attention, tiles_of
-from hf_domino.drafter.view import BlockView
-from hf_domino.drafter.windows import windowed
+from hf_domino.kinds import side_by_side
+from hf_domino.kinds.backbone import AttentionInputs, windowed
+from hf_domino.kinds.side_by_side import attend_side_by_side, block_mask, flex_attention, tiled_attention, tiles_of
+from hf_domino.kinds.view import BlockView
 
 K, C = 4, 40
 ANCHORS = {
@@ -104,7 +102,7 @@ def test_tiles_equal_the_mask(view, dtype, heads, queries_per_tile):
 
 @pytest.mark.parametrize("limit", [0, 2**30])
 def test_tiles_and_mask_take_what_autocast_gives(limit, monkeypatch):
-    monkeypatch.setattr(backbone, "MAX_DENSE_SCORES", limit)
+    monkeypatch.setattr(side_by_side, "MAX_DENSE_SCORES", limit)
     view = view_of(ANCHORS["increasing"])
     (queries, keys, values), _ = states(view, torch.float32)
     with torch.autocast("cpu", torch.bfloat16):  # norms give fp32, projections bf16
@@ -118,7 +116,7 @@ def test_tiles_and_mask_take_what_autocast_gives(limit, monkeypatch):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_equals_the_mask(view):
     inputs = [state.detach() for state in states(view, torch.float32)[0]]  # on a CPU it has no backward pass
-    found, expected = flex_block_attention(*inputs, view), attend_side_by_side(*inputs, view)
+    found, expected = flex_attention(*inputs, view), attend_side_by_side(*inputs, view)
     torch.testing.assert_close(found, expected, **TOLERANCES[torch.float32])
 
 
@@ -131,9 +129,9 @@ def test_flex_attention_makes_its_mask_once():
 @EACH_VIEW
 def test_flex_attention_on_a_gpu(view):
     found = []
-    for attend in (flex_block_attention, tiled_attention):
+    for attend in (flex_attention, tiled_attention):
         inputs, gradient = states(view, torch.float32)
-        device = torch.device("cuda" if attend is flex_block_attention else "cpu")
+        device = torch.device("cuda" if attend is flex_attention else "cpu")
         wide = [torch.nn.functional.pad(state.detach(), (0, 8)).to(device).requires_grad_() for state in inputs]
         attended = attend(*wide, view.to(device))
         attended.backward(torch.nn.functional.pad(gradient, (0, 8)).to(device))
@@ -163,5 +161,7 @@ def test_nothing_of_all_queries_and_keys_is_made():
 
 def test_tiles_look_at_what_is_seen_alone():
     view = view_of(ANCHORS["increasing"], starts=STARTS)
-    found = [(tile.row, tile.blocks.start, tile.context.start, tile.context.stop) for tile in tiles_of(view, 3 * K)]
+    found = [
+        (tile.row, tile.blocks.start // K, tile.context.start, tile.context.stop) for tile in tiles_of(view, 3 * K)
+    ]
     assert found == [(0, 0, 0, 5), (0, 3, 6, 25), (0, 6, 18, 39), (1, 0, 0, 9), (1, 3, 8, 12), (1, 6, 8, 13)]

@@ -1,0 +1,25 @@
+"""The kinds of drafters, a module each: what is known of one, its weights, and how it drafts.
+
+Facts are class attributes, which `config.kind` tells; `drafter.kind` is an instance, which drafts by its weights.
+"""
+
+from __future__ import annotations
+
+from hf_domino.kinds.block import DFlash
+from hf_domino.kinds.domino import Domino
+from hf_domino.kinds.eagle3 import Eagle3
+from hf_domino.kinds.kind import KINDS
+from hf_domino.kinds.lookahead import Lookahead
+from hf_domino.kinds.medusa import Medusa
+from hf_domino.kinds.recycling import Recycling
+
+KINDS |= {
+    "domino": Domino,
+    "dflash": DFlash,
+    "medusa": Medusa,
+    "eagle3": Eagle3,
+    "recycling": Recycling,
+    "lookahead": Lookahead,
+}
+
+__all__ = ["KINDS"]

@@ -1,0 +1,230 @@
+"""What is asked of a kind of drafter: all that configurations, files, decoding, training and cards know of one.
+
+A kind turns what it reads of the target into draft hidden states, one for each proposal, of which lm_head makes base
+logits. Those are a distribution of each position by itself; a correction head makes the distribution of a path of them,
+and is called as Domino's is. Or a kind reads its own drafts: then there is one draft hidden state behind the anchors,
+and its [`Branches`] give those behind the tokens that were chosen.
+
+Shapes: B batch, S sequence length, C context positions, N blocks per row, K block size, P proposals, H hidden size,
+D tokens that are drafted, L lanes, or layers of the target that are read.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hf_domino._common.refusal import refusal
+from hf_domino.kinds.context import ContextCache
+
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
+    from hf_domino.target.view import TargetModel
+
+Shapes = dict[str, tuple[int, ...]]
+KINDS: dict[str, type[Kind]] = {}  # by `projector_type`; `hf_domino.kinds` puts them in
+MOST_LAYERS = 10**6  # of a target that does not say how many it has
+FIFTH_LESS = -1 / math.log(0.8)  # positions after which weights of 0.8^i fall to 1/e
+NO_HEAD = "It has no correction head that reads a prefix; leave it out."
+ONE_LAYER = {"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0}
+READS_LM_HEADS = "reads what lm_head reads, the last layer's output after the final norm"
+
+
+class Branches(ABC):
+    """Lanes of a round, of a kind that reads its own drafts. What it knows of them is never in the context's cache."""
+
+    @abstractmethod
+    def advance(self, lanes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Go on with lanes behind these `[B, L]`, each by a token `[B, L]`: draft hidden states `[B, L, H]`."""
+
+
+class Kind:
+    """A kind of drafter: the class says what holds of all drafters of it, an instance drafts by the weights of one.
+
+    Args:
+        drafter (`DominoDraftModel`): A drafter of this kind, which has the weights and the configuration.
+    """
+
+    title: str  # its name in messages
+    article = "a"  # before the name
+    link: str  # its name in cards, as Markdown
+    papers: tuple[str, ...] = ()  # cited with it, in `cards/papers`
+    way = ""  # how it drafts, in a card's sentence
+    drafts_in_turn = False  # whether a draft reads those before it
+    has_correction_head = False  # whether drafts are corrected token by token
+    reads_last_state = False  # whether it reads what the target's lm_head reads, in place of inner layers' outputs
+    has_table = False  # whether it has no weights, but a table of tokens that the target fills while it generates
+    may_ask_target = False  # whether files leave it to the target which layers are read, as EAGLE-3's do
+    num_captured = 5  # most layers that are read unless they are given; as in the releases of Domino and DFlash
+    why_readable = "the last one's is read after the final norm, and only where num_target_layers is told"
+    defaults: Mapping[str, Any] = {}  # fields of a new drafter that do not follow its target
+    fixed: Mapping[str, Any] = {}  # fields that do nothing in it, each with the value it must have
+    own: Mapping[str, Any] = {}  # fields that do nothing in other kinds, each with the value it has there
+    unread: tuple[str, ...] = ()  # fields that do nothing in it, which a new drafter is not given
+    lacks: Mapping[str, str] = {}  # what all other kinds can do, and why this one cannot
+    loss_decay: float | None = None  # positions after which a weight of its training falls to 1/e; None: by the block
+
+    def __init__(self, drafter: Any):
+        self.drafter, self.config = drafter, drafter.config
+
+    @classmethod
+    def shapes(cls, config: DominoConfig) -> Shapes:
+        """Shapes of all tensors that a configuration describes, by name, of which none is made."""
+        described = nn.Module()
+        described.config = config
+        with torch.device("meta"):
+            cls(described).build()
+        found = {name: tuple(weight.shape) for name, weight in described.named_parameters()}
+        return found if config.draft_vocab_size is None else found | {"d2t": (config.draft_vocab_size,)}
+
+    @classmethod
+    def context_shape(cls, config: DominoConfig) -> tuple[int, int, int]:
+        """Layers of its context cache, their heads and the width of a head."""
+        return config.num_hidden_layers, config.num_key_value_heads, config.head_dim
+
+    @classmethod
+    def readable(cls, num_target_layers: int | None, is_told: bool = True) -> range:
+        """Target layers whose outputs it may read; not the last one where its files do not tell how many there are."""
+        last = (MOST_LAYERS if num_target_layers is None else num_target_layers) - 1
+        return range(last, last + 1) if cls.reads_last_state else range(last + is_told)
+
+    @classmethod
+    def layer_ids(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
+        """The layers that a new drafter reads."""
+        if cls.reads_last_state:
+            return [num_target_layers - 1]
+        ids = [1, num_target_layers // 2 - 1, num_target_layers - 4]
+        if cls.may_ask_target and ids == sorted(set(ids)) and num_captured in (None, len(ids)):
+            return ids
+        return spread_layer_ids(num_target_layers, num_captured or cls.num_captured)
+
+    @classmethod
+    def refuse_what_it_lacks(cls, feature: str) -> None:
+        """Refuse a feature, such as `"lora_rank"`, that this kind does not have, by name."""
+        if feature in cls.lacks:
+            others = " or ".join(kind.title for kind in KINDS.values() if not {feature, "training"} & kind.lacks.keys())
+            raise refusal(f"the drafter's kind with {feature}", others, cls.title, cls.lacks[feature])
+
+    def build(self) -> None:
+        """Give the drafter its weights."""
+        raise NotImplementedError
+
+    def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Context features `[B, C, H]` of L hidden states `[B, C, H]`, position by position."""
+        raise NotImplementedError
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Run the weights on arguments of the kind's own, as the methods below give them."""
+        raise NotImplementedError
+
+    def draft(
+        self,
+        target: TargetModel,
+        anchors: torch.Tensor,
+        positions: torch.Tensor,
+        features: torch.Tensor | None,
+        feature_positions: torch.Tensor | None,
+        cache: Any,
+        counts: Sequence[int] | None = None,
+        endings: Callable[[int], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Store new context, and draft behind the anchors, which have seen all of it.
+
+        Args:
+            target (`TargetModel`): For embeddings.
+            anchors (`torch.Tensor`): Tokens `[B, 1]`; `[B, 0]` to store the context alone.
+            positions (`torch.Tensor`): Of the anchors, `[B, 1]`.
+            features (`torch.Tensor`, *optional*): New context `[B, C, H]`.
+            feature_positions (`torch.Tensor`, *optional*): Its positions `[B, C]`.
+            cache (`ContextCache` or `FixedContext`): Of the kind's [`~Kind.context_shape`].
+            counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first positions.
+            endings (`Callable`, *optional*): Gives the last tokens of the texts, so many of each row: what stands
+                behind the last positions of the context, the anchors behind the last.
+
+        Returns:
+            `torch.Tensor`: Draft hidden states `[B, P, H]`, or `[B, 0, H]`; `[B, 1, H]` where there are [`Branches`].
+        """
+        raise NotImplementedError
+
+    def branches(
+        self, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any
+    ) -> Branches | None:
+        """The lanes of a round behind what [`~Kind.draft`] gave `[B, 1, H]`; None where drafts read no others."""
+        return None
+
+    def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
+        """Base logits `[..., D]` in fp32 of draft hidden states `[..., H]`, on their device."""
+        return self.drafter.vocabulary.logits(target, hidden)
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Weights that turn draft hidden states into logits, beside the target's lm_head."""
+        return []
+
+    def new_context(self) -> ContextCache:
+        """An empty cache of its context."""
+        return ContextCache(self.context_shape(self.config)[0])
+
+    def draft_blocks(
+        self,
+        target: TargetModel,
+        input_ids: torch.Tensor,
+        features: torch.Tensor | None,
+        anchors: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Draft behind many anchors of known text side by side, each as [`~Kind.draft`] does.
+
+        Args:
+            target (`TargetModel`): For embeddings.
+            input_ids (`torch.Tensor`): `[B, S]`.
+            features (`torch.Tensor`, *optional*): Context `[B, C, H]` of the first C positions, enough to reach all
+                anchors; None to draft without any context.
+            anchors (`torch.Tensor`): Positions `[B, N]`, -1 where a row has fewer; increasing ones are the fastest.
+            position_ids (`torch.Tensor`, *optional*): `[B, S]`, from 0 on in each of the rows that were packed into
+                one, of which a block sees its own only. Defaults to one row.
+
+        Returns:
+            `torch.Tensor`: Draft hidden states `[B, N, K, H]`; proposals are those from `label_offset` on.
+        """
+        raise NotImplementedError
+
+
+class Table(Kind):
+    """A kind without weights or hidden states, whose table the target fills; one call's serves the next."""
+
+    fixed = ONE_LAYER | {"acceptance_rule": "coupled", "draft_vocab_size": None}
+    reads_last_state = True  # the least that a drafter is given
+    why_readable = f"it {READS_LM_HEADS}"
+    has_table = True
+    unread = ("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim")
+    lacks = dict.fromkeys(
+        ("training", "plan", "export", "save_pretrained", "attach", "check_fit", "explain_round"),
+        "It has no weights, and fills its table while hf_domino's own loop generates.",
+    ) | {"cache_implementation='static'": "Its trees are no rounds of fixed shape yet; leave it out."}
+
+    @classmethod
+    def context_shape(cls, config: DominoConfig) -> tuple[int, int, int]:
+        """Nothing is kept."""
+        return 0, 1, 1
+
+
+def spread_layer_ids(num_target_layers: int, num_captured: int) -> list[int]:
+    """Spread layers to read over the target, as the DFlash releases do (arXiv 2602.06036).
+
+    The last layer is never picked: Transformers returns its hidden state after the final norm. Where the releases'
+    rule would repeat a layer or leave the range (small targets), there are fewer layers.
+    """
+    if num_target_layers < 2:
+        raise ValueError(
+            f"num_target_layers must be at least 2, got {num_target_layers}: a drafter reads inner layers."
+        )
+    for count in range(max(num_captured, 1), 1, -1):
+        ids = [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
+        if ids == sorted(set(ids)) and ids[0] >= 0 and ids[-1] <= num_target_layers - 2:
+            return ids
+    return [min(num_target_layers // 2, num_target_layers - 2)]

@@ -12,9 +12,8 @@ from transformers.utils import cached_file, is_peft_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_domino._common.refusal import refusal
-from hf_domino.formats.sizes import check_finite, shown
-from hf_domino.formats.source import check_source
-from hf_domino.formats.stored import read_object
+from hf_domino.formats.loading import check_finite, shown
+from hf_domino.formats.source import check_source, read_object
 from hf_domino.target.compatibility import HEAD_MODULES
 from hf_domino.target.identity import TargetIdentity
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from hf_domino.formats.d2t import ids_of
+from hf_domino.formats.draft_vocabulary import ids_of
 
 COMPARED = 16  # rows, about
 

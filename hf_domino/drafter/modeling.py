@@ -28,10 +28,9 @@ from hf_domino.drafter.stats import DecodingStats, last_stats
 from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
-from hf_domino.formats.format import TARGET_TENSORS
-from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, translate
-from hf_domino.formats.sizes import check_finite
-from hf_domino.formats.standalone.bundle import write_bundle
+from hf_domino.formats.fields import TARGET_TENSORS
+from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_finite, translate
+from hf_domino.formats.standalone import write_bundle
 from hf_domino.kinds.context import ContextCache
 from hf_domino.kinds.domino import CorrectionProjection, PrefixGRU, ZeroLinear
 from hf_domino.kinds.kind import Kind

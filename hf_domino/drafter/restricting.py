@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hf_domino._common.refusal import refusal
-from hf_domino.formats.d2t import D2T, OF_DRAFTED, d2t_of, ids_of
+from hf_domino.formats.draft_vocabulary import D2T, OF_DRAFTED, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_domino.drafter.head_rows import HeadRows
-from hf_domino.formats.d2t import check_d2t, ids_of
+from hf_domino.formats.draft_vocabulary import check_d2t, ids_of
 from hf_domino.target.view import TargetModel
 
 

@@ -1,6 +1,8 @@
 """Checkpoints with a `dflash_config`: z-lab's DFlash, SpecForge's and the authors' Domino, Model-Optimizer's exports.
 
-And those that have its fields at the top alone: DeepSpec's DFlash and verl-SpeCo's Domino.
+And those that have its fields at the top alone: DeepSpec's DFlash, verl-SpeCo's Domino, and Transformers' own DFlash
+drafter, `MuseGlimmerAssistantModel`. Of that one, whose configuration says nothing of its target, a query of a sliding
+layer sees all of its block, and as many positions before its own as the window has.
 
 Fields of the drafter stand in `dflash_config`, at the top level, or in both. Layer ids count the layers whose outputs
 are read from 0, as ours do. Layers that `layer_types` calls sliding are causal inside the block unless `causal` says
@@ -8,7 +10,8 @@ otherwise; those of `use_swa`, which are all, are not (`_resolve_layer_attention
 
 Sources: `specforge/modeling/draft/{dflash,domino}.py` and `configs/` of sgl-project/SpecForge (a6b6b02),
 `dflash/model.py` of z-lab/dflash (44947fb), `modelopt/torch/export/plugins/hf_spec_export.py` of
-NVIDIA/Model-Optimizer (0371364).
+NVIDIA/Model-Optimizer (0371364), `models/muse_glimmer_assistant/`, `masking_utils.py` and
+`generation/candidate_generator.py` of Transformers 5.23.
 """
 
 from __future__ import annotations
@@ -21,8 +24,12 @@ from hf_domino.configuration.checks import SLIDING
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
+    DECODER_SIZES,
+    Format,
+    StoredConfig,
     backbone_fields,
     classes_of,
+    decoder_of,
     merged,
     predicts_next,
     refuse_unread,
@@ -31,7 +38,6 @@ from hf_domino.formats.fields import (
     stored_backbone,
     window_fields,
 )
-from hf_domino.formats.format import Format, StoredConfig
 
 SECTION = "dflash_config"
 HEAD_SECTION = "domino_config"  # where early configurations of SpecForge put the head's fields
@@ -39,11 +45,7 @@ DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head (`others`)
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS}
 PROJECTOR_TYPES = {"domino": "domino", "causal_v5": "domino", "dflash": "dflash"}  # theirs -> ours
-# Qwen3's defaults are the sizes of no drafter.
-SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim"),
-)
+MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
 
 
 def _matches(stored: StoredConfig) -> bool:
@@ -59,10 +61,11 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         stored = {"head_dim": width} | stored | {"model_type": "qwen3"}
         # In its older files the other field counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers", stored.get("num_target_layers"))
-    required(stored, *SIZES, "block_size", "mask_token_id")
-    _check_attention(stored)
-    backbone = backbone_fields(stored)
-    fields = backbone | {
+    required(stored, *DECODER_SIZES, "block_size", "mask_token_id")
+    refuse_unread(stored)
+    if all(section_of(stored, place).get("rope_theta") is None for place in ("rope_parameters", "rope_scaling")):
+        required(stored, "rope_theta")
+    fields = backbone_fields(stored) | {
         "block_size": stored["block_size"],
         "draft_vocab_size": stored.get("draft_vocab_size"),
         "mask_token_id": stored["mask_token_id"],
@@ -79,13 +82,6 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         fields |= {name: stored[name] for name in names}
         fields["pure_draft_prefix_len"] = stored.get("pure_draft_prefix_len", 0)
     return fields
-
-
-def _check_attention(stored: StoredConfig) -> None:
-    refuse_unread(stored)
-    places = ("rope_parameters", "rope_scaling")
-    if all(section_of(stored, place).get("rope_theta") is None for place in places):
-        required(stored, "rope_theta")
 
 
 def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, Any]:
@@ -141,4 +137,36 @@ DFLASH_CONFIG = Format(
     stored=_stored,
     # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter.
     renames={r"^dflash_module\.": "", r"^logit_head\.": ""},
+)
+
+
+def _matches_muse(stored: StoredConfig) -> bool:
+    return stored.get("model_type") == MUSE_TYPE
+
+
+def _fields_of_muse(stored: StoredConfig) -> dict[str, Any]:
+    stored = merged(stored, SECTION)
+    refuse_unread(stored)
+    drafter = decoder_of(stored)
+    vocab_size = stored.get("vocab_size") or decoder_of({"model_type": MUSE_TARGET_TYPE}).vocab_size
+    fields = backbone_fields(stored)
+    if "layer_types" in fields:
+        fields |= {"sliding_window": fields["sliding_window"] + 1, "sliding_window_non_causal": True}
+    return fields | {
+        "vocab_size": vocab_size,
+        "block_size": drafter.block_size,
+        "mask_token_id": drafter.mask_token_id,
+        "num_target_layers": None,
+        "target_layer_ids": drafter.target_layer_ids,
+        "projector_type": "dflash",
+        "shift_label": predicts_next(stored, False),
+    }
+
+
+MUSE_GLIMMER = Format(
+    name="Muse Glimmer assistant",
+    matches=_matches_muse,
+    fields=_fields_of_muse,
+    renames={r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."},
+    runs_natively=True,
 )

@@ -1,29 +1,32 @@
-"""What becomes of a draft vocabulary where a drafter is written for others.
+"""Draft vocabularies in files: `d2t`, the map from columns to the target's ids, and what is exported to others.
 
-speculators stores `d2t` and `t2d`, and rows of lm_head that engines do not take from the target (its `DraftVocabMixin`,
-and `load_weights` of vLLM's `qwen3_dflash.py`). The layout of SpecForge has no such thing for Domino and DFlash: there
-W2 is of all tokens. Rows of tokens that are not drafted are the mean of those that are: what training gave to all of
-them alike changes no law, and a token without it would win against all that have it. `t2d` alone is stored beside it,
-which engines pass over, so that the drafter that was exported can be read back, and served by our plugin for vLLM.
+The id of column i is i + d2t[i], and ids ascend: as in the releases of EAGLE-3, SpecForge and speculators, of which
+some store `t2d` beside it, which says of each of the target's tokens whether it is drafted. speculators also stores
+rows of lm_head, which engines do not take from the target (its `DraftVocabMixin`, and `load_weights` of vLLM's
+`qwen3_dflash.py`). The layout of SpecForge has no such thing for Domino and DFlash: there W2 is of all tokens. Rows of
+tokens that are not drafted are the mean of those that are: what training gave to all of them alike changes no
+distribution, and a token without it would win against all that have it. `t2d` alone is stored beside it, which engines
+pass over, so that the drafter that was exported can be read back, and served by our plugin for vLLM.
 
 Shapes: V tokens of the target, D of the draft vocabulary, H hidden size, R low rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.d2t import D2T, T2D, W2, check_d2t, ids_of, t2d_of
-from hf_domino.formats.stored import AGAIN, StoredTensor
+from hf_domino.formats.source import AGAIN, StoredTensor
 from hf_domino.target.compatibility import check_target
 from hf_domino.target.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
+D2T, T2D, W2 = "d2t", "t2d", "embed_proj.2.weight"  # tensors that are of the draft vocabulary
+OF_DRAFTED = (W2, "lm_head.weight")  # those with a row for each of its tokens, where they are the drafter's
 SPREAD = (
     "The layout has no draft vocabulary. hf_domino's plugin for vLLM reads t2d; in other engines the drafter proposes "
     "all {} tokens instead of {}"
@@ -35,16 +38,52 @@ NO_HEAD = (
 )
 
 
-def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
-    """Tensors of all tokens: W2 `[V, R]` with the mean of its rows for tokens that are not drafted, and `t2d` `[V]`.
+def ids_of(d2t: torch.Tensor) -> torch.Tensor:
+    """The target's ids `[D]` of a stored map `[D]`."""
+    return d2t + torch.arange(len(d2t), device=d2t.device)
 
-    Args:
-        tensors (`dict`): A drafter's, with `d2t` `[D]` and perhaps W2 `[D, R]`.
-        config (`DominoConfig`): Its configuration.
 
-    Returns:
-        `tuple`: The tensors, and a sentence about them.
+def t2d_of(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Of each of the target's tokens whether it is among these ids `[D]`: `[V]` bool."""
+    return torch.zeros(vocab_size, dtype=torch.bool, device=token_ids.device).index_fill(0, token_ids, True)
+
+
+def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """The stored map `[D]` int64 of some of the target's tokens, in any order and none twice.
+
+    Example:
+    ```python
+    >>> from hf_domino.formats.draft_vocabulary import d2t_of
+    >>> d2t_of([7, 0, 3], vocab_size=10)
+    tensor([0, 2, 5])
+
+    ```
     """
+    given = torch.as_tensor(token_ids)
+    if given.dim() != 1 or given.is_floating_point():
+        remedy = "For the most frequent ones, most_frequent(count_tokens(rows, vocab_size), size) of hf_domino.data."
+        raise refusal("token_ids", "a list of integers", token_ids, remedy)
+    ids = given.to(torch.int64).cpu().sort().values
+    found = ids - torch.arange(len(ids))
+    check_d2t(found, vocab_size, "token_ids", "Give each token of the draft vocabulary once.")
+    return found
+
+
+def check_d2t(d2t: torch.Tensor, vocab_size: int, field: str = "the checkpoint's d2t", remedy: str = AGAIN) -> None:
+    """Refuse a map `[D]` that is empty, or whose ids do not ascend or are not the target's."""
+    if not len(d2t) or d2t.dtype not in (torch.int32, torch.int64):
+        raise refusal(field, "at least one integer", f"{len(d2t)} of {d2t.dtype}", remedy)
+    ids = ids_of(d2t)
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        value = f"ids from {int(ids.min())} to {int(ids.max())}"
+        raise refusal(field, f"of ids in [0, {vocab_size - 1}] (vocab_size={vocab_size})", value, remedy)
+    if len(wrong := (ids.diff() <= 0).nonzero()):
+        first = int(wrong[0])
+        raise refusal(field, "of ascending ids, none twice", ids[first : first + 2].tolist(), remedy)
+
+
+def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
+    """Tensors of all tokens, with `t2d` `[V]` and a whole W2 `[V, R]`, and a sentence about them."""
     found = dict(tensors)
     ids = ids_of(found.pop(D2T))
     found[T2D] = t2d_of(ids, config.vocab_size)
@@ -57,18 +96,9 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
 
 
 def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
-    """Read and check a draft vocabulary that is stored, of which the configuration may say nothing.
+    """Check a draft vocabulary that is stored, and tell a configuration that says nothing of it how large it is.
 
-    Args:
-        stored (`Mapping`): What a checkpoint's files hold.
-        config (`DominoConfig`): Its configuration; `draft_vocab_size` is set where there is `d2t` of fewer tokens.
-
-    Returns:
-        `torch.Tensor`: The ids `[D]` where there is `t2d` alone, as of [`spread`], and W2 is of all tokens; else None.
-
-    Raises:
-        ValueError: If `d2t` is longer than the vocabulary or no such map, or `t2d` contradicts it or does not say of
-            each token whether it is drafted.
+    Returns the ids `[D]` where there is `t2d` alone, as of [`spread`], and W2 is of all tokens; else None.
     """
     d2t, t2d = (stored[name].read().flatten() if name in stored else None for name in (D2T, T2D))
     if d2t is None:
@@ -85,15 +115,7 @@ def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Te
 
 
 def drafted_ids(t2d: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The ids `[D]` of the tokens of which a stored `t2d` `[V]` says that they are drafted.
-
-    Args:
-        t2d (`torch.Tensor`): As a checkpoint holds it.
-        vocab_size (`int`): Tokens of the target (V).
-
-    Raises:
-        ValueError: If it does not say of each token whether it is drafted.
-    """
+    """The ids `[D]` of the tokens that are drafted by a stored `t2d` `[V]`."""
     if t2d.shape != (vocab_size,) or t2d.is_floating_point() or not t2d.any():
         expected = f"a truth value for each of {vocab_size} tokens (vocab_size), one of them true"
         raise refusal(f"the checkpoint's {T2D}", expected, f"{tuple(t2d.shape)} of {t2d.dtype}", AGAIN)
@@ -101,19 +123,7 @@ def drafted_ids(t2d: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def beside(tensors: Tensors, config: DominoConfig, target: PreTrainedModel | None = None) -> tuple[Tensors, str | None]:
-    """Tensors with `t2d` `[V]` bool, which says of each token whether it is drafted, and with rows of lm_head.
-
-    Args:
-        tensors (`dict`): A drafter's, with `d2t` `[D]`.
-        config (`DominoConfig`): Its configuration.
-        target (`PreTrainedModel`, *optional*): Its target; `lm_head.weight` `[D, H]` is stored if it is given.
-
-    Returns:
-        `tuple`: The tensors, and a sentence about what is missing, or None.
-
-    Raises:
-        ValueError: If the target is another one, or its lm_head cannot be read.
-    """
+    """Tensors with `t2d` `[V]`, and with a target's rows of lm_head `[D, H]`; and a sentence if these are missing."""
     ids = ids_of(tensors[D2T])
     found = tensors | {T2D: t2d_of(ids, config.vocab_size)}
     if target is None:

@@ -17,9 +17,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_domino._common.refusal import refusal
-from hf_domino.formats.fields import CANNOT_RUN, backbone_fields, classes_of, merged, required, section_of
-from hf_domino.formats.format import Format, StoredConfig
+from hf_domino.formats.fields import (
+    CANNOT_RUN,
+    DECODER_SIZES,
+    Format,
+    StoredConfig,
+    backbone_fields,
+    classes_of,
+    merged,
+    misfit,
+    required,
+    section_of,
+)
 from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer_ids_of
 from hf_domino.kinds.eagle3 import Eagle3
 
@@ -28,7 +37,6 @@ ARCHITECTURES = {
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
     "LlamaEagle3DraftModel",  # of NeMo Automodel, which copies the target's configuration
 }
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # What others may say of a drafter, and the one thing that is run here.
 RUN = {
@@ -59,11 +67,11 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     if is_nested:
         required(stored, SECTION)
     layer = section_of(stored, SECTION) if is_nested else stored
-    required(layer, *(() if is_nested else SIZES))
+    required(layer, *(() if is_nested else DECODER_SIZES[:4]))
     fields = backbone_fields(layer)
     for name, value in (RUN | {"target_hidden_size": fields["hidden_size"]}).items():
         if stored.get(name) not in (None, value):
-            raise refusal(f"{name} in the checkpoint's config.json", value, stored[name], CANNOT_RUN)
+            raise misfit(name, value, stored[name], CANNOT_RUN)
     ids = nested.get(LAYERS) or None
     if ids is None and stored.get(LAYERS):
         ids = layer_ids_of(stored, LAYERS)

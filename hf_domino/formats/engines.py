@@ -1,4 +1,4 @@
-"""What serving engines take: their rules for a drafter's config.json as data, each with its reason.
+"""What serving engines take: their rules for a config.json that we write as data, each with its reason.
 
 Read in the engines' own code: `speculative/{dflash_utils,domino_utils,dflash_worker_v2}.py` and `models/dflash.py` of
 SGLang 0.5.20 to 0.5.23; `transformers_utils/configs/speculators/`, `model_executor/models/qwen3_dflash.py` and
@@ -15,13 +15,12 @@ from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.dflash_config import DFLASH_CLASS, DFLASH_CONFIG, DOMINO_CLASS, PROJECTOR_TYPES
+from hf_domino.formats.dflash_config import DFLASH_CONFIG
 from hf_domino.formats.dflash_config import SECTION as DFLASH_SECTION
-from hf_domino.formats.fields import merged, section_of
-from hf_domino.formats.format import Format, StoredConfig
+from hf_domino.formats.fields import Format, StoredConfig, merged, section_of
 from hf_domino.formats.registry import format_of
-from hf_domino.formats.speculators import KIND, SPECULATORS
 from hf_domino.formats.speculators import SECTION as LAYER_SECTION
+from hf_domino.formats.speculators import SPECULATORS
 
 DOMINO, DFLASH = ("domino",), ("dflash",)
 
@@ -86,10 +85,6 @@ class Unmet:
         return str(refusal(self.field, self.expected, self.value, self.why))
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _not_shifted(engine: str) -> Rule:
     why = (
         f"{engine} reads a DFlash block's proposals from its second position on; drafts of this one would be one token "
@@ -98,9 +93,6 @@ def _not_shifted(engine: str) -> Rule:
     return Rule(("shift_label", "sample_from_anchor"), "False (plain DFlash)", lambda value: not value, why, DFLASH)
 
 
-_CLASS = Rule(
-    ("architectures",), repr([DFLASH_CLASS]), lambda value: value == [DFLASH_CLASS], "It knows no other name for them."
-)
 _ACTIVATION = Rule(("hidden_act",), "'silu'", lambda value: value == "silu", "It has MLPs of no other activation.")
 
 SGLANG = Engine(
@@ -112,8 +104,6 @@ SGLANG = Engine(
         "--speculative-algorithm DFLASH --speculative-draft-model-path $drafter"
     ),
     rules=(
-        _CLASS,
-        Rule(("projector_type",), "'domino'", lambda value: value == "domino", "Other names load no head.", DOMINO),
         Rule(
             ("pure_draft_prefix_len",),
             "1",
@@ -122,19 +112,13 @@ SGLANG = Engine(
             "releases. Train with pure_draft_prefix_len: 1.",
             DOMINO,
         ),
-        Rule(("shift_label",), "true or false", lambda value: isinstance(value, bool), "It has no default.", DOMINO),
-        *(
-            Rule((name,), "a positive integer", _is_size, "It has no default.", DOMINO)
-            for name in ("gru_hidden_dim", "emb_dim")
-        ),
         Rule(
-            ("dtype", "torch_dtype"),
+            ("dtype",),
             "'bfloat16'",
             lambda value: value == "bfloat16",
             "Its Domino runs in bfloat16 alone, the target included. Export with dtype='bfloat16'.",
             DOMINO,
         ),
-        Rule(("block_size",), "at least 2", lambda value: value is None or value > 1, "Nothing is drafted.", DOMINO),
         _not_shifted("SGLang"),
         _ACTIVATION,
     ),
@@ -150,14 +134,6 @@ VLLM = Engine(
         """'{"method": "dflash", "model": "$drafter", "num_speculative_tokens": $num_draft_tokens}'"""
     ),
     rules=(
-        Rule(
-            (KIND,),
-            "absent",
-            lambda value: value is None,
-            "Its reader of speculators drops the head's fields. Export as specforge.",
-            DOMINO,
-        ),
-        _CLASS,
         Rule(
             ("sample_from_anchor",),
             "False",
@@ -192,29 +168,8 @@ ZLAB = Engine(
 ENGINES = {engine.name: engine for engine in (SGLANG, VLLM, ZLAB)}
 
 
-def engine_of(name: str) -> Engine:
-    """An engine by its name.
-
-    Args:
-        name (`str`): One of [`ENGINES`].
-
-    Raises:
-        ValueError: If there is no such engine.
-    """
-    if name not in ENGINES:
-        raise refusal("engine", f"one of {', '.join(ENGINES)}", name, "Leave it out to hear what each will take.")
-    return ENGINES[name]
-
-
 def unmet(stored: StoredConfig, engine: Engine) -> tuple[Unmet, ...]:
-    """What an engine will not take of a drafter, and why; empty if it takes it.
-
-    Args:
-        stored (`Mapping`): The config.json that the engine would read.
-        engine ([`Engine`]): One of [`ENGINES`].
-
-    Raises:
-        ValueError: If a field has two values.
+    """What an engine will not take of a drafter whose config.json is this, and why; empty if it takes it.
 
     Example:
     ```python
@@ -230,17 +185,10 @@ def unmet(stored: StoredConfig, engine: Engine) -> tuple[Unmet, ...]:
         expected = " or ".join(format.name for format in engine.reads)
         return (Unmet("the format", expected, found and found.name, "Export it with another format."),)
     given = {**section_of(stored, LAYER_SECTION), **merged(stored, DFLASH_SECTION)}
-    kind = _kind(given)
+    kind = given.get("projector_type", "dflash")
     return tuple(
         Unmet(name, rule.expected, given.get(name), rule.why)
         for rule in engine.rules
         for name in [next((name for name in rule.names if name in given), rule.names[0])]
         if kind in rule.kinds and not rule.holds(given.get(name))
     )
-
-
-def _kind(given: StoredConfig) -> str:
-    """Domino or DFlash, however a format says it."""
-    said = given.get("projector_type") or given.get(KIND)
-    is_domino = PROJECTOR_TYPES.get(said or "") == "domino" or DOMINO_CLASS in (given.get("architectures") or ())
-    return "domino" if is_domino else "dflash"

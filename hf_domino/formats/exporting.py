@@ -23,9 +23,9 @@ from hf_domino._common.whole_files import check_writable
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
-from hf_domino.formats.engines import ENGINES, Engine, Unmet, engine_of, unmet
-from hf_domino.formats.format import StoredConfig
-from hf_domino.formats.sizes import shown
+from hf_domino.formats.engines import ENGINES, Unmet, unmet
+from hf_domino.formats.fields import StoredConfig
+from hf_domino.formats.loading import shown
 from hf_domino.formats.source import CONFIG
 from hf_domino.formats.speculators import SPECULATORS
 
@@ -59,17 +59,7 @@ class Export:
 def stored_config(
     config: DominoConfig, format: str = "specforge", dtype: torch.dtype | str = torch.bfloat16
 ) -> dict[str, Any]:
-    """The config.json of a drafter in another project's words.
-
-    Args:
-        config ([`DominoConfig`]): The drafter's.
-        format (`str`, *optional*, defaults to `"specforge"`): `"specforge"`, which SGLang, vLLM and z-lab's dflash
-            read, too, or `"speculators"`.
-        dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.bfloat16`): Of the weights.
-
-    Raises:
-        ValueError: If there is no such format, or it cannot hold such a drafter.
-    """
+    """The config.json of a drafter in another project's words, its weights being of this dtype."""
     if format not in FORMATS:
         raise refusal("format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own.")
     config.kind.refuse_what_it_lacks("export")
@@ -81,11 +71,7 @@ def stored_config(
 
 
 def refusals(stored: StoredConfig) -> dict[str, tuple[Unmet, ...]]:
-    """What each engine will not take of a drafter; empty for those that take it.
-
-    Args:
-        stored (`Mapping`): Its config.json, as [`stored_config`] gives it.
-    """
+    """What each engine will not take of a drafter whose config.json is this; empty for those that take it."""
     return {name: unmet(stored, engine) for name, engine in ENGINES.items()}
 
 
@@ -99,77 +85,42 @@ def export(
     max_shard_size: int | str = MAX_SHARD_SIZE,
     target: PreTrainedModel | None = None,
 ) -> Export:
-    """Write a drafter for others; see [`~DominoDraftModel.export`].
-
-    Args:
-        drafter (`DominoDraftModel`): The drafter.
-        folder (`str` or `Path`): Where to write.
-        format (`str`, *optional*, defaults to `"specforge"`): Or `"speculators"`.
-        engine (`str`, *optional*): One that must take the folder.
-        dtype (`torch.dtype` or `str`, *optional*, defaults to `torch.bfloat16`): Of the weights.
-        overwrite (`bool`, *optional*, defaults to `False`): Whether a checkpoint in the folder is replaced.
-        max_shard_size (`int` or `str`, *optional*, defaults to `"5GB"`): Largest file of weights.
-        target (`PreTrainedModel`, *optional*): The target, of which rows of lm_head are stored with a draft vocabulary
-            in speculators' format, as engines want them.
-
-    Returns:
-        [`Export`]: What was written, and which engines take it.
-
-    Raises:
-        ValueError: If something of it cannot be written or taken; nothing is written then.
-    """
+    """Write a drafter for others; see [`~DominoDraftModel.export`]."""
     folder = Path(folder)
-    wanted = None if engine is None else engine_of(engine)
+    if engine is not None and engine not in ENGINES:
+        raise refusal("engine", f"one of {', '.join(ENGINES)}", engine, "Leave it out to hear what each will take.")
     stored = stored_config(drafter.config, format, dtype)
-    own, note = _written(drafter, format, target)
+    own, note = own_tensors(drafter), None
+    if drafter.config.draft_vocab_size is not None and FORMATS[format].has_draft_vocabulary:
+        own, note = beside(own, drafter.config, target)
+    elif drafter.config.draft_vocab_size is not None:
+        own, note = spread(own, drafter.config)
     found = refusals(stored)
     if note == NO_HEAD:
         found = {name: reasons or (_HEADLESS,) for name, reasons in found.items()}
-    _say(found, wanted)
+    for name, reasons in found.items():
+        message = f"{ENGINES[name].title} will not take this drafter: " + " ".join(map(str, reasons))
+        if reasons and name == engine:
+            raise ValueError(message)
+        if reasons and engine is None:
+            logger.warning(message)
     if note:
         logger.warning(note)
     tensors = {name: (t.to(dtype_of(dtype)) if t.is_floating_point() else t).contiguous() for name, t in own.items()}
-    _clear(folder, overwrite)
+    check_writable(folder, "the folder to export to")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise refusal("the folder to export to", "empty", str(folder), "Give another, or overwrite=True (--overwrite).")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder / CONFIG, *folder.glob(WEIGHTS)):  # a shard or an index would be read with the new ones
+        path.unlink(missing_ok=True)
     save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     files = (CONFIG, *sorted(path.name for path in folder.glob(WEIGHTS)))
     return Export(folder, format, files, found, (note,) if note else ())
 
 
-def _say(found: Mapping[str, tuple[Unmet, ...]], wanted: Engine | None) -> None:
-    """Name the engines that will not take the folder and those that will; of a wanted one alone, an error."""
-    for name, reasons in found.items():
-        if wanted not in (None, ENGINES[name]):
-            continue
-        title = ENGINES[name].title
-        if not reasons:
-            logger.info("%s will take it.", title)
-            continue
-        message = f"{title} will not take this drafter: " + " ".join(map(str, reasons))
-        if wanted is not None:
-            raise ValueError(message)
-        logger.warning(message)
-
-
-def _written(
-    drafter: PreTrainedModel, format: str, target: PreTrainedModel | None
-) -> tuple[dict[str, torch.Tensor], str | None]:
-    """A drafter's tensors as a format holds them, and what there is to say of that."""
-    tensors, config = own_tensors(drafter), drafter.config
-    if config.draft_vocab_size is None:
-        return tensors, None
-    return beside(tensors, config, target) if FORMATS[format].has_draft_vocabulary else spread(tensors, config)
-
-
 def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A drafter's tensors by name.
-
-    Args:
-        drafter (`DominoDraftModel`): The drafter.
-
-    Raises:
-        ValueError: If they are others than its configuration describes, or not in memory.
-    """
+    """A drafter's tensors by name; refused if its configuration describes others, or they are not in memory."""
     tensors = drafter.state_dict()
     described = drafter.config.kind.shapes(drafter.config)
     others = described.items() ^ {name: tuple(tensor.shape) for name, tensor in tensors.items()}.items()
@@ -180,13 +131,3 @@ def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
     if away := sorted(name for name, tensor in tensors.items() if tensor.is_meta):
         raise refusal("the drafter's tensors", "in memory", away, "Load the drafter without offloading.")
     return tensors
-
-
-def _clear(folder: Path, overwrite: bool) -> None:
-    """Take away an earlier checkpoint, of which a shard or an index would be read with the new one."""
-    check_writable(folder, "the folder to export to")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise refusal("the folder to export to", "empty", str(folder), "Give another, or overwrite=True (--overwrite).")
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in (folder / CONFIG, *folder.glob(WEIGHTS)):
-        path.unlink(missing_ok=True)

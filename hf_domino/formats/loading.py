@@ -1,13 +1,14 @@
 """A checkpoint of another format, told to Transformers' `from_pretrained` in its own words.
 
 These are a configuration and new names for tensors. Everything else is left to it: shards, dtypes, devices, revisions,
-downloads.
+downloads. Before anything is built, a configuration's tensors are compared with those that the headers of its files
+tell: a size that stands in config.json alone could ask for any amount of memory.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,22 +19,31 @@ from transformers.utils.hub import resolve_revision
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.checks import WIDTHS
 from hf_domino.formats.draft_vocabulary import untold
 from hf_domino.formats.eagle3 import EAGLE3
-from hf_domino.formats.fields import CANNOT_RUN, CORRECT_IT, DTYPE_FIELDS, LABELS, required
-from hf_domino.formats.format import Format, StoredConfig
-from hf_domino.formats.others import refuse_others
-from hf_domino.formats.registry import OURS, format_of
-from hf_domino.formats.sizes import check_tensors
-from hf_domino.formats.source import check_source
-from hf_domino.formats.stored import read_config, stored_tensors
+from hf_domino.formats.fields import (
+    CANNOT_RUN,
+    CORRECT_IT,
+    DTYPE_FIELDS,
+    LABELS,
+    Format,
+    StoredConfig,
+    is_of_target,
+    misfit,
+    required,
+)
+from hf_domino.formats.registry import OURS, format_of, refuse_others
+from hf_domino.formats.source import AGAIN, StoredTensor, check_source, read_config, stored_tensors
 from hf_domino.kinds import KINDS
+from hf_domino.target.compatibility import HEAD_MODULES
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
 OWN = ("embed_tokens.weight", "lm_head.weight")  # of the target, unless a checkpoint of EAGLE-3 holds them
 NAME = "pretrained_model_name_or_path"
+MOST_SHOWN = 4  # names of tensors in an error
 WHICH_LAYERS = (
     "The layers it was trained on stand in its training's configuration: give them as from_pretrained(..., "
     "target_layer_ids=[...]), counted from 0."
@@ -43,16 +53,9 @@ WHICH_LAYERS = (
 def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     """Read which format a checkpoint is of, and add what loads it to the arguments of `from_pretrained`.
 
-    Args:
-        name (`str` or `Path`): A folder or a Hub name.
-        arguments (`dict`): Of `from_pretrained`. `config`, `key_mapping`, `use_safetensors` and, for the Hub, the
-            `revision` are set, and fields of [`DominoConfig`] taken out. An adapter's stay as they are.
-
-    Returns:
-        `torch.Tensor`: The ids `[D]` of a draft vocabulary that is to be cut out of what is loaded; None for most.
-
-    Raises:
-        ValueError: If there is no such folder or Hub name, or it holds a drafter that cannot be loaded.
+    `config`, `key_mapping`, `use_safetensors` and, for the Hub, the `revision` are set, and fields of [`DominoConfig`]
+    taken out; an adapter's stay as they are. Returns the ids `[D]` of a draft vocabulary that is to be cut out of what
+    is loaded; None for most.
     """
     arguments["use_safetensors"] = True  # a pickle can hold anything
     if not isinstance(name, (str, os.PathLike)):
@@ -93,15 +96,7 @@ def _pin(name: str | os.PathLike, arguments: dict[str, Any]) -> None:
 
 
 def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) -> tuple[Format, DominoConfig]:
-    """Say which format a configuration is of, [`OURS`] among them, and tell it as ours.
-
-    Args:
-        stored (`Mapping`): A checkpoint's config.json.
-        overrides (`Mapping`, *optional*): Fields of [`DominoConfig`] to set in place of its own.
-
-    Raises:
-        ValueError: If it is that of no drafter, of one of another kind, or cannot be read.
-    """
+    """A configuration's format, [`OURS`] among them, and the configuration as ours, with fields to set in it."""
     found = format_of(stored)
     for part in (stored, *stored.values()):
         if isinstance(part, Mapping) and (quantised := part.get("quantization_config")) is not None:
@@ -120,7 +115,7 @@ def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> D
         fields = found.fields(stored) | overrides
         kind = KINDS.get(fields.get("projector_type", "domino"))
         if fields.get("target_layer_ids") is None and kind is not None and not kind.may_ask_target:
-            raise refusal("target_layer_ids in the checkpoint's config.json", "given", None, WHICH_LAYERS)
+            raise misfit("target_layer_ids", "given", None, WHICH_LAYERS)
         fields.pop(LABELS, None)
         _check_types(fields, overrides)
         return DominoConfig.from_dict(fields)
@@ -142,13 +137,12 @@ def _check_types(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> Non
             expected = annotation.replace(" | ", " or ")
             if name in overrides:
                 raise refusal(name, expected, fields[name], "Give another, or leave it out.")
-            raise refusal(f"{name} in the checkpoint's config.json", expected, fields[name], CORRECT_IT)
+            raise misfit(name, expected, fields[name])
     dtype = next((fields[name] for name in DTYPE_FIELDS if fields.get(name) is not None), "float32")
     if str(dtype).removeprefix("torch.") not in DTYPES:
-        raise refusal("dtype in the checkpoint's config.json", f"one of {', '.join(DTYPES)}", dtype, CORRECT_IT)
+        raise misfit("dtype", f"one of {', '.join(DTYPES)}", dtype)
     if fields.get("hidden_act", "silu") not in ACT2FN:
-        expected = "one that transformers knows"
-        raise refusal("hidden_act in the checkpoint's config.json", expected, fields["hidden_act"], CORRECT_IT)
+        raise misfit("hidden_act", "one that transformers knows", fields["hidden_act"])
 
 
 def _is_a(kind: str, value: Any) -> bool:
@@ -158,3 +152,59 @@ def _is_a(kind: str, value: Any) -> bool:
     return (found == kind or (found, kind) == ("int", "float")) and (
         not inner or all(_is_a(inner, element) for element in value)
     )
+
+
+def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, StoredTensor | torch.Tensor]) -> None:
+    """Refuse tensors, by our names, that are missing, misshapen or of no drafter, or a head that is not described."""
+    _check_projector_type(config, stored)
+    described = config.kind.shapes(config)
+    parts = _told(config, "projector_type", "num_hidden_layers", "block_size")
+    if missing := sorted(described.keys() - stored.keys()):
+        remedy = "Save the drafter again with save_pretrained, or download the checkpoint again."
+        raise refusal("the checkpoint's tensors", f"complete ({parts})", f"a file without {shown(missing)}", remedy)
+    for name in sorted(described):
+        if (shape := stored[name].shape) != described[name]:
+            sizes = _told(config, *WIDTHS, "vocab_size", "draft_vocab_size")
+            remedy = "Load it with the configuration it was saved with."
+            raise refusal(f"the checkpoint's {name}", f"of shape {described[name]} ({sizes})", shape, remedy)
+    if extra := sorted(name for name in stored.keys() - described.keys() if not is_of_target(name)):
+        remedy = "hf_domino knows no such part of a drafter; load a checkpoint without it."
+        expected = f"those of a drafter ({found.name}; {parts})"
+        raise refusal("the checkpoint's tensors", expected, f"also {shown(extra)}", remedy)
+
+
+def _told(config: DominoConfig, *fields: str) -> str:
+    return ", ".join(f"{field}={getattr(config, field)!r}" for field in fields)
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor], place: str) -> None:
+    """Refuse weights that are no numbers: all drafts would be rejected, and nobody would know why."""
+    for name, tensor in tensors.items():
+        is_read = type(tensor) is torch.Tensor and not tensor.is_meta
+        if is_read and not torch.stack(tensor.aminmax()).isfinite().all():
+            raise refusal(f"{place} {name}", "finite", "NaN or infinity", AGAIN)
+
+
+def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:
+    has_head = config.kind.has_correction_head
+    parts = {name.split(".")[0] for name in stored}
+    if has_head and parts.isdisjoint(HEAD_MODULES):
+        raise refusal(
+            "projector_type",
+            "'dflash' for this checkpoint (it has no prefix_gru and embed_proj: plain DFlash)",
+            config.projector_type,
+            "Set projector_type='dflash' in its configuration, or load a Domino checkpoint.",
+        )
+    if not has_head and (surplus := sorted(name for name in stored if name.split(".")[0] in HEAD_MODULES)):
+        raise refusal(
+            "projector_type",
+            f"'domino' for this checkpoint (it has a correction head: {', '.join(surplus)})",
+            config.projector_type,
+            "Set projector_type='domino' in its configuration, or load a DFlash checkpoint.",
+        )
+
+
+def shown(names: list[str]) -> str:
+    """The names of tensors for an error; the first of them, and how many there are, where they are many."""
+    first = ", ".join(names[:MOST_SHOWN])
+    return first if len(names) <= MOST_SHOWN else f"{first} ... ({len(names)} tensors)"

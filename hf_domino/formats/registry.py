@@ -1,16 +1,31 @@
-"""The formats that load, in the order in which they are tried."""
+"""The formats that load, in the order in which they are tried, and kinds of drafters that are refused by name."""
 
 from __future__ import annotations
 
+import re
+
+from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.domino_config import OF_TRANSFORMERS
-from hf_domino.formats.dflash_config import DFLASH_CONFIG
+from hf_domino.formats.dflash_config import DFLASH_CONFIG, MUSE_GLIMMER, SECTION
 from hf_domino.formats.eagle3 import EAGLE3
-from hf_domino.formats.format import Format, StoredConfig
-from hf_domino.formats.muse_glimmer import MUSE_GLIMMER
+from hf_domino.formats.fields import CANNOT_RUN, Format, StoredConfig
 from hf_domino.formats.speculators import SPECULATORS
 
 ALWAYS_OURS = "acceptance_rule"  # stands in every file that we wrote, and in no other project's
+NAMING_FIELDS = ("architectures", "model_type", "speculators_model_type", "projector_type")
+# Kinds that are not ours: patterns of parts of their classes' and types' names, and fields that only they set.
+OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "P-EAGLE": (("peagle",), ("parallel_drafting",)),
+    "EAGLE, not EAGLE-3": ((r"eagle(?!3)",), ()),
+    "Medusa with lm_heads of its own": (("medusa",), ("medusa_num_heads", "medusa_num_layers")),
+    "DFlash 2": (("dflash2",), ("selector_rank", "conv_kernel_size")),
+    "DFlash or DSpark on Gemma": (("gemma4dspark",), ()),
+    "DSpark": (("dspark",), ("markov_rank", "markov_head_type", "enable_confidence_head")),
+    "LiLiCorr": (("lilicorr",), ("lilicorr_enabled",)),
+    "JetSpec": (("jetspec",), ()),
+    "MTP": (("mtp",), ()),
+}
 
 
 def _is_ours(stored: StoredConfig) -> bool:
@@ -39,3 +54,18 @@ def format_of(stored: StoredConfig) -> Format | None:
     ```
     """
     return next((found for found in FORMATS if found.matches(stored)), None)
+
+
+def refuse_others(stored: StoredConfig) -> None:
+    """Refuse a configuration of one of [`OTHER_KINDS`] by name."""
+    nested = stored.get(SECTION)
+    places = (stored, nested if isinstance(nested, dict) else {})
+    values = [place.get(field) or () for place in places for field in NAMING_FIELDS]
+    names = " ".join(str(name).lower() for value in values for name in (value if isinstance(value, list) else [value]))
+    if stored.get("markov_rank") == 0:  # without a Markov head DeepSpec's class is plain DFlash
+        names = names.replace("qwen3dspark", "")
+    for kind, (words, fields) in OTHER_KINDS.items():
+        evidence = [found[0] for word in words if (found := re.search(word, names))]
+        evidence += [f"{field}={place[field]!r}" for place in places for field in fields if place.get(field)]
+        if evidence:
+            raise refusal("the drafter's kind", "Domino, DFlash or EAGLE-3", f"{kind} ({evidence[0]})", CANNOT_RUN)

@@ -1,44 +1,54 @@
-"""Where a checkpoint comes from: a folder, or the Hub; told at once if it is neither."""
+"""Where a checkpoint comes from, a folder or the Hub, and what it has stored, looked at before a model is built.
+
+Each error names the file, or says at once that there is neither such a folder nor such a name.
+"""
 
 from __future__ import annotations
 
 import difflib
+import json
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
+    HTTPError,
     RepositoryNotFoundError,
 )
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedConfig
+from transformers.utils import is_peft_available
+from transformers.utils.hub import cached_file
 
 from hf_domino._common.refusal import refusal
+from hf_domino.formats.fields import Format, StoredConfig, is_of_target
 from hf_domino.formats.registry import format_of
 
 HUB_TIMEOUT = 5  # seconds in which it must answer whether it knows a name
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
+CUT_SHORT = "Consistency check failed"  # huggingface_hub's words for a download of another size than was told
+AGAIN = "Download the checkpoint again, or save the drafter again."
 
 
 def check_source(name: str | Path, field: str, **download: Any) -> None:
     """Refuse at once what is no folder and not on the Hub: Transformers would try the network again and again.
 
-    Args:
-        name (`str` or `Path`): A folder or a Hub name.
-        field (`str`): What it was given as.
-        download: What `from_pretrained` takes for the Hub: `cache_dir`, `revision`, `subfolder`, `token`,
-            `local_files_only`.
-
-    Raises:
-        ValueError: If there is no such folder, and it is no name on the Hub or the Hub does not answer.
+    What `from_pretrained` takes for the Hub is `cache_dir`, `revision`, `subfolder`, `token` and `local_files_only`.
     """
     path = Path(name)
     reason = None if str(name) and path.is_dir() else _why_not_on_hub(str(name), download)
     if reason is not None:
-        near = difflib.get_close_matches(path.name, _folders(path.parent), n=1)
+        folders = [other.name for other in path.parent.glob("*/")]
+        near = difflib.get_close_matches(path.name, folders, n=1)
         hint = f" Did you mean {str(path.parent / near[0])!r}?" if near else ""
         raise ValueError(
             f"{field} must be a folder or a Hub name, got {str(name)!r}: there is no such folder{reason}.{hint}"
@@ -46,16 +56,7 @@ def check_source(name: str | Path, field: str, **download: Any) -> None:
 
 
 def check_is_target(name: str | Path, field: str, **download: Any) -> None:
-    """Refuse a drafter in the place of a target, whose tokenizer would be missed first.
-
-    Args:
-        name (`str` or `Path`): A folder or a Hub name.
-        field (`str`): What it was given as.
-        download: As in [`check_source`].
-
-    Raises:
-        ValueError: If it holds a drafter.
-    """
+    """Refuse a drafter in the place of a target, whose tokenizer would be missed first."""
     try:
         stored = PreTrainedConfig.get_config_dict(str(name), **download)[0]
     except OSError:  # an adapter's folder, or whatever Transformers will say of it
@@ -77,10 +78,9 @@ def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:
         get_hf_file_metadata(url, token=download.get("token"), timeout=HUB_TIMEOUT)
     except HFValidationError:
         return ""
-    except GatedRepoError:
-        return None  # loading it says what to do
-    except RepositoryNotFoundError:
-        return ", and the Hub does not know it, or not for you (`hf auth login`)"
+    except RepositoryNotFoundError as error:
+        is_gated = isinstance(error, GatedRepoError)  # loading it says what to do
+        return None if is_gated else ", and the Hub does not know it, or not for you (`hf auth login`)"
     except (EntryNotFoundError, HfHubHTTPError):
         return None
     except Exception as error:  # of the connection, and of whichever library makes it
@@ -89,5 +89,111 @@ def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:
     return None
 
 
-def _folders(parent: Path) -> list[str]:
-    return [path.name for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+class StoredTensor(NamedTuple):
+    """A tensor of a checkpoint as the header of its file describes it, under the file's own name."""
+
+    path: Path
+    name: str
+    shape: tuple[int, ...]
+
+    def read(self) -> torch.Tensor:
+        """Its values, on the CPU."""
+        with safe_open(self.path, "pt") as file:
+            return file.get_tensor(self.name)
+
+
+def read_config(name: str | os.PathLike, download: dict[str, Any]) -> StoredConfig | None:
+    """Read the config.json of a folder, a Hub name, or the file itself; None of an adapter, whose base has one."""
+    if os.path.isfile(name):
+        return read_object(Path(name))
+    path = _find(name, CONFIG, download)
+    if path is not None:
+        return read_object(path)
+    if _find(name, ADAPTER_CONFIG, download) is not None:
+        if not is_peft_available():
+            raise refusal(ADAPTER_CONFIG, "absent without peft", "an adapter", "pip install peft")
+        return None
+    place = "/".join(filter(None, (str(name), download.get("subfolder"))))
+    raise refusal(CONFIG, f"in {place}", None, AGAIN)
+
+
+def stored_tensors(
+    name: str | os.PathLike, found: Format, download: dict[str, Any], variant: str | None
+) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint's files by our names; refused if missing, pickled, broken off, or stored twice."""
+    stored: dict[str, StoredTensor] = {}
+    for path in _weight_files(name, f".{variant}" if variant else "", download):
+        for tensor in _tensors(path):
+            ours = tensor.name
+            for pattern, replacement in found.renames.items():
+                ours = re.sub(pattern, replacement, ours)
+            ours = ours.removeprefix("model.")  # as Transformers does
+            if ours in stored and not is_of_target(tensor.name):
+                value = f"{stored[ours].name} and {tensor.name}"
+                raise refusal("the checkpoint's tensors", "there once each", value, AGAIN)
+            stored[ours] = tensor
+    return stored
+
+
+def _weight_files(name: str | os.PathLike, variant: str, download: dict[str, Any]) -> Iterator[Path]:
+    single = f"model{variant}.safetensors"
+    # In the order in which Transformers looks for them.
+    if (path := _find(name, single, download)) is not None:
+        yield path
+        return
+    path = _find(name, f"model.safetensors.index{variant}.json", download)
+    if path is None:
+        remedy = "Pickled weights (pytorch_model.bin) are not loaded, as a pickle can hold anything: convert them."
+        raise refusal(single, f"among the weights of {name}, or an index of its shards", None, remedy)
+    places = read_object(path).get("weight_map")
+    files = list(places.values()) if isinstance(places, dict) else []
+    wrong = [file for file in files if not isinstance(file, str) or Path(file).name != file]  # none is elsewhere
+    if wrong or not files:
+        value = wrong[0] if wrong else places
+        raise refusal(f"weight_map of {path.name}", "an object that names a file for each tensor", value, AGAIN)
+    for shard in sorted(set(files)):
+        file = _find(name, shard, download)
+        if file is None:
+            raise refusal(f"{shard} of {path.name}", f"in {name}", None, AGAIN)
+        yield file
+
+
+def _tensors(path: Path) -> list[StoredTensor]:
+    """What a file holds."""
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = [StoredTensor(path, name, tuple(part.get_shape())) for name, part in slices.items()]
+            dtypes = {name: part.get_dtype() for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise refusal(f"{path.name} of the checkpoint", "a whole safetensors file", reason, AGAIN) from error
+    for name, dtype in dtypes.items():
+        if dtype not in FLOATS and not is_of_target(name):
+            remedy = "The weights are quantised; an engine such as vLLM or SGLang may run them."
+            raise refusal(f"the dtype of the checkpoint's {name}", f"one of {', '.join(sorted(FLOATS))}", dtype, remedy)
+    return found
+
+
+def _find(name: str | os.PathLike, file: str, download: dict[str, Any]) -> Path | None:
+    """Where a file of the checkpoint is, downloaded first where it must be; None if it has none."""
+    quiet = {"_raise_exceptions_for_missing_entries": False}
+    try:
+        found = cached_file(name, file, **download, **quiet)
+    except (HTTPError, OSError) as error:
+        if isinstance(error, OSError) and CUT_SHORT not in str(error):
+            raise  # Transformers' own words are good
+        reason = " ".join(str(error).split())
+        raise refusal(f"{file} of {name}", "downloaded whole", reason, "Load it again when the Hub answers.") from error
+    return None if found is None else Path(found)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # of JSON, or of text
+        raise refusal(f"{path}", "a JSON file", f"{error}", AGAIN) from error
+    if not isinstance(stored, dict):
+        raise refusal(f"{path}", "a JSON object", stored, AGAIN)
+    return stored

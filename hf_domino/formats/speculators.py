@@ -20,6 +20,8 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
+    Format,
+    StoredConfig,
     backbone_fields,
     merged,
     predicts_next,
@@ -28,7 +30,6 @@ from hf_domino.formats.fields import (
     section_of,
     stored_backbone,
 )
-from hf_domino.formats.format import Format, StoredConfig
 
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"
@@ -52,7 +53,11 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     fields = backbone_fields(decoder)
     if "layer_types" in fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
-    _check_sizes(stored, fields)
+    for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        if stored.get(name) not in (None, fields[name]):
+            raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
+    if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
+        raise refusal("target_hidden_size", f"{fields['hidden_size']} ({SECTION}.hidden_size)", width, CANNOT_RUN)
     is_domino = "domino" in (stored[KIND], stored.get("projector_type"))
     fields |= {
         "block_size": stored.get("block_size", BLOCK_SIZE),
@@ -72,25 +77,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     return fields
 
 
-def _check_sizes(stored: StoredConfig, fields: dict[str, Any]) -> None:
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
-        if stored.get(name) not in (None, fields[name]):
-            raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
-    if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
-        expected = f"{fields['hidden_size']} ({SECTION}.hidden_size)"
-        raise refusal("target_hidden_size", expected, width, CANNOT_RUN)
-
-
 def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
-    """Captured layers as ours count them.
-
-    Args:
-        stored (`Mapping`): The configuration.
-        name (`str`): Its field, which counts the embeddings as 0.
-
-    Raises:
-        ValueError: If it is no list of layers.
-    """
+    """Captured layers as ours count them, of a field that counts the embeddings as 0."""
     aux_ids = stored[name]
     if not isinstance(aux_ids, list) or not all(type(index) is int and index > 0 for index in aux_ids):
         raise refusal(name, "a list of integers from 1 on (0 is the embeddings)", aux_ids, CANNOT_RUN)
@@ -99,15 +87,16 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
 
 def _stored(config: DominoConfig) -> dict[str, Any]:
     """Of the whole vocabulary, no tensor of the target is wanted then (speculators 0.9, vLLM 0.33)."""
-    if config.projector_type != "dflash":
-        expected = "'dflash' for format='speculators' (its Domino is not merged: pull request 773)"
-        raise refusal("projector_type", expected, config.projector_type, "Use format='specforge'.")
-    if config.has_sliding_layers:
-        expected = "None for format='speculators' (which counts windows in two ways)"
-        raise refusal("sliding_window", expected, config.sliding_window, "Use format='specforge'.")
-    if (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ()):
-        expected = "without the last layer for format='speculators' (which reads it before the final norm)"
-        raise refusal("target_layer_ids", expected, config.target_layer_ids, "Use format='specforge'.")
+    reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
+    wrong = {
+        "projector_type": (config.projector_type != "dflash", "'dflash'", "its Domino is not merged: pull request 773"),
+        "sliding_window": (config.has_sliding_layers, "None", "which counts windows in two ways"),
+        "target_layer_ids": (reads_last, "without the last layer", "which reads it before the final norm"),
+    }
+    for name, (is_wrong, expected, why) in wrong.items():
+        if is_wrong:
+            expected = f"{expected} for format='speculators' ({why})"
+            raise refusal(name, expected, getattr(config, name), "Use format='specforge'.")
     proposals = {"proposal_type": "greedy", "speculative_tokens": config.num_draft_tokens}
     backbone = stored_backbone(config)
     return {

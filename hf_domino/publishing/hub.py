@@ -33,8 +33,7 @@ from hf_domino.cards import merge_card
 from hf_domino.cards.sections import CARD, read_text
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.loading import interpret
-from hf_domino.formats.others import refuse_others
-from hf_domino.formats.registry import format_of
+from hf_domino.formats.registry import format_of, refuse_others
 from hf_domino.formats.source import CONFIG
 from hf_domino.publishing.folder_card import card_for
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import PROJECTOR_TYPES, SECTION
-from hf_domino.formats.format import StoredConfig
+from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import interpret
 from hf_domino.target.identity import config_digest
 

@@ -16,13 +16,13 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.d2t import T2D
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
-from hf_domino.formats.draft_vocabulary import drafted_ids
-from hf_domino.formats.sizes import HEAD_MODULES, check_tensors
+from hf_domino.formats.draft_vocabulary import T2D, drafted_ids
+from hf_domino.formats.loading import check_tensors
 from hf_domino.serving.head import BlockHead, anchors_of, shifted
 from hf_domino.serving.settings import check_settings, check_target, served_config, version_notice
 from hf_domino.serving.vllm_faults import mend_context_norms, mend_expansion
+from hf_domino.target.compatibility import HEAD_MODULES
 
 logger = init_logger("vllm.hf_domino")
 V2_NOTICE = (

@@ -1,7 +1,7 @@
 """Checks of models, made before any forward: one error with field, expected, value and remedy.
 
 Two moments: drafter and target meet, a batch begins. `call_checks` has those of a call of `generate`, and
-`formats.sizes` those of a checkpoint that is loaded.
+`formats.loading` those of a checkpoint that is loaded.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from accelerate.utils import broadcast_object_list
 from hf_domino._common.notices import notice
 from hf_domino.data.frequencies import count_tokens, most_frequent
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.formats.d2t import d2t_of
+from hf_domino.formats.draft_vocabulary import d2t_of
 from hf_domino.training.arguments import DominoTrainingArguments
 
 

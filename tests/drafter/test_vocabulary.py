@@ -15,7 +15,7 @@ from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2Fo
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.drafter.head_rows import HeadRows
 from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
-from hf_domino.formats.d2t import d2t_of, ids_of
+from hf_domino.formats.draft_vocabulary import d2t_of, ids_of
 from hf_domino.target.view import TargetModel
 
 IDS = [0, 1, 5, 9, 33, 34, 63]

@@ -29,22 +29,11 @@ TAKEN = [
 ]
 # Engine, configuration, change (in the section where it nests one; None removes), field.
 BROKEN = [
-    ("sglang", DOMINO, {"architectures": ["DominoDraftModel"]}, "architectures"),
-    ("sglang", DOMINO, {"projector_type": "causal_v5"}, "projector_type"),
     ("sglang", DOMINO, {"pure_draft_prefix_len": 0}, "pure_draft_prefix_len"),
-    ("sglang", DOMINO, {"pure_draft_prefix_len": None}, "pure_draft_prefix_len"),
-    ("sglang", DOMINO, {"shift_label": 1}, "shift_label"),
-    ("sglang", DOMINO, {"shift_label": None}, "shift_label"),
-    ("sglang", DOMINO, {"gru_hidden_dim": None}, "gru_hidden_dim"),
-    ("sglang", DOMINO, {"gru_hidden_dim": 0}, "gru_hidden_dim"),
-    ("sglang", DOMINO | {"emb_dim": None}, {"emb_dim": None}, "emb_dim"),
     ("sglang", DOMINO, {"dtype": "float32"}, "dtype"),
-    ("sglang", DOMINO, {"block_size": 1}, "block_size"),
     ("sglang", DOMINO, {"hidden_act": "gelu"}, "hidden_act"),
     ("sglang", SERVED, {"shift_label": True}, "shift_label"),
     ("sglang", SPECULATORS, {}, "the format"),
-    ("vllm", DOMINO, {"architectures": ["DominoDraftModel"]}, "architectures"),
-    ("vllm", SPECULATORS, {"speculators_model_type": "domino"}, "speculators_model_type"),
     ("vllm", SPECULATORS, {"sample_from_anchor": True}, "sample_from_anchor"),
     ("vllm", SERVED, {"hidden_act": "gelu"}, "hidden_act"),
     ("dflash", DOMINO, {}, "projector_type"),

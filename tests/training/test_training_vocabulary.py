@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, Qwen3Config
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.data import RowDataset, load_rows
 from hf_domino.data.frequencies import count_tokens, most_frequent
-from hf_domino.formats.d2t import d2t_of
+from hf_domino.formats.draft_vocabulary import d2t_of
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import accept_lengths, walk_rounds

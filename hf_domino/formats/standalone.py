@@ -1,0 +1,139 @@
+"""`custom_generate/`: this package's own source, rewritten as flat files that Transformers runs without it.
+
+It is every module that an assisted call needs, found by following imports from its entry. Only imports are rewritten.
+Transformers finds the files of a repository's code by reading imports itself. It takes `from .name import x` and no
+other form, looks a dotted name up as one file, and refuses to start where a package is missing, also one that is only
+imported inside a function, unless the import stands in a `try`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+FOLDER = "custom_generate"
+ENTRY, ENTRY_FILE = "integration/custom_generate.py", "generate"  # read, never imported; what Transformers looks for
+PACKAGES = ("hf_domino", "domino_kernels")
+LICENCE = "Apache-2.0"
+_ENTRY_NAME = f"{PACKAGES[0]}.{ENTRY.removesuffix('.py').replace('/', '.')}"
+# What Transformers needs itself.
+NEEDED_ANYWAY = ("huggingface_hub", "numpy", "safetensors", "tokenizers", "torch", "transformers", "yaml")
+NOT_ASKED_FOR = "not asked for where it is not installed"
+REQUIREMENTS = ("torch>=2.9", "transformers>=5.18,<6")  # Transformers checks them before it runs the code
+
+
+def write_bundle(folder: str | Path) -> list[Path]:
+    """Write the bundle into a drafter's folder, in place of an older one, and return its files.
+
+    Example:
+    ```python
+    >>> import tempfile
+    >>> from hf_domino.formats.standalone import write_bundle
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     {"generate.py", "decoding_loop.py"} <= {path.name for path in write_bundle(folder)}
+    True
+
+    ```
+    """
+    place = Path(folder) / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    texts = {f"{name}.py": text for name, text in bundle().items()} | {"requirements.txt": "\n".join(REQUIREMENTS)}
+    for old in place.glob("*.py"):
+        old.unlink()
+    for name, text in texts.items():
+        (place / name).write_text(text.rstrip() + "\n", encoding="utf-8")
+    return [place / name for name in texts]
+
+
+def bundle() -> dict[str, str]:
+    """Names of the flat modules, and their text."""
+    if _path(_ENTRY_NAME) is None:
+        raise ValueError("standalone=True needs the package, whose source is bundled: pip install hf-domino.")
+    version = importlib.import_module(PACKAGES[0]).__version__
+    texts: dict[str, str] = {}
+    found, open_ = {_ENTRY_NAME: ENTRY_FILE}, [_ENTRY_NAME]
+    while open_:
+        name = open_.pop()
+        path = cast(Path, _path(name))
+        text, needed = rewrite(path.read_text(encoding="utf-8"), name, path.stem == "__init__", _flat)
+        header = f"# {name}, hf_domino {version}, SPDX-License-Identifier: {LICENCE}; made from it: do not edit"
+        texts[found[name]] = f"{header}\n{text}"
+        for other in sorted(needed - found.keys()):
+            assert _named(other) not in found.values(), f"{other} has no name of its own in a flat folder"
+            found[other] = _named(other)
+            open_.append(other)
+    return texts
+
+
+def _flat(name: str) -> str | None:
+    """The flat name of one of our modules; None of any other."""
+    return None if _path(name) is None else _named(name)
+
+
+def _named(name: str) -> str:
+    return name.removeprefix(f"{PACKAGES[0]}.").replace(".", "_")
+
+
+def _path(name: str) -> Path | None:
+    """A module's file, without importing it."""
+    top, *rest = name.split(".")
+    spec = importlib.util.find_spec(top) if top in PACKAGES else None
+    if spec is None or spec.origin is None:
+        return None
+    place = Path(spec.origin).parent.joinpath(*rest)
+    return next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
+
+
+def rewrite(source: str, name: str, is_package: bool, flat_name: Callable[[str], str | None]) -> tuple[str, set[str]]:
+    """A module's text with imports of flat files, and the dotted names of our modules that it needs."""
+    package = name if is_package else name.rpartition(".")[0]
+    lines, needed = source.splitlines(keepends=True), set()
+    for node in sorted(_imports(ast.parse(source)), key=lambda node: -node.lineno):
+        replaced: list[str] = []
+        if not isinstance(node, ast.If):
+            replaced, modules = _rewritten(node, package, flat_name)
+            needed |= modules
+        lines[node.lineno - 1 : node.end_lineno] = [f"{' ' * node.col_offset}{line}\n" for line in replaced]
+    return "".join(lines), needed
+
+
+def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.If]:
+    """Import statements anywhere, and blocks for type checkers, which go."""
+    for node in ast.iter_child_nodes(tree):
+        for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse
+        if for_checkers or isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield node  # type: ignore[misc]
+        else:
+            yield from _imports(node)
+
+
+def _rewritten(
+    node: ast.Import | ast.ImportFrom, package: str, flat_name: Callable[[str], str | None]
+) -> tuple[list[str], set[str]]:
+    """Lines in place of an import, and our modules that it names."""
+    base = ""
+    if isinstance(node, ast.ImportFrom):
+        parent = package.rsplit(".", node.level - 1)[0] if node.level else ""
+        base = ".".join(filter(None, (parent, node.module)))
+    lines, needed, others = [], set(), []
+    for alias in node.names:
+        module = f"{base}.{alias.name}" if base else alias.name
+        if (flat := flat_name(module)) is None:
+            others.append(ast.unparse(alias))
+            continue
+        needed.add(module)
+        name = alias.asname or alias.name
+        # By the first line Transformers finds the file.
+        lines += [f"from .{flat} import __name__ as _", f"from . import {flat}{'' if flat == name else f' as {name}'}"]
+    if others and (flat := flat_name(base)) is not None:
+        needed.add(base)
+        lines.append(f"from .{flat} import {', '.join(others)}")
+    elif others:
+        is_there = (base or others[0]).partition(".")[0] in (*sys.stdlib_module_names, *NEEDED_ANYWAY)
+        line = ast.unparse(node)
+        lines += [line] if is_there else [f"try:  # {NOT_ASKED_FOR}", f"    {line}", "finally:", "    pass"]
+    return lines, needed

@@ -22,10 +22,8 @@ from hf_domino._common.refusal import refusal
 from hf_domino.cards.render import PushesItsCard
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import base_download, base_of, load_adapter
-from hf_domino.drafter.head_rows import HeadRows
-from hf_domino.drafter.restricting import restrict
 from hf_domino.drafter.stats import DecodingStats, last_stats
-from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
+from hf_domino.drafter.vocabulary import DraftVocabulary, HeadRows, ReducedVocabulary, restrict
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS

@@ -1,4 +1,4 @@
-"""The tokens that drafts are chosen among: all of the target's, or the few of a draft vocabulary.
+"""The tokens that drafts are chosen among, all of the target's or the few of a draft vocabulary; drafters of fewer.
 
 Text is mostly made of a language model's frequent tokens. A token that is never proposed costs acceptance where it
 comes, not exactness, so base logits, W2 and the draft's law may be of the D most frequent ones alone: FR-Spec (arXiv
@@ -9,14 +9,22 @@ Shapes: V tokens of the target, D of the draft vocabulary, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from hf_domino.drafter.head_rows import HeadRows
-from hf_domino.formats.draft_vocabulary import check_d2t, ids_of
+from hf_domino._common.refusal import refusal
+from hf_domino.formats.draft_vocabulary import D2T, OF_DRAFTED, check_d2t, d2t_of, ids_of
+from hf_domino.formats.exporting import own_tensors
 from hf_domino.target.view import TargetModel
+
+COMPARED = 16  # rows of lm_head, about
 
 
 class DraftVocabulary:
@@ -60,14 +68,72 @@ class DraftVocabulary:
         return scores
 
 
-class ReducedVocabulary(DraftVocabulary):
-    """Some tokens of the target.
+class Rows(NamedTuple):
+    """Rows of one lm_head, `[D, H]`, with their biases `[D]` if it has any, and a trace of the tensors copied from."""
 
-    Args:
-        num_tokens (`int`): Tokens of the target (V).
-        d2t (`torch.Tensor`): The id of each less its column, `[D]` int64; ids ascend.
-        heads ([`HeadRows`]): Keeps the rows of lm_heads.
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    source: tuple
+
+
+class HeadRows:
+    """A draft vocabulary's rows of the lm_heads that it met, copied once for each, and again where weights changed.
+
+    Keeps no lm_head alive. A drafter and its views share it; copies of a drafter begin with an empty one.
     """
+
+    def __init__(self) -> None:
+        self._rows: WeakKeyDictionary[nn.Module, Rows] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def of(self, head: nn.Linear, d2t: torch.Tensor, compares: bool = False) -> Rows:
+        """The rows of an lm_head for a `d2t` `[D]`.
+
+        Comparing looks for what left no trace, a write to `weight.data` such as PEFT's merge, and reads a result back.
+        """
+        source = tuple(_trace(tensor) for tensor in (head.weight, head.bias, d2t))
+        found = self._rows.get(head)
+        is_fresh = found is not None and found.source == source
+        if found is not None and is_fresh and not compares:
+            return found
+        token_ids = ids_of(d2t).to(head.weight.device)
+        if found is not None and is_fresh and _are_equal(head, token_ids, found):
+            return found
+        with torch.inference_mode(False), torch.no_grad():  # also trained through
+            fresh = [None if part is None else part.index_select(0, token_ids) for part in (head.weight, head.bias)]
+        # Where they fit they are copied to where the old ones are: captured graphs know the address.
+        kept = [] if found is None else [found.weight, found.bias]
+        if [_form(part) for part in kept] == [_form(part) for part in fresh]:
+            for old, new in zip(kept, fresh, strict=True):
+                if old is not None:
+                    old.copy_(new)
+            fresh = kept
+        found = self._rows[head] = Rows(*fresh, source)  # type: ignore[arg-type]
+        return found
+
+
+def _are_equal(head: nn.Linear, token_ids: torch.Tensor, rows: Rows) -> bool:
+    """Whether a sample of the rows is what the lm_head holds."""
+    step = max(1, len(token_ids) // COMPARED)
+    pairs = ((head.weight, rows.weight), (head.bias, rows.bias))
+    return all(old is None or torch.equal(part[token_ids[::step]], old[::step]) for part, old in pairs)
+
+
+def _form(tensor: torch.Tensor | None) -> tuple | None:
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+
+
+def _trace(tensor: torch.Tensor | None) -> tuple | None:
+    """What changes where a tensor is moved or written to, short of writing past autograd."""
+    if tensor is None:
+        return None
+    return tensor.data_ptr(), tensor.device, tensor.dtype, 0 if tensor.is_inference() else tensor._version
+
+
+class ReducedVocabulary(DraftVocabulary):
+    """Some tokens of the target, by the stored map `[D]` int64: the id of each less its column."""
 
     is_reduced = True
 
@@ -125,3 +191,26 @@ class ReducedVocabulary(DraftVocabulary):
         """See [`DraftVocabulary`]."""
         all_scores = scores.new_full((*scores.shape[:-1], self._num_tokens), -torch.inf)
         return all_scores.index_copy_(-1, self.token_ids.to(scores.device), scores)
+
+
+def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = "") -> Any:
+    """A copy of a drafter that proposes some of its tokens only, under the name it is loaded from again, if any."""
+    config, tensors = deepcopy(drafter.config), own_tensors(drafter)
+    d2t = d2t_of(token_ids, config.vocab_size)
+    ids = ids_of(d2t)
+    columns = drafter.vocabulary.columns(ids.to(drafter.device))
+    if len(others := ids[columns.cpu() < 0]):
+        remedy = "Restrict the drafter that this one was made from."
+        raise refusal("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
+    config.name_or_path, config._commit_hash = name, None
+    config.draft_vocab_size = None if len(d2t) == config.vocab_size else len(d2t)
+    chosen = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in (D2T, *OF_DRAFTED)}
+    for name in OF_DRAFTED:
+        if name in tensors:
+            chosen[name] = tensors[name].detach().index_select(0, columns)
+    if config.draft_vocab_size is not None:
+        chosen[D2T] = d2t.to(drafter.device)
+    with torch.device("meta"):
+        result = type(drafter)(config)
+    result.load_state_dict(chosen, assign=True)
+    return result.train(drafter.training)

@@ -13,8 +13,7 @@ from torch import nn
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.drafter.head_rows import HeadRows
-from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
+from hf_domino.drafter.vocabulary import DraftVocabulary, HeadRows, ReducedVocabulary
 from hf_domino.formats.draft_vocabulary import d2t_of, ids_of
 from hf_domino.target.view import TargetModel
 
@@ -198,7 +197,7 @@ def test_a_new_drafter_begins_with_the_first_tokens(tiny_qwen3):
         (lambda d2t: None, "tensors must be complete .* got 'a file without d2t'"),
         (lambda d2t: d2t[1:].clone(), r"d2t must be of shape \(7,\) .*draft_vocab_size=7\), got \(6,\)"),
         (lambda d2t: d2t.flip(0).clone(), "the checkpoint's d2t must be of ascending ids, none twice, got"),
-        (lambda d2t: d2t + 1, r"the checkpoint's d2t must be of ids in \[0, 63\] .* got 'ids from 1 to 64'. Save"),
+        (lambda d2t: d2t + 1, r"the checkpoint's d2t must be of ids in \[0, 63\] .* got 'ids from 1 to 64'."),
         (lambda d2t: d2t - 1, r"the checkpoint's d2t must be of ids in \[0, 63\]"),
     ],
 )

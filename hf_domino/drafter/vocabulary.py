@@ -102,15 +102,13 @@ class HeadRows:
         if found is not None and is_fresh and _are_equal(head, token_ids, found):
             return found
         with torch.inference_mode(False), torch.no_grad():  # also trained through
-            fresh = [None if part is None else part.index_select(0, token_ids) for part in (head.weight, head.bias)]
-        # Where they fit they are copied to where the old ones are: captured graphs know the address.
-        kept = [] if found is None else [found.weight, found.bias]
-        if [_form(part) for part in kept] == [_form(part) for part in fresh]:
-            for old, new in zip(kept, fresh, strict=True):
-                if old is not None:
-                    old.copy_(new)
-            fresh = kept
-        found = self._rows[head] = Rows(*fresh, source)  # type: ignore[arg-type]
+            weight = head.weight.index_select(0, token_ids)
+            bias = None if head.bias is None else head.bias.index_select(0, token_ids)
+        if found is not None and (_form(found.weight), _form(found.bias)) == (_form(weight), _form(bias)):
+            # Copied to where the old ones are: captured graphs know the address.
+            weight = found.weight.copy_(weight)
+            bias = None if bias is None or found.bias is None else found.bias.copy_(bias)
+        found = self._rows[head] = Rows(weight, bias, source)
         return found
 
 

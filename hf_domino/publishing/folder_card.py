@@ -25,8 +25,7 @@ from hf_domino.evaluation.benchmark.report import (
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
 from hf_domino.formats.loading import interpret
-from hf_domino.formats.source import CONFIG
-from hf_domino.formats.source import read_object
+from hf_domino.formats.source import CONFIG, read_object
 
 ROWS, STATE = "results.jsonl", "trainer_state.json"
 OTHER_ROWS = "results-*.jsonl"  # of the same drafter, measured otherwise: another dtype, batches, other prompts

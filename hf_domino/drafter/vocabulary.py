@@ -107,7 +107,8 @@ class HeadRows:
         if found is not None and (_form(found.weight), _form(found.bias)) == (_form(weight), _form(bias)):
             # Copied to where the old ones are: captured graphs know the address.
             weight = found.weight.copy_(weight)
-            bias = None if bias is None or found.bias is None else found.bias.copy_(bias)
+            if bias is not None and found.bias is not None:
+                bias = found.bias.copy_(bias)
         found = self._rows[head] = Rows(weight, bias, source)
         return found
 

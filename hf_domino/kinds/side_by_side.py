@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +56,7 @@ def flex_attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tens
     """Attention under `view.mask` by PyTorch's flex attention, which skips tiles of keys that no query sees."""
     from torch.nn.attention.flex_attention import flex_attention as eager
 
-    attend: Callable[..., torch.Tensor] = _compiled(eager) if queries.is_cuda else eager
+    attend: Any = _compiled(eager) if queries.is_cuda else eager
     return attend(queries, keys, values, block_mask=block_mask(view), enable_gqa=queries.shape[1] != keys.shape[1])
 
 

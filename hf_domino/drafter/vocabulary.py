@@ -103,11 +103,12 @@ class HeadRows:
             return found
         with torch.inference_mode(False), torch.no_grad():  # also trained through
             weight = head.weight.index_select(0, token_ids)
-            bias: torch.Tensor | None = None if head.bias is None else head.bias.index_select(0, token_ids)
+            bias = None if head.bias is None else head.bias.index_select(0, token_ids)
         if found is not None and (_form(found.weight), _form(found.bias)) == (_form(weight), _form(bias)):
             # Copied to where the old ones are: captured graphs know the address.
             weight = found.weight.copy_(weight)
-            bias = None if bias is None or found.bias is None else found.bias.copy_(bias)
+            if bias is not None and found.bias is not None:
+                bias = found.bias.copy_(bias)
         found = self._rows[head] = Rows(weight, bias, source)
         return found
 

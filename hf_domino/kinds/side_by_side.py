@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +61,7 @@ def flex_attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tens
     return attend(queries, keys, values, block_mask=block_mask(view), enable_gqa=queries.shape[1] != keys.shape[1])
 
 
-_compiled = functools.cache(torch.compile)
+_compiled: Callable[..., Any] = functools.cache(torch.compile)
 
 
 @functools.lru_cache(maxsize=2)  # of a batch's full layers, and of its sliding layers

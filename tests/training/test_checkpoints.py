@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -217,3 +218,16 @@ def test_weights_that_are_not_finite_are_never_saved(target, make_drafter, make_
     with pytest.raises(ValueError, match=r"weights after step 0 must be finite, got .*fc.weight \(1 tens"):
         trainer.save_model()
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_checkpoint_that_is_written_anew_is_whole_only_at_the_end(
+    target, make_drafter, make_trainer, greedy_rows, tmp_path, monkeypatch
+):
+    fields = {"max_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(make_drafter(target), greedy_rows, **fields).train()
+    assert last_checkpoint(tmp_path / "run") is not None
+    again = make_trainer(make_drafter(target), greedy_rows, **fields)
+    monkeypatch.setattr(again, "_save_optimizer_and_scheduler", lambda folder: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        again.train()
+    assert last_checkpoint(tmp_path / "run") is None

@@ -115,3 +115,12 @@ def test_the_best_checkpoint_is_the_one_that_walks_furthest(target, make_drafter
 def test_a_metric_that_is_not_measured_is_refused(make_trainer, target, make_drafter, greedy_rows):
     with pytest.raises(ValueError, match="metric_for_best_model with walk_rows=0 must be 'loss', got 'walked_acc"):
         make_trainer(make_drafter(target), greedy_rows, walk_rows=0, metric_for_best_model="walked_acceptance_length")
+
+
+def test_evaluation_is_by_the_published_loss_whatever_is_trained(target, make_drafter, make_trainer, greedy_rows):
+    objectives = ({}, {"position_weights": "dpace"}, {"distillation_weight": 1.0})
+    losses = [
+        make_trainer(make_drafter(target), greedy_rows, greedy_rows, walk_rows=0, **fields).evaluate()["eval_loss"]
+        for fields in objectives
+    ]
+    assert losses == [losses[0]] * 3

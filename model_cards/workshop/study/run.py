@@ -42,7 +42,6 @@ ALWAYS = {
     "report_to": "none",
     "save_strategy": "no",
     "walk_rows": 0,
-    "predict_speed_up": False,
     "disable_tqdm": True,
     "logging_steps": 20,
     "overwrite": True,

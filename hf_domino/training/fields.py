@@ -72,7 +72,7 @@ class DrafterArguments:
     shift_label: bool | None = option(None, "Block position k predicts the token after it.")
     draft_vocab_size: int | None = option(None, "Draft among so many tokens, the most frequent of the training text.")
     mask_token_id: int | None = option(None, "Token whose embedding fills the block.")
-    target_layer_ids: list[int] | None = option(None, "Target layers that are read.")
+    target_layer_ids: list[int] | None = option(None, "Target layers that are read.")  # noqa: RUF009
 
     def overrides(self) -> dict[str, Any]:
         """The fields that were given."""
@@ -85,7 +85,7 @@ class TrainingFields:
 
     max_length: int = option(2048, "Longest row, in tokens.")
     packing: bool = option(False, "Pack short rows into rows of max_length.")
-    chat_template_kwargs: dict[str, Any] | str | None = option(
+    chat_template_kwargs: dict[str, Any] | str | None = option(  # noqa: RUF009
         None, """JSON for the chat template, such as '{"enable_thinking": false}'."""
     )
     num_anchors: int = option(256, "Most blocks trained per sequence and step.")

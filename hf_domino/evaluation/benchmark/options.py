@@ -67,7 +67,7 @@ class BenchOptions:
         None, MODELS, "a DFlash drafter to compare with (default: NAME-dflash, where there is no --drafter)"
     )
     assistant: str | None = _option(None, MODELS, "a small model with the target's vocabulary, to compare with")
-    prompts: Path | None = _option(
+    prompts: Path | None = _option(  # noqa: RUF009
         None, TEXTS, f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or bundled)", type=Path
     )
     num_prompts: int = _option(50, TEXTS, "use the first N prompts", type=int)
@@ -88,7 +88,7 @@ class BenchOptions:
     repeats: int = _option(3, MEASURED, "timed runs per prompt and method; the median counts", type=int)
     temperature: float = _option(0.7, MEASURED, "temperature of the sampled half; 0 for greedy only", type=float)
     seed: int = _option(0, MEASURED, "seed of the sampled half", type=int)
-    rows: Path | None = _option(
+    rows: Path | None = _option(  # noqa: RUF009
         None,
         ROWS,
         "where rows are written, or read from (default: results.jsonl, or with a number where that is there)",

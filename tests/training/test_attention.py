@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from hf_domino.data.packing import collate_rows
-from hf_domino.kinds import backbone
+from hf_domino.kinds import side_by_side
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.anchors import sample_anchors
 
@@ -34,7 +34,7 @@ def test_tiles_train_as_the_dense_mask_does(kind, target, make_drafter, make_tra
     drafter, found = make_drafter(target, **kind), []
     trainer = make_trainer(drafter, greedy_rows)
     for limit in (0, 2**30):
-        monkeypatch.setattr(backbone, "MAX_DENSE_SCORES", limit)
+        monkeypatch.setattr(side_by_side, "MAX_DENSE_SCORES", limit)
         found.append(losses_and_gradients(drafter, trainer, greedy_rows))
     for tiled, dense in zip(*found, strict=True):
         assert (tiled - dense).norm() <= RELATIVE_TOL * dense.norm()
@@ -54,7 +54,7 @@ def kept(drafter, trainer, rows):
 
 
 def test_gradient_checkpointing(target, make_drafter, make_trainer, greedy_rows, monkeypatch):
-    monkeypatch.setattr(backbone, "MAX_DENSE_SCORES", 0)
+    monkeypatch.setattr(side_by_side, "MAX_DENSE_SCORES", 0)
     results, elements, weights = [], [], []
     for checkpointing in (False, True):
         drafter = make_drafter(target, num_hidden_layers=4)

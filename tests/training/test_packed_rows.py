@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausa
 from hf_domino import DominoConfig
 from hf_domino.data.packing import PackedRows, collate_rows
 from hf_domino.data.rows import RowDataset
-from hf_domino.kinds import backbone
+from hf_domino.kinds import side_by_side
 from hf_domino.kinds.view import UNUSED
 from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.anchors import sample_anchors
@@ -42,10 +42,10 @@ def shifted(anchors, packed, rows):
     return pad_sequence(found, batch_first=True, padding_value=UNUSED)
 
 
-@pytest.mark.parametrize("limit", [0, backbone.MAX_DENSE_SCORES], ids=["tiles", "mask"])
+@pytest.mark.parametrize("limit", [0, side_by_side.MAX_DENSE_SCORES], ids=["tiles", "mask"])
 @pytest.mark.parametrize("kind", [{}, {"shift_label": False}, WINDOWED, {"projector_type": "dflash"}])
 def test_losses_and_gradients_of_the_same_rows_alone(kind, limit, target, make_trainer, rows, monkeypatch):
-    monkeypatch.setattr(backbone, "MAX_DENSE_SCORES", limit)
+    monkeypatch.setattr(side_by_side, "MAX_DENSE_SCORES", limit)
     packed, results = PackedRows(rows, MAX_LENGTH), []
     anchors = sample_anchors(collate_rows(rows.rows), 6, 1)
     drafter = build_drafter(target, **kind).train()

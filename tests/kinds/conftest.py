@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from rounds import tree_of
+from calls_of_kinds import tree_of
 
 from hf_domino.decoding import drafting
 

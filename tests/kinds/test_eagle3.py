@@ -8,8 +8,8 @@ import heapq
 import pytest
 import torch
 from builders import build_drafter
+from calls_of_kinds import NEW_TOKENS, PROMPTS, TEMPERATURE, calls, generate, noise_of
 from oracle import faults
-from rounds import NEW_TOKENS, PROMPTS, TEMPERATURE, calls, generate, noise_of
 
 from hf_domino import DominoConfig, DominoDraftModel, check_fit, shadow
 from hf_domino.decoding.drafting import DraftSession

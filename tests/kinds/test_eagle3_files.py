@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from builders import EOS, TINY
-from rounds import PROMPTS, generate
+from calls_of_kinds import PROMPTS, generate
 from safetensors.torch import save_file
 from test_eagle3 import OPTIONS, PATHS_TOL, Reference, build
 from transformers import LlamaConfig, LlamaForCausalLM

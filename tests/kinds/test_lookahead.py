@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from rounds import PROMPTS, SAMPLED, TEMPERATURE, calls, generate, noise_of
+from calls_of_kinds import PROMPTS, SAMPLED, TEMPERATURE, calls, generate, noise_of
 
 import hf_domino
 

@@ -56,22 +56,6 @@ class KnownStops:
         """Proposals behind a text of this length after which it may need a token more; None for no limit."""
         return None if self.max_length is None else max(self.max_length - length - 1, 0)
 
-    def num_open(self, lengths: Sequence[int], continuation: torch.Tensor) -> list[int]:
-        """How many tokens of a continuation leave a text that goes on.
-
-        Args:
-            lengths (`Sequence[int]`): Tokens so far of the B rows.
-            continuation (`torch.Tensor`): Tokens behind them, `[B, M]`.
-
-        Returns:
-            `list[int]`: Per row, in `[0, M]`.
-        """
-        texts = zip(lengths, continuation.tolist(), strict=True)
-        return [
-            sum(self._is_open(length, tokens[:count]) for count in range(1, len(tokens) + 1))
-            for length, tokens in texts
-        ]
-
     def are_open(self, lengths: Sequence[int], seen: Prefixes) -> list[bool]:
         """Which texts behind some rows go on.
 

@@ -14,8 +14,8 @@ import torch
 from builders import MASK, TINY, build_drafter, left_padded
 from oracle import oracle
 from peft import LoraConfig, get_peft_model
+from recorder import Recorder
 from transformers import GenerationMixin, Qwen3Config, Qwen3ForCausalLM, StaticCache, pipeline
-from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
 from hf_domino._common.cache_name import CACHE
@@ -25,19 +25,6 @@ ROWS, ROWS_MASK = left_padded([PROMPT[0], PROMPT[0, :3], PROMPT[0, 1:]])
 BATCH = {"inputs": ROWS, "attention_mask": ROWS_MASK}
 OPTIONS = {"do_sample": False, "max_new_tokens": 24}
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 20}
-
-
-class Recorder(BaseStreamer):
-    """Keeps what is streamed."""
-
-    def __init__(self):
-        self.tokens = []
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.tokens.append("end")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import torch
 from builders import PAD
 from oracle import oracle
+from recorder import Recorder
 from transformers import (
     DynamicCache,
     GenerationConfig,
@@ -18,7 +19,6 @@ from transformers import (
     StoppingCriteria,
     TopKLogitsWarper,
 )
-from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
 from hf_domino import ShadowReport
@@ -33,19 +33,6 @@ MASK = (BATCH != PAD).long()
 NEW_TOKENS = 30
 EDGE_SEED = 8  # whose noise leaves the likeliest of four tokens behind the last two
 MAX_FP32_KL = 1e-9  # a block forward sums in another order: 1e-6 of a logit, squared
-
-
-class Recorder(BaseStreamer):
-    """Keeps what is streamed."""
-
-    def __init__(self):
-        self.tokens = []
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.tokens.append(-1)
 
 
 def generate(target, drafter, prompt=PROMPT, **kwargs):

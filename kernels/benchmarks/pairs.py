@@ -1,0 +1,173 @@
+"""Tokens a second of a target with its drafter on a GPU: growing caches, fixed shapes, and plain generation of both.
+
+    python kernels/benchmarks/pairs.py                                       # the bundled pair
+    python kernels/benchmarks/pairs.py --target work/smollm2-135m-instruct --dtype bfloat16
+
+On a GPU, Transformers compiles plain generation by itself where the cache is static, so that is the speed to beat. All
+methods run before they are timed, on the longest prompt first, so that no buffer grows and nothing compiles later.
+Prompts are measured in turn, greedy and sampled, until all are done or the time is over; every row is kept at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import CompileConfig
+
+from hf_domino._common.dtypes import dtype_of
+from hf_domino._common.provenance import provenance
+from hf_domino._common.whole_files import check_writable
+from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.benchmark.rows import Row, to_lines
+from hf_domino.evaluation.benchmark.timing import generate_timed
+from hf_domino.pair import PROMPTS, Pair, find_pair, load_pair, read_prompts
+
+STATIC = {"cache_implementation": "static"}
+COPIES = {"prompt_lookup_num_tokens": 10}
+TREE_SIZE = 16
+PLAIN = "plain"
+MODES = ("greedy", "sample")
+
+
+def methods_of(pair: Pair) -> dict[str, dict[str, Any]]:
+    """What each method adds to a call of `generate`."""
+    drafter = pair.drafter
+    assert drafter is not None
+    whole = {"assistant_model": drafter.view(draft_length="full")}
+    trees = {"assistant_model": drafter.view(draft_length="full", draft_tree_size=TREE_SIZE)}
+    return {
+        PLAIN: {},
+        "plain, static": STATIC,
+        "drafter": {"assistant_model": drafter},
+        "drafter, static": {"assistant_model": drafter} | STATIC,
+        "drafter, static, copies": {"assistant_model": drafter} | STATIC | COPIES,
+        "drafter, static, whole blocks": whole | STATIC,
+        "drafter, static, trees": trees | STATIC,
+        "drafter, static, compiled": whole | STATIC | {"compile_config": CompileConfig()},
+    }
+
+
+def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
+    """Time all methods on prompt after prompt, and append a row of each to `options.rows`."""
+    encoded = [encode(pair.tokenizer, [prompt]) for prompt in read_prompts(options.prompts)[: options.num_prompts]]
+    encoded.sort(key=lambda inputs: -inputs["input_ids"].shape[1])
+    origin = {name: getattr(options, name) for name in ("max_new_tokens", "dtype", "seed")} | {"target": pair.name}
+    origin |= provenance(options.device)
+    broken: set[str] = set()
+    start = time.perf_counter()
+    for mode in MODES:
+        for method in tqdm(methods, f"first texts, {mode}"):
+            for _ in range(2):
+                if method not in broken and _run(pair, encoded[0], methods[method], mode, options) is None:
+                    broken.add(method)
+    print(f"first texts took {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    start = time.perf_counter()
+    for index, inputs in enumerate(tqdm(encoded, "prompts")):
+        for mode in MODES:
+            expected, rows = None, []
+            for method, arguments in methods.items():
+                found = None if method in broken else _run(pair, inputs, arguments, mode, options)
+                if found is None:
+                    continue
+                row, text = found
+                expected = text if expected is None else expected
+                about = {"method": method, "mode": mode, "prompt": index, "equals_plain": torch.equal(text, expected)}
+                rows.append(about | row | origin)
+            with options.rows.open("a", encoding="utf-8") as file:
+                file.write(to_lines(rows))
+        if time.perf_counter() - start > options.seconds:
+            break
+
+
+def _run(
+    pair: Pair, inputs: Any, arguments: dict[str, Any], mode: str, options: argparse.Namespace
+) -> tuple[Row, torch.Tensor] | None:
+    """One text, timed; None where the method fails, which is said."""
+    how = {"do_sample": True, "temperature": options.temperature, "top_k": 0} if mode != "greedy" else {}
+    call = {"do_sample": False, "max_new_tokens": options.max_new_tokens} | how | arguments
+    torch.manual_seed(options.seed)
+    try:
+        text, seconds = generate_timed(pair.target, inputs.to(pair.target.device), **call)
+    except Exception as error:  # a method of many must not end the others
+        print(f"{call}: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
+    row: Row = {"new_tokens": text.shape[1], "seconds": seconds, "temperature": how.get("temperature", 0.0)}
+    if (drafter := arguments.get("assistant_model")) is not None:
+        row |= {"num_rounds": drafter.stats.num_rounds, "tokens_per_forward": drafter.stats.tokens_per_forward}
+    return row, text
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows for a terminal: tokens a second, and geometric means over plain generation and over its static form."""
+    lines = []
+    for mode in MODES:
+        lines.append(f"{mode:<32}{'tokens/s':>9}{'over plain':>12}{'static plain':>14}{'a round':>9}{'equal':>10}")
+        speeds = {
+            method: {row["prompt"]: row["new_tokens"] / row["seconds"] for row in rows if _is(row, method, mode)}
+            for method in dict.fromkeys(row["method"] for row in rows)
+        }
+        for method, speed in speeds.items():
+            of_method = [row for row in rows if _is(row, method, mode)]
+            if not of_method:
+                continue
+            ratios = [
+                f"{geometric_mean(speed[prompt] / base[prompt] for prompt in speed):.2f} x" if base else "-"
+                for base in (speeds[PLAIN], speeds.get("plain, static"))
+            ]
+            rounds = [row["tokens_per_forward"] for row in of_method if "tokens_per_forward" in row]
+            brought = f"{sum(rounds) / len(rounds):.2f}" if rounds else "-"
+            equal = f"{sum(row['equals_plain'] for row in of_method)} of {len(of_method)}"
+            cells = f"{geometric_mean(speed.values()):>9.0f}{ratios[0]:>12}{ratios[1]:>14}{brought:>9}{equal:>10}"
+            lines.append(f"{method:<32}{cells}")
+    return "\n".join(lines)
+
+
+def _is(row: Row, method: str, mode: str) -> bool:
+    return row["method"] == method and row["mode"] == mode
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write rows and print them.
+
+    Args:
+        arguments (`Sequence[str]`, *optional*): Command line, defaults to `sys.argv[1:]`.
+    """
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--target", help="folder or Hub name (default: the bundled one)")
+    add("--drafter", help="folder or Hub name (default: the one beside the target, or published here)")
+    add("--prompts", type=Path, help="records to go on with (default: those of the target)")
+    add("--num-prompts", type=int, default=10, help="prompts, longest first")
+    add("--max-new-tokens", type=int, default=128, help="tokens a text")
+    add("--temperature", type=float, default=0.7, help="of the sampled half")
+    add("--dtype", default="float32", help="dtype of both models")
+    add("--device", default="cuda" if on_gpu else "cpu", help="device of both models")
+    add("--seconds", type=float, default=600, help="begin no prompt after so long")
+    add("--without", nargs="*", default=[], help="methods to leave out")
+    add("--seed", type=int, default=0, help="of sampled texts")
+    add("--rows", type=Path, default=Path("pairs.jsonl"), help="where rows are written")
+    options = parser.parse_args(arguments)
+    check_writable(options.rows.parent, "the folder of --rows")
+    dtype = dtype_of(options.dtype)
+    pair = load_pair(options.target, options.drafter, dtype=dtype, device=options.device)
+    own = pair.folder / PROMPTS
+    options.prompts = options.prompts or (own if own.is_file() else find_pair() / PROMPTS)
+    options.rows.write_text("")
+    methods = {name: how for name, how in methods_of(pair).items() if name not in options.without}
+    measure(pair, methods, options)
+    print(table([json.loads(line) for line in options.rows.read_text().splitlines()]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

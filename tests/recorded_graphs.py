@@ -38,15 +38,19 @@ class Recording(TorchDispatchMode):
     """Operations of one run, in order."""
 
     steps: list[tuple[Any, tuple, dict, list[torch.Tensor]]] = field(default_factory=list)
+    number: torch.Tensor | None = None  # that the host named last
 
     def __post_init__(self):
         super().__init__()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name + (f".{func._schema.overload_name}" if func._schema.overload_name else "")
-        is_number = name == "aten::lift_fresh" and args[0].dim() == 0  # `x[...] = 0`, which is a fill on a GPU
+        # `x[...] = 0` is a fill on a GPU, but where it sets one element, which is a copy from the host.
+        is_number = name == "aten::lift_fresh" and args[0].dim() == 0
         assert name not in FORBIDDEN or is_number, f"{name} inside a stage"
+        assert name != "aten::copy_" or args[1] is not self.number, "a number is copied into one element inside a stage"
         outputs = func(*args, **(kwargs or {}))
+        self.number = outputs if is_number else self.number
         read = {tensor.untyped_storage().data_ptr() for tensor in _tensors((args, kwargs))}
         is_view = all(tensor.untyped_storage().data_ptr() in read for tensor in _tensors(outputs))
         if func._schema.is_mutable or not is_view:  # a view recorded once stays one

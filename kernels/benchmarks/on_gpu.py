@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one command: tests, kernels, the whole head, the whole round, the bundled pair.
+"""Everything that needs a GPU, in one command: tests, kernels, the whole head, whole rounds, the bundled pair.
 
     python kernels/benchmarks/on_gpu.py --output rows            # about 10 minutes on an H100
     python kernels/benchmarks/on_gpu.py --output rows --dry-run  # tiny sizes, on a CPU too
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ("correct_and_choose", "gru_step", "head", "lanes")
-STEPS = ("tests", *KERNELS, "round", "pair")
+STEPS = ("tests", *KERNELS, "round", "trees", "pair")
 
 
 def steps(output: Path, is_dry: bool) -> dict[str, list[str]]:
@@ -38,11 +38,12 @@ def steps(output: Path, is_dry: bool) -> dict[str, list[str]]:
         ]
         commands[kernel] += ["--dry-run"] * is_dry
     tiny = ["--shapes", "tiny", "--context", "16", "--rounds", "16", "--repeats", "1"] * is_dry
-    rounds = str(ROOT / "kernels" / "benchmarks" / "rounds.py")
-    commands["round"] = [rounds, "--rows", str(output / "rounds.jsonl"), *tiny]
-    few = ["--num-prompts", "1", "--max-new-tokens", "8"] if is_dry else ["--num-prompts", "4"]
-    few += ["--repeats", "1"]
-    commands["pair"] = ["-m", "hf_domino.cli", "bench", "--rows", str(output / "pair.jsonl"), "--overwrite", *few]
+    benchmarks = ROOT / "kernels" / "benchmarks"
+    rounds = [str(benchmarks / "rounds.py"), *tiny]
+    commands["round"] = [*rounds, "--rows", str(output / "rounds.jsonl")]
+    commands["trees"] = [*rounds, "--tree-size", "16", "--rows", str(output / "trees.jsonl")]
+    few = ["--num-prompts", "1", "--max-new-tokens", "8", "--without", "drafter, static, compiled"] if is_dry else []
+    commands["pair"] = [str(benchmarks / "pairs.py"), "--rows", str(output / "pairs.jsonl"), *few]
     return commands
 
 

@@ -27,7 +27,7 @@ class Scores:
         self._shape, self.vocab_size = scores.shape, scores.shape[1]
         self._flat = torch.empty(scores.numel() + 1, dtype=dtype, device=scores.device)
         self.tensor.copy_(scores)
-        self._flat[-1] = 0.0  # takes what goes nowhere
+        self._flat[-1:] = 0.0  # takes what goes nowhere; one number alone would be copied from the host
 
     @property
     def tensor(self) -> torch.Tensor:

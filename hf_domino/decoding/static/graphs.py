@@ -130,6 +130,9 @@ class StageGraphs:
             finally:
                 torch.cuda.current_stream().wait_stream(stream)
                 torch.cuda.set_rng_state(random_state)
+            # The workspace of a product lies in the graphs' pool if it is made in a capture. Transformers' own compiled
+            # generation frees all others, to which a graph would then write.
+            torch._C._cuda_clearCublasWorkspaces()
             graph = torch.cuda.CUDAGraph()
             # Other threads may launch and allocate meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):

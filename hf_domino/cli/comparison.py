@@ -61,13 +61,7 @@ def compare(pair: Pair, prompt: Prompt, arguments: dict[str, Any], seed: int, co
             output, elapsed = generate_timed(pair.target, inputs, streamer=streamer, **arm)
             outputs.append(output[0])
             seconds.append(elapsed)
-    return Comparison(
-        plain=outputs[-2],
-        assisted=outputs[-1],
-        plain_seconds=seconds[-2],
-        assisted_seconds=seconds[-1],
-        acceptance_lengths=pair.drafter.stats.rows[0],
-    )
+    return Comparison(outputs[-2], outputs[-1], seconds[-2], seconds[-1], pair.drafter.stats.rows[0])
 
 
 def _print_under(console: Console, title: str, *text: str) -> None:
@@ -81,11 +75,9 @@ def to_json(pair: Pair, prompt: Prompt, comparison: Comparison, choice: dict[str
         "target": pair.name,
         "prompt": prompt.get("text", prompt.get("messages")),
         "equal": comparison.equal,
+        **comparison._asdict(),
         **{name: pair.tokenizer.decode(tokens, skip_special_tokens=True) for name, tokens in texts.items()},
         "num_new_tokens": len(comparison.assisted),
-        "plain_seconds": comparison.plain_seconds,
-        "assisted_seconds": comparison.assisted_seconds,
-        "acceptance_lengths": comparison.acceptance_lengths,
         "choice": choice,
     }
 

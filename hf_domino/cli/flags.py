@@ -90,7 +90,8 @@ def load_models(options: argparse.Namespace) -> Pair:
 
 def choice_of(options: argparse.Namespace) -> dict[str, Any]:
     """Arguments of `generate` for the flags of [`add_choice`]; also sets the seed."""
-    check_temperature(options.temperature)
+    if options.temperature is not None and not 0 <= options.temperature < math.inf:
+        raise ValueError(f"--temperature must be at least 0 and finite, got {options.temperature}.")
     names = ("temperature", "top_k", "top_p")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if not options.temperature and given.keys() - {"temperature"}:
@@ -105,12 +106,6 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
     if options.temperature == 0:
         return arguments | {"do_sample": False}
     return arguments | (given | {"do_sample": True} if given else {})
-
-
-def check_temperature(temperature: float | None) -> None:
-    """Refuse a temperature that no target can sample at."""
-    if temperature is not None and not 0 <= temperature < math.inf:
-        raise ValueError(f"--temperature must be at least 0 and finite, got {temperature}.")
 
 
 def default_device() -> str:

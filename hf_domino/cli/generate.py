@@ -57,7 +57,15 @@ def run(options: argparse.Namespace) -> int:
     asked = _held_out(pair) if prompt is None else prompt_of(pair, [{"role": "user", "content": prompt}], options.raw)
     console = Console(highlight=False, soft_wrap=options.compare, quiet=options.json)
     if options.compare:
-        return _compare(pair, asked, arguments, options, console)
+        from hf_domino.cli.comparison import compare, show, to_json
+
+        seed = options.seed or 0
+        comparison = compare(pair, asked, arguments, seed, console)
+        if options.json:
+            print(json.dumps(to_json(pair, asked, comparison, arguments | {"seed": seed})))
+        else:
+            show(console, pair, comparison)
+        return 0 if comparison.equal else FAILED_CHECK
 
     from hf_domino.cli.streaming import RoundPrinter
     from hf_domino.evaluation.benchmark.prompts import encode
@@ -71,18 +79,6 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(f"\n{summary(stats)}", file=sys.stderr)
     return 0
-
-
-def _compare(pair: Pair, asked: dict[str, Any], arguments: Any, options: argparse.Namespace, console: Any) -> int:
-    from hf_domino.cli.comparison import compare, show, to_json
-
-    seed = options.seed or 0
-    comparison = compare(pair, asked, arguments, seed, console)
-    if options.json:
-        print(json.dumps(to_json(pair, asked, comparison, arguments | {"seed": seed})))
-    else:
-        show(console, pair, comparison)
-    return 0 if comparison.equal else FAILED_CHECK
 
 
 def _held_out(pair: Pair) -> dict[str, Any]:

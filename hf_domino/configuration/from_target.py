@@ -17,7 +17,7 @@ DEFAULT_ROPE_THETA = 10_000.0
 RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
 # Where targets say how many positions they have.
 LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
-SHORTER = "Let it write shorter answers (--max-new-tokens; --on-policy-max-new-tokens of train)."
+SHORTER = "Let it write shorter answers (--max-new-tokens)."
 
 
 def _read(text: PreTrainedConfig, field: str) -> Any:

@@ -31,6 +31,20 @@ SAID = "`role` and `content`, which must be text alone (or null beside `tool_cal
 # --- messages -----------------------------------------------------------------------------------------------------
 
 
+def field_of(record: Mapping[str, Any], needed: str) -> str:
+    """Find the field that a record's text or chat is in."""
+    if name := next((name for name in ("messages", "conversations", "prompt", "text") if name in record), None):
+        return name
+    raise ValueError(f"needs {needed}, got {', '.join(f'`{name}`' for name in record) or 'none'}.")
+
+
+def read_string(record: Mapping[str, Any], field: str) -> str:
+    """Read a field that must be a string."""
+    if not isinstance(value := record.get(field), str):
+        raise ValueError(f"field `{field}` must be a string, got {str(value)[:60]}.")
+    return value
+
+
 def read_messages(record: Mapping[str, Any], field: str) -> list[Message]:
     """The messages of a record, whose `content` is a string; they may have `from` and `value`, parts, calls as JSON.
 
@@ -58,7 +72,7 @@ def read_tools(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_system(messages: list[Message], system: str | None) -> list[Message]:
     """A chat with a system turn in front, unless it has one or none is asked for."""
-    if system is None or (messages and messages[0]["role"] == "system"):
+    if system is None or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": system}, *messages]
 
@@ -174,14 +188,13 @@ def _encode_by_turns(
         _check_calls(messages, index, after[len(before) :])
         turns.append((before, after))
     while turns:
-        here = [turn for turn in turns if whole.startswith(turn[1])]
-        if here:
-            spans = [(len(before), len(after)) for before, after in here]
+        spans = [(len(before), len(after)) for before, after in turns if whole.startswith(after)]
+        if spans:
             encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
             offsets = encoded["offset_mapping"]
             mask = [int(any(start <= first < last <= end for start, end in spans)) for first, last in offsets]
             rows.append({"input_ids": encoded["input_ids"], "loss_mask": mask})
-        turns = [turn for turn in turns if turn not in here]
+        turns = [turn for turn in turns if not whole.startswith(turn[1])]
         whole = turns[-1][1] if turns else ""
     return rows
 

@@ -54,13 +54,12 @@ class PackedRows(Dataset):
 
     def __getitem__(self, index: int) -> Row:
         rows = [self.rows[number] for number in self.bins[index]]
-        packed = {name: _joined([row[name] for row in rows]) for name in rows[0]}
+        packed: dict[str, Any] = {}
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            is_tensor = isinstance(values[0], torch.Tensor)  # `[S, ...]`, which rows carry along
+            packed[name] = torch.cat(values) if is_tensor else [*itertools.chain.from_iterable(values)]
         return packed | {"position_ids": [place for row in rows for place in range(len(row["input_ids"]))]}
-
-
-def _joined(values: list[Any]) -> Any:
-    """One value per token, of several rows: lists, or tensors `[S, ...]` that rows carry along."""
-    return torch.cat(values) if isinstance(values[0], torch.Tensor) else list(itertools.chain.from_iterable(values))
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:

@@ -91,14 +91,20 @@ class TargetWriter:
             "input_ids": pad_sequence(prompts, True, pad_token_id, padding_side="left"),
             "attention_mask": pad_sequence(masks, True, padding_side="left"),
         }
+        arguments: dict[str, Any] = {"do_sample": sampling.temperature > 0, "pad_token_id": pad_token_id}
+        if sampling.temperature > 0:
+            arguments |= {**UNTRUNCATED, "temperature": sampling.temperature, "top_p": sampling.top_p}
+            if getattr(config, "min_p", None) is not None:  # in place of another: it costs a pass over the vocabulary
+                arguments["min_p"] = 0.0
+        if sampling.ends:
+            arguments["eos_token_id"] = list(sampling.ends)
         rows, left = list(range(len(prompts))), sampling.max_new_tokens
         while rows and left:
             output = self.target.generate(
                 **inputs,
                 max_new_tokens=min(self.chunk or left, left),
-                pad_token_id=pad_token_id,
                 return_dict_in_generate=True,
-                **_arguments(sampling, config),
+                **arguments,
             )
             new = output.sequences[:, inputs["input_ids"].shape[1] :]
             for row, ids in zip(rows, new.tolist(), strict=True):
@@ -113,15 +119,6 @@ class TargetWriter:
                 inputs = {"input_ids": output.sequences[index], "attention_mask": mask, CACHE: cache}
             rows = [rows[place] for place in stay]
         return [cut_at_end(ids, ends) for ids in texts]
-
-
-def _arguments(sampling: Sampling, config: Any) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"do_sample": sampling.temperature > 0}
-    if sampling.temperature > 0:
-        arguments |= {**UNTRUNCATED, "temperature": sampling.temperature, "top_p": sampling.top_p}
-        if getattr(config, "min_p", None) is not None:  # only in place of another: it costs a pass over the vocabulary
-            arguments["min_p"] = 0.0
-    return arguments | ({"eos_token_id": list(sampling.ends)} if sampling.ends else {})
 
 
 def ends_of(generation_config: Any) -> tuple[int, ...]:

@@ -113,8 +113,14 @@ def _begin(output: Path, record: dict[str, Any], overwrite: bool) -> None:
     """Note the settings of a new folder; refuse to go on with one that was begun differently, or start it again."""
     path = output / SETTINGS
     if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, record))
         try:
-            _check_settings(output, json.loads(path.read_text(encoding="utf-8")), record)
+            if target is not None:
+                check_same(recorded, target, str(output), START_AGAIN)
+            for name, value in record.items():
+                if name != "target" and found.get(name) != value:
+                    raise refusal(name, f"{found.get(name)!r}, with which {output} was begun", value, START_AGAIN)
             return
         except ValueError:
             if not overwrite:
@@ -126,16 +132,6 @@ def _begin(output: Path, record: dict[str, Any], overwrite: bool) -> None:
     write_whole(path, json.dumps(record | {"versions": versions}, indent=1))
 
 
-def _check_settings(folder: Path, found: dict[str, Any], record: dict[str, Any]) -> None:
-    """Refuse to go on with work that was begun with another target or other settings."""
-    recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, record))
-    if target is not None:
-        check_same(recorded, target, str(folder), START_AGAIN)
-    for name, value in record.items():
-        if name != "target" and found.get(name) != value:
-            raise refusal(name, f"{found.get(name)!r}, with which {folder} was begun", value, START_AGAIN)
-
-
 def _write_result(
     output: Path, sieve: Sieve, answers: Rows, settings: WritingSettings, work: tuple[int, float]
 ) -> dict[str, Any]:
@@ -143,8 +139,8 @@ def _write_result(
 
     Report and batches are written even if no row is left to train on, so that no text is lost.
     """
-    dropped = Counter(flaw for answer in answers if (flaw := _flaw(answer, settings)) is not None)
-    kept = [answer for answer in answers if _flaw(answer, settings) is None]
+    flaws = [_flaw(answer, settings) for answer in answers]
+    kept = [answer for answer, flaw in zip(answers, flaws, strict=True) if flaw is None]
     kept.sort(key=lambda answer: _rank(sieve.kept[answer["number"]]))  # lengths mixed, whatever was asked for first
     parts = {EVALUATION: kept[: settings.eval_rows], TRAIN: kept[settings.eval_rows :]}
     rows = {
@@ -162,7 +158,7 @@ def _write_result(
         "answers": {
             "written": len(answers),
             "kept": len(kept),
-            "dropped": dict(dropped),
+            "dropped": Counter(filter(None, flaws)),
             "unended": sum(answer["flaw"] == UNENDED for answer in answers),
         },
         "rows": {name: len(rows[name]) for name in (TRAIN, EVALUATION)},

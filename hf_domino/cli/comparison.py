@@ -29,12 +29,12 @@ class Comparison(NamedTuple):
 
     @property
     def speed_up(self) -> float:
-        """Tokens a second over plain generation's."""
+        """Divide the tokens a second by plain generation's."""
         return len(self.assisted) / self.assisted_seconds / (len(self.plain) / self.plain_seconds)
 
     @property
     def equal(self) -> bool:
-        """Whether both outputs are the same, token for token."""
+        """Compare both outputs, token for token."""
         return torch.equal(self.plain, self.assisted)
 
 
@@ -69,7 +69,7 @@ def _print_under(console: Console, title: str, *text: str) -> None:
 
 
 def to_json(pair: Pair, prompt: Prompt, comparison: Comparison, choice: dict[str, Any]) -> dict[str, Any]:
-    """The comparison for JSON."""
+    """Return the comparison for JSON."""
     texts = {"plain": comparison.plain, "assisted": comparison.assisted}
     return {
         "target": pair.name,

@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
-    """The target in this process, the tokens that end its texts, and who it is."""
+    """Load the target into this process, with the tokens that end its texts and its identity."""
     from hf_domino.data.writers import CHUNK, TargetWriter, ends_of
     from hf_domino.pair import check_device
     from hf_domino.target.identity import identify

@@ -89,7 +89,7 @@ def load_models(options: argparse.Namespace) -> Pair:
 
 
 def choice_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `generate` for the flags of [`add_choice`]; also sets the seed."""
+    """Turn the flags of [`add_choice`] into arguments of `generate`, and set the seed."""
     if options.temperature is not None and not 0 <= options.temperature < math.inf:
         raise ValueError(f"--temperature must be at least 0 and finite, got {options.temperature}.")
     names = ("temperature", "top_k", "top_p")
@@ -109,7 +109,7 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def default_device() -> str:
-    """Where a command computes that was not told: on a GPU where torch can use one."""
+    """Return the device of a command without `--device`: a GPU where torch can use one."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -92,14 +92,14 @@ def _held_out(pair: Pair) -> dict[str, Any]:
 
 
 def prompt_of(pair: Pair, messages: Sequence[dict[str, str]], raw: bool = False) -> dict[str, Any]:
-    """Messages as a benchmark's prompt: for the target's chat template, if it has one, or as one text."""
+    """Turn messages into a benchmark's prompt: for the target's chat template, if it has one, or as one text."""
     if pair.tokenizer.chat_template is None or raw:
         return {"text": "".join(message["content"] for message in messages)}
     return {"messages": messages}
 
 
 def figures(stats: DecodingStats) -> dict[str, Any]:
-    """What a script wants to know of a call."""
+    """Return the figures of a call, for scripts."""
     return {
         "num_new_tokens": stats.num_new_tokens,
         "seconds": stats.seconds,
@@ -112,6 +112,6 @@ def figures(stats: DecodingStats) -> dict[str, Any]:
 
 
 def summary(stats: DecodingStats) -> str:
-    """The same in a line."""
+    """Say the figures of a call in one line."""
     line = f"{stats.num_new_tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:.0f} tokens/s"
     return f"{line}, {stats.tokens_per_forward:.2f} tokens a forward" if stats.num_rounds else line

@@ -23,7 +23,7 @@ NEEDED = "`text`, `prompt` and `completion`, `messages`, `conversations` or `inp
 
 
 def encode_record(record: Mapping[str, Any], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[Row]:
-    """Rows of one record by the fields it has, uncut; more than one for some conversations."""
+    """Encode one record as rows, uncut; some conversations give more than one."""
     if "input_ids" in record:
         return [_read_ids(record)]
     _check_tokenizer(tokenizer)
@@ -59,7 +59,7 @@ def encode_text(pieces: Iterable[str], tokenizer: Any, length: int) -> Iterator[
 
 
 def encode_frame(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
-    """Token ids of a conversation in which nothing is said, if the template allows one: what all rows share."""
+    """Encode an empty conversation, whose tokens stand in every row; without a template there are none."""
     try:
         return encode_prompt([{"role": "user", "content": ""}], tokenizer, template_kwargs)
     except (ValueError, AttributeError):  # no template, or no tokenizer

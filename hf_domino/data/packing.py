@@ -63,7 +63,7 @@ class PackedRows(Dataset):
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of the rows in each bin: the longest first, each where it leaves the least room (best fit decreasing)."""
+    """Sort rows into bins by best fit decreasing, and return the indices of each bin's rows."""
     bins: list[list[int]] = []
     open_bins: dict[int, list[int]] = {}  # bins with so much room left
     rooms: list[int] = []  # their keys, increasing
@@ -124,7 +124,7 @@ def _padded(rows: list[torch.Tensor], multiple: int, value: int) -> torch.Tensor
 
 
 def parts(row: Row) -> list[list[int]]:
-    """Token ids of each of the rows in a packed one."""
+    """Split a packed row into the token ids of its rows."""
     starts = [index for index, position in enumerate(row["position_ids"]) if position == 0]
     ends = [*starts[1:], len(row["position_ids"])]
     return [row["input_ids"][start:end] for start, end in zip(starts, ends, strict=True)]

@@ -26,17 +26,17 @@ class Prompt:
 
     @property
     def words(self) -> str:
-        """The user's words, or the text: by this two prompts are compared."""
+        """Return the user's words, or the text, by which prompts are compared."""
         return self.text or "\n".join(m["content"] for m in self.messages if m["role"] == USER)
 
     @property
     def flaw(self) -> str | None:
-        """Why it cannot be answered: what a tool returned does not fit another call of it."""
+        """Say why the prompt cannot be answered: a tool's answer does not fit a new call."""
         return "tool calls" if any(m["role"] == TOOL or m.get("tool_calls") for m in self.messages) else None
 
     @property
     def turns(self) -> list[list[Message]]:
-        """The messages to be read before each answer; an assistant's that opens the chat is a greeting."""
+        """Return the messages before each answer; an assistant's message that opens the chat is a greeting."""
         turns: list[list[Message]] = [[]]
         for message in self.messages:
             if message["role"] == ASSISTANT and (turns[1:] or any(m["role"] == USER for m in turns[0])):
@@ -56,7 +56,7 @@ def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iter
 
 
 def texts_of(source: Source) -> Iterator[str]:
-    """The prompts of an evaluation: what users say in chats, or the text itself."""
+    """Yield the texts of an evaluation's prompts: what users say in chats, or the text itself."""
     for path in source.texts:
         yield "".join(read_text(path))
     for place, record in source.records():
@@ -64,7 +64,7 @@ def texts_of(source: Source) -> Iterator[str]:
 
 
 def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system: str | None = None) -> Prompt:
-    """The prompt of a record with `messages`, `conversations`, `prompt` (a string or messages) or `text`."""
+    """Read the prompt of a record with `messages`, `conversations`, `prompt` (a string or messages) or `text`."""
     with at(place):
         field = field_of(record, PROMPT_FIELDS)
         if field == "text" or (field == "prompt" and isinstance(record[field], str)):

@@ -16,7 +16,7 @@ COUNTS = ("max_new_tokens", "max_prompt_tokens", "batch_size")
 
 
 def _option(default: Any, read: Callable[[str], Any], described: str, **more: Any) -> Any:
-    """A field with its flag: how its value is read, and its help."""
+    """Make a field with its flag: how its value is read, and its help."""
     if default not in (None, False):
         described += f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
     kind = {"action": "store_true"} if read is bool else {"type": read}
@@ -85,6 +85,6 @@ class WritingSettings:
                 raise refusal(name, expected, getattr(self, name), remedy)
 
     def of_the_text(self) -> dict[str, Any]:
-        """The settings that say what is written, for JSON."""
+        """Return the settings that decide the text, for JSON."""
         values = asdict(self) | {"temperatures": list(self.temperatures)}
         return {name: value for name, value in values.items() if name not in OF_THE_RESULT}

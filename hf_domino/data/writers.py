@@ -122,13 +122,13 @@ class TargetWriter:
 
 
 def ends_of(generation_config: Any) -> tuple[int, ...]:
-    """Token ids that end a text of a target, as its generation configuration has them; possibly none."""
+    """Return the token ids that end a text, as a generation configuration names them; possibly none."""
     ends = generation_config.eos_token_id
     return () if ends is None else tuple(ends) if isinstance(ends, (list, tuple)) else (ends,)
 
 
 def cut_at_end(ids: list[int], ends: tuple[int, ...]) -> Written:
-    """A text up to and with its first end."""
+    """Cut a text behind its first end."""
     length = next((index + 1 for index, token in enumerate(ids) if token in ends), None)
     return Written(ids[:length], length is not None)
 

@@ -97,7 +97,7 @@ def write_data(
 
 
 def _sift(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> Sieve:
-    """The given prompts that are to be answered."""
+    """Choose which of the given prompts are answered."""
     sieve = Sieve(exclusions)
     for prompt in read_prompts(given, settings.plain, settings.system):
         if prompt.messages:
@@ -135,7 +135,7 @@ def _begin(output: Path, record: dict[str, Any], overwrite: bool) -> None:
 def _write_result(
     output: Path, sieve: Sieve, answers: Rows, settings: WritingSettings, work: tuple[int, float]
 ) -> dict[str, Any]:
-    """Write the files of rows and the report, and return that; `work` is the tokens written and the seconds it took.
+    """Write the files of rows and the report, and return the report; `work` is tokens and seconds.
 
     Report and batches are written even if no row is left to train on, so that no text is lost.
     """
@@ -175,7 +175,7 @@ def _write_result(
 
 
 def _judge(report: Mapping[str, Any], settings: WritingSettings) -> None:
-    """Say that most answers are lost and what keeps them; refuse to end with nothing to train on."""
+    """Warn where most answers are lost, and refuse to end without a row to train on."""
     answers = report["answers"]
     said = f"{answers['kept']} of {answers['written']} answers are kept"
     if dropped := answers["dropped"]:
@@ -190,7 +190,7 @@ def _judge(report: Mapping[str, Any], settings: WritingSettings) -> None:
 
 
 def _flaw(answer: Mapping[str, Any], settings: WritingSettings) -> str | None:
-    """Why an answer is not kept; a chat that grew too long is kept up to there."""
+    """Say why an answer is not kept; a chat that grew too long is kept up to that turn."""
     flaw = answer["flaw"]
     if not answer["rows"] or flaw not in (None, TOO_LONG, UNENDED) or (flaw == UNENDED and not settings.keep_unended):
         return flaw
@@ -206,7 +206,7 @@ def _rank(prompt: Prompt) -> str:
 
 
 def _row(answer: Mapping[str, Any], row: Mapping[str, list[int]], prompt: Prompt) -> dict[str, Any]:
-    """A row with its words, for people to read and for a benchmark to ask."""
+    """Add the words to a row, for people to read and for a benchmark to ask."""
     messages = answer["messages"]
     text = {"prompt": prompt.text, "completion": messages[-1]["content"]}
     said = {"messages": messages, **prompt.tools} if prompt.messages else text

@@ -41,6 +41,7 @@ def bench(tiny_pair_folder, tmp_path, capsys):
 def rows_file(tiny_pair_folder, tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "rows.jsonl"
     flags = ["--methods", "all", "--assistant", str(tiny_pair_folder), "--tree-size", "9", "--rows", str(path)]
+    flags += ["--max-new-tokens", "4"]
     assert cli.main(["bench", "--target", str(tiny_pair_folder), *FLAGS, *flags]) == 0
     return path
 

@@ -26,7 +26,8 @@ def write_gguf(path, generator):
     sizes = {
         "block_count": 1, "context_length": 64, "embedding_length": HIDDEN, "feed_forward_length": 64,
         "vocab_size": VOCAB, "head_count": HEADS, "head_count_kv": HEADS, "layer_norm_rms_eps": 1e-5,
-        "rope_freq_base": 10000.0, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "unk_token_id": 0, "chat_template": TEMPLATE,
+        "rope_freq_base": 10000.0, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "unk_token_id": 0,
+        "chat_template": TEMPLATE,
     }  # fmt: skip
     alphabet = sorted({chr(code) for code in range(33, 127)} | {"Ġ", "Ċ"})
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet, "to"]

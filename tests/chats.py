@@ -53,3 +53,9 @@ def write_lines(path, records):
 def read_lines(path):
     """What is in one."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def texts_of_row(row, tokenizer):
+    """What a row reads, and what of it is learned."""
+    learned = [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
+    return tokenizer.decode(row["input_ids"]), tokenizer.decode(learned)

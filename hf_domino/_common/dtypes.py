@@ -14,13 +14,13 @@ SYNONYMS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "
 
 
 def dtype_name(text: str) -> str:
-    """Torch's own name for a dtype, `bf16` and `torch.bfloat16` being `bfloat16`; another text as it is."""
+    """Return torch's own name for a dtype, such as `bfloat16` for `bf16`, and any other text unchanged."""
     name = text.removeprefix("torch.")
     return SYNONYMS.get(name, name)
 
 
 def dtype_of(written: torch.dtype | str, field: str = "dtype", remedy: str = "Choose one of them.") -> torch.dtype:
-    """The dtype of a name, or one that is one."""
+    """Return the dtype of a name, or the dtype itself."""
     import torch
 
     if (name := dtype_name(str(written))) not in DTYPES:
@@ -29,7 +29,7 @@ def dtype_of(written: torch.dtype | str, field: str = "dtype", remedy: str = "Ch
 
 
 def fast_dtype(device: str) -> torch.dtype:
-    """Dtype to compute in: bf16 on a GPU and on CPUs with instructions for it, else fp32."""
+    """Choose the dtype to compute in: bf16 on a GPU and on CPUs with instructions for it, else fp32."""
     import torch  # late: commands read names without it
 
     if device != "cpu":

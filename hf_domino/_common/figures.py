@@ -34,7 +34,7 @@ STYLE: Any = {
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """Say whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 

@@ -12,14 +12,14 @@ logger = logging.get_logger(__name__)
 
 
 def notice(message: str) -> None:
-    """Say something that changes what is trained, on the first process only."""
+    """Warn of something that changes the training, on the first process only."""
     if os.environ.get("RANK", "0") == "0":
         logger.warning(message)
 
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Say nothing in a `with` block."""
+    """Silence notices inside a `with` block."""
     before, logger.disabled = logger.disabled, True
     try:
         yield

@@ -18,7 +18,7 @@ NOT_RECORDED = "not recorded"  # by pip, of a folder or a wheel
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:
-    """Hardware, threads, versions, commit and date of a measurement that is being made.
+    """Record hardware, threads, versions, commit and date of a measurement.
 
     Example:
     ```python
@@ -53,7 +53,7 @@ def _hardware(device: str) -> str:
 
 
 def _commit() -> str:
-    """Commit of the checkout, with `-dirty` where the package differs from it, or of what pip fetched from git."""
+    """Find the commit of the checkout, with `-dirty` where the package differs, or the one that pip fetched."""
     folder = Path(__file__).parents[1]
     with suppress(FileNotFoundError):  # where there is no git
         # Of another repository, whose environment the package is installed in, HEAD has no such folder.

@@ -7,7 +7,7 @@ WAY_OUT = "generate without it here, or train it on until its rounds bring more 
 
 
 def gains(speed_up: float) -> bool:
-    """Whether a speed-up is one, beyond what a clock errs by."""
+    """Say whether a speed-up is larger than the error of a clock."""
     return speed_up > 1 + LEAST_GAIN
 
 
@@ -31,5 +31,5 @@ def verdict(speed_up: float, who: str, counted: str = "", way_out: str = WAY_OUT
 
 
 def slower_in(speed_ups: list[float]) -> str:
-    """In how many prompts something was slower than plain generation, by the speed-up in each."""
+    """Count the prompts that were slower than plain generation, by the speed-up of each."""
     return f"slower than plain in {sum(ratio < 1 for ratio in speed_ups)} of {len(speed_ups)} prompts"

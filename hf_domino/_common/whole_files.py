@@ -28,7 +28,7 @@ def check_writable(folder: Path, field: str) -> None:
 
 
 def why_no_room(error: BaseException) -> str | None:
-    """What an error says of a full disk, a quota that is used up or a limit on the size of files, if it does."""
+    """Find what an error says of a full disk, a used-up quota or a limit on the size of files."""
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno in NO_ROOM else None
     said = str(error)

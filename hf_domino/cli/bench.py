@@ -80,7 +80,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _print_tables(rows: list[Any]) -> None:
-    """What was measured, for a terminal of 80 columns: a table for each mode, and what is to be said of it."""
+    """Print a table for each mode, for a terminal of 80 columns, and the sentences about it."""
     from rich.console import Console
     from rich.table import Table
 
@@ -100,6 +100,6 @@ def _print_tables(rows: list[Any]) -> None:
 
 
 def _free(path: Path) -> Path:
-    """The path, or the first with a number that is not taken: measured rows are never lost silently."""
+    """Return the path, or the first one with a number that is not taken: measured rows are never lost silently."""
     others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
     return next(other for other in others if not other.exists()) if path.exists() else path

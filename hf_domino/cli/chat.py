@@ -103,7 +103,7 @@ class Conversation:
 
 
 def _read() -> str | None:
-    """What the user says next; None at the end."""
+    """Read what the user says next; None at the end."""
     try:
         said = input("> " if sys.stdin.isatty() else "")
     except (EOFError, KeyboardInterrupt):

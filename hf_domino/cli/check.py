@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli.exits import FAILED_CHECK, UNDECIDED
@@ -33,14 +32,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino check`; returns 1 if the drafter does not fit, 3 if too little was measured."""
+    from hf_domino.evaluation.benchmark.prompts import read_batches
     from hf_domino.evaluation.check import check_fit
     from hf_domino.pair import PROMPTS
 
     # A wrong file is refused before models are loaded.
-    prompts = _read_prompts(options.prompts, options.num_prompts) if options.prompts else None
+    given = options.prompts and read_batches(options.prompts, options.num_prompts, batch_size=1)
     pair = load_models(options)
-    if prompts is None and (pair.folder / PROMPTS).is_file():
-        prompts = _read_prompts(pair.folder / PROMPTS, options.num_prompts)
+    if given is None and (own := pair.folder / PROMPTS).is_file():
+        given = read_batches(own, options.num_prompts, batch_size=1)
+    prompts = given and [prompt if "messages" in prompt else prompt["text"] for (prompt,) in given]
     result = check_fit(pair.drafter, pair.target, pair.tokenizer, prompts, options.max_new_tokens, progress=True)
     drafter = options.drafter or pair.drafter.config.name_or_path
     names = {"target": options.target or str(pair.folder), "drafter": drafter}
@@ -49,10 +50,3 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(f"target {names['target']}\ndrafter {names['drafter']}\n\n{result}")
     return EXIT_CODES[result.verdict]
-
-
-def _read_prompts(path: Path, count: int) -> list[Any]:
-    """The first prompts of a file, each a text or a record with `messages`."""
-    from hf_domino.evaluation.benchmark.prompts import read_batches
-
-    return [prompt if "messages" in prompt else prompt["text"] for (prompt,) in read_batches(path, count, batch_size=1)]

@@ -29,12 +29,12 @@ class Comparison(NamedTuple):
 
     @property
     def speed_up(self) -> float:
-        """Tokens a second over plain generation's."""
+        """Divide the tokens a second by plain generation's."""
         return len(self.assisted) / self.assisted_seconds / (len(self.plain) / self.plain_seconds)
 
     @property
     def equal(self) -> bool:
-        """Whether both outputs are the same, token for token."""
+        """Compare both outputs, token for token."""
         return torch.equal(self.plain, self.assisted)
 
 
@@ -61,13 +61,7 @@ def compare(pair: Pair, prompt: Prompt, arguments: dict[str, Any], seed: int, co
             output, elapsed = generate_timed(pair.target, inputs, streamer=streamer, **arm)
             outputs.append(output[0])
             seconds.append(elapsed)
-    return Comparison(
-        plain=outputs[-2],
-        assisted=outputs[-1],
-        plain_seconds=seconds[-2],
-        assisted_seconds=seconds[-1],
-        acceptance_lengths=pair.drafter.stats.rows[0],
-    )
+    return Comparison(outputs[-2], outputs[-1], seconds[-2], seconds[-1], pair.drafter.stats.rows[0])
 
 
 def _print_under(console: Console, title: str, *text: str) -> None:
@@ -75,17 +69,15 @@ def _print_under(console: Console, title: str, *text: str) -> None:
 
 
 def to_json(pair: Pair, prompt: Prompt, comparison: Comparison, choice: dict[str, Any]) -> dict[str, Any]:
-    """The comparison for JSON."""
+    """Return the comparison for JSON."""
     texts = {"plain": comparison.plain, "assisted": comparison.assisted}
     return {
         "target": pair.name,
         "prompt": prompt.get("text", prompt.get("messages")),
         "equal": comparison.equal,
+        **comparison._asdict(),
         **{name: pair.tokenizer.decode(tokens, skip_special_tokens=True) for name, tokens in texts.items()},
         "num_new_tokens": len(comparison.assisted),
-        "plain_seconds": comparison.plain_seconds,
-        "assisted_seconds": comparison.assisted_seconds,
-        "acceptance_lengths": comparison.acceptance_lengths,
         "choice": choice,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from hf_domino._common.dtypes import dtype_of, fast_dtype
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.whole_files import check_writable
-from hf_domino.cli.flags import DTYPE, positive_int
+from hf_domino.cli.flags import DTYPE, default_device, positive_int, set_up
 from hf_domino.data.settings import WritingSettings
 
 EXAMPLES = """\
@@ -45,14 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _shard(text: str) -> tuple[int, int]:
-    index, _, count = text.partition("/")
-    if not (index.isdigit() and count.isdigit() and int(index) < int(count)):
+    if not (found := re.fullmatch(r"(\d+)/(\d+)", text)) or int(found[1]) >= int(found[2]):
         raise argparse.ArgumentTypeError(f"must be I/N with I from 0 to N - 1, got {text!r}")
-    return int(index), int(count)
+    return int(found[1]), int(found[2])
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino data`."""
+    from hf_domino.configuration.from_target import within_window
+    from hf_domino.data.self_written import check_chat_template
+    from hf_domino.data.writing import write_data
     from hf_domino.pair import find_target
 
     for name in ("prompts", "exclude"):  # before anything is loaded
@@ -64,19 +67,7 @@ def run(options: argparse.Namespace) -> int:
     settings = WritingSettings(**{name: value for name, value in given.items() if value is not None})
     options.target = find_target(options.target)
     shard = options.shard or (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
-    report = _write(options, settings, shard)
-    if shard[0] == 0:
-        print(json.dumps(report, indent=1))
-    return 0
-
-
-def _write(options: argparse.Namespace, settings: WritingSettings, shard: tuple[int, int]) -> dict[str, Any]:
     from transformers import AutoConfig, AutoTokenizer
-
-    from hf_domino.cli.flags import set_up
-    from hf_domino.configuration.from_target import within_window
-    from hf_domino.data.self_written import check_chat_template
-    from hf_domino.data.writing import write_data
 
     set_up(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
@@ -85,24 +76,18 @@ def _write(options: argparse.Namespace, settings: WritingSettings, shard: tuple[
     config = AutoConfig.from_pretrained(options.target)
     settings = replace(settings, max_length=within_window(config, settings.max_length, settings.max_new_tokens))
     writer, ends, identity = (_from_endpoint if options.endpoint else _from_target)(options, tokenizer)
-    return write_data(
-        writer,
-        tokenizer,
-        ends,
-        options.output,
-        settings,
-        options.prompts,
-        options.exclude,
-        identity,
-        shard,
-        progress=shard[0] == 0,
-        overwrite=options.overwrite,
+    texts = settings, options.prompts, options.exclude
+    is_first = shard[0] == 0
+    report = write_data(
+        writer, tokenizer, ends, options.output, *texts, identity, shard, is_first, overwrite=options.overwrite
     )
+    if is_first:
+        print(json.dumps(report, indent=1))
+    return 0
 
 
 def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
-    """The target in this process, the tokens that end its texts, and who it is."""
-    from hf_domino.cli.flags import default_device
+    """Load the target into this process, with the tokens that end its texts and its identity."""
     from hf_domino.data.writers import CHUNK, TargetWriter, ends_of
     from hf_domino.pair import check_device
     from hf_domino.target.identity import identify

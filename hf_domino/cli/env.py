@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware and the settings of this package."""
+    """Collect versions, hardware and the settings of this package."""
     from transformers.cli.system import env
 
     from hf_domino._common.provenance import provenance

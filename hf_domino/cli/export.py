@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def summary(export: Export, config: Any) -> dict[str, Any]:
-    """What was written and how each engine that takes it is started, as JSON holds it.
+    """Say for JSON what was written, and how each engine that takes it is started.
 
     Args:
         export (`Export`): What was written.
@@ -81,7 +81,7 @@ def summary(export: Export, config: Any) -> dict[str, Any]:
 
 
 def _lines(found: dict[str, Any]) -> str:
-    """For the terminal; what engines will not take was said before."""
+    """Say the same for the terminal, without the engines that do not take it."""
     lines = [f"{found['folder']}: {', '.join(found['files'])} ({found['format']})"]
     for engine in found["engines"].values():
         lines += ["", engine["command"], f"  {engine['note']}"] if engine["takes"] else []

@@ -89,8 +89,9 @@ def load_models(options: argparse.Namespace) -> Pair:
 
 
 def choice_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `generate` for the flags of [`add_choice`]; also sets the seed."""
-    check_temperature(options.temperature)
+    """Turn the flags of [`add_choice`] into arguments of `generate`, and set the seed."""
+    if options.temperature is not None and not 0 <= options.temperature < math.inf:
+        raise ValueError(f"--temperature must be at least 0 and finite, got {options.temperature}.")
     names = ("temperature", "top_k", "top_p")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if not options.temperature and given.keys() - {"temperature"}:
@@ -107,14 +108,8 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
     return arguments | (given | {"do_sample": True} if given else {})
 
 
-def check_temperature(temperature: float | None) -> None:
-    """Refuse a temperature that no target can sample at."""
-    if temperature is not None and not 0 <= temperature < math.inf:
-        raise ValueError(f"--temperature must be at least 0 and finite, got {temperature}.")
-
-
 def default_device() -> str:
-    """Where a command computes that was not told: on a GPU where torch can use one."""
+    """Return the device of a command without `--device`: a GPU where torch can use one."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

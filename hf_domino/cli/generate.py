@@ -57,7 +57,15 @@ def run(options: argparse.Namespace) -> int:
     asked = _held_out(pair) if prompt is None else prompt_of(pair, [{"role": "user", "content": prompt}], options.raw)
     console = Console(highlight=False, soft_wrap=options.compare, quiet=options.json)
     if options.compare:
-        return _compare(pair, asked, arguments, options, console)
+        from hf_domino.cli.comparison import compare, show, to_json
+
+        seed = options.seed or 0
+        comparison = compare(pair, asked, arguments, seed, console)
+        if options.json:
+            print(json.dumps(to_json(pair, asked, comparison, arguments | {"seed": seed})))
+        else:
+            show(console, pair, comparison)
+        return 0 if comparison.equal else FAILED_CHECK
 
     from hf_domino.cli.streaming import RoundPrinter
     from hf_domino.evaluation.benchmark.prompts import encode
@@ -73,18 +81,6 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _compare(pair: Pair, asked: dict[str, Any], arguments: Any, options: argparse.Namespace, console: Any) -> int:
-    from hf_domino.cli.comparison import compare, show, to_json
-
-    seed = options.seed or 0
-    comparison = compare(pair, asked, arguments, seed, console)
-    if options.json:
-        print(json.dumps(to_json(pair, asked, comparison, arguments | {"seed": seed})))
-    else:
-        show(console, pair, comparison)
-    return 0 if comparison.equal else FAILED_CHECK
-
-
 def _held_out(pair: Pair) -> dict[str, Any]:
     from hf_domino.pair import PROMPTS, read_prompts
 
@@ -96,14 +92,14 @@ def _held_out(pair: Pair) -> dict[str, Any]:
 
 
 def prompt_of(pair: Pair, messages: Sequence[dict[str, str]], raw: bool = False) -> dict[str, Any]:
-    """Messages as a benchmark's prompt: for the target's chat template, if it has one, or as one text."""
+    """Turn messages into a benchmark's prompt: for the target's chat template, if it has one, or as one text."""
     if pair.tokenizer.chat_template is None or raw:
         return {"text": "".join(message["content"] for message in messages)}
     return {"messages": messages}
 
 
 def figures(stats: DecodingStats) -> dict[str, Any]:
-    """What a script wants to know of a call."""
+    """Return the figures of a call, for scripts."""
     return {
         "num_new_tokens": stats.num_new_tokens,
         "seconds": stats.seconds,
@@ -116,6 +112,6 @@ def figures(stats: DecodingStats) -> dict[str, Any]:
 
 
 def summary(stats: DecodingStats) -> str:
-    """The same in a line."""
+    """Say the figures of a call in one line."""
     line = f"{stats.num_new_tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:.0f} tokens/s"
     return f"{line}, {stats.tokens_per_forward:.2f} tokens a forward" if stats.num_rounds else line

@@ -120,7 +120,7 @@ def _add_arguments(parser: argparse.ArgumentParser, command: Any, wants_help: bo
 
 
 def _spelled(flag: str) -> str:
-    """A flag as it is shown."""
+    """Spell a flag as it is shown."""
     return flag.replace("_", "-")
 
 

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _number(text: str) -> float:
-    """A number of a flag; argparse reports what this raises."""
+    """Read a number of a flag; argparse reports what this raises."""
     value = float(text)
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a finite number, 0 or more, got {text!r}")
@@ -78,7 +78,7 @@ def _number(text: str) -> float:
 
 
 def _measured(rows: Sequence[dict[str, Any]], method: str, mode: str) -> tuple[list[float], Costs, float]:
-    """Acceptance, times and speed-up of one run, means over its rounds and tokens.
+    """Average the acceptance, times and speed-up of one run over its rounds and tokens.
 
     The phases of a round are disjoint; all but draft and rollout count as verification. A run measures that at one
     width. At one position it is taken to cost what a plain token does, or what it costs at that width if that is less.
@@ -112,7 +112,7 @@ def _measured(rows: Sequence[dict[str, Any]], method: str, mode: str) -> tuple[l
 
 
 def _survival(options: argparse.Namespace, measured: list[float] | None) -> list[float]:
-    """Acceptance from the one flag that gives it, or from rows; as long as the plan."""
+    """Take the acceptance from the one flag that gives it, or from rows."""
     length = options.num_draft_tokens or (len(measured) if measured else DEFAULT_LENGTH)
     if (tokens := options.acceptance_length) is not None:
         if not 1 <= tokens <= length + 1:
@@ -137,7 +137,7 @@ def _survival(options: argparse.Namespace, measured: list[float] | None) -> list
 
 
 def _costs(options: argparse.Namespace, measured: Costs | None, length: int) -> Costs:
-    """Costs of rows, with the numbers given in their place."""
+    """Take the costs from rows, and the numbers that are given in place of some."""
     given = {name: time * MS for name in TIMES if (time := getattr(options, name)) is not None}
     if options.t_verify:
         one, wide = options.t_verify[0], options.t_verify[-1]

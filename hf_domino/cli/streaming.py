@@ -23,12 +23,12 @@ PLAIN_LEGEND = "| ends a round"
 
 
 def shows_colour(console: Console) -> bool:
-    """Whether a console shows colours: a terminal, and NO_COLOR is not set."""
+    """Say whether a console shows colours: it is a terminal, and NO_COLOR is not set."""
     return console.color_system is not None and not console.no_color
 
 
 def round_of(position: int, lengths: Sequence[int]) -> tuple[int | None, bool]:
-    """The round that committed a new token, None for the prefill's, and whether it ends that round.
+    """Find the round that committed a new token, None for the prefill's, and whether the token ends that round.
 
     Example:
     ```python

@@ -135,7 +135,7 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
-    """Fields of a YAML file, or of the published recipe, as command-line flags, so that both are converted alike."""
+    """Turn the fields of a YAML file, or of the published recipe, into flags, so that both are converted alike."""
     import yaml
 
     path = PAPER if config == PAPER.stem else Path(config)

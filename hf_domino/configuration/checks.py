@@ -58,7 +58,7 @@ ROPE_NUMBERS = {
 
 
 def check_fields(config: DominoConfig) -> None:
-    """Refuse a configuration of which a field is out of its range."""
+    """Refuse a configuration with a field out of its range."""
     _check_sizes(config)
     _check_choices(config)
     _check_windows(config)
@@ -67,12 +67,12 @@ def check_fields(config: DominoConfig) -> None:
 
 
 def fields_of(kind: type[Kind], *names: str) -> str:
-    """Fields of a kind's configuration, as a refusal names them."""
+    """Name fields of a kind's configuration for a refusal."""
     return f"{', '.join(names)} of {kind.article} {kind.title} drafter"
 
 
 def _check_fields_of_kinds(config: DominoConfig) -> None:
-    """Fields that do nothing in a kind have one value there."""
+    """Refuse fields that a kind does not use, unless they have their one value."""
     others = [kind.own for kind in KINDS.values() if kind is not config.kind]
     for name, value in [pair for fixed in (config.kind.fixed, *others) for pair in fixed.items()]:
         if (given := getattr(config, name)) != value:

@@ -17,11 +17,11 @@ DEFAULT_ROPE_THETA = 10_000.0
 RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
 # Where targets say how many positions they have.
 LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
-SHORTER = "Let it write shorter answers (--max-new-tokens; --on-policy-max-new-tokens of train)."
+SHORTER = "Let it write shorter answers (--max-new-tokens)."
 
 
 def _read(text: PreTrainedConfig, field: str) -> Any:
-    """A field of a target's configuration: its first layer's where layers differ in it, None where there is none."""
+    """Read a field of a target's configuration: the first layer's where layers differ, None where there is none."""
     try:
         return getattr(text, field, None)
     except RuntimeError:  # Transformers' own for fields that differ by layer
@@ -38,13 +38,13 @@ def _size(text: PreTrainedConfig, field: str) -> int:
 
 
 def _positive(text: PreTrainedConfig, *fields: str) -> Any:
-    """The first of these fields that holds a positive number, or None."""
+    """Return the first of these fields that is a positive number, or None."""
     values = (_read(text, field) for field in fields)
     return next((value for value in values if isinstance(value, (int, float)) and value > 0), None)
 
 
 def within_window(target_config: PreTrainedConfig, max_length: int, answer: int = 0) -> int:
-    """`max_length`, or all that a target reads where that is less; then it is said.
+    """Limit `max_length` to what a target reads, and say so where it is less.
 
     Args:
         target_config (`PreTrainedConfig`): The target's.
@@ -63,7 +63,7 @@ def within_window(target_config: PreTrainedConfig, max_length: int, answer: int 
 
 
 def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[str, Any]:
-    """The fields of a drafter's configuration that follow the target.
+    """Derive the fields of a drafter's configuration that follow the target.
 
     Args:
         text (`PreTrainedConfig`): The configuration of the target's decoder.
@@ -94,7 +94,7 @@ def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[st
 
 
 def _head_fields(text: PreTrainedConfig) -> dict[str, int]:
-    """Heads of the target, or plain 64-wide ones where it has no ordinary attention heads."""
+    """Take the target's heads, or plain ones of width 64 where it has no ordinary attention heads."""
     hidden_size, num_heads = _size(text, "hidden_size"), _read(text, "num_attention_heads") or 1
     head_dim = _read(text, "head_dim") or hidden_size // num_heads
     num_key_value_heads = _read(text, "num_key_value_heads") or num_heads
@@ -106,7 +106,7 @@ def _head_fields(text: PreTrainedConfig) -> dict[str, int]:
 
 
 def _rope_parameters(text: PreTrainedConfig) -> dict[str, Any]:
-    """The target's RoPE where its frequencies are fixed; only its base where they are not, or differ by layer."""
+    """Take the target's RoPE where its frequencies are fixed, else only its base."""
     rope = _read(text, "rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     if not isinstance(rope, dict) or rope.get("rope_type", "default") not in ROPE_TYPES:

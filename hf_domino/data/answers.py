@@ -7,10 +7,9 @@ whole chat is one row; a turn that it shows differently once others follow (drop
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from hf_domino.data.chat import Message, encode_prompt
+from hf_domino.data.chat import encode_prompt
 from hf_domino.data.prompts import ASSISTANT, Prompt
 from hf_domino.data.records import at
 from hf_domino.data.settings import WritingSettings
@@ -22,44 +21,10 @@ FIRST_SEED = 500_000  # of a run's answers; below are those of its prompts
 TURN_STRIDE = 10_000_019  # between the turns of a batch of chats
 
 
-@dataclass
-class Dialogue:
-    """A prompt while it is answered: the chat so far, with the target's own answers, its rows, and why it stops."""
-
-    number: int
-    prompt: Prompt
-    messages: list[Message] = field(default_factory=list)
-    rows: Rows = field(default_factory=list)  # `input_ids` and `loss_mask`
-    flaw: str | None = None
-
-    def read(self, turn: int, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
-        """Token ids up to the target's next turn."""
-        if not self.prompt.messages:
-            return tokenizer(self.prompt.text)["input_ids"]
-        self.messages += self.prompt.turns[turn]
-        with at(f"prompt {self.number + 1}"):
-            return encode_prompt(self.messages, tokenizer, {**template_kwargs, **self.prompt.tools})
-
-    def add(self, read: list[int], text: Written | None, tokenizer: Any) -> None:
-        """Take an answer: what the target read and what it wrote, if that is known."""
-        if text is None:
-            self.flaw = NO_ROUND_TRIP
-            return
-        row = self.rows[-1] if self.rows else None
-        if row is None or read[: len(row["input_ids"])] != row["input_ids"]:
-            row = {"input_ids": [], "loss_mask": []}
-            self.rows.append(row)
-        row["loss_mask"] += [0] * (len(read) - len(row["input_ids"])) + [1] * len(text.ids)
-        row["input_ids"] = read + text.ids
-        words = tokenizer.decode(text.ids[:-1] if text.ended else text.ids, skip_special_tokens=True)
-        self.messages.append({"role": ASSISTANT, "content": words})
-        self.flaw = None if text.ended else UNENDED
-
-
 def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, settings: WritingSettings, do: Do) -> Rows:
     """Let the target answer prompts, those of a length side by side, in batches that take the temperatures in turn.
 
-    Rows have `number` (of the prompt), `rows`, `messages`, `temperature` and `flaw`.
+    An answer has `number` (of the prompt), `rows`, `messages`, `temperature`, and `flaw`: why the chat ends early.
     """
     lengths = [sum(len(message["content"]) for message in p.messages) + len(p.text) for p in prompts]
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number].messages), lengths[number]))
@@ -67,27 +32,54 @@ def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, set
     batches = [order[start : start + size] for start in range(0, len(order), size)]
 
     def make(unit: int) -> tuple[Rows, int]:
-        dialogues = [Dialogue(number, prompts[number]) for number in batches[unit]]
         temperature = settings.temperatures[unit % len(settings.temperatures)]
         sampling = Sampling(settings.max_new_tokens, temperature)
-        for turn in range(max(len(dialogue.prompt.turns) for dialogue in dialogues)):
+        answers: Rows = [
+            {"number": number, "rows": [], "messages": [], "temperature": temperature, "flaw": None}
+            for number in batches[unit]
+        ]
+        for turn in range(max(len(prompts[number].turns) for number in batches[unit])):
             fitting = []
-            for dialogue in dialogues:
-                if dialogue.flaw is None and turn < len(dialogue.prompt.turns):
-                    read = dialogue.read(turn, tokenizer, settings.template_kwargs)
+            for answer in answers:
+                prompt = prompts[answer["number"]]
+                if answer["flaw"] is None and turn < len(prompt.turns):
+                    read = _read(answer, prompt, turn, tokenizer, settings.template_kwargs)
                     if len(read) + settings.max_new_tokens <= settings.max_length:
-                        fitting.append((dialogue, read))
+                        fitting.append((answer, read))
                     else:
-                        dialogue.flaw = TOO_LONG
+                        answer["flaw"] = TOO_LONG
             if fitting:
                 seed = settings.seed * SEED_STRIDE + FIRST_SEED + unit + turn * TURN_STRIDE
                 texts = writer.write([read for _, read in fitting], sampling, seed)
-                for (dialogue, read), text in zip(fitting, texts, strict=True):
-                    dialogue.add(read, text, tokenizer)
-        rows = [
-            {"number": d.number, "rows": d.rows, "messages": d.messages, "temperature": temperature, "flaw": d.flaw}
-            for d in dialogues
-        ]
-        return rows, sum(sum(row["loss_mask"]) for dialogue in dialogues for row in dialogue.rows)
+                for (answer, read), text in zip(fitting, texts, strict=True):
+                    _add(answer, read, text, tokenizer)
+        return answers, sum(sum(row["loss_mask"]) for answer in answers for row in answer["rows"])
 
     return do("answers", len(batches), make)
+
+
+def _read(
+    answer: dict[str, Any], prompt: Prompt, turn: int, tokenizer: Any, template_kwargs: Mapping[str, Any]
+) -> list[int]:
+    """Give the token ids up to the target's next turn."""
+    if not prompt.messages:
+        return tokenizer(prompt.text)["input_ids"]
+    answer["messages"] += prompt.turns[turn]
+    with at(f"prompt {answer['number'] + 1}"):
+        return encode_prompt(answer["messages"], tokenizer, {**template_kwargs, **prompt.tools})
+
+
+def _add(answer: dict[str, Any], read: list[int], text: Written | None, tokenizer: Any) -> None:
+    """Add what the target wrote, if it is known, behind what it read."""
+    if text is None:
+        answer["flaw"] = NO_ROUND_TRIP
+        return
+    rows = answer["rows"]
+    if not rows or read[: len(rows[-1]["input_ids"])] != rows[-1]["input_ids"]:
+        rows.append({"input_ids": [], "loss_mask": []})
+    row = rows[-1]
+    row["loss_mask"] += [0] * (len(read) - len(row["input_ids"])) + [1] * len(text.ids)
+    row["input_ids"] = read + text.ids
+    words = tokenizer.decode(text.ids[:-1] if text.ended else text.ids, skip_special_tokens=True)
+    answer["messages"].append({"role": ASSISTANT, "content": words})
+    answer["flaw"] = None if text.ended else UNENDED

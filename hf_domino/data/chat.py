@@ -31,8 +31,22 @@ SAID = "`role` and `content`, which must be text alone (or null beside `tool_cal
 # --- messages -----------------------------------------------------------------------------------------------------
 
 
+def field_of(record: Mapping[str, Any], needed: str) -> str:
+    """Find the field that a record's text or chat is in."""
+    if name := next((name for name in ("messages", "conversations", "prompt", "text") if name in record), None):
+        return name
+    raise ValueError(f"needs {needed}, got {', '.join(f'`{name}`' for name in record) or 'none'}.")
+
+
+def read_string(record: Mapping[str, Any], field: str) -> str:
+    """Read a field that must be a string."""
+    if not isinstance(value := record.get(field), str):
+        raise ValueError(f"field `{field}` must be a string, got {str(value)[:60]}.")
+    return value
+
+
 def read_messages(record: Mapping[str, Any], field: str) -> list[Message]:
-    """The messages of a record, whose `content` is a string; they may have `from` and `value`, parts, calls as JSON.
+    """Read the messages of a record; each gets a `role` and a `content` that is a string.
 
     Example:
     ```python
@@ -49,7 +63,7 @@ def read_messages(record: Mapping[str, Any], field: str) -> list[Message]:
 
 
 def read_tools(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The `tools` of a record, a list or JSON of one, as an argument for the chat template; empty without any."""
+    """Read the `tools` of a record, a list or JSON of one, as an argument of the chat template."""
     tools = _parsed(_without_nulls(record.get("tools"))) or []
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError(f"field `tools` must be a list of objects, or JSON of it, got {str(tools)[:60]}.")
@@ -57,8 +71,8 @@ def read_tools(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_system(messages: list[Message], system: str | None) -> list[Message]:
-    """A chat with a system turn in front, unless it has one or none is asked for."""
-    if system is None or (messages and messages[0]["role"] == "system"):
+    """Put a system turn in front of a chat, unless it has one or `system` is None."""
+    if system is None or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": system}, *messages]
 
@@ -86,7 +100,7 @@ def _read_message(message: Any, name: str) -> Message:
 
 
 def _read_calls(calls: Any, name: str) -> list[dict[str, Any]]:
-    """Calls as most templates read them: each a `function` with `name`, and with `arguments` that are no string."""
+    """Read tool calls as most templates want them: each a `function` with a `name` and an object of `arguments`."""
     read = []
     for call in calls if isinstance(calls, list) else [calls]:
         function = call.get("function", call) if isinstance(call, dict) else {}
@@ -99,7 +113,7 @@ def _read_calls(calls: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _parsed(value: Any) -> Any:
-    """The value of a string of JSON; any other value as it is."""
+    """Parse a string of JSON, and return any other value unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except json.JSONDecodeError:
@@ -107,7 +121,7 @@ def _parsed(value: Any) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A value without the fields that are null, which tables hold at every depth where a record has no such field."""
+    """Drop fields that are null at every depth: tables fill in null where a record has no such field."""
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -119,7 +133,7 @@ def _without_nulls(value: Any) -> Any:
 def encode_chat(
     messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any], start: int = 0
 ) -> list[Row]:
-    """Render a conversation and mark the assistant's tokens, of the messages from `start` on.
+    """Render a conversation, and mark the assistant's tokens in the messages from `start` on.
 
     Rows are one, one more for every turn that the whole renders differently, and `UNTOLD` for every turn that does not
     begin as the template asks for it.
@@ -148,12 +162,12 @@ def encode_chat(
 
 
 def encode_prompt(messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
-    """Token ids of a conversation up to where the assistant's next turn begins."""
+    """Encode a conversation up to where the assistant's next turn begins."""
     return tokenizer(render_prompt(messages, tokenizer, template_kwargs), add_special_tokens=False)["input_ids"]
 
 
 def render_prompt(messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> str:
-    """As [`encode_prompt`], the text before it is cut into tokens."""
+    """Render a conversation up to where the assistant's next turn begins."""
     return _render(messages, tokenizer, tokenize=False, add_generation_prompt=True, **template_kwargs)
 
 
@@ -174,20 +188,19 @@ def _encode_by_turns(
         _check_calls(messages, index, after[len(before) :])
         turns.append((before, after))
     while turns:
-        here = [turn for turn in turns if whole.startswith(turn[1])]
-        if here:
-            spans = [(len(before), len(after)) for before, after in here]
+        spans = [(len(before), len(after)) for before, after in turns if whole.startswith(after)]
+        if spans:
             encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
             offsets = encoded["offset_mapping"]
             mask = [int(any(start <= first < last <= end for start, end in spans)) for first, last in offsets]
             rows.append({"input_ids": encoded["input_ids"], "loss_mask": mask})
-        turns = [turn for turn in turns if turn not in here]
+        turns = [turn for turn in turns if not whole.startswith(turn[1])]
         whole = turns[-1][1] if turns else ""
     return rows
 
 
 def _check_calls(messages: Sequence[Message], index: int, learnt: str) -> None:
-    """Refuse a turn whose tool calls are not in the text that is learnt: an end of text would be all of it."""
+    """Refuse a turn whose tool calls the template hides: only the end of the turn would be learned."""
     if not all(call["function"]["name"] in learnt for call in messages[index].get("tool_calls", ())):
         raise ValueError(f"field `messages[{index}]`: the chat template does not show its `tool_calls`.")
 

@@ -8,33 +8,40 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from hf_domino.data.chat import UNANSWERED, Row, encode_chat, encode_prompt, read_messages, read_tools
+from hf_domino.data.chat import (
+    UNANSWERED,
+    Row,
+    encode_chat,
+    encode_prompt,
+    field_of,
+    read_messages,
+    read_string,
+    read_tools,
+)
 
 NEEDED = "`text`, `prompt` and `completion`, `messages`, `conversations` or `input_ids`"
 
 
 def encode_record(record: Mapping[str, Any], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[Row]:
-    """Rows of one record by the fields it has, uncut; more than one for some conversations."""
+    """Encode one record as rows, uncut; some conversations give more than one."""
     if "input_ids" in record:
         return [_read_ids(record)]
     _check_tokenizer(tokenizer)
-    name = next((name for name in ("messages", "conversations", "prompt", "text") if name in record), None)
-    if name is None:
-        fields = ", ".join(f"`{name}`" for name in record) or "none"
-        raise ValueError(f"needs {NEEDED}, got {fields}.")
+    name = field_of(record, NEEDED)
     if name == "text":
-        return [_supervised(tokenizer(_string(record, name))["input_ids"])]
+        return [_supervised(tokenizer(read_string(record, name))["input_ids"])]
     if name == "prompt" and not isinstance(record[name], list):
-        prompt_ids = tokenizer(_string(record, name))["input_ids"]
+        prompt_ids = tokenizer(read_string(record, name))["input_ids"]
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         completion_ids = tokenizer(_answer(record), add_special_tokens=False)["input_ids"] + end
         return [_supervised(prompt_ids + completion_ids, start=len(prompt_ids))]
     messages, start = read_messages(record, name), 0
     if name == "prompt":  # the completion of a prompt of messages is messages too, or what the assistant says
         start = len(messages)
-        is_chat = isinstance(record.get("completion"), list)
-        answer = None if is_chat else {"role": "assistant", "content": _answer(record)}
-        messages += [answer] if answer else read_messages(record, "completion")
+        if isinstance(record.get("completion"), list):
+            messages += read_messages(record, "completion")
+        else:
+            messages.append({"role": "assistant", "content": _answer(record)})
     return encode_chat(messages, tokenizer, {**template_kwargs, **read_tools(record)}, start)
 
 
@@ -52,7 +59,7 @@ def encode_text(pieces: Iterable[str], tokenizer: Any, length: int) -> Iterator[
 
 
 def encode_frame(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
-    """Token ids of a conversation in which nothing is said, if the template allows one: what all rows share."""
+    """Encode an empty conversation, whose tokens stand in every row; without a template there are none."""
     try:
         return encode_prompt([{"role": "user", "content": ""}], tokenizer, template_kwargs)
     except (ValueError, AttributeError):  # no template, or no tokenizer
@@ -85,11 +92,4 @@ def _read_ids(record: Mapping[str, Any]) -> Row:
 def _answer(record: Mapping[str, Any]) -> str:
     if record.get("completion") is None:
         raise ValueError(f"field `completion` must be a string, got None. {UNANSWERED}")
-    return _string(record, "completion")
-
-
-def _string(record: Mapping[str, Any], name: str) -> str:
-    value = record.get(name)
-    if not isinstance(value, str):
-        raise ValueError(f"field `{name}` must be a string, got {value!r}.")
-    return value
+    return read_string(record, "completion")

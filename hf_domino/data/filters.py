@@ -39,12 +39,12 @@ _ODD = np.random.default_rng(0).integers(2**63, size=(NUM_HASHES, 1), dtype=np.u
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, without case and punctuation."""
+    """Split a text into words, without case and punctuation."""
     return re.findall(r"\w+", text.casefold())
 
 
 def distinct_ngram_ratio(tokens: Sequence[int]) -> float:
-    """Share of the 4-grams of a text that are new; text that loops is near 0, and 1.0 is no repetition at all.
+    """Compute the share of distinct 4-grams in a text: near 0 where it loops, 1.0 without any repetition.
 
     Example:
     ```python
@@ -59,7 +59,7 @@ def distinct_ngram_ratio(tokens: Sequence[int]) -> float:
 
 
 def loops(ids: Sequence[int], min_distinct: float) -> bool:
-    """Whether less than a share of a text's 4-grams, or of those of its last 64 tokens, are distinct.
+    """Say whether too few 4-grams of a text, or of its last 64 tokens, are distinct.
 
     Example:
     ```python
@@ -73,7 +73,7 @@ def loops(ids: Sequence[int], min_distinct: float) -> bool:
 
 
 def hash_runs(ids: np.ndarray, length: int = RUN) -> np.ndarray:
-    """A 64-bit hash of every run of so many tokens, `[T]` uint64 -> `[T - length + 1]`; equal by chance in 10**19."""
+    """Hash every run of `length` tokens into 64 bits, `[T]` uint64 -> `[T - length + 1]`."""
     count = max(len(ids) - length + 1, 0)
     mixed = (ids + np.uint64(1)) * MULTIPLIER
     mixed ^= mixed >> np.uint64(29)
@@ -91,7 +91,7 @@ class NearCopies:
         self._bands: dict[tuple[int, bytes], list[np.ndarray]] = {}  # signatures that have a band
 
     def find(self, text: str, keep: bool = False) -> str | None:
-        """`"copy"`, `"near copy"` or None; case, punctuation and white space do not count."""
+        """Return `"copy"`, `"near copy"` or None; case, punctuation and white space do not count."""
         normalised = " ".join(words_of(text))
         if normalised in self._exact:
             return "copy"
@@ -107,12 +107,12 @@ class NearCopies:
         return None
 
     def add(self, text: str) -> str | None:
-        """As [`find`]; a text that is neither is found from now on."""
+        """Look for a text as [`find`] does, and remember it if it is neither."""
         return self.find(text, keep=True)
 
 
 def _signature(text: str) -> np.ndarray:
-    """Smallest hash of the text's shingles under each hash function, `[NUM_HASHES]` uint32."""
+    """Compute the smallest hash of a text's shingles under each hash function, `[NUM_HASHES]` uint32."""
     data = np.frombuffer(text.encode("utf-8").ljust(SHINGLE), dtype=np.uint8)
     shingles = np.ascontiguousarray(np.lib.stride_tricks.sliding_window_view(data, SHINGLE)).view(np.uint64).ravel()
     mixed = shingles ^ (shingles >> np.uint64(29))  # so that the high bits depend on all bytes
@@ -133,7 +133,7 @@ class Exclusions:
                 self._runs.setdefault(length, set()).update(_word_runs(text, length))
 
     def overlap(self, text: str) -> bool:
-        """Whether a text is a near copy of an excluded one, or shares 13 words in a row (a shorter one whole)."""
+        """Say whether a text is a near copy of an excluded one, or shares 13 words in a row (a shorter one whole)."""
         shares = any(not runs.isdisjoint(_word_runs(text, length)) for length, runs in self._runs.items())
         return shares or self._copies.find(text) is not None
 
@@ -147,7 +147,7 @@ def _word_runs(text: str, length: int) -> list[int]:
 
 
 def find_leaks(train: RowDataset, evaluation: RowDataset, frame: Sequence[int] = ()) -> np.ndarray:
-    """Indices of the training rows that share a run of 13 tokens with the evaluation, `[R]` at most.
+    """Find the training rows that share a run of 13 tokens with the evaluation: indices, `[R]` at most.
 
     `frame` is the token ids that stand in every conversation.
 
@@ -183,7 +183,7 @@ def find_leaks(train: RowDataset, evaluation: RowDataset, frame: Sequence[int] =
 
 
 def keep_apart(train: RowDataset, evaluation: RowDataset, mode: str = "drop", frame: Sequence[int] = ()) -> RowDataset:
-    """Training rows without those that hold text of the evaluation.
+    """Leave out training rows that contain text of the evaluation.
 
     `"drop"` leaves such rows out and counts them, `"error"` refuses them, `"keep"` does not look.
     """
@@ -203,7 +203,7 @@ def keep_apart(train: RowDataset, evaluation: RowDataset, mode: str = "drop", fr
 
 
 def _runs_of(evaluation: RowDataset, frame: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of the evaluation's own runs, sorted `[G]`, and whether each reaches into a prompt `[G]`."""
+    """Hash the evaluation's own runs, sorted `[G]`, and say whether each reaches into a prompt `[G]`."""
     each = map(evaluation.__getitem__, range(len(evaluation)))
     rows = {tuple(row["input_ids"]): np.asarray(row["loss_mask"], bool) for row in each}
     texts = [np.asarray(ids, np.uint64) for ids in rows]
@@ -224,6 +224,6 @@ def _runs_of(evaluation: RowDataset, frame: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def _is_free_of(marked: np.ndarray) -> np.ndarray:
-    """Which runs of 13 tokens hold no marked one, `[T]` -> `[T - 12]`."""
+    """Say which runs of 13 tokens contain no marked one, `[T]` -> `[T - 12]`."""
     num_marked = np.concatenate([[0], np.cumsum(marked)])
     return num_marked[RUN:] == num_marked[:-RUN]

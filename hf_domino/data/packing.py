@@ -54,17 +54,16 @@ class PackedRows(Dataset):
 
     def __getitem__(self, index: int) -> Row:
         rows = [self.rows[number] for number in self.bins[index]]
-        packed = {name: _joined([row[name] for row in rows]) for name in rows[0]}
+        packed: dict[str, Any] = {}
+        for name in rows[0]:
+            values = [row[name] for row in rows]
+            is_tensor = isinstance(values[0], torch.Tensor)  # `[S, ...]`, which rows carry along
+            packed[name] = torch.cat(values) if is_tensor else [*itertools.chain.from_iterable(values)]
         return packed | {"position_ids": [place for row in rows for place in range(len(row["input_ids"]))]}
 
 
-def _joined(values: list[Any]) -> Any:
-    """One value per token, of several rows: lists, or tensors `[S, ...]` that rows carry along."""
-    return torch.cat(values) if isinstance(values[0], torch.Tensor) else list(itertools.chain.from_iterable(values))
-
-
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Indices of the rows in each bin: the longest first, each where it leaves the least room (best fit decreasing)."""
+    """Sort rows into bins by best fit decreasing, and return the indices of each bin's rows."""
     bins: list[list[int]] = []
     open_bins: dict[int, list[int]] = {}  # bins with so much room left
     rooms: list[int] = []  # their keys, increasing
@@ -125,7 +124,7 @@ def _padded(rows: list[torch.Tensor], multiple: int, value: int) -> torch.Tensor
 
 
 def parts(row: Row) -> list[list[int]]:
-    """Token ids of each of the rows in a packed one."""
+    """Split a packed row into the token ids of its rows."""
     starts = [index for index, position in enumerate(row["position_ids"]) if position == 0]
     ends = [*starts[1:], len(row["position_ids"])]
     return [row["input_ids"][start:end] for start, end in zip(starts, ends, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.refusal import refusal
-from hf_domino.data.chat import Message, read_messages, read_tools, with_system
+from hf_domino.data.chat import Message, field_of, read_messages, read_string, read_tools, with_system
 from hf_domino.data.filters import Exclusions, NearCopies
 from hf_domino.data.records import RECORD_SUFFIXES, Source, at, read_text
 
@@ -26,26 +26,24 @@ class Prompt:
 
     @property
     def words(self) -> str:
-        """The user's words, or the text: by this two prompts are compared."""
+        """Return the user's words, or the text, by which prompts are compared."""
         return self.text or "\n".join(m["content"] for m in self.messages if m["role"] == USER)
 
     @property
     def flaw(self) -> str | None:
-        """Why it cannot be answered: what a tool returned does not fit another call of it."""
+        """Say why the prompt cannot be answered: a tool's answer does not fit a new call."""
         return "tool calls" if any(m["role"] == TOOL or m.get("tool_calls") for m in self.messages) else None
 
     @property
     def turns(self) -> list[list[Message]]:
-        """The messages to be read before each answer; an assistant's that opens the chat is a greeting."""
-        turns: list[list[Message]] = []
-        left: list[Message] = []
+        """Return the messages before each answer; an assistant's message that opens the chat is a greeting."""
+        turns: list[list[Message]] = [[]]
         for message in self.messages:
-            if message["role"] == ASSISTANT and (turns or any(m["role"] == USER for m in left)):
-                turns.append(left)
-                left = []
+            if message["role"] == ASSISTANT and (turns[1:] or any(m["role"] == USER for m in turns[0])):
+                turns.append([])
             else:
-                left.append(message)
-        return [*turns, left] if left or not turns else turns
+                turns[-1].append(message)
+        return turns if turns[-1] or not turns[1:] else turns[:-1]
 
 
 def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iterator[Prompt]:
@@ -58,7 +56,7 @@ def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iter
 
 
 def texts_of(source: Source) -> Iterator[str]:
-    """The prompts of an evaluation: what users say in chats, or the text itself."""
+    """Yield the texts of an evaluation's prompts: what users say in chats, or the text itself."""
     for path in source.texts:
         yield "".join(read_text(path))
     for place, record in source.records():
@@ -66,21 +64,15 @@ def texts_of(source: Source) -> Iterator[str]:
 
 
 def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system: str | None = None) -> Prompt:
-    """The prompt of a record with `messages`, `conversations`, `prompt` (a string or messages) or `text`."""
+    """Read the prompt of a record with `messages`, `conversations`, `prompt` (a string or messages) or `text`."""
     with at(place):
-        field = next((name for name in ("messages", "conversations", "prompt", "text") if name in record), None)
-        if field is None:
-            found = ", ".join(f"`{name}`" for name in record) or "none"
-            raise ValueError(f"needs {PROMPT_FIELDS}, got {found}.")
-        value = record[field]
-        if field == "text" and not isinstance(value, str):
-            raise ValueError(f"field `text` must be a string, got {str(value)[:60]}.")
-        if isinstance(value, str) and field in ("prompt", "text"):
-            if not value:
+        field = field_of(record, PROMPT_FIELDS)
+        if field == "text" or (field == "prompt" and isinstance(record[field], str)):
+            if not (text := read_string(record, field)):
                 raise ValueError(f"field `{field}` must not be empty.")
             if plain or field == "text":
-                return Prompt(text=value)
-            return Prompt(tuple(with_system([{"role": USER, "content": value}], system)))
+                return Prompt(text=text)
+            return Prompt(tuple(with_system([{"role": USER, "content": text}], system)))
         messages = read_messages(record, field)
         if all(message["role"] != USER for message in messages):
             raise ValueError(f"field `{field}` must hold a user's message, got none.")

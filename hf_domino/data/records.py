@@ -37,7 +37,7 @@ class Source:
 
 
 def from_files(paths: Sequence[str | Path]) -> Source:
-    """Records of `.jsonl`, `.json` and `.parquet` files; any other file is one text."""
+    """Take records from `.jsonl`, `.json` and `.parquet` files; any other file is one text."""
     files = [Path(path) for path in paths]
     for path in files:
         if not path.is_file():
@@ -52,7 +52,7 @@ def from_files(paths: Sequence[str | Path]) -> Source:
 
 
 def from_dataset(name: str, split: str | None = None, streaming: bool = False) -> Source:
-    """Records of a data set: a folder that `save_to_disk` wrote or with files of records, or `name:config` of the Hub.
+    """Take records from a data set: a folder of files, one that `save_to_disk` wrote, or `name:config` of the Hub.
 
     The split is the only one, or else `train`. Streaming makes no copy of the whole on disk.
     """
@@ -87,7 +87,7 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False) -
 
 
 def from_table(table: Any, name: str) -> Source:
-    """Records of a `datasets.Dataset` or a list of records in this process."""
+    """Take records from a `datasets.Dataset` or a list in this process."""
 
     def records() -> Iterator[PlacedRecord]:
         known = [column for column in getattr(table, "column_names", None) or () if column in FIELDS]
@@ -123,7 +123,7 @@ def read_text(path: Path) -> Iterator[str]:
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Say where the record stands of which an error inside speaks."""
+    """Put the place of a record in front of errors about it."""
     try:
         yield
     except ValueError as error:
@@ -131,7 +131,7 @@ def at(place: str) -> Iterator[None]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines with their places; one that is not UTF-8 is named."""
+    """Yield lines with their places, and refuse one that is not UTF-8."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             place = f"{path}, line {number}"
@@ -174,7 +174,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _without_nulls(record: Any, place: str) -> Record:
-    """A record without the fields that are null, as columns of a table are where a record has no such field."""
+    """Drop the fields of a record that are null: a table fills in null where a record has no such field."""
     if not isinstance(record, dict):
         raise ValueError(f"{place}: must be a JSON object, got {type(record).__name__}.")
     return {name: value for name, value in record.items() if value is not None}
@@ -197,7 +197,7 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Say in one line which data set `datasets` could not load."""
+    """Say in one line which data set `datasets` cannot load."""
     import datasets
 
     try:

@@ -202,7 +202,7 @@ def encode_dataset(
     name: str,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Rows of a list, a `datasets.Dataset` or a dictionary of records with text, read as the lines of a file are.
+    """Encode a list, a `datasets.Dataset` or a dictionary of them as the lines of a file are encoded.
 
     Rows that have a `loss_mask` already, or no length, are returned as they are.
     """
@@ -220,7 +220,7 @@ def encode_dataset(
 def _encoded(
     source: Source, tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, list[Row]]]:
-    """The rows of each record, or piece of a text, of a source, with its place."""
+    """Yield the rows of each record, or of each piece of a text, with its place."""
     for place, record in source.records():
         with at(place):
             rows = encode_record(record, tokenizer, template_kwargs)
@@ -233,7 +233,7 @@ def _encoded(
 def _sifted(
     records: Iterable[tuple[str, list[Row]]], max_length: int, vocab_size: int | None, counts: RowCounts
 ) -> Iterator[Row]:
-    """Yield the rows of use, cut, and count what becomes of all."""
+    """Yield the rows that can be trained on, cut to length, and count the others."""
     seen: set[int] = set()
     for place, rows in records:
         counts.records += 1
@@ -257,14 +257,14 @@ def _sifted(
 
 
 def _description(tokenizer: Any) -> str:
-    """All of a tokenizer that decides how a record is encoded."""
+    """Describe all of a tokenizer that decides how it encodes a record."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     said = repr(tokenizer) if backend is None else backend.to_str()
     return f"{said} {getattr(tokenizer, 'eos_token_id', None)} {getattr(tokenizer, 'chat_template', None)}"
 
 
 def _has_anchor(loss_mask: Sequence[int]) -> bool:
-    """Whether two neighbouring tokens are supervised, which a block needs."""
+    """Say whether two neighbouring tokens are supervised, which a block needs."""
     return any(first and second for first, second in itertools.pairwise(loss_mask))
 
 
@@ -275,7 +275,7 @@ def _columns() -> Any:
 
 
 def _table(rows: Sequence[Row]) -> Any:
-    """Rows as a table in memory."""
+    """Put rows into a table in memory."""
     import datasets
 
     columns = _columns()
@@ -283,7 +283,7 @@ def _table(rows: Sequence[Row]) -> Any:
 
 
 def _cached(made_of: str, rows: Iterable[Row], counts: RowCounts) -> tuple[Any, RowCounts]:
-    """Rows, memory-mapped, from the cache or written to it: by one process, while others that want the same wait."""
+    """Read rows memory-mapped from the cache; the first process writes them there, and others wait for it."""
     import datasets
     from datasets.arrow_writer import ArrowWriter
 

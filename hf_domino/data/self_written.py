@@ -36,7 +36,7 @@ def check_chat_template(tokenizer: Any) -> None:
 def find_user_turn(
     tokenizer: Any, ends: Sequence[int], system: str | None, template_kwargs: Mapping[str, Any]
 ) -> tuple[list[int], tuple[int, ...]]:
-    """A chat up to the user's first word, as token ids, and the tokens that end the user's turn."""
+    """Find the token ids of a chat up to the user's first word, and those that end the user's turn."""
     check_chat_template(tokenizer)
     messages = with_system([{"role": USER, "content": SENTINEL}], system)
     text = render_prompt(messages, tokenizer, template_kwargs)

@@ -12,10 +12,11 @@ from hf_domino._common.refusal import refusal
 
 # What only says which of the written rows go where: it may change from call to call.
 OF_THE_RESULT = ("eval_rows", "keep_unended")
+COUNTS = ("max_new_tokens", "max_prompt_tokens", "batch_size")
 
 
 def _option(default: Any, read: Callable[[str], Any], described: str, **more: Any) -> Any:
-    """A field with its flag: how its value is read, and its help."""
+    """Make a field with its flag: how its value is read, and its help."""
     if default not in (None, False):
         described += f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
     kind = {"action": "store_true"} if read is bool else {"type": read}
@@ -67,10 +68,8 @@ class WritingSettings:
         rows = math.inf if self.rows is None else self.rows
         longest = max(self.max_new_tokens, self.max_prompt_tokens)
         right_temperatures = self.temperatures and all(0 <= value < math.inf for value in self.temperatures)
-        ranges = {
-            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
-            "max_prompt_tokens": (self.max_prompt_tokens >= 1, "at least 1"),
-            "batch_size": (self.batch_size >= 1, "at least 1"),
+        ranges: dict[str, tuple[Any, str]] = {
+            **{name: (getattr(self, name) >= 1, "at least 1") for name in COUNTS},
             "rows": (rows >= 1, "at least 1"),
             "eval_rows": (0 <= self.eval_rows < rows, f"at least 0 and below rows={self.rows}"),
             "min_distinct": (0 <= self.min_distinct <= 1, "in [0, 1]"),
@@ -86,6 +85,6 @@ class WritingSettings:
                 raise refusal(name, expected, getattr(self, name), remedy)
 
     def of_the_text(self) -> dict[str, Any]:
-        """The settings that say what is written, for JSON."""
+        """Return the settings that decide the text, for JSON."""
         values = asdict(self) | {"temperatures": list(self.temperatures)}
         return {name: value for name, value in values.items() if name not in OF_THE_RESULT}

@@ -23,7 +23,7 @@ Do = Callable[[str, int, Make], Rows]  # `do_units` in one folder
 
 
 def do_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, count: int, make: Make) -> Rows:
-    """Rows of all units of a stage, the missing ones made: first those of this process (its number, and how many)."""
+    """Make the missing units of a stage, those of this process first, and return the rows of all."""
     paths = [folder / f"{name}-{index:06d}.json" for index in range(count)]
     own = range(shard[0], count, shard[1])
     others = (index for index in reversed(range(count)) if index not in own)
@@ -38,7 +38,7 @@ def do_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, co
 
 
 def work_done(folder: Path) -> tuple[int, float]:
-    """Tokens written in all units so far, and the seconds that it took, added up over processes."""
+    """Add up the tokens and the seconds of all units so far, over all processes."""
     units = [_read(path) for path in folder.glob("*.json")]
     return sum(unit["tokens"] for unit in units), sum(unit["seconds"] for unit in units)
 

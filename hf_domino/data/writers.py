@@ -91,14 +91,20 @@ class TargetWriter:
             "input_ids": pad_sequence(prompts, True, pad_token_id, padding_side="left"),
             "attention_mask": pad_sequence(masks, True, padding_side="left"),
         }
+        arguments: dict[str, Any] = {"do_sample": sampling.temperature > 0, "pad_token_id": pad_token_id}
+        if sampling.temperature > 0:
+            arguments |= {**UNTRUNCATED, "temperature": sampling.temperature, "top_p": sampling.top_p}
+            if getattr(config, "min_p", None) is not None:  # in place of another: it costs a pass over the vocabulary
+                arguments["min_p"] = 0.0
+        if sampling.ends:
+            arguments["eos_token_id"] = list(sampling.ends)
         rows, left = list(range(len(prompts))), sampling.max_new_tokens
         while rows and left:
             output = self.target.generate(
                 **inputs,
                 max_new_tokens=min(self.chunk or left, left),
-                pad_token_id=pad_token_id,
                 return_dict_in_generate=True,
-                **_arguments(sampling, config),
+                **arguments,
             )
             new = output.sequences[:, inputs["input_ids"].shape[1] :]
             for row, ids in zip(rows, new.tolist(), strict=True):
@@ -115,23 +121,14 @@ class TargetWriter:
         return [cut_at_end(ids, ends) for ids in texts]
 
 
-def _arguments(sampling: Sampling, config: Any) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"do_sample": sampling.temperature > 0}
-    if sampling.temperature > 0:
-        arguments |= {**UNTRUNCATED, "temperature": sampling.temperature, "top_p": sampling.top_p}
-        if getattr(config, "min_p", None) is not None:  # only in place of another: it costs a pass over the vocabulary
-            arguments["min_p"] = 0.0
-    return arguments | ({"eos_token_id": list(sampling.ends)} if sampling.ends else {})
-
-
 def ends_of(generation_config: Any) -> tuple[int, ...]:
-    """Token ids that end a text of a target, as its generation configuration has them; possibly none."""
+    """Return the token ids that end a text, as a generation configuration names them; possibly none."""
     ends = generation_config.eos_token_id
     return () if ends is None else tuple(ends) if isinstance(ends, (list, tuple)) else (ends,)
 
 
 def cut_at_end(ids: list[int], ends: tuple[int, ...]) -> Written:
-    """A text up to and with its first end."""
+    """Cut a text behind its first end."""
     length = next((index + 1 for index, token in enumerate(ids) if token in ends), None)
     return Written(ids[:length], length is not None)
 

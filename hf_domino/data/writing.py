@@ -97,7 +97,7 @@ def write_data(
 
 
 def _sift(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> Sieve:
-    """The given prompts that are to be answered."""
+    """Choose which of the given prompts are answered."""
     sieve = Sieve(exclusions)
     for prompt in read_prompts(given, settings.plain, settings.system):
         if prompt.messages:
@@ -113,8 +113,14 @@ def _begin(output: Path, record: dict[str, Any], overwrite: bool) -> None:
     """Note the settings of a new folder; refuse to go on with one that was begun differently, or start it again."""
     path = output / SETTINGS
     if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, record))
         try:
-            _check_settings(output, json.loads(path.read_text(encoding="utf-8")), record)
+            if target is not None:
+                check_same(recorded, target, str(output), START_AGAIN)
+            for name, value in record.items():
+                if name != "target" and found.get(name) != value:
+                    raise refusal(name, f"{found.get(name)!r}, with which {output} was begun", value, START_AGAIN)
             return
         except ValueError:
             if not overwrite:
@@ -126,25 +132,15 @@ def _begin(output: Path, record: dict[str, Any], overwrite: bool) -> None:
     write_whole(path, json.dumps(record | {"versions": versions}, indent=1))
 
 
-def _check_settings(folder: Path, found: dict[str, Any], record: dict[str, Any]) -> None:
-    """Refuse to go on with work that was begun with another target or other settings."""
-    recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, record))
-    if target is not None:
-        check_same(recorded, target, str(folder), START_AGAIN)
-    for name, value in record.items():
-        if name != "target" and found.get(name) != value:
-            raise refusal(name, f"{found.get(name)!r}, with which {folder} was begun", value, START_AGAIN)
-
-
 def _write_result(
     output: Path, sieve: Sieve, answers: Rows, settings: WritingSettings, work: tuple[int, float]
 ) -> dict[str, Any]:
-    """Write the files of rows and the report, and return that; `work` is the tokens written and the seconds it took.
+    """Write the files of rows and the report, and return the report; `work` is tokens and seconds.
 
     Report and batches are written even if no row is left to train on, so that no text is lost.
     """
-    dropped = Counter(flaw for answer in answers if (flaw := _flaw(answer, settings)) is not None)
-    kept = [answer for answer in answers if _flaw(answer, settings) is None]
+    flaws = [_flaw(answer, settings) for answer in answers]
+    kept = [answer for answer, flaw in zip(answers, flaws, strict=True) if flaw is None]
     kept.sort(key=lambda answer: _rank(sieve.kept[answer["number"]]))  # lengths mixed, whatever was asked for first
     parts = {EVALUATION: kept[: settings.eval_rows], TRAIN: kept[settings.eval_rows :]}
     rows = {
@@ -162,7 +158,7 @@ def _write_result(
         "answers": {
             "written": len(answers),
             "kept": len(kept),
-            "dropped": dict(dropped),
+            "dropped": Counter(filter(None, flaws)),
             "unended": sum(answer["flaw"] == UNENDED for answer in answers),
         },
         "rows": {name: len(rows[name]) for name in (TRAIN, EVALUATION)},
@@ -179,7 +175,7 @@ def _write_result(
 
 
 def _judge(report: Mapping[str, Any], settings: WritingSettings) -> None:
-    """Say that most answers are lost and what keeps them; refuse to end with nothing to train on."""
+    """Warn where most answers are lost, and refuse to end without a row to train on."""
     answers = report["answers"]
     said = f"{answers['kept']} of {answers['written']} answers are kept"
     if dropped := answers["dropped"]:
@@ -194,7 +190,7 @@ def _judge(report: Mapping[str, Any], settings: WritingSettings) -> None:
 
 
 def _flaw(answer: Mapping[str, Any], settings: WritingSettings) -> str | None:
-    """Why an answer is not kept; a chat that grew too long is kept up to there."""
+    """Say why an answer is not kept; a chat that grew too long is kept up to that turn."""
     flaw = answer["flaw"]
     if not answer["rows"] or flaw not in (None, TOO_LONG, UNENDED) or (flaw == UNENDED and not settings.keep_unended):
         return flaw
@@ -210,7 +206,7 @@ def _rank(prompt: Prompt) -> str:
 
 
 def _row(answer: Mapping[str, Any], row: Mapping[str, list[int]], prompt: Prompt) -> dict[str, Any]:
-    """A row with its words, for people to read and for a benchmark to ask."""
+    """Add the words to a row, for people to read and for a benchmark to ask."""
     messages = answer["messages"]
     text = {"prompt": prompt.text, "completion": messages[-1]["content"]}
     said = {"messages": messages, **prompt.tools} if prompt.messages else text

@@ -93,7 +93,7 @@ def record(pair: Pair, num_blocks: int) -> Iterator[Block]:
     view = Recorder(pair.target, pair.drafter.config)
     for prompt in read_prompts(pair.folder / "prompts.jsonl"):
         inputs = pair.tokenizer(prompt["text"], return_tensors="pt")
-        ids = pair.target.generate(**inputs, max_new_tokens=128, do_sample=False)
+        ids = pair.target.generate(**inputs, max_new_tokens=min(128, num_blocks * ACCEPTED), do_sample=False)
         captured = view.captured(pair.target(ids, **view.capture_kwargs()))
         session, seen = DraftSession(pair.drafter, view, GREEDY), 0
         for stop in range(inputs["input_ids"].shape[1], ids.shape[1] - 1, ACCEPTED):

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from chats import write_lines
 
 from hf_domino.cli import main as cli
 from hf_domino.pair import BUNDLED
@@ -13,35 +14,23 @@ ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "model_cards" / f"{BUNDLED}-domino" / "results.jsonl"
 BETWEEN_RUNS = 0.2  # the phases of a round are timed in another run than whole calls
 
+TIMES = "--t-draft 1 --t-verify 1 --t-plain 1"
 NUMBERS = "--alpha 0.8 --t-draft 1.6 --t-rollout 2.3 --t-verify 12.9 --t-plain 10 --num-draft-tokens 8"
-ROUNDS = [(4, [0.75, 0.5]), (12, [0.5, 0.25])]  # number, acceptance rates
+PHASES = {"draft": 2, "rollout": 1, "target_forward": 13, "rest": 1}
+PLAIN = {"mode": "greedy", "new_tokens": 30, "method": "plain", "num_rounds": 0, "tpot_seconds": 0.01}
 
 
 def bench_rows(**changes):
     """Two prompts, plain at 10 ms a token, rounds of 2 proposals with 2 + 1 + 13 + 1 ms."""
-    shared = {"mode": "greedy", "new_tokens": 30}
-    plain = shared | {"method": "plain", "num_rounds": 0, "tpot_seconds": 0.01}
-    rows = [plain, plain]
-    for count, rates in ROUNDS:
-        drafted = {
-            "method": "domino",
-            "num_rounds": count,
-            "tpot_seconds": 0.005,
-            "acceptance_rate_at": rates,
-            "ms_per_round": {"draft": 2, "rollout": 1, "target_forward": 13, "rest": 1},
-        }
-        rows.append(shared | drafted | changes)
-    return rows
+    domino = PLAIN | {"method": "domino", "tpot_seconds": 0.005, "ms_per_round": PHASES}
+    rounds = (4, [0.75, 0.5]), (12, [0.5, 0.25])
+    drafted = [domino | {"num_rounds": count, "acceptance_rate_at": rates} | changes for count, rates in rounds]
+    return [PLAIN, PLAIN, *drafted]
 
 
 @pytest.fixture
 def rows_file(tmp_path):
-    def write(rows):
-        path = tmp_path / "rows.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return path
-
-    return write
+    return lambda rows: write_lines(tmp_path / "rows.jsonl", rows)
 
 
 def plan(arguments, capsys):
@@ -72,45 +61,39 @@ def test_command_of_the_documentation(capsys):
     assert "Network: it leaves" in plan(command, capsys)["conclusions"][2]
 
 
-def test_json_has_seconds(capsys):
-    found = plan(NUMBERS, capsys)
-    assert found["costs"]["verify"] == pytest.approx(0.0129)
-    assert found["best_length"] == 5
-    assert found["rounds"][5]["seconds"] == pytest.approx(0.026)
-    assert found["rounds"][0]["break_even"] is None
-
-
 @pytest.mark.parametrize(
-    "acceptance",
-    ["--alpha 0.5", "--alpha 0.5 0.5 0.5", "--acceptance-rate-at 0.5 0.25 0.125", "--acceptance-length 1.875"],
+    ("acceptance", "seconds"),
+    [
+        ("--alpha 0.5 --t-verify 12", [0.010, 0.013, 0.013, 0.013]),
+        ("--alpha 0.5 0.5 0.5 --t-verify 9 12", [0.010, 0.011, 0.012, 0.013]),
+        ("--acceptance-rate-at 0.5 0.25 0.125 --t-verify 12 --network 3", [0.010, 0.016, 0.016, 0.016]),
+        ("--acceptance-length 1.875 --t-verify 12 --t-rollout 1", [0.010, 0.014, 0.015, 0.016]),
+    ],
 )
-def test_acceptance_in_four_ways(acceptance, capsys):
-    found = plan(f"{acceptance} --num-draft-tokens 3 --t-draft 1 --t-verify 12 --t-plain 10", capsys)
+def test_acceptance_in_four_ways_and_times_in_ms(acceptance, seconds, capsys):
+    found = plan(f"{acceptance} --num-draft-tokens 3 --t-draft 1 --t-plain 10", capsys)
     assert [entry["tokens"] for entry in found["rounds"]] == pytest.approx([1, 1.5, 1.75, 1.875])
-
-
-def test_verification_at_two_widths(capsys):
-    found = plan("--alpha 0.5 --num-draft-tokens 4 --t-draft 0 --t-verify 10 14 --t-plain 10", capsys)
-    assert [entry["seconds"] for entry in found["rounds"]] == pytest.approx([0.010, 0.011, 0.012, 0.013, 0.014])
+    assert [entry["seconds"] for entry in found["rounds"]] == pytest.approx(seconds)
+    assert found["rounds"][0]["break_even"] is None
 
 
 def test_plan_from_rows(rows_file, capsys):
     idle = bench_rows(num_rounds=0, acceptance_rate_at=[], ms_per_round=None)[-1]
-    short = {"method": "plain", "mode": "greedy", "new_tokens": 1, "tpot_seconds": None}
+    short = PLAIN | {"new_tokens": 1, "tpot_seconds": None}
     found = plan(f"--rows {rows_file([*bench_rows(), idle, short])}", capsys)
     tokens = [entry["tokens"] - 1 for entry in found["rounds"][1:]]
     assert tokens == pytest.approx([(4 * 0.75 + 12 * 0.5) / 16, (4 * 1.25 + 12 * 0.75) / 16])
-    assert found["costs"]["plain"] == found["costs"]["verify"] == pytest.approx(0.010)
-    assert found["costs"]["rollout"] == pytest.approx(0.0005)
-    assert found["rounds"][2]["seconds"] == pytest.approx(0.002 + 0.001 + 0.014)
+    costs = {"plain": 0.010, "verify": 0.010, "verify_slope": 0.002, "draft": 0.002, "rollout": 0.0005, "round_trip": 0}
+    assert found["costs"] == pytest.approx(costs)
     assert found["measured_speed_up"] == pytest.approx(2)
     assert found["conclusions"][-1] == "Measured: 2.00 x with 2 proposals, prefill aside."
-
-
-def test_verification_cheaper_than_a_plain_token_is_flat(rows_file, capsys):
-    rows = bench_rows(ms_per_round={"draft": 2, "rollout": 1, "verify": 5})
-    costs = plan(f"--rows {rows_file(rows)}", capsys)["costs"]
-    assert (costs["verify"], costs["verify_slope"]) == (pytest.approx(0.005), pytest.approx(0))
+    cheap = bench_rows(ms_per_round={"draft": 2, "rollout": 1, "verify": 5})
+    costs |= {"verify": 0.005, "verify_slope": 0}  # one that is cheaper than a plain token is flat
+    assert plan(f"--rows {rows_file(cheap)}", capsys)["costs"] == pytest.approx(costs)
+    flags = "--t-draft 7 --alpha 1 --num-draft-tokens 1 --network 3"
+    found = plan(f"--rows {rows_file(cheap)} {flags}", capsys)  # numbers win
+    assert found["costs"] == pytest.approx(costs | {"draft": 0.007, "round_trip": 0.003})
+    assert [entry["tokens"] for entry in found["rounds"]] == [1, 2]
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")
@@ -118,15 +101,6 @@ def test_verification_cheaper_than_a_plain_token_is_flat(rows_file, capsys):
 def test_plan_of_the_published_rows_is_what_they_measured(mode, capsys):
     found = plan(f"--rows {PUBLISHED} --mode {mode}", capsys)
     assert found["rounds"][-1]["speed_up"] == pytest.approx(found["measured_speed_up"], rel=BETWEEN_RUNS)
-
-
-def test_numbers_win_over_rows(rows_file, capsys):
-    found = plan(f"--rows {rows_file(bench_rows())} --t-draft 7 --alpha 1 --num-draft-tokens 1 --network 3", capsys)
-    assert (found["costs"]["draft"], found["costs"]["round_trip"]) == (0.007, 0.003)
-    assert [entry["tokens"] for entry in found["rounds"]] == [1, 2]
-
-
-ADAPTIVE = [row | {"method": "domino_adaptive"} if row["method"] == "domino" else row for row in bench_rows()]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +111,7 @@ ADAPTIVE = [row | {"method": "domino_adaptive"} if row["method"] == "domino" els
         ([*bench_rows(), *bench_rows(acceptance_rate_at=[0.5])], ""),
         (bench_rows(), "--method plain"),
         (bench_rows(), "--mode sample"),
-        (ADAPTIVE, "--method domino_adaptive"),
+        (bench_rows(method="domino_adaptive"), "--method domino_adaptive"),
         ([{"method": "dflash", "skipped": "there is no DFlash twin"}, *bench_rows()], "--method dflash"),
     ],
 )
@@ -147,23 +121,23 @@ def test_rows_that_give_no_plan_are_refused(rows, choice, rows_file, capsys):
     assert "(greedy), plain (greedy)" in message
 
 
-REFUSED = [
-    (f"{NUMBERS} --alpha 1.2", "alpha must be in [0, 1], got 1.2"),
-    (f"{NUMBERS} --acceptance-rate-at 0.5", "--acceptance-rate-at: not allowed with argument --alpha"),
-    ("--t-plain 1", "--rows must be given, got none"),
-    ("--acceptance-rate-at 0.5 0.6 --t-draft 1 --t-verify 1 --t-plain 1", "must not rise with the position, got 0.6"),
-    ("--acceptance-length 18 --t-draft 1 --t-verify 1 --t-plain 1", "--acceptance-length must be in [1, 17]"),
-    ("--acceptance-length 0.5 --t-draft 1 --t-verify 1 --t-plain 1", "--acceptance-length must be in [1, 17]"),
-    ("--alpha 0.5 --t-plain 10 --t-verify 12", "--t-draft or --t-rollout must be given in ms"),
-    (f"{NUMBERS} --t-plain 0", "plain must be a finite time, 0 or more (plain and verify above 0), got 0.0"),
-    (f"{NUMBERS} --network nan", "--network: must be a finite number, 0 or more, got 'nan'"),
-    (f"{NUMBERS} --t-verify 12 10", "--t-verify must be one number, or two that do not fall (1 position, 9 positions)"),
-    (f"{NUMBERS} --num-draft-tokens 0", "--num-draft-tokens: must be a number of at least 1"),
-    (f"{NUMBERS} --alpha 0.5 0.5", "--num-draft-tokens must be in [1, 2], the positions whose acceptance is known"),
-    ("--rows none.jsonl", "rows must be a JSONL file, got 'none.jsonl'"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (f"{NUMBERS} --alpha 1.2", "alpha must be in [0, 1], got 1.2"),
+        (f"{NUMBERS} --acceptance-rate-at 0.5", "--acceptance-rate-at: not allowed with argument --alpha"),
+        ("--t-plain 1", "--rows must be given, got none"),
+        (f"{TIMES} --acceptance-rate-at 0.5 0.6", "must not rise with the position, got 0.6"),
+        (f"{TIMES} --acceptance-length 18", "--acceptance-length must be in [1, 17]"),
+        (f"{TIMES} --acceptance-length 0.5", "--acceptance-length must be in [1, 17]"),
+        ("--alpha 0.5 --t-plain 10 --t-verify 12", "--t-draft or --t-rollout must be given in ms"),
+        (f"{NUMBERS} --t-plain 0", "plain must be a finite time"),
+        (f"{NUMBERS} --network nan", "--network: must be a finite number, 0 or more, got 'nan'"),
+        (f"{NUMBERS} --t-verify 12 10", "--t-verify must be one number, or two that do not fall"),
+        (f"{NUMBERS} --num-draft-tokens 0", "--num-draft-tokens: must be a number of at least 1"),
+        (f"{NUMBERS} --alpha 0.5 0.5", "--num-draft-tokens must be in [1, 2], the positions whose acceptance is known"),
+        ("--rows none.jsonl", "rows must be a JSONL file, got 'none.jsonl'"),
+    ],
+)
 def test_wrong_input_is_named(arguments, message, capsys):
     assert message in refusal(arguments, capsys)

@@ -16,33 +16,27 @@ from hf_domino.cli.main import parse
 from hf_domino.cli.train import parse_options
 
 
-def test_train_saves_drafter_and_tokenizer_and_prints_acceptance(recipe, train, tmp_path, capsys):
-    assert train(recipe) == 0
-    drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
-    assert (drafter.config.num_hidden_layers, drafter.config.block_size, drafter.config.shift_label) == (1, 4, False)
-    assert (tmp_path / "run" / "tokenizer.json").exists()
+@pytest.mark.parametrize(("bf16", "where"), [("false", ""), ("true", " --device cpu --dtype bfloat16")])
+def test_train_saves_drafter_and_tokenizer_and_prints_next_steps(bf16, where, recipe, train, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert train(recipe | {"target_dtype": "bfloat16"}, "--bf16", bf16) == 0
+    config = DominoDraftModel.from_pretrained(run).config
+    assert (config.num_hidden_layers, config.block_size, config.shift_label) == (1, 4, False)
+    assert (run / "tokenizer.json").exists()
     said = capsys.readouterr().out
     assert "eval_walked_acceptance_length" in said
-    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
-    assert {"base_loss", "hours"} < state["log_history"][0].keys()
+    assert {"base_loss", "hours"} < json.loads((run / "trainer_state.json").read_text())["log_history"][0].keys()
     logged = [line for line in said.splitlines() if line.startswith("{")]
     assert logged[0].startswith("{'loss': ")
     assert max(map(len, logged)) <= 120
-    pair = f"--target {recipe['target']} --drafter {tmp_path / 'run'} --prompts {recipe['eval_file']}"
     commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
-    bench, card = f"bench {pair} --rows {tmp_path / 'run'}/results.jsonl", f"push {tmp_path / 'run'} --card-only"
-    assert commands == [f"  hf-domino {command}" for command in (f"check {pair}", bench, card)]
-    for command in commands:  # they are what the parser takes
-        parse(shlex.split(command)[1:])
-    assert "| steps | 4 |" in (tmp_path / "run" / "README.md").read_text()
-    assert "use_cache" not in json.loads((tmp_path / "run" / "config.json").read_text())
-
-
-@pytest.mark.parametrize(("bf16", "where"), [("false", ""), ("true", " --device cpu --dtype bfloat16")])
-def test_next_steps_compute_as_the_training_did(bf16, where, recipe, train, tmp_path, capsys):
-    fields = recipe | {"max_steps": 1, "eval_file": None, "target_dtype": "bfloat16"}
-    assert train(fields, "--bf16", bf16) == 0
-    assert f"check --target {recipe['target']} --drafter {tmp_path / 'run'}{where}\n" in capsys.readouterr().out
+    pair = f"--target {recipe['target']} --drafter {run}{where} --prompts {recipe['eval_file']}"
+    ours = f"check {pair}", f"bench {pair} --rows {run}/results.jsonl", f"push {run} --card-only"
+    assert commands == [f"  hf-domino {command}" for command in ours]
+    for command in ours:  # they are what the parser takes
+        parse(shlex.split(command))
+    assert "| steps | 4 |" in (run / "README.md").read_text()
+    assert "use_cache" not in json.loads((run / "config.json").read_text())
 
 
 def test_the_seed_decides_the_weights_of_a_new_drafter(recipe, train, tmp_path):
@@ -50,20 +44,21 @@ def test_the_seed_decides_the_weights_of_a_new_drafter(recipe, train, tmp_path):
     for index, seed in enumerate((0, 0, 1)):
         folder = tmp_path / f"run{index}"
         torch.manual_seed(100 + index)  # whatever ran before in this process
-        assert train(recipe | {"output_dir": str(folder), "eval_file": None, "seed": seed, "max_steps": 1}) == 0
+        few = {"eval_file": None, "seed": seed, "max_steps": 1}
+        assert train(recipe | few | {"output_dir": str(folder)}) == 0
         weights.append(DominoDraftModel.from_pretrained(folder).fc.weight)
     assert torch.equal(weights[0], weights[1])
     assert not torch.allclose(weights[0], weights[2], atol=0.01)
 
 
-def test_a_drafter_to_continue(recipe, train, saved_pair, tmp_path, caplog):
+def test_a_drafter_to_continue(recipe, train, saved_pair, caplog):
     for field in ("num_hidden_layers", "block_size", "shift_label"):
         recipe.pop(field)
-    recipe |= {"drafter": str(saved_pair[1]), "bf16": True}
-    assert train(recipe) == 0
+    recipe |= {"drafter": str(saved_pair[1]), "eval_file": None, "save_steps": 1}
+    assert train(recipe, "--max_steps=1") == 0
     assert "lambda_base starts at 1 again" in caplog.text
     caplog.clear()
-    assert train(recipe, "--max_steps=5") == 0  # from its own checkpoint
+    assert train(recipe, "--max_steps=2") == 0  # from its own checkpoint
     assert "lambda_base starts" not in caplog.text
 
 
@@ -83,38 +78,37 @@ def test_a_plan_is_a_few_steps_that_leave_nothing(recipe, train, tmp_path, capsy
 
 def test_text_of_the_target_is_written_by_another_command(recipe, train, capsys):
     assert train(recipe | {"on_policy": True}) == 2
-    assert "field `on_policy` is not known. The target writes its text" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         train(recipe, "--on-policy", "true")
-    assert "`hf-domino data --target" in capsys.readouterr().err
+    assert capsys.readouterr().err.count("`hf-domino data --target") == 2
 
 
 def test_yaml_is_converted_like_flags(recipe, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe | {"target_layer_ids": [0, 1]}))
-    arguments = ["train", str(path), "--num_anchors", "9"]
-    names, shape, data, args = parse_options(parse(arguments))
+    names, shape, data, args = parse_options(parse(["train", str(path), "--num_anchors", "9"]))
     assert (args.learning_rate, args.num_anchors, data.train_file) == (1e-3, 9, recipe["train_file"])
-    assert shape.overrides() == {
-        "num_hidden_layers": 1, "block_size": 4, "shift_label": False, "target_layer_ids": [0, 1],
-    }  # fmt: skip
-    assert names.drafter is None
+    given = {"num_hidden_layers": 1, "block_size": 4, "shift_label": False, "target_layer_ids": [0, 1]}
+    assert (shape.overrides(), names.drafter) == (given, None)
 
 
-def of_recipe(args):
-    return args.learning_rate, args.muon_learning_rate, args.distillation_weight
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("", (2e-3, 0.02, 1.0)),
+        ("--muon-learning-rate=0", (2e-3, None, 1.0)),
+        ("--optim=sgd", (2e-3, None, 1.0)),  # it was asked for
+        ("--optim=sgd --muon-learning-rate=0.01", (2e-3, 0.01, 1.0)),
+        ("--drafter=some --lora-rank=4", (2e-3, None, 1.0)),
+        ("paper", (6e-4, None, 0.0)),
+    ],
+)
+def test_the_recipe_that_is_best_here_needs_no_flags(given, expected, tmp_path):
+    args = parse_options(parse(["train", f"--output-dir={tmp_path}", *given.split()]))[-1]
+    assert (args.learning_rate, args.muon_learning_rate, args.distillation_weight) == expected
 
 
-def test_the_recipe_that_is_best_here_needs_no_flags(tmp_path, tiny_qwen3):
-    for given, expected in (
-        ([], (2e-3, 0.02, 1.0)),
-        (["--muon-learning-rate=0"], (2e-3, None, 1.0)),
-        (["--optim=sgd"], (2e-3, None, 1.0)),  # it was asked for
-        (["--optim=sgd", "--muon-learning-rate=0.01"], (2e-3, 0.01, 1.0)),
-        (["--drafter=some", "--lora-rank=4"], (2e-3, None, 1.0)),
-    ):
-        args = parse_options(parse(["train", f"--output-dir={tmp_path}", *given]))[-1]
-        assert of_recipe(args) == expected
+def test_prefixes_of_new_drafters_and_of_files(tiny_qwen3):
     prefixes = {kind: DominoConfig.for_target(tiny_qwen3.config, projector_type=kind) for kind in ("domino", "dflash")}
     assert {kind: config.pure_draft_prefix_len for kind, config in prefixes.items()} == {"domino": 1, "dflash": 0}
     # What a file leaves out means what it did.
@@ -122,26 +116,30 @@ def test_the_recipe_that_is_best_here_needs_no_flags(tmp_path, tiny_qwen3):
 
 
 def test_the_published_recipe_has_a_name(tmp_path):
-    arguments = ["train", "paper", "--target=Qwen/Qwen3-8B", f"--output_dir={tmp_path}", "--num-anchors=9"]
-    names, shape, data, args = parse_options(parse(arguments))
+    call = ["--target=Qwen/Qwen3-8B", f"--output_dir={tmp_path}", "--num-anchors=9"]
+    names, shape, data, args = parse_options(parse(["train", "paper", *call]))
     assert (names.target, data.train_file) == ("Qwen/Qwen3-8B", None)
     assert (shape.block_size, shape.pure_draft_prefix_len, args.num_anchors) == (16, 1, 9)
-    assert (of_recipe(args), args.bf16, args.max_length) == ((6e-4, None, 0.0), True, 3072)
+    assert (args.bf16, args.max_length) == (True, 3072)
     assert args.use_cpu is not torch.accelerator.is_available()  # its bf16 would be refused without a GPU
     with pytest.raises(ValueError, match="config must be a YAML file or 'paper', got 'papers'"):
-        parse_options(parse(["train", "papers", f"--output_dir={tmp_path}"]))
+        parse_options(parse(["train", "papers", *call]))
 
 
 def test_a_run_goes_on_with_what_it_was_begun_with_whatever_the_defaults_are(recipe, train, tmp_path):
+    def run():
+        found = json.loads((tmp_path / "run/run.json").read_text())
+        return found["learning_rate"], found["muon_learning_rate"], found["distillation_weight"]
+
+    recipe |= {"eval_file": None, "max_steps": 1, "save_steps": 1}
     begun = {"learning_rate": 6e-4, "muon_learning_rate": 0, "distillation_weight": 0}
-    assert train(recipe | begun | {"eval_file": None, "max_steps": 2}) == 0
-    shorter = {name: value for name, value in recipe.items() if name not in begun} | {"eval_file": None}
-    assert train(shorter, "--max-steps=3") == 0
-    run = json.loads((tmp_path / "run/run.json").read_text())
-    assert (run["learning_rate"], run["muon_learning_rate"], run["distillation_weight"]) == (6e-4, None, 0.0)
-    assert train(shorter, "--max-steps=4", "--learning-rate=2e-3") == 2  # asked for
-    assert train(shorter, "--max-steps=1", "--overwrite=true") == 0
-    assert json.loads((tmp_path / "run/run.json").read_text())["muon_learning_rate"] == 0.02
+    assert train(recipe | begun) == 0
+    shorter = {name: value for name, value in recipe.items() if name not in begun}
+    assert train(shorter, "--max-steps=2") == 0
+    assert run() == (6e-4, None, 0.0)
+    assert train(shorter, "--max-steps=3", "--learning-rate=2e-3") == 2  # asked for
+    assert train(shorter, "--overwrite=true") == 0
+    assert run() == (2e-3, 0.02, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +147,11 @@ def test_a_run_goes_on_with_what_it_was_begun_with_whatever_the_defaults_are(rec
     [
         ({"blocksize": 4}, "field `blocksize` is not known"),
         ({"target": None}, "target must be set"),
-        ({"target": "./none"}, "target must be a folder or a Hub name, got './none': there is no such folder"),
+        ({"target": "./none"}, "target must be a folder or a Hub name, got './none'"),
         ({"train_file": None}, "train_file must be set"),
         ({"train_file": "none.jsonl"}, "train_file must be a .jsonl, .json, .parquet or text file, got 'none.jsonl'"),
         ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl, .json, .parquet or text file, got 'none.jsonl'"),
-        (
-            {"train_file": "beyond.jsonl"},
-            "beyond.jsonl, line 2: token ids must be in [0, 63] (the target's vocab_size), got 64",
-        ),
+        ({"train_file": "beyond.jsonl"}, "beyond.jsonl, line 1: token ids must be in [0, 63]"),
         ({"train_file": "./none"}, "the data set must be a folder with a data set, or a name"),
         ({"max_eval_rows": 0}, "max_eval_rows must be at least 1, got 0"),
         ({"chat_template_kwargs": "no"}, "chat_template_kwargs must be a JSON object, got 'no'"),
@@ -167,6 +162,6 @@ def test_a_run_goes_on_with_what_it_was_begun_with_whatever_the_defaults_are(rec
 def test_bad_recipes(change, message, recipe, train, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
-    Path("beyond.jsonl").write_text('{"input_ids": [4, 5, 63]}\n{"input_ids": [4, 64, 5]}\n')
+    Path("beyond.jsonl").write_text('{"input_ids": [4, 64, 5]}\n')
     assert train(recipe | change) == 2
     assert message in capsys.readouterr().err

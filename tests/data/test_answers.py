@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from chats import DROPS_REASONING, TEMPLATE, ScriptedWriter, chat_tokenizer, write_lines
+from chats import DROPS_REASONING, TEMPLATE, ScriptedWriter, chat_tokenizer, texts_of_row, write_lines
 
 from hf_domino.data.answers import write_answers
 from hf_domino.data.prompts import read_prompts
@@ -24,10 +24,10 @@ TWO_TURNS = [
 def answer(tiny_tokenizer, tmp_path):
     """A function that lets a scripted target answer records, and returns answers, tokenizer and writer."""
 
-    def run(records, say, template=TEMPLATE, plain=False, **settings):
+    def run(records, say, template=TEMPLATE, **settings):
         tokenizer = chat_tokenizer(tiny_tokenizer, template)
         writer = ScriptedWriter(tokenizer, say)
-        prompts = list(read_prompts(from_files([write_lines(tmp_path / "prompts.jsonl", records)]), plain))
+        prompts = list(read_prompts(from_files([write_lines(tmp_path / "prompts.jsonl", records)]), plain=False))
         chosen = WritingSettings(**{"max_new_tokens": 16, "max_prompt_tokens": 16} | settings)
         do = partial(do_units, tmp_path / "units", (0, 1), False)
         return write_answers(prompts, writer, tokenizer, chosen, do), tokenizer, writer
@@ -35,68 +35,55 @@ def answer(tiny_tokenizer, tmp_path):
     return run
 
 
-def parts(row, tokenizer):
-    """What of a row was read and what was written."""
-    pairs = list(zip(row["input_ids"], row["loss_mask"], strict=True))
-    return tuple(tokenizer.decode([token for token, mask in pairs if mask == kind]) for kind in (0, 1))
-
-
-@pytest.mark.parametrize("last", [[], [{"role": "assistant", "content": "last"}]], ids=["open", "answered"])
-def test_every_assistant_turn_of_a_chat_is_written_anew(last, answer):
-    (result,), tokenizer, writer = answer(
-        [{"messages": TWO_TURNS + last}], lambda text, row, seed: "fine" if "two" in text else "well"
-    )
-    read, written = parts(result["rows"][0], tokenizer)
-    assert written == "well<eos>fine<eos>"
-    assert read == "<mask>user: one<eos><mask>assistant: <mask>user: two<eos><mask>assistant: "
-    assert [m["content"] for m in result["messages"]] == ["one", "well", "two", "fine"]
-    assert len(result["rows"]) == 1
-    assert len({seed for _, _, seed in writer.asked}) == 2
-
-
-def test_a_turn_that_is_shown_differently_later_is_a_row_of_its_own(answer):
-    (result,), tokenizer, _ = answer([{"messages": TWO_TURNS}], lambda *_: "(hm) yes", DROPS_REASONING)
-    assert [parts(row, tokenizer) for row in result["rows"]] == [
-        ("<mask>user: one<eos><mask>assistant: ", "(hm) yes<eos>"),
-        ("<mask>user: one<eos><mask>assistant:  yes<eos><mask>user: two<eos><mask>assistant: ", "(hm) yes<eos>"),
-    ]
-
-
-def test_a_greeting_and_a_system_turn_are_read_and_not_written(answer):
-    messages = [{"role": "system", "content": "sys"}, {"role": "assistant", "content": "hello"}, *TWO_TURNS]
-    (result,), tokenizer, _ = answer([{"messages": messages}], lambda *_: "ok")
-    read, written = parts(result["rows"][0], tokenizer)
-    assert read.startswith("<mask>system: sys<eos><mask>assistant: hello<eos><mask>user: one")
-    assert written == "ok<eos>ok<eos>"
-
-
-def test_prompts_and_completions(answer):
-    records = [{"prompt": "one", "completion": "given"}, {"prompt": [{"role": "user", "content": "two"}]}]
-    results, tokenizer, _ = answer(records, lambda *_: "ok")
-    assert {parts(result["rows"][0], tokenizer)[0] for result in results} == {
-        "<mask>user: one<eos><mask>assistant: ", "<mask>user: two<eos><mask>assistant: "
-    }  # fmt: skip
-
-
-def test_plain_text_is_continued_and_needs_no_template(answer):
-    (result,), tokenizer, _ = answer([{"prompt": "once"}], lambda *_: " upon", template=None, plain=True)
-    assert parts(result["rows"][0], tokenizer) == ("once", " upon<eos>")
+GREETING = [{"role": "system", "content": "sys"}, {"role": "assistant", "content": "hello"}]
+ASKED, AGAIN = "<mask>user: one<eos><mask>assistant: ", "<mask>user: two<eos><mask>assistant: "
+BOTH = (f"{ASKED}well<eos>{AGAIN}fine<eos>", "well<eos>fine<eos>")
 
 
 @pytest.mark.parametrize(
-    ("say", "settings", "flaw", "num_written"),
+    ("record", "template", "rows"),
     [
-        (lambda *_: "on~", {}, "unended", 1),
-        (lambda *_: None, {}, "no round trip", 0),
-        (lambda *_: "ok", {"max_length": 60}, "too long", 1),
-        (lambda *_: "ok", {"max_length": 30}, "too long", 0),
+        ({"messages": TWO_TURNS}, TEMPLATE, [BOTH]),
+        ({"messages": [*TWO_TURNS, {"role": "assistant", "content": "last"}]}, TEMPLATE, [BOTH]),
+        (
+            {"messages": GREETING + TWO_TURNS},
+            TEMPLATE,
+            [(f"<mask>system: sys<eos><mask>assistant: hello<eos>{BOTH[0]}", BOTH[1])],
+        ),
+        ({"prompt": "one", "completion": "given"}, TEMPLATE, [(f"{ASKED}well<eos>", "well<eos>")]),
+        ({"prompt": TWO_TURNS[2:]}, TEMPLATE, [(f"{AGAIN}fine<eos>", "fine<eos>")]),
+        ({"text": "one"}, None, [("onewell<eos>", "well<eos>")]),
+        (  # a turn that is shown differently once others follow is a row of its own
+            {"messages": TWO_TURNS},
+            DROPS_REASONING,
+            [(f"{ASKED}(hm)well<eos>", "(hm)well<eos>"), (f"{ASKED}well<eos>{AGAIN}(hm)fine<eos>", "(hm)fine<eos>")],
+        ),
     ],
-    ids=["unended", "no ids", "second turn too long", "too long"],
+    ids=["open", "answered", "greeted", "a prompt", "a prompt of messages", "plain text", "dropped reasoning"],
 )
-def test_a_chat_ends_where_it_cannot_go_on(say, settings, flaw, num_written, answer):
-    (result,), _, _ = answer([{"messages": TWO_TURNS}], say, **settings)
-    assert result["flaw"] == flaw
-    assert len(result["rows"]) == num_written
+def test_every_assistant_turn_is_the_targets(record, template, rows, answer):
+    reason = "(hm)" * (template == DROPS_REASONING)
+    (result,), tokenizer, writer = answer(
+        [record], lambda text, row, seed: reason + ("fine" if "two" in text else "well"), template
+    )
+    assert [texts_of_row(row, tokenizer) for row in result["rows"]] == rows
+    said = "".join(message["content"] for message in result["messages"] if message["role"] == "assistant")
+    assert said.removeprefix("hello") == "".join(learned for _, learned in rows).replace("<eos>", "")
+    assert len({seed for _, _, seed in writer.asked}) == len(writer.asked)
+
+
+@pytest.mark.parametrize(
+    ("said", "max_length", "flaw", "num_written"),
+    [
+        ("on~", 4096, "unended", 1),
+        (None, 4096, "no round trip", 0),
+        ("ok", 60, "too long", 1),
+        ("ok", 30, "too long", 0),
+    ],
+)
+def test_a_chat_ends_where_it_cannot_go_on(said, max_length, flaw, num_written, answer):
+    (result,), _, _ = answer([{"messages": TWO_TURNS}], lambda *_: said, max_length=max_length)
+    assert (result["flaw"], len(result["rows"])) == (flaw, num_written)
 
 
 def test_batches_take_temperatures_in_turn_and_short_prompts_go_together(answer):
@@ -109,13 +96,12 @@ def test_batches_take_temperatures_in_turn_and_short_prompts_go_together(answer)
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"txt": "hi"}, "line 1: needs `messages`, `conversations`, `prompt` or `text`, got `txt`"),
-        ({"prompt": ""}, "line 1: field `prompt` must not be empty"),
+        ({"txt": "hi"}, "needs `messages`, .* got `txt`"),
+        ({"prompt": ""}, "`prompt` must not be empty"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "must hold a user's message"),
-        ({"messages": [{"role": "user"}]}, "must have `role` and `content`"),
-        ({"messages": [TWO_TURNS[0], {"role": "system", "content": "x"}]}, "the last message must be a user's"),
+        ({"messages": [TWO_TURNS[0], {"role": "system", "content": "x"}]}, "last message .* Cut the chat"),
     ],
 )
 def test_other_records_are_refused(record, message, answer):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"line 1: .*{message}"):
         answer([record], lambda *_: "ok")

@@ -8,18 +8,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from builders import EOS
-from chats import chat_tokenizer, read_lines
+from chats import read_lines, write_lines
+from transformers import AutoTokenizer
 
-from hf_domino.data.settings import WritingSettings
+from hf_domino.cli.main import main
 from hf_domino.data.writers import EndpointWriter, Sampling, Written
-from hf_domino.data.writing import write_data
 
 pytest.importorskip("openai")
 HI = [11, 12]  # "hi" in the tiny vocabulary
 
 
 class Server(ThreadingHTTPServer):
-    """Answers completions with what `choice` makes of the request, and notes the requests."""
+    """Answers completions with what `choice` makes of the last token of a prompt, and notes the requests."""
 
     def __init__(self, choice):
         self.requests, self.choice = [], choice
@@ -31,18 +31,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append((self.path, request))
-        choice = self.server.choice(request)
-        status, body = (404, {"error": {"message": "no such model"}}) if choice is None else (200, self._body(choice))
-        data = json.dumps(body).encode()
-        self.send_response(status)
+        choice = self.server.choice(request["prompt"][-1])
+        body = {"choices": [{"index": 0, **choice}]} if choice else {"error": {"message": "no such model"}}
+        self.send_response(200 if choice else 404)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
-
-    def _body(self, choice):
-        common = {"index": 0, "logprobs": None}
-        return {"id": "1", "object": "text_completion", "created": 0, "model": "m", "choices": [common | choice]}
+        self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, *args):
         pass
@@ -64,55 +58,41 @@ def serve():
         server.server_close()
 
 
-def writer_for(server, tokenizer):
-    return EndpointWriter(server.url, "served", tokenizer, [EOS])
-
-
-def test_token_ids_are_taken_as_they_are(serve, tiny_tokenizer):
+def test_token_ids_are_taken_as_they_are_and_texts_where_they_round_trip(serve, tiny_tokenizer):
     choices = {
         5: {"text": "?", "finish_reason": "stop", "token_ids": [*HI, EOS]},
         6: {"text": "?", "finish_reason": "stop", "token_ids": HI},  # without the token that ended it
         7: {"text": "?", "finish_reason": "length", "token_ids": HI},
+        8: {"text": "hi", "finish_reason": "stop"},
+        9: {"text": "h!", "finish_reason": "stop"},  # the tiny vocabulary has no such character
     }
-    server = serve(lambda request: choices[request["prompt"][-1]])
-    written = writer_for(server, tiny_tokenizer).write([[4, 5], [4, 6], [4, 7]], Sampling(9, 0.7), seed=3)
-    assert written == [Written([*HI, EOS], True), Written([*HI, EOS], True), Written(HI, False)]
+    server, ended = serve(choices.get), Written([*HI, EOS], True)
+    writer = EndpointWriter(server.url, "served", tiny_tokenizer, [EOS])
+    written = writer.write([[4, last] for last in choices], Sampling(9, 0.7), seed=3)
+    assert written == [ended, ended, Written(HI, False), ended, None]
     paths, requests = zip(*server.requests, strict=True)
     assert set(paths) == {"/v1/completions"}
-    assert len({request["seed"] for request in requests}) == 3
+    assert len({request["seed"] for request in requests}) == 5
     expected = {"model": "served", "max_tokens": 9, "temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
     expected |= {"return_token_ids": True, "stop_token_ids": [EOS]}
     assert all(request.items() >= expected.items() for request in requests)
 
 
-def test_texts_that_do_not_round_trip_are_dropped(serve, tiny_tokenizer):
-    texts = {5: "hi", 6: "h!"}  # of which the tiny vocabulary has no second character
-    server = serve(lambda request: {"text": texts[request["prompt"][-1]], "finish_reason": "stop"})
-    written = writer_for(server, tiny_tokenizer).write([[5], [6]], Sampling(9, 0.0), seed=0)
-    assert written == [Written([*HI, EOS], True), None]
-
-
-def test_what_the_server_refuses_is_said(serve, tiny_tokenizer):
-    server = serve(lambda request: None)
-    with pytest.raises(ConnectionError, match=r"endpoint http://127.* with model 'served': .*no such model.*Check"):
-        writer_for(server, tiny_tokenizer).write([[5]], Sampling(9, 0.0), seed=0)
-
-
-def test_data_from_an_endpoint(serve, tiny_tokenizer, tmp_path):
-    def choice(request):
-        if request["seed"] % 3 == 0:
-            return {"text": "h!", "finish_reason": "stop"}
-        ids = [4 + (request["seed"] >> shift) % 50 for shift in range(0, 30, 3)]
-        return {"text": "", "finish_reason": "stop", "token_ids": ids}
-
-    tokenizer = chat_tokenizer(tiny_tokenizer)
-    writer = writer_for(serve(choice), tokenizer)
-    settings = WritingSettings(rows=6, batch_size=4, max_new_tokens=16, max_prompt_tokens=16, min_distinct=0.0)
-    report = write_data(writer, tokenizer, [EOS], tmp_path / "data", settings, progress=False)
-    assert report["answers"]["kept"] + report["answers"]["dropped"].get("no round trip", 0) == 6
-    assert (
-        report["prompts"]["dropped"].get("no round trip", 0) + report["answers"]["dropped"].get("no round trip", 0) > 0
-    )
-    for row in read_lines(tmp_path / "data/train.jsonl"):
-        assert row["input_ids"][-1] == EOS
-        assert sum(row["loss_mask"]) == 11
+def test_the_command_writes_by_an_endpoint(serve, saved_pair, tmp_path, capsys):
+    choices = {
+        "e": {"text": "", "finish_reason": "stop", "token_ids": HI},
+        "o": {"text": "h!", "finish_reason": "stop"},
+    }
+    tokenizer = AutoTokenizer.from_pretrained(saved_pair[0])
+    server = serve(lambda last: choices.get(tokenizer.decode([last])))
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": "one"}, {"text": "two"}])
+    call = ["data", "--target", str(saved_pair[0]), "--endpoint", server.url, "--endpoint-model", "m"]
+    call += ["--prompts", str(prompts), "--max-new-tokens", "16", "--max-prompt-tokens", "16"]
+    assert main([*call, "--output", str(tmp_path / "data")]) == 0
+    assert json.loads(capsys.readouterr().out)["answers"]["dropped"] == {"no round trip": 1}
+    (row,) = read_lines(tmp_path / "data/train.jsonl")
+    assert (row["completion"], row["input_ids"][-3:], sum(row["loss_mask"])) == ("hi", [*HI, EOS], 3)
+    write_lines(prompts, [{"text": "x"}])
+    assert main([*call, "--output", str(tmp_path / "other")]) == 2
+    said = capsys.readouterr().err
+    assert all(part in said for part in (server.url, "'m'", "no such model", "Check --endpoint and --endpoint-model"))

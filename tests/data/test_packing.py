@@ -9,10 +9,6 @@ from hf_domino.data.packing import PackedRows, collate_rows, pack, parts
 from hf_domino.data.rows import RowDataset
 
 
-def row(length: int, start: int = 4):
-    return {"input_ids": list(range(start, start + length)), "loss_mask": [0] + [1] * (length - 1)}
-
-
 def test_every_row_lies_in_one_bin_that_is_not_too_full():
     lengths = torch.randint(1, 60, (500,), generator=torch.Generator().manual_seed(0)).tolist()
     bins = pack(lengths, 64)
@@ -20,15 +16,14 @@ def test_every_row_lies_in_one_bin_that_is_not_too_full():
     fill = [sum(lengths[index] for index in one) for one in bins]
     assert max(fill) <= 64
     assert sum(fill) > 0.96 * 64 * len(bins)
-
-
-def test_a_row_goes_where_it_leaves_the_least_room():
-    assert pack([6, 2, 3, 5, 4, 12], 10) == [[5], [0, 4], [3, 2, 1]]
+    assert pack([6, 2, 3, 5, 4, 12], 10) == [[5], [0, 4], [3, 2, 1]]  # where the least room is left
     assert pack([], 10) == []
 
 
 def test_packed_rows():
-    rows = RowDataset([row(5, 4), row(7, 20), row(3, 40)])
+    rows = RowDataset(
+        [{"input_ids": [*range(start, start + n)], "loss_mask": [1] * n} for start, n in ((4, 5), (20, 7), (40, 3))]
+    )
     packed = PackedRows(rows, max_length=10)
     assert len(packed) == 2
     assert packed[0]["input_ids"] == rows[1]["input_ids"] + rows[2]["input_ids"]
@@ -38,8 +33,5 @@ def test_packed_rows():
     assert batch["position_ids"][1].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]  # the padding is a row of its own
     assert batch["input_ids"][1, 5:].tolist() == [2] * 5
     assert "position_ids" not in collate_rows([rows[0]])
-
-
-def test_packing_needs_lengths():
     with pytest.raises(ValueError, match="train_dataset with packing must be a dataset with a length"):
         PackedRows(iter([]), 10)

@@ -22,14 +22,17 @@ MOST_TIPPED = 0.02  # share of numbers that another order of an fp32 sum may rou
 STATE_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
 
+def normal(seed):
+    """A source of standard normal numbers, the same for a seed."""
+    return functools.partial(torch.randn, generator=torch.Generator().manual_seed(seed))
+
+
 def make_choice(shape, dtype, device, base_dtype=torch.float32, seed=0):
     """Base logits `[B, V]`, low-rank pre-activations `[B, R]` and W2 `[V, R]`; corrections as large as the logits."""
     num_rows, vocab_size, rank = shape
-    generator = torch.Generator().manual_seed(seed)
-    base = 4 * torch.randn(num_rows, vocab_size, generator=generator)
-    low_rank = torch.randn(num_rows, rank, generator=generator)
-    up_weight = 8 * torch.randn(vocab_size, rank, generator=generator) / rank**0.5
-    return base.to(device, base_dtype), low_rank.to(device, dtype), up_weight.to(device, dtype)
+    draw = normal(seed)
+    base, low_rank, up_weight = 4 * draw(num_rows, vocab_size), draw(num_rows, rank), 8 * draw(vocab_size, rank)
+    return base.to(device, base_dtype), low_rank.to(device, dtype), (up_weight / rank**0.5).to(device, dtype)
 
 
 def make_pool(base, size, seed=1):
@@ -72,22 +75,19 @@ def assert_equal_up_to_ties(ours, theirs, base, low_rank, up_weight):
 def make_gru(shape, dtype, device, seed=0):
     """Embeddings `[B, H]`, state `[B, G]`, weights `[3G, H]` and `[3G, G]`."""
     num_rows, input_size, num_units = shape
-    generator = torch.Generator().manual_seed(seed)
-    embeds = torch.randn(num_rows, input_size, generator=generator)
-    state = 2 * torch.rand(num_rows, num_units, generator=generator) - 1
-    weight_ih = torch.randn(3 * num_units, input_size, generator=generator) / input_size**0.5
-    weight_hh = torch.randn(3 * num_units, num_units, generator=generator) / num_units**0.5
+    draw = normal(seed)
+    embeds, state = draw(num_rows, input_size), draw(num_rows, num_units).tanh()
+    weight_ih, weight_hh = (draw(3 * num_units, size) / size**0.5 for size in (input_size, num_units))
     return tuple(tensor.to(device, dtype) for tensor in (embeds, state, weight_ih, weight_hh))
 
 
 def make_advance(shape, dtype, device, seed=0):
     """Input products `[B, L, 3G]`, states `[B, S, G]`, owners `[B, L]` and a weight `[3G, G]`."""
     num_rows, num_lanes, num_before, num_units = shape
-    generator = torch.Generator().manual_seed(seed)
-    products = torch.randn(num_rows, num_lanes, 3 * num_units, generator=generator)
-    state = 2 * torch.rand(num_rows, num_before, num_units, generator=generator) - 1
-    owners = torch.randint(num_before, (num_rows, num_lanes), generator=generator)
-    weight_hh = torch.randn(3 * num_units, num_units, generator=generator) / num_units**0.5
+    draw = normal(seed)
+    products, state = draw(num_rows, num_lanes, 3 * num_units), draw(num_rows, num_before, num_units).tanh()
+    weight_hh = draw(3 * num_units, num_units) / num_units**0.5
+    owners = torch.randint(num_before, (num_rows, num_lanes), generator=torch.Generator().manual_seed(seed))
     return products.to(device, dtype), state.to(device, dtype), owners.to(device), weight_hh.to(device, dtype)
 
 
@@ -95,10 +95,8 @@ def make_corrections(shape, dtype, device, base_dtype=torch.float32, seed=0):
     """Candidates' base logits `[B, M]`, parts of the low rank `[B, R]` and `[B, L, R]`, W2 and candidates `[B, M]`."""
     num_rows, num_lanes, size, vocab_size, rank = shape
     base, block_part, up_weight = make_choice((num_rows, vocab_size, rank), dtype, device, base_dtype, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    state_part = torch.randn(num_rows, num_lanes, rank, generator=generator).to(device, dtype)
     logits, ids = make_pool(base, size)
-    return logits, block_part, state_part, up_weight, ids
+    return logits, block_part, normal(seed + 1)(num_rows, num_lanes, rank).to(device, dtype), up_weight, ids
 
 
 def round_corrected(base, low_rank, rows):

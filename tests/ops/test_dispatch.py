@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import subprocess
 import sys
@@ -47,64 +48,50 @@ def on_gpu(num_rows, dtype=torch.float32):
     return type("Rows", (), {"is_cuda": True, "shape": (num_rows, 4), "dtype": dtype})()
 
 
-def test_automatic_choice(fresh_process):
+@pytest.mark.parametrize("has_triton", [True, False])
+def test_automatic_choice(has_triton, fresh_process):
+    fresh_process.setattr(dispatch, "has_triton", lambda: has_triton)
+    most = domino_kernels.MAX_AUTO_ROWS
+    found = [domino_kernels.runs_triton(on_gpu(num_rows)) for num_rows in (1, most, most + 1)]
+    assert found == [has_triton, has_triton, False]
     assert not domino_kernels.runs_triton(torch.zeros(1, 4))
-    for num_rows, expected in [
-        (1, True),
-        (domino_kernels.MAX_AUTO_ROWS, True),
-        (domino_kernels.MAX_AUTO_ROWS + 1, False),
-    ]:
-        assert domino_kernels.runs_triton(on_gpu(num_rows)) is (expected and dispatch.has_triton())
     assert not domino_kernels.runs_triton(on_gpu(1, torch.float64))
-
-
-def test_without_triton_pytorch_runs(fresh_process):
-    fresh_process.setattr(dispatch, "has_triton", lambda: False)
-    assert not domino_kernels.runs_triton(on_gpu(1))
-    with pytest.raises(ValueError, match="Triton is not installed"), domino_kernels.use_backend("triton"):
-        pass
+    if not has_triton:
+        with pytest.raises(ValueError, match="Triton is not installed"), domino_kernels.use_backend("triton"):
+            pass
 
 
 def test_decision_is_logged_once(fresh_process, caplog):
     with caplog.at_level(logging.INFO, logger="domino_kernels"):
         for _ in range(3):
             domino_kernels.runs_triton(torch.zeros(1, 4))
-    assert len(caplog.records) == 1
-    assert dispatch.ENVIRONMENT_VARIABLE in caplog.text
+    (record,) = caplog.records
+    assert dispatch.ENVIRONMENT_VARIABLE in record.message
 
 
-def test_environment_and_override(fresh_process):
+def test_environment_and_override_of_one_thread(fresh_process):
     fresh_process.setenv(dispatch.ENVIRONMENT_VARIABLE, "reference")
-    assert not domino_kernels.runs_triton(on_gpu(1))
-    with domino_kernels.use_backend("triton"):
-        assert domino_kernels.runs_triton(on_gpu(100))
-        with domino_kernels.use_backend("reference"):
-            assert not domino_kernels.runs_triton(on_gpu(1))
-        assert domino_kernels.runs_triton(on_gpu(1))
-    assert not domino_kernels.runs_triton(on_gpu(1))
-
-
-def test_override_is_of_one_thread_and_ends_with_an_error(fresh_process):
     seen = []
 
     def decide():
-        seen.append(domino_kernels.runs_triton(torch.zeros(1, 4)))
+        seen.append(domino_kernels.runs_triton(on_gpu(100)))
 
-    def fail():
+    decide()
+    with contextlib.suppress(KeyError), domino_kernels.use_backend("triton"):
+        decide()
+        with domino_kernels.use_backend("reference"):
+            decide()
         thread = threading.Thread(target=decide)
         thread.start(), thread.join()
+        decide()
         raise KeyError
-
-    with pytest.raises(KeyError), domino_kernels.use_backend("triton"):
-        fail()
     decide()
-    assert seen == [False, False]
+    assert seen == [False, True, False, False, True, False]
 
 
 def test_wrong_backend_names_field_value_and_allowed(fresh_process):
-    message = r'backend must be one of auto, reference, triton, got "cuda"'
-    with pytest.raises(ValueError, match=message), domino_kernels.use_backend("cuda"):
-        pass
+    with pytest.raises(ValueError, match='backend must be one of auto, reference, triton, got "cuda"'):
+        domino_kernels.use_backend("cuda").__enter__()
     fresh_process.setenv(dispatch.ENVIRONMENT_VARIABLE, "fast")
     with pytest.raises(ValueError, match=r'DOMINO_KERNELS_BACKEND must be one of .* got "fast"'):
         domino_kernels.runs_triton(torch.zeros(1, 4))
@@ -129,14 +116,11 @@ def test_gradients_flow_through_pytorch(operation, device):
     assert all(tensor.grad.abs().sum() > 0 for name, tensor in inputs.items() if name not in IDS)
 
 
-class QuantizedTensor(torch.Tensor):
-    """Stands for weights whose memory is not what their dtype says."""
-
-
 def test_other_kinds_of_tensors_go_to_pytorch(fresh_process, monkeypatch):
-    weights = torch.zeros(12, 3).as_subclass(QuantizedTensor), torch.zeros(12, 4)
+    # Stands for weights whose memory is not what their dtype says.
+    quantized = torch.zeros(12, 3).as_subclass(type("Quantized", (torch.Tensor,), {}))
     monkeypatch.setattr(domino_kernels.ops, "runs_triton", lambda rows: pytest.fail("asked for a kernel"))
-    assert gru_step(torch.ones(1, 3), torch.zeros(1, 4), *weights).shape == (1, 4)
+    assert gru_step(torch.ones(1, 3), torch.zeros(1, 4), quantized, torch.zeros(12, 4)).shape == (1, 4)
 
 
 def test_import_does_not_import_triton():
@@ -147,15 +131,12 @@ def test_import_does_not_import_triton():
     assert done.stdout.strip() == "False"
 
 
-WRONG_SHAPES = [
-    *((correct_and_choose, "base_logits", shape) for shape in [(2, 8), (7,), (0, 7)]),
-    *((correct_and_choose, "low_rank", (3, 3)), (correct_and_choose, "candidate_ids", (1, 7))),
-    *((gru_step, "inputs", (2, 4)), (gru_step, "state", (2,)), (gru_step, "weight_ih", (9, 3))),
-    *((gru_step, "weight_hh", (12, 5)), (advance_lanes, "state", (2, 4)), (advance_lanes, "owners", (1, 5))),
-    *((advance_lanes, "products", (2, 4, 12)), (advance_lanes, "weight_hh", (12, 3))),
-    *((correct_lanes, "base_logits", (2, 3, 4)), (correct_lanes, "block_part", (2, 4))),
-    *((correct_lanes, "state_part", (2, 3)), (correct_lanes, "candidate_ids", (2, 4))),
-]
+WRONG_SHAPES = {
+    correct_and_choose: ("base_logits 2 8", "base_logits 7", "base_logits 0 7", "low_rank 3 3", "candidate_ids 1 7"),
+    gru_step: ("inputs 2 4", "state 2", "weight_ih 9 3", "weight_hh 12 5"),
+    advance_lanes: ("state 2 4", "owners 1 5", "products 2 4 12", "weight_hh 12 3"),
+    correct_lanes: ("base_logits 2 3 4", "block_part 2 4", "state_part 2 3", "candidate_ids 2 4"),
+}
 
 
 def assert_refused(operation, field, **changes):
@@ -164,9 +145,10 @@ def assert_refused(operation, field, **changes):
         operation(**inputs | changes)
 
 
-@pytest.mark.parametrize(("operation", "field", "shape"), WRONG_SHAPES)
-def test_other_shapes_are_refused(operation, field, shape):
-    assert_refused(operation, field, **{field: made(field, shape)})
+@pytest.mark.parametrize("operation", FITS, ids=lambda operation: operation.__name__)
+def test_other_shapes_are_refused(operation):
+    for field, *shape in map(str.split, WRONG_SHAPES[operation]):
+        assert_refused(operation, field, **{field: made(field, [*map(int, shape)])})
 
 
 @pytest.mark.parametrize("operation", FITS, ids=lambda operation: operation.__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import runpy
@@ -37,12 +38,10 @@ def test_dry_run(script, folder_on_path, tmp_path, capsys):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     implementations = ["reference", "triton"] if has_triton() else ["reference"]
     assert [(row["case"], row["implementation"]) for row in rows] == [
-        (case, implementation) for case in SCRIPTS[script] for implementation in implementations
+        *itertools.product(SCRIPTS[script], implementations)
     ]
     for row in rows:
-        assert row["kernel"] == script
-        assert row["dry_run"]
-        assert row["torch"] == torch.__version__
+        assert row.items() >= {"kernel": script, "dry_run": True, "torch": torch.__version__}.items()
         assert {"hardware", "commit", "seed", "date", "triton"} <= row.keys()
         assert row["median_ms"] > 0
     assert capsys.readouterr().out.count("\n") == len(rows) + 2

@@ -24,22 +24,23 @@ from domino_kernels import advance_lanes, correct_and_choose, correct_lanes
 
 pytestmark = pytest.mark.gpu
 HIDDEN, STATE, RANK, VOCABULARY, POOL, LANES = 4096, 1024, 256, 151936, 128, 8
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+each_number_of_rows = pytest.mark.parametrize("num_rows", [1, 3, 8])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("num_rows", [1, 3, 8])
+@each_dtype
+@each_number_of_rows
 def test_choice_from_the_vocabulary(num_rows, dtype):
     inputs = make_choice((num_rows, VOCABULARY, RANK), dtype, "cuda")
     assert_equal_up_to_ties(*choose_both(*inputs), *inputs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_dtype
 def test_choice_from_a_pool(dtype):
-    base, low_rank, up_weight = make_choice((3, VOCABULARY, RANK), dtype, "cuda")
+    base, *others = make_choice((3, VOCABULARY, RANK), dtype, "cuda")
     logits, ids = base.topk(POOL, dim=1)
-    ours, theirs = choose_both(logits, low_rank, up_weight, ids)
-    assert_equal_up_to_ties(ours, theirs, base, low_rank, up_weight)
+    ours, theirs = choose_both(logits, *others, ids)
+    assert_equal_up_to_ties(ours, theirs, base, *others)
     assert (ids == ours[:, None]).any(dim=1).all()
 
 
@@ -52,8 +53,8 @@ def test_draws():
     assert equal >= 59  # of 60: logarithms of two libraries may order a near-tie differently
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("num_rows", [1, 3, 8])
+@each_dtype
+@each_number_of_rows
 def test_states(num_rows, dtype):
     inputs = make_gru((num_rows, HIDDEN, STATE), dtype, "cuda")
     # fp32 matrix products of PyTorch on a GPU sum 4096 terms in another order still
@@ -82,8 +83,8 @@ def test_a_graph_draws_anew_when_its_noise_is_refilled():
     assert len(seen) > 10
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("num_rows", [1, 3, 8])
+@each_dtype
+@each_number_of_rows
 def test_lanes(num_rows, dtype):
     states = advance_both(*make_advance((num_rows, LANES, LANES, STATE), dtype, "cuda"))
     torch.testing.assert_close(*states, atol=max(1e-5, STATE_TOLERANCE[dtype]), rtol=0)  # as above

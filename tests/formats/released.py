@@ -9,6 +9,7 @@ the layout of z-lab's, and what the exports and training recipes of Model-Optimi
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,7 @@ PREFIXES = {
 }
 
 SMALL_IDS = [0, 2]
+IDS = [0, 3, 4, 9, 11, 40, 62]  # of a draft vocabulary
 SMALL = {name: TINY[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")} | {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -222,6 +224,18 @@ def reduced(stored: dict[str, Any]) -> dict[str, Any]:
     if small.get("model_type") == "muse_glimmer_assistant":
         small["vocab_size"] = SMALL["vocab_size"]
     return small
+
+
+def changed(stored: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with fields set, those of a section by dotted names; None takes a field out."""
+    stored = copy.deepcopy(stored)
+    for name, value in fields.items():
+        section, _, inner = name.rpartition(".")
+        place = stored.setdefault(section, {}) if section else stored
+        place[inner] = value
+        if value is None:
+            del place[inner]
+    return stored
 
 
 def our_drafter(target: Any, stored: dict[str, Any], **windows: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from builders import EOS, MASK, TINY, build_drafter
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
 
 QWEN3_8B = {
     "attention_bias": False,
@@ -268,18 +268,10 @@ def stored_tensors(drafter: Any, prefixes: dict[str, str]) -> dict[str, torch.Te
 
 
 def write_checkpoint(
-    folder: Path, stored: dict[str, Any], tensors: dict[str, torch.Tensor], num_shards: int = 1
+    folder: Path, stored: dict[str, Any], tensors: dict[str, torch.Tensor], max_shard_size: str = "5GB"
 ) -> Path:
     """Write config.json and the weights as others do, in one file or several."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(stored))
-    if num_shards == 1:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-    files = [f"model-{index + 1:05}-of-{num_shards:05}.safetensors" for index in range(num_shards)]
-    places = {name: files[index % num_shards] for index, name in enumerate(sorted(tensors))}
-    for file in files:
-        shard = {name: tensors[name] for name, place in places.items() if place == file}
-        save_file(shard, folder / file, metadata={"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
     return folder

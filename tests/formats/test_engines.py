@@ -17,14 +17,6 @@ from hf_domino.formats.exporting import refusals, stored_config
 DOMINO = DOMINO_8B | {"architectures": ["DFlashDraftModel"]}
 SERVED = DFLASH | {"hidden_act": "silu"}
 SPECULATORS = changed(SPECULATORS_DFLASH, {"transformer_layer_config.hidden_act": "silu"})
-TAKEN = [
-    ("sglang", DOMINO),
-    ("sglang", SERVED),
-    ("vllm", DOMINO),
-    ("vllm", SERVED),
-    ("vllm", SPECULATORS),
-    ("dflash", SERVED),
-]
 # Engine, configuration, change (None removes), field.
 BROKEN = [
     ("sglang", DOMINO, {"dflash_config.pure_draft_prefix_len": 0}, "pure_draft_prefix_len"),
@@ -39,11 +31,6 @@ BROKEN = [
     ("dflash", SERVED, {"num_target_layers": None}, "num_target_layers"),
     ("dflash", SPECULATORS, {}, "the format"),
 ]
-
-
-@pytest.mark.parametrize(("engine", "stored"), TAKEN)
-def test_taken(engine, stored):
-    assert unmet(stored, ENGINES[engine]) == ()
 
 
 @pytest.mark.parametrize(("engine", "stored", "change", "field"), BROKEN)

@@ -60,8 +60,8 @@ def test_speculators_holds_it(tiny_llama, tmp_path, dtype, has_target, caplog):
     again, info = DominoDraftModel.from_pretrained(tmp_path, output_loading_info=True)
     assert info["unexpected_keys"] == set()
     assert again.dtype == dtype
-    for name, tensor in drafter.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    expected = drafter.to(dtype).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
     assert json.loads((tmp_path / "config.json").read_text()) == stored_config(again.config, "speculators", dtype)
 
 
@@ -76,11 +76,9 @@ def test_no_engine_is_said_to_take_a_folder_without_lm_head(tiny_llama, tmp_path
     assert drafter.export(tmp_path / "2", "speculators", engine="vllm", target=tiny_llama).refusals["vllm"] == ()
     drafter.save_pretrained(tmp_path / "ours")
     tiny_llama.save_pretrained(tmp_path / "target")
-    command = ["export", "--drafter", str(tmp_path / "ours"), "--format", "speculators", "--engine", "vllm"]
-    assert main([*command, "--output", str(tmp_path / "3")]) == 2
-    assert main([*command, "--output", str(tmp_path / "4"), "--target", str(tmp_path / "target")]) == 0
+    command = ["export", "--format", "speculators", "--engine", "vllm", "--drafter", str(tmp_path / "ours")]
+    assert main([*command, "--output", str(tmp_path / "3"), "--target", str(tmp_path / "target")]) == 0
     assert "vllm serve" in capsys.readouterr().out
-    assert "lm_head.weight" in load_file(tmp_path / "4" / "model.safetensors")
 
 
 @pytest.mark.parametrize("overrides", [SHAPE, {"pure_draft_prefix_len": 1}], ids=["dflash", "domino"])
@@ -105,20 +103,11 @@ def test_specforge_gets_the_whole_vocabulary(tiny_qwen3, tmp_path, overrides, ca
         assert torch.equal(tensors[name], tensor)
     again, info = DominoDraftModel.from_pretrained(tmp_path / "0", output_loading_info=True)
     assert (info["unexpected_keys"], again.name_or_path) == (set(), str(tmp_path / "0"))
-    assert (again.config.draft_vocab_size, again.vocabulary.token_ids.tolist()) == (len(IDS), IDS)
+    assert again.config.draft_vocab_size == len(IDS)
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in drafter.state_dict().items())
     torch.testing.assert_close(draft_logits(again, tiny_qwen3), draft_logits(drafter, tiny_qwen3), **FP32_TOL)
-    again.export(tmp_path / "1", dtype=torch.float32)
-    assert len({(tmp_path / n / "model.safetensors").read_bytes() for n in "01"}) == 1
     as_in_engines = DominoDraftModel.from_pretrained(tmp_path / "0", draft_vocab_size=None)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in as_in_engines.state_dict().items())
-
-
-def test_the_mean_of_rows_in_half_precision_is_rounded_once(tiny_qwen3, tmp_path):
-    drafter = build_drafter(tiny_qwen3).restricted(IDS).to(torch.bfloat16)
-    drafter.export(tmp_path)
-    rows = load_file(tmp_path / "model.safetensors")["embed_proj.2.weight"]
-    assert torch.equal(rows[1], drafter.embed_proj[2].weight.double().mean(dim=0).to(torch.bfloat16))
 
 
 def test_whole_vocabularies_are_written_without_a_word(tiny_qwen3, tmp_path):

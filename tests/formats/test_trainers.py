@@ -181,23 +181,17 @@ def test_deepspecs_dflash_is_dflash_and_begins_behind_the_anchor():
 
 
 def test_specforges_early_domino_has_a_section_for_its_head():
-    head = {name: DOMINO_8B[SECTION][name] for name in ("pure_draft_prefix_len", "gru_hidden_dim", "shift_label")}
-    rest = {name: value for name, value in DOMINO_8B[SECTION].items() if name not in head}
-    config = read(DOMINO_8B | {SECTION: rest, "domino_config": head})
-    assert (config.shift_label, config.pure_draft_prefix_len, config.gru_hidden_dim) == (True, 1, 1024)
+    rest, head = dict(DOMINO_8B[SECTION]), {}
+    for name in ("pure_draft_prefix_len", "gru_hidden_dim", "shift_label"):
+        head[name] = rest.pop(name)
+    assert read(DOMINO_8B | {SECTION: rest, "domino_config": head}) == read(DOMINO_8B)
 
 
 def test_ours_tells_its_rotary_base_by_either_name():
     assert DominoConfig(rope_theta=5e6).rope_parameters == {"rope_type": "default", "rope_theta": 5e6}
     linear = {"rope_type": "linear", "factor": 2.0}
     assert DominoConfig(rope_theta=5e6, rope_parameters=linear).rope_parameters == linear | {"rope_theta": 5e6}
-    with pytest.raises(ValueError, match=r"rope_theta must be 10000\.0 as in rope_parameters, got 5"):
-        DominoConfig(rope_theta=5, rope_parameters=linear | {"rope_theta": 1e4})
-    with pytest.raises(ValueError, match="block_sise must be a field of DominoConfig"):
-        DominoConfig(block_sise=8)
     assert DominoConfig().rope_parameters == {"rope_type": "default", "rope_theta": 1e4}
-    with pytest.raises(ValueError, match=r"rope_parameters\['rope_theta'\] must be .* got 0"):
-        DominoConfig(rope_theta=0)
     with pytest.raises(ValueError, match="rope_theta must be a field of DominoConfig"):
         DominoDraftModel(DominoConfig(**SIZES)).view(rope_theta=5e6)
 
@@ -206,14 +200,13 @@ def test_verl_specos_domino_keeps_its_rotary_base_and_the_width_of_its_heads(tin
     config = read(VERL_DOMINO)
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
     assert (config.head_dim, config.num_target_layers, config.target_layer_ids) == (80, 36, LAYER_IDS)
-    assert (config.projector_type, config.shift_label, config.pure_draft_prefix_len) == ("domino", True, 1)
     assert (read(changed(VERL_DOMINO, {"shift_label": None})).shift_label) is True  # its trainer knows no other
     small = reduced(VERL_DOMINO) | {"target_num_hidden_layers": 4, "target_hidden_size": 32, "num_hidden_layers": 2}
     ours = our_drafter(tiny_qwen3, reduced(DOMINO_8B))
     write_checkpoint(tmp_path, small, stored_tensors(ours, {}) | {"embed_tokens.weight": torch.zeros(64, 32)})
     loaded = DominoDraftModel.from_pretrained(tmp_path)
-    names = ("rope_parameters", "head_dim", "block_size", "shift_label", "pure_draft_prefix_len", "target_layer_ids")
-    assert all(getattr(loaded.config, name) == getattr(ours.config, name) for name in names)
+    assert (loaded.config.head_dim, loaded.config.shift_label, loaded.config.pure_draft_prefix_len) == (8, True, 1)
+    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in ours.state_dict().items())
     with pytest.raises(ValueError, match=r"target_hidden_size.* must be a field of DominoConfig"):
         AutoConfig.from_pretrained(tmp_path)  # which knows no formats
 

@@ -56,7 +56,10 @@ def test_round_trip(tiny_qwen3, tmp_path, name):
     assert tensors.keys() == drafter.state_dict().keys()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in drafter.state_dict().items())
     torch.testing.assert_close(draft_logits(again, tiny_qwen3), draft_logits(drafter, tiny_qwen3), **FP32_TOL)
-    assert json.loads((tmp_path / "config.json").read_text()) == stored_config(again.config, layout, torch.float32)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored == stored_config(again.config, layout, torch.float32)
+    for_transformers_4 = stored.get("transformer_layer_config", stored)["rope_scaling"]
+    assert (for_transformers_4 is not None) == (overrides.get("rope_parameters") == YARN)
 
 
 @pytest.mark.parametrize(

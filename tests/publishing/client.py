@@ -68,15 +68,6 @@ def load_error(name: str) -> None:
     DominoDraftModel.from_pretrained(name)
 
 
-def generate_by_names(target: str, drafter: str) -> dict:
-    """Texts of a pipeline by two names, and of one without the drafter, whose name was the second."""
-    from transformers import pipeline  # slow to import
-
-    pipes = pipeline("text-generation", model=target, assistant_model=drafter), pipeline("text-generation", target)
-    texts = [pipe("abc", max_new_tokens=12, do_sample=False)[0]["generated_text"] for pipe in pipes]
-    return {"texts": texts, "drafter": type(pipes[0].assistant_model).__name__}
-
-
 if __name__ == "__main__":
     assert huggingface_hub.constants.HF_HUB_DISABLE_XET
     time.sleep = lambda seconds: None  # the client waits longer and longer before it tries again

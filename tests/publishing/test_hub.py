@@ -159,7 +159,6 @@ def loaded(published, server, process, folder):
     scenarios = {
         "drafter": ("load", DRAFTER, commit),
         "commits": ("commits", TARGET, DRAFTER, "main"),
-        "names": ("generate_by_names", TARGET, DRAFTER),
         "found": ("command", "find", TARGET, "--json"),
         "missing": ("command", "find", "org/nothing"),
         **{name: ("load_error", f"org/{name}") for name in ("short", "broken", "garbled")},
@@ -175,11 +174,6 @@ def test_round_trip_is_bit_exact(loaded, tiny_qwen3):
 
 def test_rows_tell_the_commits_of_what_was_loaded(loaded, server):
     assert loaded["commits"] == [server.repos[TARGET].branches["main"], loaded["commit"]]
-
-
-def test_a_pipeline_takes_two_names(loaded):
-    assert loaded["names"]["drafter"] == "DominoDraftModel"
-    assert loaded["names"]["texts"][0] == loaded["names"]["texts"][1]
 
 
 def test_find_says_which_drafters_load(loaded):

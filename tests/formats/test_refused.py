@@ -226,6 +226,7 @@ def test_a_file_that_cannot_be_read_is_named(broken, name, file, content):
     folder = broken(name)
     if file == INDEX:
         (folder / SINGLE).rename(folder / SHARD)
+        shutil.copy(folder / SHARD, folder.parent / SINGLE)  # which an index must not lead to
     if content is None:
         (folder / file).rename(folder / "pytorch_model.bin")  # which is not loaded
     elif isinstance(content, int):

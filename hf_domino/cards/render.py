@@ -35,9 +35,7 @@ def render_card(
     results: str | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> str:
-    r"""The card of a drafter as Markdown, its sections of training and results as they are given.
-
-    `name` is what it is loaded by, and `target` a folder or a name on the Hub; of a folder only the last part is told.
+    r"""Write the card of a drafter as Markdown, with sections of training and results as given.
 
     Example:
     ```python
@@ -71,12 +69,12 @@ def render_card(
 
 
 def is_hub_name(name: str | None) -> bool:
-    """Whether this can be the name of a model on the Hub, and is no folder here."""
+    """Tell whether this can be the name of a model on the Hub, and is not a folder here."""
     return name is not None and HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
 def _engines(config: DominoConfig) -> list[str]:
-    """What each serving engine makes of an export of the drafter, a line each; none where the kind has no export."""
+    """Say in a line for each engine whether it accepts an export of the drafter; none if the kind has no export."""
     if "export" in config.kind.lacks:
         return []
     try:
@@ -94,11 +92,10 @@ def _engines(config: DominoConfig) -> list[str]:
 
 
 class PushesItsCard(PushToHubMixin):
-    """Has `push_to_hub`, and `save_pretrained` with `push_to_hub=True`, send the drafter's card, not a generic one.
+    """Make `push_to_hub`, and `save_pretrained` with `push_to_hub=True`, send the drafter's card, not a generic one."""
 
-    The card of the repository is merged with the one in the folder that is saved to or was loaded from. What is said of
-    training and results is that folder's, as it belongs to the weights.
-    """
+    # The repository's card is merged with that of the folder that is saved to or was loaded from. Training and results
+    # are taken from that folder, as they belong to the weights.
 
     config: Any
     name_or_path: str

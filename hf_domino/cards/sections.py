@@ -26,17 +26,17 @@ OURS = ("library_name",)  # another one would have the Hub show a snippet that l
 
 
 def read_text(path: Path) -> str:
-    """A card, or another text; empty where there is none."""
+    """Read a card, or another text; empty if there is none."""
     return path.read_text(encoding="utf-8-sig") if path.is_file() else ""  # editors of Windows leave a mark
 
 
 def mark(name: str, text: str) -> str:
-    """A section of a card with its markers."""
+    """Put a section of a card between its markers."""
     return f"<!-- hf_domino:begin {name} -->\n{text.strip()}\n<!-- hf_domino:end {name} -->"
 
 
 def read_sections(text: str) -> dict[str, str]:
-    r"""Our sections of a card, by name, in its order.
+    r"""Read our sections of a card, by name, in its order.
 
     Example:
     ```python
@@ -54,7 +54,7 @@ def read_sections(text: str) -> dict[str, str]:
 
 
 def read_card(text: str) -> ModelCard:
-    """A card as `huggingface_hub` reads it, which warns of one without metadata."""
+    """Read a card by `huggingface_hub`, which warns of one without metadata."""
     try:
         return ModelCard(text if text.lstrip().startswith("---") else f"---\n{{}}\n---\n{text}")
     except (yaml.YAMLError, ValueError) as error:
@@ -63,11 +63,8 @@ def read_card(text: str) -> ModelCard:
 
 
 def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
-    """Put what is new into the card that is there.
-
-    The user's text and metadata stay. Our sections are replaced, those that are not there yet are added; lists of
-    metadata are united. `wins` names metadata whose new value takes the place of another one.
-    """
+    """Merge a new card into the one that is there: the user's text and metadata stay, our sections are replaced."""
+    # New sections are added, and lists of metadata united. `wins` names metadata whose new value replaces the old one.
     existing = existing.replace("\r\n", "\n")
     if not existing.strip():
         return new

@@ -19,7 +19,7 @@ FIGURE = "figures/training.svg"  # of a training, in the drafter's folder
 
 
 def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None, figure: str | None = None) -> str:
-    """A trainer's record as a section of a card: steps, tokens, hours, more facts, the loss log and the evaluations."""
+    """Write a trainer's record as a section of a card: steps, tokens, hours, facts, the loss log and evaluations."""
     log = [entry for entry in state.log_history if "base_loss" in entry]
     # The last step is evaluated as one of its interval, and once more as the end.
     evaluations = list({entry["step"]: entry for entry in state.log_history if "eval_loss" in entry}.values())
@@ -39,7 +39,7 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
 
 
 def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix: str = "") -> str:
-    """A table of at most `MOST_LOG_ROWS` of the entries, evenly spread, with the columns that any of them has."""
+    """Tabulate at most `MOST_LOG_ROWS` entries, evenly spread, with the columns that any of them has."""
     fields = {"step": "step"} if prefix else {}
     fields |= {name: f"{prefix}{name}" for name in wanted if any(f"{prefix}{name}" in entry for entry in entries)}
     last, count = len(entries) - 1, min(len(entries), MOST_LOG_ROWS)
@@ -48,7 +48,7 @@ def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix
 
 
 def _by_position(evaluation: Mapping[str, Any]) -> list[str]:
-    """Share of proposals that are right where all before them are; nothing where it was not recorded."""
+    """Tabulate the share of proposals that are right if all before them are; nothing if it was not recorded."""
     rows = []
     for name, prefix in (("base logits", "eval_base_accept_at_"), ("as drafted", "eval_accept_at_")):
         places = range(1, 1 + sum(field.startswith(prefix) for field in evaluation))  # files have them sorted as words

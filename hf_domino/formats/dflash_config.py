@@ -48,10 +48,6 @@ PROJECTOR_TYPES = {"domino": "domino", "causal_v5": "domino", "dflash": "dflash"
 MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
 
 
-def _matches(stored: StoredConfig) -> bool:
-    return SECTION in stored or bool(ARCHITECTURES & classes_of(stored))
-
-
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(merged(stored, SECTION), HEAD_SECTION)
     is_next = DEEPSPEC_CLASS in classes_of(stored) or "markov_rank" in stored  # restamped, too
@@ -85,7 +81,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 
 
 def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, Any]:
-    """What `use_swa` and a stated causality change in the backbone's windows."""
+    """Apply `use_swa` and a stated causality to the backbone's windows."""
     types, window = backbone.get("layer_types"), backbone.get("sliding_window")
     non_causal = False in (stored.get("causal"), stored.get("is_causal"))
     if stored.get("use_swa"):
@@ -96,7 +92,7 @@ def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, 
 
 
 def _projector_type(stored: StoredConfig) -> str:
-    """Which of ours it is; the class says it where the field is absent."""
+    """Read our `projector_type`; the class tells it if the field is absent."""
     is_domino = DOMINO_CLASS in classes_of(stored)
     given = stored.get("projector_type") or ("domino" if is_domino else "dflash")
     if given not in PROJECTOR_TYPES:
@@ -109,7 +105,7 @@ def _projector_type(stored: StoredConfig) -> str:
 
 
 def _stored(config: DominoConfig) -> dict[str, Any]:
-    """As the releases are stored: sizes and conventions of the block at the top, what is the drafter's own inside."""
+    """Write it as the releases are: sizes and conventions of the block at the top, the drafter's own fields inside."""
     section: dict[str, Any] = {"mask_token_id": config.mask_token_id, "target_layer_ids": config.target_layer_ids}
     top = stored_backbone(config) | {
         "architectures": [DFLASH_CLASS],
@@ -132,16 +128,12 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
 
 DFLASH_CONFIG = Format(
     name="DFlash configuration (z-lab, SpecForge, Model-Optimizer)",
-    matches=_matches,
+    matches=lambda stored: SECTION in stored or bool(ARCHITECTURES & classes_of(stored)),
     fields=_fields,
     stored=_stored,
     # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter.
     renames={r"^dflash_module\.": "", r"^logit_head\.": ""},
 )
-
-
-def _matches_muse(stored: StoredConfig) -> bool:
-    return stored.get("model_type") == MUSE_TYPE
 
 
 def _fields_of_muse(stored: StoredConfig) -> dict[str, Any]:
@@ -165,7 +157,7 @@ def _fields_of_muse(stored: StoredConfig) -> dict[str, Any]:
 
 MUSE_GLIMMER = Format(
     name="Muse Glimmer assistant",
-    matches=_matches_muse,
+    matches=lambda stored: stored.get("model_type") == MUSE_TYPE,
     fields=_fields_of_muse,
     renames={r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."},
     runs_natively=True,

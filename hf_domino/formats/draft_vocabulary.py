@@ -39,17 +39,17 @@ NO_HEAD = (
 
 
 def ids_of(d2t: torch.Tensor) -> torch.Tensor:
-    """The target's ids `[D]` of a stored map `[D]`."""
+    """Return the target's ids of a stored map."""
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
 def t2d_of(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Of each of the target's tokens whether it is among these ids `[D]`: `[V]` bool."""
+    """Mark the tokens of the target that are among these ids."""
     return torch.zeros(vocab_size, dtype=torch.bool, device=token_ids.device).index_fill(0, token_ids, True)
 
 
 def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The stored map `[D]` int64 of some of the target's tokens, in any order and none twice.
+    """Make the stored map of some of the target's tokens, in any order and none twice.
 
     Example:
     ```python
@@ -70,7 +70,7 @@ def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Te
 
 
 def check_d2t(d2t: torch.Tensor, vocab_size: int, field: str = "the checkpoint's d2t", remedy: str = AGAIN) -> None:
-    """Refuse a map `[D]` that is empty, or whose ids do not ascend or are not the target's."""
+    """Refuse a map that is empty, or whose ids do not ascend or are not the target's."""
     if not len(d2t) or d2t.dtype not in (torch.int32, torch.int64):
         raise refusal(field, "at least one integer", f"{len(d2t)} of {d2t.dtype}", remedy)
     ids = ids_of(d2t)
@@ -83,7 +83,7 @@ def check_d2t(d2t: torch.Tensor, vocab_size: int, field: str = "the checkpoint's
 
 
 def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
-    """Tensors of all tokens, with `t2d` `[V]` and a whole W2 `[V, R]`, and a sentence about them."""
+    """Make tensors of all tokens, with `t2d` and a whole W2, and a sentence about them."""
     found = dict(tensors)
     ids = ids_of(found.pop(D2T))
     found[T2D] = t2d_of(ids, config.vocab_size)
@@ -96,10 +96,8 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
 
 
 def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
-    """Check a draft vocabulary that is stored, and tell a configuration that says nothing of it how large it is.
-
-    Returns the ids `[D]` where there is `t2d` alone, as of [`spread`], and W2 is of all tokens; else None.
-    """
+    """Check a stored draft vocabulary, and set its size in a configuration that does not tell it."""
+    # Returns the ids [D] if there is t2d alone, as of `spread`, and W2 is of all tokens; else None.
     d2t, t2d = (stored[name].read().flatten() if name in stored else None for name in (D2T, T2D))
     if d2t is None:
         return None if t2d is None or config.draft_vocab_size else drafted_ids(t2d, config.vocab_size)
@@ -115,7 +113,7 @@ def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Te
 
 
 def drafted_ids(t2d: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The ids `[D]` of the tokens that are drafted by a stored `t2d` `[V]`."""
+    """List the ids of the tokens that a stored `t2d` marks."""
     if t2d.shape != (vocab_size,) or t2d.is_floating_point() or not t2d.any():
         expected = f"a truth value for each of {vocab_size} tokens (vocab_size), one of them true"
         raise refusal(f"the checkpoint's {T2D}", expected, f"{tuple(t2d.shape)} of {t2d.dtype}", AGAIN)
@@ -123,7 +121,7 @@ def drafted_ids(t2d: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def beside(tensors: Tensors, config: DominoConfig, target: PreTrainedModel | None = None) -> tuple[Tensors, str | None]:
-    """Tensors with `t2d` `[V]`, and with a target's rows of lm_head `[D, H]`; and a sentence if these are missing."""
+    """Add `t2d`, and the target's rows of lm_head, to tensors; return a sentence too if those are missing."""
     ids = ids_of(tensors[D2T])
     found = tensors | {T2D: t2d_of(ids, config.vocab_size)}
     if target is None:

@@ -27,54 +27,36 @@ DOMINO, DFLASH = ("domino",), ("dflash",)
 
 @dataclass(frozen=True)
 class Rule:
-    """What an engine wants of one field of a config.json.
+    """State what an engine requires of one field of a config.json."""
 
-    Args:
-        names (`tuple[str, ...]`): What the formats call the field.
-        expected (`str`): What it must be, in words.
-        holds (`Callable`): Whether a value, None where there is none, is that.
-        why (`str`): What the engine does otherwise, and the way out.
-        kinds (`tuple[str, ...]`, *optional*): The `projector_type`s that it is asked of; both by default.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the field, in the formats
     expected: str
-    holds: Callable[[Any], bool]
-    why: str
-    kinds: tuple[str, ...] = DOMINO + DFLASH
+    holds: Callable[[Any], bool]  # whether a value, None if absent, is as expected
+    why: str  # what the engine does otherwise, and the way out
+    kinds: tuple[str, ...] = DOMINO + DFLASH  # the values of projector_type that it applies to
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A program that serves a target with a drafter.
+    """Describe a program that serves a target with a drafter."""
 
-    Args:
-        name (`str`): What flags call it.
-        title (`str`): Its name and the versions that the rules were read in.
-        reads (`tuple`): The formats that it reads.
-        command (`Template`): How it is started with `$target`, `$drafter` and `$num_draft_tokens`.
-        rules (`tuple[Rule, ...]`): What it wants of a config.json.
-        note (`str`): What it wants of the target and the machine, and does otherwise than hf_domino.
-        plugin (`str`, *optional*): What serves Domino, and DFlash with `shift_label`, in it; none where it does itself.
-    """
-
-    name: str
-    title: str
+    name: str  # in flags
+    title: str  # with the versions that the rules were read in
     reads: tuple[Format, ...]
-    command: Template
+    command: Template  # that starts it, of $target, $drafter and $num_draft_tokens
     rules: tuple[Rule, ...]
-    note: str
-    plugin: str | None = None
+    note: str  # its requirements of target and machine, and differences from hf_domino
+    plugin: str | None = None  # that it needs for Domino, and for DFlash with shift_label
 
     def plugin_for(self, config: DominoConfig) -> str | None:
-        """What serves this drafter in it; None where it does itself."""
+        """Name the plugin that this drafter needs in the engine; None if it needs none."""
         is_plain = config.projector_type == "dflash" and not config.shift_label
         return None if is_plain else self.plugin
 
 
 @dataclass(frozen=True)
 class Unmet:
-    """A field that an engine will not take, and why."""
+    """Name a field that an engine does not accept, and say why."""
 
     field: str
     expected: str
@@ -169,7 +151,7 @@ ENGINES = {engine.name: engine for engine in (SGLANG, VLLM, ZLAB)}
 
 
 def unmet(stored: StoredConfig, engine: Engine) -> tuple[Unmet, ...]:
-    """What an engine will not take of a drafter whose config.json is this, and why; empty if it takes it.
+    """List the fields of a drafter's config.json that an engine does not accept.
 
     Example:
     ```python

@@ -39,27 +39,19 @@ _HEADLESS = Unmet("lm_head.weight", "stored beside d2t", "none", NO_HEAD)
 
 @dataclass(frozen=True)
 class Export:
-    """A folder that was written, and which engines take it.
-
-    Args:
-        folder (`Path`): Where it lies.
-        format (`str`): What it was written as.
-        files (`tuple[str, ...]`): What was written.
-        refusals (`Mapping[str, tuple[Unmet, ...]]`): What each engine will not take; empty for those that take it.
-        notes (`tuple[str, ...]`, *optional*): What is otherwise there, or missing.
-    """
+    """Describe a folder that was written, and which engines accept it."""
 
     folder: Path
     format: str
     files: tuple[str, ...]
-    refusals: Mapping[str, tuple[Unmet, ...]]
-    notes: tuple[str, ...] = ()
+    refusals: Mapping[str, tuple[Unmet, ...]]  # by engine; empty for an engine that accepts it
+    notes: tuple[str, ...] = ()  # what differs from the drafter, or is missing
 
 
 def stored_config(
     config: DominoConfig, format: str = "specforge", dtype: torch.dtype | str = torch.bfloat16
 ) -> dict[str, Any]:
-    """The config.json of a drafter in another project's words, its weights being of this dtype."""
+    """Write a drafter's config.json in another project's words, for weights of this dtype."""
     if format not in FORMATS:
         raise refusal("format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own.")
     config.kind.refuse_what_it_lacks("export")
@@ -71,7 +63,7 @@ def stored_config(
 
 
 def refusals(stored: StoredConfig) -> dict[str, tuple[Unmet, ...]]:
-    """What each engine will not take of a drafter whose config.json is this; empty for those that take it."""
+    """List the fields of a drafter's config.json that each engine does not accept."""
     return {name: unmet(stored, engine) for name, engine in ENGINES.items()}
 
 
@@ -120,7 +112,7 @@ def export(
 
 
 def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A drafter's tensors by name; refused if its configuration describes others, or they are not in memory."""
+    """Return a drafter's tensors; refuse those that its configuration does not describe or that are not in memory."""
     tensors = drafter.state_dict()
     described = drafter.config.kind.shapes(drafter.config)
     others = described.items() ^ {name: tuple(tensor.shape) for name, tensor in tensors.items()}.items()

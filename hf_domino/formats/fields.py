@@ -47,38 +47,33 @@ DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 @dataclass(frozen=True)
 class Format:
-    """How one kind of checkpoint stores drafters.
+    """Describe how a project stores drafters."""
 
-    Args:
-        name (`str`): What errors call it.
-        matches (`Callable`): Whether a configuration is of this format.
-        fields (`Callable`): The fields of [`DominoConfig`] that such a configuration describes; raises a `ValueError`
-            for what is missing, contradicts itself or cannot be run.
-        stored (`Callable`, *optional*): The way back: the config.json that describes a drafter of a [`DominoConfig`],
-            of which `dtype` is the weights'; raises a `ValueError` for what the format cannot hold. Tensors go out
-            under our names. None for formats that are only read.
-        renames (`Mapping`, *optional*): Patterns of stored tensor names -> replacements, one after the other.
-        has_draft_vocabulary (`bool`, *optional*, defaults to `False`): Whether `d2t` and `t2d` are stored.
-        runs_natively (`bool`, *optional*, defaults to `False`): Whether a pipeline of Transformers runs such a drafter
-            without us.
-    """
-
-    name: str
-    matches: Callable[[StoredConfig], bool]
+    name: str  # in errors
+    matches: Callable[[StoredConfig], bool]  # whether a configuration is of this format
+    # The fields of DominoConfig that a configuration describes; a ValueError if one is missing or cannot be run.
     fields: Callable[[StoredConfig], dict[str, Any]]
+    # The config.json of a DominoConfig, whose dtype is the weights'; a ValueError if the format cannot store it. None
+    # if the format is only read. Tensors are written under our names.
     stored: Callable[[DominoConfig], dict[str, Any]] | None = None
-    renames: Mapping[str, str] = field(default_factory=dict)
-    has_draft_vocabulary: bool = False
-    runs_natively: bool = False
+    renames: Mapping[str, str] = field(default_factory=dict)  # patterns of tensor names -> replacements, in turn
+    has_draft_vocabulary: bool = False  # whether d2t and t2d are stored
+    runs_natively: bool = False  # whether a pipeline of Transformers runs such a drafter without us
+
+    def rename(self, name: str) -> str:
+        """Give a stored tensor's name in our words."""
+        for pattern, replacement in self.renames.items():
+            name = re.sub(pattern, replacement, name)
+        return name
 
 
 def is_of_target(name: str) -> bool:
-    """Whether a stored tensor is none of the drafter's weights."""
+    """Tell whether a stored tensor is the target's, not one of the drafter's weights."""
     return any(re.search(pattern, name) for pattern in TARGET_TENSORS)
 
 
 def misfit(name: str, expected: Any, value: Any, remedy: str = CORRECT_IT) -> ValueError:
-    """The refusal of a field of a checkpoint's config.json."""
+    """Make the error about a field of a checkpoint's config.json."""
     return refusal(f"{name} in the checkpoint's config.json", expected, value, remedy)
 
 
@@ -90,14 +85,14 @@ def required(stored: StoredConfig, *names: str) -> None:
 
 
 def refuse_unread(stored: StoredConfig) -> None:
-    """Refuse what is done to embeddings, logits or attention and is not done here."""
+    """Refuse fields that change embeddings, logits or attention in a way that is not implemented here."""
     for name, value in UNREAD.items():
         if stored.get(name) not in (None, value):
             raise misfit(name, value, stored[name], CANNOT_RUN)
 
 
 def predicts_next(stored: StoredConfig, default: bool) -> Any:
-    """Whether position k of a block predicts the token after it; the default is of a trainer whose files do not say."""
+    """Tell whether position k of a block predicts the token after it; `default` holds for files that do not say."""
     said = {name: stored[name] for name in ORDER if stored.get(name) is not None}
     for name, value in said.items():
         first = next(iter(said))
@@ -107,7 +102,7 @@ def predicts_next(stored: StoredConfig, default: bool) -> Any:
 
 
 def classes_of(stored: StoredConfig) -> set[str]:
-    """The classes that a configuration names; empty where it names none."""
+    """List the classes that a configuration names."""
     classes = stored.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise misfit("architectures", "a list of texts", classes)
@@ -115,7 +110,7 @@ def classes_of(stored: StoredConfig) -> set[str]:
 
 
 def section_of(stored: StoredConfig, name: str) -> StoredConfig:
-    """A nested part of a configuration; empty where there is none."""
+    """Return a section of a configuration, empty if there is none."""
     section = stored.get(name)
     if section is not None and not isinstance(section, dict):
         raise misfit(name, "an object", section)
@@ -123,7 +118,7 @@ def section_of(stored: StoredConfig, name: str) -> StoredConfig:
 
 
 def merged(stored: StoredConfig, section: str) -> dict[str, Any]:
-    """A configuration with the fields of one section put beside those of the top level, which must agree."""
+    """Put the fields of one section beside those of the top level, with which they must agree."""
     given = {name: value for name, value in section_of(stored, section).items() if value is not None}
     for name, value in given.items():
         if stored.get(name) not in (value, None):
@@ -132,7 +127,7 @@ def merged(stored: StoredConfig, section: str) -> dict[str, Any]:
 
 
 def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
-    """The backbone's fields of a decoder's configuration; those left out have the defaults of its architecture."""
+    """Read the backbone's fields of a decoder's configuration, with its architecture's defaults."""
     top = stored.get("rope_theta")
     for place in ("rope_parameters", "rope_scaling"):
         nested = section_of(stored, place).get("rope_theta")
@@ -153,7 +148,7 @@ def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
 
 
 def window_fields(layer_types: Any, window: Any, non_causal: bool = False) -> dict[str, Any]:
-    """The fields of sliding layers, whose windows count the query's own position; none where all see everything."""
+    """Return the fields of sliding layers, whose windows count the query's own position; none if no layer slides."""
     if others := sorted(set(layer_types or ()) - set(LAYER_TYPES)):
         raise refusal("layer_types", f"each one of {LAYER_TYPES}", others, CANNOT_RUN)
     if SLIDING not in (layer_types or ()):
@@ -164,7 +159,7 @@ def window_fields(layer_types: Any, window: Any, non_causal: bool = False) -> di
 
 
 def stored_backbone(config: DominoConfig) -> dict[str, Any]:
-    """The way back of [`backbone_fields`]: a whole Qwen3 configuration, which no reader's defaults change."""
+    """Write the backbone as a complete Qwen3 configuration, so that no reader's defaults matter."""
     rope = dict(config.rope_parameters or {})
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
     return {name: getattr(config, name) for name in DECODER_FIELDS} | {
@@ -185,7 +180,7 @@ def stored_backbone(config: DominoConfig) -> dict[str, Any]:
 
 
 def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
-    """A decoder's configuration, `"qwen3"` unless it says another, with Transformers' defaults for fields left out."""
+    """Build the decoder's configuration of Transformers, Qwen3's unless `model_type` names another."""
     model_type = stored.get("model_type") or "qwen3"
     if model_type not in CONFIG_MAPPING:
         remedy = "A newer transformers may know it."

@@ -51,19 +51,15 @@ WHICH_LAYERS = (
 
 
 def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
-    """Read which format a checkpoint is of, and add what loads it to the arguments of `from_pretrained`.
-
-    `config`, `key_mapping`, `use_safetensors` and, for the Hub, the `revision` are set, and fields of [`DominoConfig`]
-    taken out; an adapter's stay as they are. Returns the ids `[D]` of a draft vocabulary that is to be cut out of what
-    is loaded; None for most.
-    """
+    """Set the arguments of `from_pretrained` that load a checkpoint; return ids of a vocabulary to restrict it to."""
+    # Set are config, key_mapping, use_safetensors and, for the Hub, revision; fields of DominoConfig are taken out.
+    # Arguments of an adapter stay. The ids are [D], and None for most checkpoints.
     arguments["use_safetensors"] = True  # a pickle can hold anything
     if not isinstance(name, (str, os.PathLike)):
         if arguments.get("config") is not None and arguments.get("state_dict") is not None:
             check_tensors(arguments["config"], OURS, arguments["state_dict"])
         return None
-    _pin(name, arguments)
-    download = {key: arguments[key] for key in DOWNLOAD_ARGUMENTS if key in arguments}
+    download = _pinned(name, arguments)
     found = OURS
     # None of it asks for all tokens, whatever is stored
     is_told = "draft_vocab_size" in arguments or isinstance(arguments.get("config"), PreTrainedConfig)
@@ -83,20 +79,19 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     return token_ids
 
 
-def _pin(name: str | os.PathLike, arguments: dict[str, Any]) -> None:
-    """Read everything from one commit, whatever is pushed meanwhile."""
-    if os.path.isdir(name):
-        return
+def _pinned(name: str | os.PathLike, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a download; set `revision`, so that every file is of one commit."""
     download = {key: arguments[key] for key in DOWNLOAD_ARGUMENTS if key in arguments}
-    check_source(os.fspath(name), NAME, **download)
-    asked = {key: arguments[key] for key in PINNED_BY if key in arguments}
-    revision = resolve_revision(name, arguments.get("revision"), **asked)
-    if revision is not None:
-        arguments["revision"] = revision
+    if not os.path.isdir(name):
+        check_source(os.fspath(name), NAME, **download)
+        asked = {key: download[key] for key in PINNED_BY if key in download}
+        if (revision := resolve_revision(name, download.get("revision"), **asked)) is not None:
+            arguments["revision"] = download["revision"] = revision
+    return download
 
 
 def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) -> tuple[Format, DominoConfig]:
-    """A configuration's format, [`OURS`] among them, and the configuration as ours, with fields to set in it."""
+    """Find the format of a configuration, and read it as ours, with fields to set in it."""
     found = format_of(stored)
     for part in (stored, *stored.values()):
         if isinstance(part, Mapping) and (quantised := part.get("quantization_config")) is not None:
@@ -131,7 +126,7 @@ def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> D
 
 
 def _check_types(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
-    """Ranges are compared before types are, by which a text in place of a number gives an error without a name."""
+    """Check types first: a text compared with a range gives an error that does not name the field."""
     for name, annotation in DominoConfig.__annotations__.items():  # texts, such as "list[int] | None"
         if name in fields and not any(_is_a(kind, fields[name]) for kind in annotation.split(" | ")):
             expected = annotation.replace(" | ", " or ")
@@ -146,7 +141,7 @@ def _check_types(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> Non
 
 
 def _is_a(kind: str, value: Any) -> bool:
-    """Whether a value is of a type, given as the text of its annotation."""
+    """Tell whether a value is of a type, given as the text of its annotation."""
     kind, _, inner = kind.removesuffix("]").partition("[")
     found = "None" if value is None else type(value).__name__
     return (found == kind or (found, kind) == ("int", "float")) and (
@@ -155,7 +150,7 @@ def _is_a(kind: str, value: Any) -> bool:
 
 
 def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, StoredTensor | torch.Tensor]) -> None:
-    """Refuse tensors, by our names, that are missing, misshapen or of no drafter, or a head that is not described."""
+    """Refuse tensors that are missing, of another shape or unknown, and a head that the configuration does not have."""
     _check_projector_type(config, stored)
     described = config.kind.shapes(config)
     parts = _told(config, "projector_type", "num_hidden_layers", "block_size")
@@ -178,7 +173,7 @@ def _told(config: DominoConfig, *fields: str) -> str:
 
 
 def check_finite(tensors: Mapping[str, torch.Tensor], place: str) -> None:
-    """Refuse weights that are no numbers: all drafts would be rejected, and nobody would know why."""
+    """Refuse NaN and infinity, with which every draft would be rejected silently."""
     for name, tensor in tensors.items():
         is_read = type(tensor) is torch.Tensor and not tensor.is_meta
         if is_read and not torch.stack(tensor.aminmax()).isfinite().all():
@@ -205,6 +200,6 @@ def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None
 
 
 def shown(names: list[str]) -> str:
-    """The names of tensors for an error; the first of them, and how many there are, where they are many."""
+    """Join names of tensors for an error: the first few, and how many there are."""
     first = ", ".join(names[:MOST_SHOWN])
     return first if len(names) <= MOST_SHOWN else f"{first} ... ({len(names)} tensors)"

@@ -29,7 +29,7 @@ OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def _is_ours(stored: StoredConfig) -> bool:
-    """Whether it is ours: another project's Domino has the same `model_type`, and fields of its own."""
+    """Tell whether it is ours: another project's Domino has the same `model_type`, and fields of its own."""
     names = {name for name, value in stored.items() if value not in (None, False)}
     has_ours_alone = names <= DominoConfig.__dataclass_fields__.keys() | OF_TRANSFORMERS
     return stored.get("model_type") == DominoConfig.model_type and (ALWAYS_OURS in stored or has_ours_alone)
@@ -40,10 +40,7 @@ FORMATS = (OURS, EAGLE3, SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
 
 
 def format_of(stored: StoredConfig) -> Format | None:
-    """Which format a drafter's configuration is of, [`OURS`] among them; None for what is no drafter that we know.
-
-    Args:
-        stored (`Mapping`): A checkpoint's config.json.
+    """Find the format of a drafter's config.json; None if it is not a drafter that we know.
 
     Example:
     ```python

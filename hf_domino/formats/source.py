@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,10 +39,7 @@ AGAIN = "Download the checkpoint again, or save the drafter again."
 
 
 def check_source(name: str | Path, field: str, **download: Any) -> None:
-    """Refuse at once what is no folder and not on the Hub: Transformers would try the network again and again.
-
-    What `from_pretrained` takes for the Hub is `cache_dir`, `revision`, `subfolder`, `token` and `local_files_only`.
-    """
+    """Refuse at once a name that is neither a folder nor on the Hub: Transformers would try the network repeatedly."""
     path = Path(name)
     reason = None if str(name) and path.is_dir() else _why_not_on_hub(str(name), download)
     if reason is not None:
@@ -66,7 +62,7 @@ def check_is_target(name: str | Path, field: str, **download: Any) -> None:
 
 
 def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:
-    """Why nothing can be loaded from the Hub by this name; None if it may be worth trying."""
+    """Say why nothing can be loaded from the Hub by this name; None if it is worth trying."""
     places = {key: download[key] for key in ("cache_dir", "revision") if download.get(key) is not None}
     files = ["/".join(filter(None, (download.get("subfolder"), file))) for file in (CONFIG, ADAPTER_CONFIG)]
     try:
@@ -90,20 +86,20 @@ def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a checkpoint as the header of its file describes it, under the file's own name."""
+    """Describe a tensor of a checkpoint by the header of its file."""
 
     path: Path
     name: str
     shape: tuple[int, ...]
 
     def read(self) -> torch.Tensor:
-        """Its values, on the CPU."""
+        """Load its values, on the CPU."""
         with safe_open(self.path, "pt") as file:
             return file.get_tensor(self.name)
 
 
 def read_config(name: str | os.PathLike, download: dict[str, Any]) -> StoredConfig | None:
-    """Read the config.json of a folder, a Hub name, or the file itself; None of an adapter, whose base has one."""
+    """Read config.json of a folder or a Hub name, or the file itself; None of an adapter, whose base has one."""
     if os.path.isfile(name):
         return read_object(Path(name))
     path = _find(name, CONFIG, download)
@@ -120,14 +116,11 @@ def read_config(name: str | os.PathLike, download: dict[str, Any]) -> StoredConf
 def stored_tensors(
     name: str | os.PathLike, found: Format, download: dict[str, Any], variant: str | None
 ) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint's files by our names; refused if missing, pickled, broken off, or stored twice."""
+    """List a checkpoint's tensors by our names; refuse missing, pickled and truncated files, and names stored twice."""
     stored: dict[str, StoredTensor] = {}
     for path in _weight_files(name, f".{variant}" if variant else "", download):
         for tensor in _tensors(path):
-            ours = tensor.name
-            for pattern, replacement in found.renames.items():
-                ours = re.sub(pattern, replacement, ours)
-            ours = ours.removeprefix("model.")  # as Transformers does
+            ours = found.rename(tensor.name).removeprefix("model.")  # as Transformers does
             if ours in stored and not is_of_target(tensor.name):
                 value = f"{stored[ours].name} and {tensor.name}"
                 raise refusal("the checkpoint's tensors", "there once each", value, AGAIN)
@@ -159,24 +152,25 @@ def _weight_files(name: str | os.PathLike, variant: str, download: dict[str, Any
 
 
 def _tensors(path: Path) -> list[StoredTensor]:
-    """What a file holds."""
+    """List the tensors of a file."""
+    found = []
     try:
         with safe_open(path, "pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            found = [StoredTensor(path, name, tuple(part.get_shape())) for name, part in slices.items()]
-            dtypes = {name: part.get_dtype() for name, part in slices.items()}
+            for name in file.keys():  # noqa: SIM118
+                tensor = file.get_slice(name)
+                found.append(StoredTensor(path, name, tuple(tensor.get_shape())))
+                if (dtype := tensor.get_dtype()) not in FLOATS and not is_of_target(name):
+                    remedy = "The weights are quantised; an engine such as vLLM or SGLang may run them."
+                    expected = f"one of {', '.join(sorted(FLOATS))}"
+                    raise refusal(f"the dtype of the checkpoint's {name}", expected, dtype, remedy)
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise refusal(f"{path.name} of the checkpoint", "a whole safetensors file", reason, AGAIN) from error
-    for name, dtype in dtypes.items():
-        if dtype not in FLOATS and not is_of_target(name):
-            remedy = "The weights are quantised; an engine such as vLLM or SGLang may run them."
-            raise refusal(f"the dtype of the checkpoint's {name}", f"one of {', '.join(sorted(FLOATS))}", dtype, remedy)
     return found
 
 
 def _find(name: str | os.PathLike, file: str, download: dict[str, Any]) -> Path | None:
-    """Where a file of the checkpoint is, downloaded first where it must be; None if it has none."""
+    """Find a file of the checkpoint, downloading it if needed; None if there is none."""
     quiet = {"_raise_exceptions_for_missing_entries": False}
     try:
         found = cached_file(name, file, **download, **quiet)

@@ -37,10 +37,6 @@ DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
 GRU_HIDDEN_DIM, EMB_DIM, PREFIX_LEN = 1024, 256, 1  # and of its Domino class
 
 
-def _matches(stored: StoredConfig) -> bool:
-    return KIND in stored
-
-
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     if stored[KIND] not in ("dflash", "domino"):
         raise refusal(KIND, "'dflash' or 'domino'", stored[KIND], CANNOT_RUN)
@@ -78,7 +74,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 
 
 def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
-    """Captured layers as ours count them, of a field that counts the embeddings as 0."""
+    """Read captured layers, counted as ours are, from a field that counts the embeddings as 0."""
     aux_ids = stored[name]
     if not isinstance(aux_ids, list) or not all(type(index) is int and index > 0 for index in aux_ids):
         raise refusal(name, "a list of integers from 1 on (0 is the embeddings)", aux_ids, CANNOT_RUN)
@@ -86,7 +82,7 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
 
 
 def _stored(config: DominoConfig) -> dict[str, Any]:
-    """Of the whole vocabulary, no tensor of the target is wanted then (speculators 0.9, vLLM 0.33)."""
+    """Write it for speculators 0.9 and vLLM 0.33, which need none of the target's tensors for a whole vocabulary."""
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
     wrong = {
         "projector_type": (config.projector_type != "dflash", "'dflash'", "its Domino is not merged: pull request 773"),
@@ -120,7 +116,7 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
 
 SPECULATORS = Format(
     name="speculators",
-    matches=_matches,
+    matches=lambda stored: KIND in stored,
     fields=_fields,
     stored=_stored,
     has_draft_vocabulary=True,

@@ -50,7 +50,7 @@ def write_bundle(folder: str | Path) -> list[Path]:
 
 
 def bundle() -> dict[str, str]:
-    """Names of the flat modules, and their text."""
+    """Make the flat modules: text by name."""
     if _path(_ENTRY_NAME) is None:
         raise ValueError("standalone=True needs the package, whose source is bundled: pip install hf-domino.")
     version = importlib.import_module(PACKAGES[0]).__version__
@@ -59,7 +59,12 @@ def bundle() -> dict[str, str]:
     while open_:
         name = open_.pop()
         path = cast(Path, _path(name))
-        text, needed = rewrite(path.read_text(encoding="utf-8"), name, path.stem == "__init__", _flat)
+        text, needed = rewrite(
+            path.read_text(encoding="utf-8"),
+            name,
+            path.stem == "__init__",
+            lambda other: _named(other) if _path(other) else None,
+        )
         header = f"# {name}, hf_domino {version}, SPDX-License-Identifier: {LICENCE}; made from it: do not edit"
         texts[found[name]] = f"{header}\n{text}"
         for other in sorted(needed - found.keys()):
@@ -69,17 +74,12 @@ def bundle() -> dict[str, str]:
     return texts
 
 
-def _flat(name: str) -> str | None:
-    """The flat name of one of our modules; None of any other."""
-    return None if _path(name) is None else _named(name)
-
-
 def _named(name: str) -> str:
     return name.removeprefix(f"{PACKAGES[0]}.").replace(".", "_")
 
 
 def _path(name: str) -> Path | None:
-    """A module's file, without importing it."""
+    """Find a module's file without importing it."""
     top, *rest = name.split(".")
     spec = importlib.util.find_spec(top) if top in PACKAGES else None
     if spec is None or spec.origin is None:
@@ -89,7 +89,7 @@ def _path(name: str) -> Path | None:
 
 
 def rewrite(source: str, name: str, is_package: bool, flat_name: Callable[[str], str | None]) -> tuple[str, set[str]]:
-    """A module's text with imports of flat files, and the dotted names of our modules that it needs."""
+    """Rewrite a module's imports for flat files, and list the modules of ours that it needs."""
     package = name if is_package else name.rpartition(".")[0]
     lines, needed = source.splitlines(keepends=True), set()
     for node in sorted(_imports(ast.parse(source)), key=lambda node: -node.lineno):
@@ -102,7 +102,7 @@ def rewrite(source: str, name: str, is_package: bool, flat_name: Callable[[str],
 
 
 def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.If]:
-    """Import statements anywhere, and blocks for type checkers, which go."""
+    """Yield import statements anywhere, and blocks for type checkers, which are removed."""
     for node in ast.iter_child_nodes(tree):
         for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse
         if for_checkers or isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -114,7 +114,7 @@ def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.If]:
 def _rewritten(
     node: ast.Import | ast.ImportFrom, package: str, flat_name: Callable[[str], str | None]
 ) -> tuple[list[str], set[str]]:
-    """Lines in place of an import, and our modules that it names."""
+    """Return the lines that replace an import, and the modules of ours that it names."""
     base = ""
     if isinstance(node, ast.ImportFrom):
         parent = package.rsplit(".", node.level - 1)[0] if node.level else ""

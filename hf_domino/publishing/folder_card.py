@@ -37,11 +37,7 @@ def results_section(
     figures: Mapping[str, str] | None = None,
     others: Mapping[str, Sequence[Row]] | None = None,
 ) -> str:
-    """What was measured, as a section of a card, with pictures by title and a table each of other runs by their file.
-
-    Raises:
-        ValueError: If the rows measure nothing, or have no plain generation to compare with.
-    """
+    """Write the results of a card: tables of rows, pictures by title, and a table for each file of other runs."""
     if not measured(rows):
         raise ValueError(f"rows must have measurements, got {len(rows)} without any: run `hf-domino bench`.")
     commits = {model: measured(rows)[0].get(f"{model}_commit") for model in ("target", "drafter")}
@@ -59,7 +55,7 @@ def results_section(
 
 
 def _by_position(rows: Sequence[Row]) -> str:
-    """Share of the rounds that accepted each proposal; empty where no method has rounds."""
+    """Tabulate the share of rounds that accepted each proposal; empty if no method has rounds."""
     rates = {
         f"{label(method)}, {name}": summarize(rows, method, mode).acceptance_rate_at
         for method in methods_of(rows)
@@ -72,7 +68,7 @@ def _by_position(rows: Sequence[Row]) -> str:
 
 
 def _by_kind(rows: Sequence[Row]) -> str:
-    """Speed-up and acceptance by the data set or kind of text that prompts are of; empty where they do not say."""
+    """Tabulate speed-up and acceptance by kind of prompt; empty if rows do not tell kinds."""
     modes, kinds = modes_of(rows), dict.fromkeys(row.get("kind") for row in measured(rows))
     if not any(kinds):
         return ""
@@ -90,16 +86,10 @@ def _by_kind(rows: Sequence[Row]) -> str:
 def card_for(
     folder: Path, *, name: str | None = None, target: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> str:
-    """The card of a drafter's folder, merged into the one that is there.
-
-    It tells of `results.jsonl`, further `results-*.jsonl`, `trainer_state.json` and pictures in `figures`, as far as
-    they are there. `name` is what the drafter is loaded by, the folder's by default, and `target` a name on the Hub or
-    a folder, by default the card's `base_model` or the configuration's `target_name`. `metadata`, such as `license`,
-    goes into the head of the card; lists are united with what is there.
-
-    Raises:
-        ValueError: If the folder has no drafter, nothing names its target, or its card has results without rows.
-    """
+    """Write the card of a drafter's folder, merged into the card that is there."""
+    # Read are results.jsonl, results-*.jsonl, trainer_state.json and figures, if there. `name` is what the drafter is
+    # loaded by, the folder's by default. `target` is by default the card's base_model or the configuration's
+    # target_name. `metadata`, such as license, goes into the card's head; lists are united with those there.
     if not (folder / CONFIG).is_file():
         remedy = "Save a drafter there, drafter.save_pretrained(folder); merge an adapter before, merge_and_unload()."
         raise refusal("FOLDER", f"that of a drafter, with {CONFIG}", str(folder), remedy)
@@ -129,7 +119,7 @@ def card_for(
 
 
 def _training(folder: Path, section: str | None) -> str | None:
-    """The card's own section, which says more, unless the trainer recorded something else since."""
+    """Keep the card's section of training, which says more, unless the trainer has recorded something else since."""
     if not (folder / STATE).is_file():
         return section
     state = TrainerState.load_from_json(str(folder / STATE))

@@ -16,7 +16,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -52,12 +52,12 @@ CLIENT: dict[str, Any] = {"library_name": "hf_domino", "library_version": __vers
 
 @dataclass(frozen=True)
 class PushResult:
-    """What was pushed, or would be: bytes of each file, names that stay, and the commit, None for a dry run."""
+    """Describe what was pushed, or would be in a dry run."""
 
     repo_id: str
-    files: dict[str, int]
+    files: dict[str, int]  # bytes of each
     left_out: list[str]
-    commit: str | None = None
+    commit: str | None = None  # of a dry run
     url: str | None = None  # of the commit, or of the pull request
 
     def __str__(self) -> str:
@@ -78,16 +78,9 @@ def push(
     message: str | None = None,
     **card: Any,
 ) -> PushResult:
-    """Publish a drafter's folder as OWNER/NAME on the Hub, made where there is none, in one commit.
-
-    The card is written anew from the folder, with `card`'s `target` and `metadata` of [`card_for`], and merged with one
-    that is on the Hub already. `create_pr` opens a pull request in place of a push, `private` counts for a new
-    repository, and `dry_run` only checks and lists: nothing is asked of the Hub.
-
-    Raises:
-        ValueError: If the folder holds no drafter that loads, its card has results without rows, or a file a token.
-        OSError: If the Hub does not take it.
-    """
+    """Publish a drafter's folder as OWNER/NAME on the Hub in one commit; the repository is made if there is none."""
+    # The card is written anew from the folder, with `card`'s target and metadata of `card_for`, and merged with one on
+    # the Hub. `private` is for a new repository. `dry_run` checks and lists, and asks nothing of the Hub.
     folder = Path(folder)
     if "/" not in repo_id:
         raise refusal("the repository's name", "OWNER/NAME on the Hub", repo_id, "Example: my-name/my-drafter.")
@@ -110,7 +103,9 @@ def push(
         if revision and not revision.startswith("refs/"):
             api.create_branch(repo_id, branch=revision, exist_ok=True)
         there = api.model_info(repo_id, revision=revision).sha
-        sources[CARD] = _merged_card(api, repo_id, there, text).encode()
+        with suppress(RemoteEntryNotFoundError):  # not the error of a broken connection
+            there_card = read_text(Path(api.hf_hub_download(repo_id, CARD, revision=there)))
+            sources[CARD] = merge_card(there_card, text).encode()
         done = api.create_commit(
             repo_id,
             [CommitOperationAdd(path_in_repo=name, path_or_fileobj=source) for name, source in sources.items()],
@@ -123,7 +118,7 @@ def push(
 
 
 def _sources(folder: Path, card: bytes) -> dict[str, Path | bytes]:
-    """What goes, by its place in the repository, once the drafter is seen to load and nothing holds a token."""
+    """Collect the files to push by their names there, after checks that the drafter loads and no file has a token."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # Transformers' report of what is missing; the error says it
     try:
@@ -144,18 +139,9 @@ def _sources(folder: Path, card: bytes) -> dict[str, Path | bytes]:
     return dict(sorted(sources.items()))
 
 
-def _merged_card(api: HfApi, repo_id: str, commit: str | None, text: str) -> str:
-    """Our card, merged with the one in the repository."""
-    try:
-        existing = api.hf_hub_download(repo_id, CARD, revision=commit)
-    except RemoteEntryNotFoundError:  # not the error of a broken connection
-        return text
-    return merge_card(read_text(Path(existing)), text)
-
-
 @contextmanager
 def _explained(doing: str) -> Iterator[None]:
-    """Raise as an `OSError`, which the command prints, what the Hub and the connection say."""
+    """Raise errors of the Hub and the connection as an `OSError`, which the command prints."""
     try:
         yield
     except RuntimeError as error:  # an upload's
@@ -166,7 +152,7 @@ def _explained(doing: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FoundDrafter:
-    """A repository that may hold a drafter for the target: its format, or why it does not load."""
+    """Describe a repository that may have a drafter for the target: its format, or why it does not load."""
 
     name: str
     commit: str | None
@@ -177,7 +163,7 @@ class FoundDrafter:
 
     @property
     def usage(self) -> tuple[str, ...]:
-        """The lines that use it; none where it does not load."""
+        """Give the lines of code that use it; none if it does not load."""
         load = f'drafter = DominoDraftModel.from_pretrained("{self.name}")'
         return (load, "target.generate(**inputs, assistant_model=drafter)") if self.format else ()
 
@@ -202,7 +188,7 @@ def find(target: str, *, limit: int = 20, token: str | bool | None = None) -> li
 
 
 def _judged(api: HfApi, info: ModelInfo) -> FoundDrafter:
-    """A repository with what the loading of a drafter says of its configuration."""
+    """Read a repository's configuration as loading a drafter does."""
     form, refused = None, None
     files = [file.rfilename for file in info.siblings or ()]
     try:

@@ -42,23 +42,19 @@ EXACT = "float32"  # where texts must be equal; narrower floats part them at tie
 
 @dataclass(frozen=True)
 class Leg:
-    """Texts of one way to generate, in token ids, with its rounds, 0 without a drafter, and accepted proposals."""
+    """Hold what one way to generate gave."""
 
     name: str
     at_once: int
-    texts: list[list[int]]
+    texts: list[list[int]]  # token ids
     seconds: float
-    rounds: int
+    rounds: int  # 0 without a drafter
     accepted: list[int]  # by position
 
 
 @contextmanager
 def serve(python: str, target: str, flags: Sequence[str], log: Path) -> Iterator[str]:
-    """Run vLLM's server on loopback with a Python that has vLLM, and give its address; it ends with the block.
-
-    Raises:
-        OSError: If it does not start; with its reason.
-    """
+    """Run vLLM's server on loopback with a Python that has vLLM, and give its address; it ends with the block."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -100,7 +96,7 @@ def _read(request: str | urllib.request.Request) -> str:
 def ask(
     url: str, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int = 1, how: str = "", **sampling: Any
 ) -> Leg:
-    """Send prompts to a server, so many at a time, for texts that go on past their end, greedily by default."""
+    """Send prompts to a server, `at_once` at a time, for texts that go on past their end, greedily by default."""
     fields = {"model": MODEL, "max_tokens": max_new_tokens, "return_token_ids": True, "ignore_eos": True}
     fields |= {"temperature": 0} | sampling
 
@@ -120,7 +116,7 @@ def ask(
 
 
 def read_counters(page: str) -> Counter[int]:
-    """Rounds, as 0, and accepted proposals of the first position, as 1, and so on, from a server's page of metrics."""
+    """Count rounds, under 0, and accepted proposals by position, under 1 and on, in a server's page of metrics."""
     counted: Counter[int] = Counter()
     for _, labels, value in COUNTED.findall(page):
         position = re.search(r'position="(\d+)"', labels)
@@ -131,10 +127,7 @@ def read_counters(page: str) -> Counter[int]:
 def reference(
     pair: Pair, prompts: Sequence[Sequence[int]], max_new_tokens: int, num_proposals: int | None = None
 ) -> Leg:
-    """Generate with Transformers as a server is asked to: greedily, past the end of a text, without penalties.
-
-    With `num_proposals` by our loop, in blocks of no more, else with the target alone.
-    """
+    """Generate as a server is asked to, greedily and past ends of texts: by our loop if `num_proposals` is given."""
     pair.target.generation_config = GenerationConfig(pad_token_id=pair.tokenizer.pad_token_id or 0)
     drafter, arguments = pair.drafter, {}
     if num_proposals is not None:  # of fewer the server makes shorter blocks
@@ -156,7 +149,7 @@ def reference(
 
 
 def encoded(pair: Pair, prompts: Sequence[dict[str, Any]]) -> list[list[int]]:
-    """Token ids of prompts with `text` or `messages`, a list each, as both sides get them."""
+    """Encode prompts with `text` or `messages`."""
     return [encode(pair.tokenizer, [prompt])["input_ids"][0].tolist() for prompt in prompts]
 
 
@@ -171,12 +164,7 @@ def check_server(
     at_once: Sequence[int] = (1,),
     flags: Sequence[str],
 ) -> list[Leg]:
-    """Texts of Transformers, of our loop, of a server alone and of one with the drafter, a leg for each `at_once`.
-
-    Raises:
-        ValueError: If vLLM does not take the drafter, or proposals do not fit its block.
-        OSError: If the server does not start; with its reason.
-    """
+    """Run Transformers, our loop, and for each `at_once` a server alone and one with the drafter."""
     most = pair.drafter.config.block_size - 1
     if not 1 <= num_proposals <= most:
         raise refusal("--num-proposals", f"in [1, {most}] (block_size - 1)", num_proposals, "Leave it out.")
@@ -195,7 +183,7 @@ def check_server(
 
 
 def rows(legs: Sequence[Leg]) -> list[dict[str, Any]]:
-    """A row for each of the legs of [`check_server`], as JSON holds it."""
+    """Make a row of JSON for each of the legs of [`check_server`]."""
     found = []
     for leg in legs:
         tokens = sum(map(len, leg.texts))
@@ -208,7 +196,7 @@ def rows(legs: Sequence[Leg]) -> list[dict[str, Any]]:
 
 
 def faults(legs: Sequence[Leg], dtype: str) -> list[str]:
-    """What of the legs of [`check_server`] is not as it should be, a sentence each; texts are judged in fp32 alone."""
+    """Say what is wrong with the legs of [`check_server`], a sentence each; texts are judged in fp32 alone."""
     plain, ours, found = legs[0], legs[1], []
     for leg in legs[len(legs) // 2 + 1 :]:
         equal, together = sum(map(list.__eq__, leg.texts, plain.texts)), f"With {leg.at_once} at once"
@@ -222,7 +210,7 @@ def faults(legs: Sequence[Leg], dtype: str) -> list[str]:
 
 
 def report(legs: Sequence[Leg], dtype: str) -> str:
-    """The legs of [`check_server`] as a table, and what is wrong with them."""
+    """Write the legs of [`check_server`] as a table, with what is wrong with them."""
     fields = ["at_once", "texts", "equal_to_transformers", "equal_to_server", "rounds", "acceptance_length"]
     fields.append("tokens_per_second")
     body = [[row["name"], *(f"{row[field] or 0:.4g}" for field in fields)] for row in rows(legs)]

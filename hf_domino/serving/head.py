@@ -21,7 +21,7 @@ from hf_domino.kinds.domino import CorrectionProjection, PrefixGRU
 
 
 class BlockHead(nn.Module):
-    """A correction head, under the names of the releases' tensors."""
+    """Hold a correction head, under the names of the releases' tensors."""
 
     def __init__(self, config: DominoConfig):
         super().__init__()
@@ -37,11 +37,9 @@ class BlockHead(nn.Module):
         anchors: torch.Tensor,
         embed: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Correct whole blocks: logits `[B, P, V]` whose argmax are the proposals, each behind those before it.
-
-        `base_logits` `[B, P, V]` are minus infinity for tokens that are not drafted, `draft_hidden` `[B, P, H]` are of
-        the positions that predict, `anchors` `[B]` stand before the first proposal, and `embed` gives `[B, H]`.
-        """
+        """Correct whole blocks, so that the argmax of each row is the proposal behind those before it."""
+        # base_logits [B, P, V], minus infinity for tokens that are not drafted; draft_hidden [B, P, H] of the positions
+        # that predict; anchors [B], before the first proposal; embed gives [B, H].
         corrections = Corrections(cast(Any, self), cast(Any, SimpleNamespace(embed=embed)), draft_hidden, anchors)
         corrected = [corrections.apply(0, base_logits[:, 0])]
         for index in range(1, base_logits.shape[1]):
@@ -51,7 +49,7 @@ class BlockHead(nn.Module):
 
 
 def anchors_of(rows: torch.Tensor, count: int, num_proposals: int) -> torch.Tensor:
-    """The anchors `[B]` of a server's rows `[B (1 + P)]`, or more where they are padded; `count` is B P.
+    """Take the anchors of a server's rows, which may be padded; `count` is B P.
 
     Example:
     ```python
@@ -64,8 +62,3 @@ def anchors_of(rows: torch.Tensor, count: int, num_proposals: int) -> torch.Tens
     """
     width = 1 + num_proposals
     return rows[: count // num_proposals * width : width]
-
-
-def shifted(rows: torch.Tensor) -> torch.Tensor:
-    """Move each row `[N, H]` to the next: what predicts the token behind it stands where a server looks for its own."""
-    return rows.roll(1, dims=0)

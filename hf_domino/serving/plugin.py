@@ -1,4 +1,4 @@
-"""What vLLM calls in each of its processes, by the entry point `hf_domino` of `vllm.general_plugins`."""
+"""The function that vLLM calls in each of its processes, by the entry point `hf_domino` of `vllm.general_plugins`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,8 @@ BASE = "vllm.model_executor.models.qwen3_dflash"
 
 
 def register() -> None:
-    """Put our model in the place of vLLM's for DFlash drafters, by name: nothing of it is imported until one is served.
-
-    An error here would end every server of the environment, so there is none: what fails is a warning, and vLLM's own
-    model stays.
-    """
+    """Put our model in the place of vLLM's for DFlash drafters, by name: nothing is imported until one is served."""
+    # An error here would end every server of the environment, so it becomes a warning, and vLLM's own model stays.
     try:
         from vllm import ModelRegistry
 

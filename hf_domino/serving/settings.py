@@ -1,4 +1,4 @@
-"""What of a drafter's folder and of a server's settings is served, and what is refused by name.
+"""Which drafters' folders and settings of a server are served, and which are refused by name.
 
 Settings are those of `--speculative-config`; nothing here imports vLLM.
 """
@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 def served_config(stored: StoredConfig) -> DominoConfig | None:
-    """The configuration of a folder that is Domino, or DFlash with `shift_label`; None for what vLLM serves as it is.
+    """Read the configuration of Domino, or DFlash with `shift_label`; None of a drafter that vLLM serves itself.
 
     Example:
     ```python
@@ -73,7 +73,7 @@ def check_settings(
 
 
 def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
-    """Refuse a target for which the drafter was not made, as far as sizes tell: equal shapes cannot be told apart."""
+    """Refuse a target whose sizes or digest are not those that the drafter was made for."""
     remedy = "Serve the drafter with the target that it was trained for."
     for name, ours in (("vocab_size",) * 2, ("num_hidden_layers", "num_target_layers"), ("hidden_size",) * 2):
         expected, value = getattr(config, ours), getattr(target, name)
@@ -88,7 +88,7 @@ def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
 
 
 def version_notice(version: str) -> str | None:
-    """A notice of a version of vLLM such as `"0.32.0+cpu"`; None of one that was tested."""
+    """Write a notice about a version of vLLM such as `"0.32.0+cpu"`; None for a tested one."""
     if version.partition("+")[0] in TESTED:
         return None
     tested, read = ", ".join(TESTED), ", ".join(READ)

@@ -6,7 +6,6 @@ layers.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 import torch
@@ -19,7 +18,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
 from hf_domino.formats.draft_vocabulary import T2D, drafted_ids
 from hf_domino.formats.loading import check_tensors
-from hf_domino.serving.head import BlockHead, anchors_of, shifted
+from hf_domino.serving.head import BlockHead, anchors_of
 from hf_domino.serving.settings import check_settings, check_target, served_config, version_notice
 from hf_domino.serving.vllm_faults import mend_context_norms, mend_expansion
 from hf_domino.target.compatibility import HEAD_MODULES
@@ -32,11 +31,7 @@ V2_NOTICE = (
 
 
 class ServedDrafter(DFlashQwen3ForCausalLM):
-    """vLLM's DFlash drafter; of a folder that says so a Domino one, or one whose labels are shifted.
-
-    Raises:
-        ValueError: If the folder, the target or the settings cannot be served; naming the field.
-    """
+    """Run vLLM's DFlash drafter, and Domino or `shift_label` if the folder's configuration says so."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         told = _told(vllm_config)
@@ -50,13 +45,14 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Draft hidden states `[N, H]` of ids `[N]`, each in the row of the token that it predicts."""
+        """Compute draft hidden states of ids, each in the row of the token that it predicts."""
         hidden = super().forward(input_ids, positions, inputs_embeds)
         self._rows = input_ids
-        return shifted(hidden) if self.told is not None and self.told.shift_label else hidden
+        # The state that predicts the token behind its row moves to where vLLM looks for that token's own.
+        return hidden.roll(1, dims=0) if self.told is not None and self.told.shift_label else hidden
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Logits `[B P, V]` of proposals, corrected along each block; their argmax are the proposals."""
+        """Compute logits corrected along each block, whose argmax are the proposals."""
         logits = super().compute_logits(hidden_states)
         if self.left_out is not None:
             logits = logits.masked_fill(self.left_out, -torch.inf)
@@ -70,7 +66,8 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load a folder's tensors, the head's here and the others as vLLM does."""
         if self.told is not None:
-            weights = self._load_head(self.told, dict(_renamed(weights))).items()
+            tensors = {DFLASH_CONFIG.rename(name): tensor for name, tensor in weights}
+            weights = self._load_head(self.told, tensors).items()
         super().load_weights(weights)
         mend_context_norms(self.model)
         mend_expansion(self.lm_head.weight.device)
@@ -88,15 +85,8 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         return tensors
 
 
-def _renamed(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
-    for name, tensor in weights:
-        for pattern, replacement in DFLASH_CONFIG.renames.items():
-            name = re.sub(pattern, replacement, name)
-        yield name, tensor
-
-
 def _told(vllm_config: VllmConfig) -> DominoConfig | None:
-    """What the folder says beyond plain DFlash, once everything about it is known to fit."""
+    """Read the configuration of a folder that is not plain DFlash, and check that server and target fit it."""
     speculative, target = vllm_config.speculative_config, vllm_config.model_config
     stored = speculative.draft_model_config.hf_config.to_dict()
     told = served_config(stored.get("model") or stored)  # vLLM wraps the folder's own

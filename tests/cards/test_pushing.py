@@ -25,9 +25,9 @@ class FakeHub:
         return SimpleNamespace(repo_id=repo_id)
 
     def create_commit(self, operations, **kwargs):
-        files = {operation.path_in_repo: operation.path_or_fileobj for operation in operations}
-        self.card = Path(files["README.md"]).read_text()
-        assert {"config.json", "model.safetensors"} <= set(files)
+        self.files = {operation.path_in_repo: operation.path_or_fileobj for operation in operations}
+        self.card = Path(self.files["README.md"]).read_text()
+        assert {"config.json", "model.safetensors"} <= set(self.files)
 
     def load_card(self, repo_id, **kwargs):
         if self.card is None:
@@ -81,6 +81,12 @@ def test_the_card_beside_the_weights_is_merged_with_the_repositorys(fake, folder
     assert read_sections(fake.card)["results"] == "## Results\n\n2.00 x"
     assert 'DominoDraftModel.from_pretrained("me/drafter"' in fake.card
     assert "Their words." in fake.card
+
+
+@pytest.mark.parametrize("standalone", [True, False])
+def test_a_bundle_goes_where_it_is_asked_for(fake, tiny_qwen3, standalone):
+    build_drafter(tiny_qwen3).push_to_hub("me/drafter", standalone=standalone)
+    assert ("custom_generate/generate.py" in fake.files) is standalone
 
 
 def test_results_of_other_weights_do_not_stay(fake, folder, tiny_qwen3):

@@ -9,13 +9,14 @@ the layout of z-lab's, and what the exports and training recipes of Model-Optimi
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from builders import EOS, MASK, TINY, build_drafter
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
 
 QWEN3_8B = {
     "attention_bias": False,
@@ -185,6 +186,7 @@ PREFIXES = {
 }
 
 SMALL_IDS = [0, 2]
+IDS = [0, 3, 4, 9, 11, 40, 62]  # of a draft vocabulary
 SMALL = {name: TINY[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")} | {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -224,6 +226,18 @@ def reduced(stored: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
+def changed(stored: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with fields set, those of a section by dotted names; None takes a field out."""
+    stored = copy.deepcopy(stored)
+    for name, value in fields.items():
+        section, _, inner = name.rpartition(".")
+        place = stored.setdefault(section, {}) if section else stored
+        place[inner] = value
+        if value is None:
+            del place[inner]
+    return stored
+
+
 def our_drafter(target: Any, stored: dict[str, Any], **windows: Any) -> Any:
     """The drafter that a reduced released configuration describes, built by hand, with random weights."""
     nested = stored.get("dflash_config", stored)
@@ -254,18 +268,10 @@ def stored_tensors(drafter: Any, prefixes: dict[str, str]) -> dict[str, torch.Te
 
 
 def write_checkpoint(
-    folder: Path, stored: dict[str, Any], tensors: dict[str, torch.Tensor], num_shards: int = 1
+    folder: Path, stored: dict[str, Any], tensors: dict[str, torch.Tensor], max_shard_size: str = "5GB"
 ) -> Path:
     """Write config.json and the weights as others do, in one file or several."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(stored))
-    if num_shards == 1:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        return folder
-    files = [f"model-{index + 1:05}-of-{num_shards:05}.safetensors" for index in range(num_shards)]
-    places = {name: files[index % num_shards] for index, name in enumerate(sorted(tensors))}
-    for file in files:
-        shard = {name: tensors[name] for name, place in places.items() if place == file}
-        save_file(shard, folder / file, metadata={"format": "pt"})
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
     return folder

@@ -56,7 +56,10 @@ def test_round_trip(tiny_qwen3, tmp_path, name):
     assert tensors.keys() == drafter.state_dict().keys()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in drafter.state_dict().items())
     torch.testing.assert_close(draft_logits(again, tiny_qwen3), draft_logits(drafter, tiny_qwen3), **FP32_TOL)
-    assert json.loads((tmp_path / "config.json").read_text()) == stored_config(again.config, layout, torch.float32)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored == stored_config(again.config, layout, torch.float32)
+    for_transformers_4 = stored.get("transformer_layer_config", stored)["rope_scaling"]
+    assert (for_transformers_4 is not None) == (overrides.get("rope_parameters") == YARN)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +74,6 @@ def test_configurations_of_the_releases_are_written_as_they_were(name, layout):
     assert {key: written[key] for key in kept} == {key: released[key] for key in kept}
     nested, theirs = (stored.get("transformer_layer_config", {}) for stored in (written, released))
     assert nested.items() >= theirs.items()
-
-
-def test_windows_that_speculators_counts_otherwise(tiny_qwen3, tmp_path):
-    drafter = build_drafter(tiny_qwen3, projector_type="dflash", **WINDOWS)
-    with pytest.raises(ValueError, match=r"sliding_window must be None for format='speculators' .* got 8. Use format="):
-        drafter.export(tmp_path / "new", "speculators")
 
 
 def test_bfloat16_in_shards(tiny_drafter, tmp_path):
@@ -95,27 +92,25 @@ def test_bfloat16_in_shards(tiny_drafter, tmp_path):
     assert DominoDraftModel.from_pretrained(tmp_path).dtype == torch.float16
 
 
+DFLASH = {"projector_type": "dflash"}
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("fields", "options", "said"),
     [
-        ({"format": "gguf"}, "format must be one of specforge, speculators, got 'gguf'. save_pretrained writes"),
-        (
-            {"format": "speculators"},
-            r"projector_type must be 'dflash' .* 773\), got 'domino'. Use format=",
-        ),
-        ({"dtype": "int8"}, "dtype must be one of bfloat16, float16, float32, got 'int8'"),
-        ({"engine": "tgi"}, "engine must be one of sglang, vllm, dflash, got 'tgi'"),
-        (
-            {"engine": "sglang"},
-            r"SGLang 0.5.20 to 0.5.23 will not take this drafter: pure_draft_prefix_len must be 1, got 0. SGLang takes "
-            r"the first proposal from the base logits .* Train with pure_draft_prefix_len: 1.",
-        ),
-        ({"engine": "dflash"}, "z-lab's dflash 0.1.0 will not take .*: projector_type must be 'dflash', got 'domino'"),
+        ({}, {"format": "gguf"}, "format must be one of specforge, speculators, got 'gguf'. save_pretrained writes"),
+        ({}, {"format": "speculators"}, "projector_type must be 'dflash' .* got 'domino'. Use format="),
+        (DFLASH | WINDOWS, {"format": "speculators"}, "sliding_window must be None .* got 8. Use format="),
+        (DFLASH | {"target_layer_ids": [1, 3]}, {"format": "speculators"}, "target_layer_ids must be .*Use format="),
+        ({}, {"dtype": "int8"}, "dtype must be one of .* got 'int8'"),
+        ({}, {"engine": "tgi"}, "engine must be one of .* got 'tgi'"),
+        ({}, {"engine": "sglang"}, "SGLang .*: pure_draft_prefix_len must be 1, got 0.* Train with"),
+        ({}, {"engine": "dflash"}, "dflash .*: projector_type must be 'dflash', got 'domino'"),
     ],
 )
-def test_refused_before_anything_is_written(tiny_drafter, tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        tiny_drafter.export(tmp_path / "new", **options)
+def test_refused_before_anything_is_written(tiny_qwen3, tmp_path, fields, options, said):
+    with pytest.raises(ValueError, match=said):
+        build_drafter(tiny_qwen3, **fields).export(tmp_path / "new", **options)
     assert not (tmp_path / "new").exists()
 
 

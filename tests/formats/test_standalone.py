@@ -100,26 +100,6 @@ def test_saved_without(tiny_drafter, tmp_path):
         tiny_drafter.save_pretrained(tmp_path, standalone=True, push_to_hub=True)
 
 
-def test_pushed(tiny_drafter, monkeypatch):
-    uploaded = {}
-
-    class Hub:
-        def create_repo(self, repo_id, **kwargs):
-            return type("Url", (), {"repo_id": repo_id})
-
-        def create_commit(self, repo_id, operations, **kwargs):
-            uploaded[repo_id] = {operation.path_in_repo for operation in operations}
-
-    card = type("Card", (), {"save": lambda self, path: None})()
-    monkeypatch.setattr("transformers.utils.hub.hf_api", Hub)
-    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *args, **kwargs: card)
-    tiny_drafter.push_to_hub("user/with", standalone=True)
-    tiny_drafter.push_to_hub("user/without")
-    assert {"model.safetensors", "custom_generate/generate.py"} <= uploaded["user/with"]
-    assert "model.safetensors" in uploaded["user/without"]
-    assert not any(path.startswith("custom_generate") for path in uploaded["user/without"])
-
-
 FLAT = {"p.a": "a", "p.b.c": "b_c", "p.b": "b", "k": "k"}
 
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 from builders import VOCAB_SIZE, build_drafter
-from released import PREFIXES, RELEASED, our_drafter, reduced, stored_tensors, write_checkpoint
+from released import IDS, PREFIXES, RELEASED, our_drafter, reduced, stored_tensors, write_checkpoint
 from safetensors.torch import load_file
 from test_released import FP32_TOL, draft_logits
 
@@ -14,16 +14,16 @@ from hf_domino import DominoDraftModel
 from hf_domino.cli.main import main
 from hf_domino.formats.exporting import stored_config
 
-IDS = [0, 3, 4, 9, 11, 40, 62]
 SHAPE = {"projector_type": "dflash", "shift_label": False}
 
 
 @pytest.mark.parametrize("name", ["speculators_dflash", "speculators_domino", "specforge_domino", "zlab"])
 @pytest.mark.parametrize("has_t2d", [True, False])
 def test_a_released_checkpoint_loads(tiny_qwen3, tmp_path, name, has_t2d):
-    stored = reduced(RELEASED[name]) | {"draft_vocab_size": len(IDS)}
-    whole = our_drafter(tiny_qwen3, reduced(RELEASED[name]))
-    ours = whole.restricted(IDS)
+    stored = reduced(RELEASED[name])
+    ours = our_drafter(tiny_qwen3, stored).restricted(IDS)
+    if has_t2d or "speculators" in name:  # else the map alone tells its size
+        stored["draft_vocab_size"] = len(IDS)
     tensors = stored_tensors(ours, PREFIXES.get(name, {}))
     if has_t2d:
         tensors["t2d"] = torch.zeros(VOCAB_SIZE).index_fill(0, torch.tensor(IDS), 1) > 0
@@ -31,7 +31,7 @@ def test_a_released_checkpoint_loads(tiny_qwen3, tmp_path, name, has_t2d):
     write_checkpoint(tmp_path / "theirs", stored, tensors)
     loaded, info = DominoDraftModel.from_pretrained(tmp_path / "theirs", output_loading_info=True)
     assert info["unexpected_keys"] == set()
-    assert loaded.vocabulary.token_ids.tolist() == IDS
+    assert (loaded.config.draft_vocab_size, loaded.vocabulary.token_ids.tolist()) == (len(IDS), IDS)
     torch.testing.assert_close(draft_logits(loaded, tiny_qwen3), draft_logits(ours, tiny_qwen3), **FP32_TOL)
     loaded.save_pretrained(tmp_path / "ours")
     again = DominoDraftModel.from_pretrained(tmp_path / "ours")
@@ -39,29 +39,6 @@ def test_a_released_checkpoint_loads(tiny_qwen3, tmp_path, name, has_t2d):
     prompt, options = torch.arange(5, 12)[None], {"do_sample": False, "max_new_tokens": 12}
     plain = tiny_qwen3.generate(prompt, **options)
     assert torch.equal(tiny_qwen3.generate(prompt, assistant_model=again, **options), plain)
-
-
-@pytest.mark.parametrize("name", ["specforge_domino", "zlab"])
-def test_a_size_that_the_map_alone_tells(tiny_qwen3, tmp_path, name):
-    stored = reduced(RELEASED[name])
-    ours = our_drafter(tiny_qwen3, stored).restricted(IDS)
-    tensors = stored_tensors(ours, {})
-    write_checkpoint(tmp_path, stored, tensors)
-    loaded = DominoDraftModel.from_pretrained(tmp_path)
-    assert (loaded.config.draft_vocab_size, loaded.vocabulary.token_ids.tolist()) == (len(IDS), IDS)
-    torch.testing.assert_close(draft_logits(loaded, tiny_qwen3), draft_logits(ours, tiny_qwen3), **FP32_TOL)
-    write_checkpoint(tmp_path, stored, tensors | {"d2t": torch.zeros(VOCAB_SIZE + 1, dtype=torch.int64)})
-    with pytest.raises(ValueError, match=r"draft_vocab_size must be in \[1, 64\] \(vocab_size=64\), got 65"):
-        DominoDraftModel.from_pretrained(tmp_path)
-
-
-def test_a_map_that_is_missing(tiny_qwen3, tmp_path):
-    stored = reduced(RELEASED["speculators_dflash"]) | {"draft_vocab_size": len(IDS)}
-    tensors = stored_tensors(our_drafter(tiny_qwen3, stored).restricted(IDS), {})
-    del tensors["d2t"]
-    write_checkpoint(tmp_path, stored, tensors)
-    with pytest.raises(ValueError, match="got 'a file without d2t'"):
-        DominoDraftModel.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -83,8 +60,8 @@ def test_speculators_holds_it(tiny_llama, tmp_path, dtype, has_target, caplog):
     again, info = DominoDraftModel.from_pretrained(tmp_path, output_loading_info=True)
     assert info["unexpected_keys"] == set()
     assert again.dtype == dtype
-    for name, tensor in drafter.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    expected = drafter.to(dtype).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
     assert json.loads((tmp_path / "config.json").read_text()) == stored_config(again.config, "speculators", dtype)
 
 
@@ -99,11 +76,9 @@ def test_no_engine_is_said_to_take_a_folder_without_lm_head(tiny_llama, tmp_path
     assert drafter.export(tmp_path / "2", "speculators", engine="vllm", target=tiny_llama).refusals["vllm"] == ()
     drafter.save_pretrained(tmp_path / "ours")
     tiny_llama.save_pretrained(tmp_path / "target")
-    command = ["export", "--drafter", str(tmp_path / "ours"), "--format", "speculators", "--engine", "vllm"]
-    assert main([*command, "--output", str(tmp_path / "3")]) == 2
-    assert main([*command, "--output", str(tmp_path / "4"), "--target", str(tmp_path / "target")]) == 0
+    command = ["export", "--format", "speculators", "--engine", "vllm", "--drafter", str(tmp_path / "ours")]
+    assert main([*command, "--output", str(tmp_path / "3"), "--target", str(tmp_path / "target")]) == 0
     assert "vllm serve" in capsys.readouterr().out
-    assert "lm_head.weight" in load_file(tmp_path / "4" / "model.safetensors")
 
 
 @pytest.mark.parametrize("overrides", [SHAPE, {"pure_draft_prefix_len": 1}], ids=["dflash", "domino"])
@@ -128,45 +103,14 @@ def test_specforge_gets_the_whole_vocabulary(tiny_qwen3, tmp_path, overrides, ca
         assert torch.equal(tensors[name], tensor)
     again, info = DominoDraftModel.from_pretrained(tmp_path / "0", output_loading_info=True)
     assert (info["unexpected_keys"], again.name_or_path) == (set(), str(tmp_path / "0"))
-    assert (again.config.draft_vocab_size, again.vocabulary.token_ids.tolist()) == (len(IDS), IDS)
+    assert again.config.draft_vocab_size == len(IDS)
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in drafter.state_dict().items())
     torch.testing.assert_close(draft_logits(again, tiny_qwen3), draft_logits(drafter, tiny_qwen3), **FP32_TOL)
-    again.export(tmp_path / "1", dtype=torch.float32)
-    assert len({(tmp_path / n / "model.safetensors").read_bytes() for n in "01"}) == 1
     as_in_engines = DominoDraftModel.from_pretrained(tmp_path / "0", draft_vocab_size=None)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in as_in_engines.state_dict().items())
-
-
-def test_the_mean_of_rows_in_half_precision_is_rounded_once(tiny_qwen3, tmp_path):
-    drafter = build_drafter(tiny_qwen3).restricted(IDS).to(torch.bfloat16)
-    drafter.export(tmp_path)
-    rows = load_file(tmp_path / "model.safetensors")["embed_proj.2.weight"]
-    assert torch.equal(rows[1], drafter.embed_proj[2].weight.double().mean(dim=0).to(torch.bfloat16))
-
-
-@pytest.mark.parametrize("t2d", [torch.ones(63) > 0, torch.zeros(64) > 0, torch.ones(64)], ids=["short", "none", "fp"])
-def test_a_t2d_that_cannot_be_read(tiny_qwen3, tmp_path, t2d):
-    stored = reduced(RELEASED["specforge_domino"])
-    tensors = stored_tensors(our_drafter(tiny_qwen3, stored), {}) | {"t2d": t2d}
-    write_checkpoint(tmp_path, stored, tensors)
-    with pytest.raises(ValueError, match=r"the checkpoint's t2d must be a truth value for each of 64 tokens"):
-        DominoDraftModel.from_pretrained(tmp_path)
 
 
 def test_whole_vocabularies_are_written_without_a_word(tiny_qwen3, tmp_path):
     written = build_drafter(tiny_qwen3, **SHAPE).export(tmp_path, "speculators")
     assert written.notes == ()
     assert not {"d2t", "t2d"} & set(load_file(tmp_path / "model.safetensors"))
-
-
-def test_a_target_that_does_not_fit(tiny_qwen3, tmp_path):
-    drafter = build_drafter(tiny_qwen3, **SHAPE).restricted(IDS)
-    with pytest.raises(ValueError, match="the target must be a causal language model, got 'a drafter"):
-        drafter.export(tmp_path / "new", "speculators", target=drafter)
-    assert not (tmp_path / "new").exists()
-
-
-def test_the_command_tells_it(tiny_qwen3, tmp_path, capsys):
-    build_drafter(tiny_qwen3, pure_draft_prefix_len=1).restricted(IDS).save_pretrained(tmp_path / "ours")
-    assert main(["export", "--drafter", str(tmp_path / "ours"), "--output", str(tmp_path / "new"), "--json"]) == 0
-    assert "all 64 tokens instead of 7, and W2 has the mean" in json.loads(capsys.readouterr().out)["notes"][0]

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import build_drafter
 from released import (
     DFLASH,
     DOMINO_8B,
     MUSE_GLIMMER,
     QWEN3_8B,
     SPECULATORS_DFLASH,
+    changed,
     our_drafter,
     reduced,
     stored_tensors,
     write_checkpoint,
 )
-from test_refused import changed
 from transformers import AutoConfig
 
 from hf_domino import DominoConfig, DominoDraftModel
@@ -27,16 +26,12 @@ from hf_domino.training.objective.forward import read_target
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64, "mask_token_id": 3}
 SECTION, LAYER_IDS = "dflash_config", [1, 9, 17, 25, 33]
 ORDERS = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
-# What differs among the 45 files of `configs/` of sgl-project/SpecForge (a6b6b02), by their names. Of block drafters:
+# What differs among the files of `configs/` of sgl-project/SpecForge (a6b6b02), by their names. Of block drafters:
 # layers of the target, layers that are read, rotary base, and of Domino whether a position predicts the next token.
 BLOCK_DRAFTERS = {
     "lfm2.5-1.2b-instruct-dflash": (16, [1, 4, 7, 10, 13], 1e6, None),
-    "longcat-flash-dflash": (28, [1, 7, 13, 19, 25], 1e6, None),
-    "qwen2.5-0.5b-dflash": (24, [1, 6, 11, 16, 21], 1e6, None),
     "qwen3-4b-dflash, qwen3-8b-dflash": (36, LAYER_IDS, 1e6, None),
-    "qwen3.5-35b-a3b-dflash": (40, [1, 10, 19, 28, 37], 1e7, None),
     "qwen3.5-4b-dflash": (32, [1, 8, 15, 22, 29], 1e7, None),
-    "qwen3.6-27b-dflash": (64, [1, 16, 31, 46, 61], 1e7, None),
     "qwen3-8b-domino": (36, LAYER_IDS, 1e6, True),
     "qwen3.5-4b-domino": (32, [3, 11, 19, 27, 31], 1e7, True),
     "qwen3.6-27b-domino-full-attention": (64, [1, 16, 31, 46, 61], 1e7, False),
@@ -46,15 +41,10 @@ YARN = {"rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 
 EAGLES = {
     "llama3-8B, llama4-scout-17B-16E, ling-flash-2.0": ({}, {}),
     "deepseek-v3-671b": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 29, 57]}}, [1, 29, 57]),
-    "gpt-oss-120B": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 33]}}, [1, 17, 33]),
-    "qwen3-235B-A22B": ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 46, 90]}}, [1, 46, 90]),
     "deepseek-v2-lite": ({"rope_theta": 10000, "rope_scaling": YARN | {"original_max_position_embeddings": 4096}}, {}),
     "gemma3-1b": ({"head_dim": 256, "sliding_window": 512, "use_sliding_window": False}, {}),
     "phi4": ({"model_type": "phi3", "rope_theta": 250000.0}, {}),
-    "qwq-32B": ({"model_type": "qwen2", "sliding_window": 32768, "use_sliding_window": False}, {}),
-    "qwen3-next-80b-a3b": ({"head_dim": 256, "decoder_sparse_step": 1, "rope_theta": 10000000}, {}),
     "qwen3-30B-A3B-eagle3.1": ({"fc_norm": True, "norm_output": True}, {}),
-    "longcat-flash": ({"draft_vocab_size": 131072, "vocab_size": 131072}, {}),
     "qwen2.5-7b": ({"draft_vocab_size": 16000, "sliding_window": 131072, "use_sliding_window": False}, {}),
 }
 EAGLE = {
@@ -141,9 +131,9 @@ def read(stored) -> DominoConfig:
 @pytest.mark.parametrize("name", BLOCK_DRAFTERS)
 def test_specforges_block_drafters(name):
     num_layers, layer_ids, theta, order = BLOCK_DRAFTERS[name]
-    told = {"target_layer_ids": layer_ids} | ({} if order is None else {"shift_label": order})
-    stored = DFLASH if order is None else DOMINO_8B
-    config = read(changed(stored, {"num_target_layers": num_layers, "rope_theta": theta, SECTION: told}))
+    told = {"num_target_layers": num_layers, "rope_theta": theta, f"{SECTION}.target_layer_ids": layer_ids}
+    told |= {} if order is None else {f"{SECTION}.shift_label": order}
+    config = read(changed(DFLASH if order is None else DOMINO_8B, told))
     assert (config.num_target_layers, config.target_layer_ids) == (num_layers, layer_ids)
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": theta}
     assert (config.projector_type, config.shift_label) == ("dflash" if order is None else "domino", bool(order))
@@ -191,23 +181,17 @@ def test_deepspecs_dflash_is_dflash_and_begins_behind_the_anchor():
 
 
 def test_specforges_early_domino_has_a_section_for_its_head():
-    head = {name: DOMINO_8B[SECTION][name] for name in ("pure_draft_prefix_len", "gru_hidden_dim", "shift_label")}
-    rest = {name: value for name, value in DOMINO_8B[SECTION].items() if name not in head}
-    config = read(DOMINO_8B | {SECTION: rest, "domino_config": head})
-    assert (config.shift_label, config.pure_draft_prefix_len, config.gru_hidden_dim) == (True, 1, 1024)
+    rest, head = dict(DOMINO_8B[SECTION]), {}
+    for name in ("pure_draft_prefix_len", "gru_hidden_dim", "shift_label"):
+        head[name] = rest.pop(name)
+    assert read(DOMINO_8B | {SECTION: rest, "domino_config": head}) == read(DOMINO_8B)
 
 
 def test_ours_tells_its_rotary_base_by_either_name():
     assert DominoConfig(rope_theta=5e6).rope_parameters == {"rope_type": "default", "rope_theta": 5e6}
     linear = {"rope_type": "linear", "factor": 2.0}
     assert DominoConfig(rope_theta=5e6, rope_parameters=linear).rope_parameters == linear | {"rope_theta": 5e6}
-    with pytest.raises(ValueError, match=r"rope_theta must be 10000\.0 as in rope_parameters, got 5"):
-        DominoConfig(rope_theta=5, rope_parameters=linear | {"rope_theta": 1e4})
-    with pytest.raises(ValueError, match="block_sise must be a field of DominoConfig"):
-        DominoConfig(block_sise=8)
     assert DominoConfig().rope_parameters == {"rope_type": "default", "rope_theta": 1e4}
-    with pytest.raises(ValueError, match=r"rope_parameters\['rope_theta'\] must be .* got 0"):
-        DominoConfig(rope_theta=0)
     with pytest.raises(ValueError, match="rope_theta must be a field of DominoConfig"):
         DominoDraftModel(DominoConfig(**SIZES)).view(rope_theta=5e6)
 
@@ -216,14 +200,13 @@ def test_verl_specos_domino_keeps_its_rotary_base_and_the_width_of_its_heads(tin
     config = read(VERL_DOMINO)
     assert config.rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
     assert (config.head_dim, config.num_target_layers, config.target_layer_ids) == (80, 36, LAYER_IDS)
-    assert (config.projector_type, config.shift_label, config.pure_draft_prefix_len) == ("domino", True, 1)
     assert (read(changed(VERL_DOMINO, {"shift_label": None})).shift_label) is True  # its trainer knows no other
     small = reduced(VERL_DOMINO) | {"target_num_hidden_layers": 4, "target_hidden_size": 32, "num_hidden_layers": 2}
     ours = our_drafter(tiny_qwen3, reduced(DOMINO_8B))
     write_checkpoint(tmp_path, small, stored_tensors(ours, {}) | {"embed_tokens.weight": torch.zeros(64, 32)})
     loaded = DominoDraftModel.from_pretrained(tmp_path)
-    names = ("rope_parameters", "head_dim", "block_size", "shift_label", "pure_draft_prefix_len", "target_layer_ids")
-    assert all(getattr(loaded.config, name) == getattr(ours.config, name) for name in names)
+    assert (loaded.config.head_dim, loaded.config.shift_label, loaded.config.pure_draft_prefix_len) == (8, True, 1)
+    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in ours.state_dict().items())
     with pytest.raises(ValueError, match=r"target_hidden_size.* must be a field of DominoConfig"):
         AutoConfig.from_pretrained(tmp_path)  # which knows no formats
 
@@ -236,24 +219,16 @@ def test_speculators_domino_of_its_pull_requests(tiny_qwen3, tmp_path):
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in ours.state_dict().items())
 
 
-def test_a_drafter_of_the_last_layer_is_no_file_of_speculators(tiny_qwen3, tmp_path):
-    drafter = build_drafter(tiny_qwen3, projector_type="dflash", target_layer_ids=[1, 3])
-    with pytest.raises(ValueError, match=r"target_layer_ids must be without the last layer .*Use format='specforge'"):
-        drafter.export(tmp_path / "new", "speculators")
-
-
 def test_layers_that_a_file_does_not_tell_can_be_given(tiny_qwen3, tmp_path):
-    stored = changed(reduced(DFLASH), {SECTION: {"target_layer_ids": None}})
+    stored = changed(reduced(DFLASH), {f"{SECTION}.target_layer_ids": None})
     write_checkpoint(tmp_path, stored, stored_tensors(our_drafter(tiny_qwen3, reduced(DFLASH)), {}))
-    with pytest.raises(ValueError, match=r"target_layer_ids .* must be given, got None.*its training"):
-        DominoDraftModel.from_pretrained(tmp_path)
     assert DominoDraftModel.from_pretrained(tmp_path, target_layer_ids=[0, 1]).config.target_layer_ids == [0, 1]
 
 
 @pytest.fixture
 def last_layer_too(tiny_qwen3, tmp_path):
     """A file of SpecForge's Domino that reads the last layer, as its qwen3.5-4b-domino.json does; loaded and saved."""
-    stored = changed(reduced(DOMINO_8B), {SECTION: {"target_layer_ids": [1, 3]}})
+    stored = changed(reduced(DOMINO_8B), {f"{SECTION}.target_layer_ids": [1, 3]})
     write_checkpoint(tmp_path / "theirs", stored, stored_tensors(our_drafter(tiny_qwen3, reduced(DOMINO_8B)), {}))
     DominoDraftModel.from_pretrained(tmp_path / "theirs").save_pretrained(tmp_path / "ours")
     return DominoDraftModel.from_pretrained(tmp_path / "ours")

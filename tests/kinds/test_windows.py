@@ -12,7 +12,6 @@ from torch.nn.functional import normalize, silu
 
 from hf_domino.decoding.static.fixed_caches import FixedContext
 from hf_domino.drafter import modeling
-from hf_domino.kinds import block
 from hf_domino.kinds.context import ContextCache
 from hf_domino.target.view import TargetModel
 
@@ -186,20 +185,6 @@ def test_texts_longer_than_the_window(make, target, windows, monkeypatch):
     assert max(drafter.stats.acceptance_lengths) > 3
     torch.testing.assert_close(drafted(1, cache_implementation="static"), growing, **FP64_TOL)
     torch.testing.assert_close(drafted(2), growing, **FP64_TOL)
-
-
-def test_sampled_texts_are_those_of_the_seed(make, target):
-    drafter, texts = make({"layer_types": MIXED, "sliding_window": WINDOW}), []
-    for assistant in ({}, {"assistant_model": drafter}):
-        torch.manual_seed(5)
-        texts.append(target.generate(torch.randint(4, 64, (1, 12)), max_new_tokens=24, do_sample=True, **assistant))
-    assert texts[0].tolist() == texts[1].tolist()
-
-
-def test_without_windows_nothing_is_masked(tiny_drafter, monkeypatch):
-    monkeypatch.setattr(block, "windowed", None)
-    noise, positions = torch.randn(1, BLOCK, HIDDEN), torch.arange(20)[None]
-    tiny_drafter(noise, positions[:, 14:], torch.randn(1, 14, HIDDEN), positions[:, :14], cache=ContextCache(2))
 
 
 def test_old_context_is_not_looked_at(make, monkeypatch):

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass, field
 
-import yaml
-
-FRONT_MATTER = re.compile(r"\A---\n(.*?)\n---", re.DOTALL)
+from huggingface_hub import ModelCard
 
 
 @dataclass
@@ -37,9 +34,8 @@ class Repo:
 
     def tags(self) -> set[str]:
         """What the Hub derives from the card."""
-        found = FRONT_MATTER.match(self.files.get("README.md", b"").decode())
-        head = yaml.safe_load(found[1]) if found else {}
-        return {*head.get("tags", ()), f"base_model:{head.get('base_model')}"}
+        data = ModelCard(self.files.get("README.md", b"").decode()).data
+        return {*(data.tags or ()), f"base_model:{data.base_model}"}
 
 
 def is_large(path: str) -> bool:

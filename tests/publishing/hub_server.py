@@ -14,8 +14,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import yaml
-from hub_repos import FRONT_MATTER, Repo, is_large, oid_of
+from hub_repos import Repo, is_large, oid_of
 
 TOKEN = "hf_" + "WriterWriterWriterWriterWriter0123"
 READER = "hf_" + "ReaderReaderReaderReaderReader0123"  # may only propose
@@ -31,7 +30,6 @@ class HubServer(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.cdn = f"http://localhost:{self.server_port}"  # another host, which must not see tokens
         self.repos: dict[str, Repo] = {}
         self.objects: dict[str, bytes] = {}  # large files by SHA-256
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, token
@@ -39,7 +37,6 @@ class HubServer(ThreadingHTTPServer):
         self.outages: list[int] = []  # of each coming upload, after how many large files the connection breaks
         self.lock, self.puts_left = threading.Lock(), None
         self.damage: dict[str, str] = {}  # repository -> how its large files arrive: "short", "broken" or "garbled"
-        self.busy = False
 
     def add(self, name: str, files: dict[str, bytes], **fields) -> str:
         """A repository that is there from the start; returns its commit."""
@@ -80,8 +77,6 @@ class Handler(BaseHTTPRequestHandler):
         self.token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
         self.server.requests.append((self.command, self.path, self.token))
         try:
-            if self.server.busy:
-                raise Refused(429, "", "too many requests")
             if self.token not in (None, TOKEN, READER):
                 raise Refused(401, "", "Invalid credentials in Authorization header")
             for methods, path, method in ROUTES:
@@ -137,9 +132,7 @@ class Handler(BaseHTTPRequestHandler):
 
     @route("POST", "/api/validate-yaml")
     def validate_card(self):
-        found = FRONT_MATTER.match(json.loads(self.read())["content"])
-        if found is None or not isinstance(yaml.safe_load(found[1]), dict):
-            return self.answer(400, {"errors": [{"message": "no metadata"}], "warnings": []})
+        self.read()
         return {"errors": [], "warnings": []}
 
     @route("GET", "/api/models")
@@ -156,14 +149,6 @@ class Handler(BaseHTTPRequestHandler):
         details = {"id": name, "sha": commit, "private": repo.private, "gated": "manual" if repo.gated else False}
         return details | {"downloads": repo.downloads, "lastModified": "2026-01-02T03:04:05.000Z", "siblings": files}
 
-    @route("GET", f"/api/models/{NAME}/tree/([^/]+)/?(.*)")
-    def list_tree(self, name: str, revision: str, folder: str):
-        repo, commit = self.repo(name, revision)
-        files = {path: content for path, content in repo.trees[commit].items() if path.startswith(folder)}
-        if not files:
-            raise Refused(404, "EntryNotFound", "Entry not found")
-        return [{"type": "file", "path": p, "size": len(c), "oid": oid_of(p, c)} for p, c in files.items()]
-
     @route("POST", f"/api/models/{NAME}/branch/([^/]+)")
     def create_branch(self, name: str, branch: str):
         self.check_writer()
@@ -175,18 +160,12 @@ class Handler(BaseHTTPRequestHandler):
 
     @route("POST", f"/api/models/{NAME}/preupload/([^/]+)")
     def say_how_to_upload(self, name: str, revision: str):
-        repo, commit = self.repo(name, revision)
+        self.repo(name, revision)
         if "create_pr" not in self.query:
             self.check_writer()
-        there = {path: oid_of(path, content) for path, content in repo.trees[commit].items()}
-        modes = {
-            file["path"]: "lfs" if is_large(file["path"]) else "regular" for file in json.loads(self.read())["files"]
-        }
-        return {
-            "files": [
-                {"path": p, "uploadMode": m, "shouldIgnore": False, "oid": there.get(p)} for p, m in modes.items()
-            ]
-        }
+        paths = [file["path"] for file in json.loads(self.read())["files"]]
+        modes = {path: "lfs" if is_large(path) else "regular" for path in paths}
+        return {"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]}
 
     @route("POST", rf"/{NAME}\.git/info/lfs/objects/batch")
     def say_where_to_upload(self, name: str):
@@ -242,17 +221,9 @@ class Handler(BaseHTTPRequestHandler):
         if content is None:
             return self.answer(404, b"", headers | {"X-Error-Code": "EntryNotFound"})
         headers["ETag"] = f'"{oid_of(path, content)}"'
-        if not is_large(path):
-            return self.answer(200, content, headers)
-        headers |= {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": len(content)}
-        return self.answer(302, b"", headers | {"Location": f"{self.server.cdn}/cdn/{name}/{path}?{commit}"})
-
-    @route("GET HEAD", f"/cdn/{NAME}/(.+)")
-    def serve(self, name: str, path: str):
-        content = self.server.repos[name].trees[urlsplit(self.path).query][path]
-        how, half = self.server.damage.get(name), content[: len(content) // 2]
-        if how == "broken":
-            self.answer(200, half, length=len(content))
-            self.close_connection = True
-        else:
-            self.answer(200, {"short": half, "garbled": bytes(len(content))}.get(how, content))
+        how = self.server.damage.get(name) if is_large(path) and self.command == "GET" else None
+        half = content[: len(content) // 2]
+        self.close_connection = how == "broken"
+        length = len(content) if how == "broken" else None
+        content = {"short": half, "broken": half, "garbled": bytes(len(content))}.get(how, content)
+        return self.answer(200, content, headers, length)

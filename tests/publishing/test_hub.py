@@ -39,7 +39,7 @@ def homes(tmp_path_factory):
 def process(server, homes):
     """Run scenarios of `client.py` in a process of a user, and return what each returned."""
 
-    def run(user: str, *scenarios: tuple[str, ...], **environment: str) -> list:
+    def run(user: str, scenarios: dict[str, tuple[str, ...]], **environment: str) -> dict:
         settings = {"HF_ENDPOINT": server.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(homes / user)}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
         command = [sys.executable, str(CLIENT), json.dumps(scenarios)]
@@ -81,25 +81,18 @@ def published(server, process, folder, target_files):
     server.add(DRAFTER, {"README.md": REMOTE_CARD})
     server.outages = [1]
     arguments, new = (str(folder), DRAFTER), (str(folder), "org/new")
-    names = "broken", "pushed", "by_nobody", "by_reader", "by_stranger", "to_private", "proposed", "new", "by_method"
-    results = process(
-        "owner",
-        ("command", "push", *arguments),
-        ("command", "push", *arguments, "--json"),
-        ("push_as", "", *arguments),
-        ("push_as", READER, *new),
-        ("push_as", TOKEN[:-1] + "x", *arguments),
-        ("command", "push", *arguments, "--private"),
-        ("push_as", READER, str(folder), TARGET, "--create-pr", "--json"),
-        ("command", "push", *new, "--private", "--revision", "mine", "--message", "Mine", "--json"),
-        ("push_by_method", str(folder), "org/by-method"),
-        HF_TOKEN=TOKEN,
-    )
-    return dict(zip(names, results, strict=True))
-
-
-def listed(result) -> list[str]:
-    return list(json.loads(result["out"])["files"])
+    scenarios = {
+        "broken": ("command", "push", *arguments),
+        "pushed": ("command", "push", *arguments, "--json"),
+        "by_nobody": ("push_as", "", *arguments),
+        "by_reader": ("push_as", READER, *new),
+        "by_stranger": ("push_as", TOKEN[:-1] + "x", *arguments),
+        "to_private": ("command", "push", *arguments, "--private"),
+        "proposed": ("push_as", READER, str(folder), TARGET, "--create-pr", "--json"),
+        "new": ("command", "push", *new, "--private", "--revision", "mine", "--message", "Mine", "--json"),
+        "by_method": ("push_by_method", str(folder), "org/by-method"),
+    }
+    return process("owner", scenarios, HF_TOKEN=TOKEN)
 
 
 def test_an_upload_that_broke_off_is_resumed(published, server, folder):
@@ -163,22 +156,15 @@ def loaded(published, server, process, folder):
     for how in ("short", "broken", "garbled"):
         server.add(f"org/{how}", server.repos[DRAFTER].files)
         server.damage[f"org/{how}"] = how
-    names = "drafter", "commits", "names", "found", "missing", "gated", "short", "broken", "garbled"
-    return dict(
-        zip(
-            names,
-            process(
-                "reader",
-                ("load", DRAFTER, commit),
-                ("commits", TARGET, DRAFTER, "main"),
-                ("generate_by_names", TARGET, DRAFTER),
-                ("command", "find", TARGET, "--json"),
-                ("command", "find", "org/nothing"),
-                *(("load_error", name) for name in (GATED, "org/short", "org/broken", "org/garbled")),
-            ),
-            strict=True,
-        )
-    ) | {"commit": commit}
+    scenarios = {
+        "drafter": ("load", DRAFTER, commit),
+        "commits": ("commits", TARGET, DRAFTER, "main"),
+        "found": ("command", "find", TARGET, "--json"),
+        "missing": ("command", "find", "org/nothing"),
+        **{name: ("load_error", f"org/{name}") for name in ("short", "broken", "garbled")},
+        "gated": ("load_error", GATED),
+    }
+    return process("reader", scenarios) | {"commit": commit}
 
 
 def test_round_trip_is_bit_exact(loaded, tiny_qwen3):
@@ -188,11 +174,6 @@ def test_round_trip_is_bit_exact(loaded, tiny_qwen3):
 
 def test_rows_tell_the_commits_of_what_was_loaded(loaded, server):
     assert loaded["commits"] == [server.repos[TARGET].branches["main"], loaded["commit"]]
-
-
-def test_a_pipeline_takes_two_names(loaded):
-    assert loaded["names"]["drafter"] == "DominoDraftModel"
-    assert loaded["names"]["texts"][0] == loaded["names"]["texts"][1]
 
 
 def test_find_says_which_drafters_load(loaded):
@@ -219,26 +200,22 @@ def offline(loaded, server, process, folder):
     """What the same one saw in a new process without the Hub."""
     before = len(server.requests)
     push = "command", "push", str(folder), DRAFTER
-    names = "drafter", "missing", "found", "pushed", "dry"
-    results = process(
-        "reader",
-        ("load", DRAFTER, loaded["commit"]),
-        ("load_error", "org/nothing"),
-        ("command", "find", TARGET),
-        push,
-        (*push, "--dry-run", "--json"),
-        HF_HUB_OFFLINE="1",
-        HF_TOKEN=TOKEN,
-    )
+    scenarios = {
+        "drafter": ("load", DRAFTER, loaded["commit"]),
+        "missing": ("load_error", "org/nothing"),
+        "found": ("command", "find", TARGET),
+        "pushed": push,
+        "dry": (*push, "--dry-run", "--json"),
+    }
+    results = process("reader", scenarios, HF_HUB_OFFLINE="1", HF_TOKEN=TOKEN)
     assert len(server.requests) == before
-    return dict(zip(names, results, strict=True))
+    return results
 
 
 def test_dry_run_lists_exactly_what_goes(published, offline, server):
-    dry, pushed = offline["dry"], published["pushed"]
-    assert listed(dry) == listed(pushed) == sorted(server.repos[DRAFTER].files)
-    left_out = ["checkpoint-2", "on_policy_train-1-of-1.jsonl", "run.json", "training_args.bin"]
-    assert json.loads(dry["out"])["left_out"] == left_out
+    dry, pushed = (json.loads(result["out"]) for result in (offline["dry"], published["pushed"]))
+    assert list(dry["files"]) == list(pushed["files"]) == sorted(server.repos[DRAFTER].files)
+    assert dry["left_out"] == ["checkpoint-2", "on_policy_train-1-of-1.jsonl", "run.json", "training_args.bin"]
 
 
 def test_what_was_downloaded_works_offline(offline, loaded):
@@ -254,4 +231,4 @@ def test_the_token_is_nowhere(offline, server, homes, folder):
     contents += [content for repo in server.repos.values() for content in repo.files.values()]
     assert len(places) > 10
     assert not [token for token in (TOKEN, READER) if any(token.encode() in content for content in contents)]
-    assert {token for method, path, token in server.requests if path.startswith(("/store", "/cdn"))} == {None}
+    assert {token for method, path, token in server.requests if path.startswith("/store")} == {None}

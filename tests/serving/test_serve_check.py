@@ -1,5 +1,6 @@
 """What a check makes of texts and rounds, and what both sides are asked for."""
 
+import copy
 import json
 from contextlib import contextmanager
 
@@ -56,8 +57,6 @@ def test_narrow_floats_are_shown_and_not_judged():
 
 @pytest.fixture
 def pair(tiny_qwen3, tiny_tokenizer, tmp_path):
-    import copy
-
     target = copy.deepcopy(tiny_qwen3)
     target.generation_config = GenerationConfig(eos_token_id=list(range(60)), repetition_penalty=1.7, pad_token_id=2)
     return Pair("tiny", tmp_path, target, tiny_tokenizer, build_drafter(target), None)
@@ -86,16 +85,13 @@ def test_a_server_is_started_without_the_drafter_and_with_it(pair, monkeypatch):
     monkeypatch.setattr(check, "serve", serve)
     monkeypatch.setattr(check, "ask", lambda url, ids, length, count=1, how="": leg(how, at_once=count))
     found = check_server(pair, [{"text": "ab"}], num_proposals=3, **HOW)
-    assert [(each.name, each.at_once) for each in found[2:]] == [
-        ("", 1),
-        ("", 2),
-        *((" with the drafter", n) for n in (1, 2)),
-    ]
+    names = ("", "", " with the drafter", " with the drafter")
+    assert [(each.name, each.at_once) for each in found[2:]] == list(zip(names, (1, 2, 1, 2), strict=True))
     assert started[0] == ["--flag"]
     assert json.loads(started[1][-1])["num_speculative_tokens"] == 3
 
 
 @pytest.mark.parametrize("count", [0, 6])
 def test_proposals_that_do_not_fit_are_refused_before_anything_runs(pair, count):
-    with pytest.raises(ValueError, match=rf"--num-proposals must be in \[1, 5\] .*, got {count}"):
+    with pytest.raises(ValueError, match="--num-proposals"):
         check_server(pair, [{"text": "ab"}], num_proposals=count, **HOW)

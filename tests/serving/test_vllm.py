@@ -51,6 +51,14 @@ def test_the_server_drafts_as_we_do(pair, prompts, count):
     assert {row["equal_to_transformers"] for row in rows(found)} == {len(prompts)}
 
 
+def test_a_drafter_that_cannot_be_served_is_named(pair, tmp_path):
+    pair.drafter.export(tmp_path / "drafter", dtype="float32")
+    flags = drafted(tmp_path / "drafter", num_speculative_tokens=8)
+    said, log = "num_speculative_tokens must be", tmp_path / "log"
+    with pytest.raises(ChildProcessError, match=said), serve(PYTHON, str(pair.folder), flags, log):
+        pass
+
+
 def test_other_peoples_drafters_are_served_as_without_us(pair, prompts, tmp_path, monkeypatch):
     stranger = build_drafter(pair.target, projector_type="dflash", shift_label=False, block_size=8, mask_token_id=1)
     stranger.export(tmp_path / "dflash", dtype="float32")
@@ -62,24 +70,6 @@ def test_other_peoples_drafters_are_served_as_without_us(pair, prompts, tmp_path
             found.append(ask(url, ids, 16))
     assert found[0].texts == found[1].texts == reference(pair, ids, 16).texts
     assert min(answers.rounds for answers in found) > 0
-
-
-def assert_refused(said, target, folder, **settings):
-    flags, log = drafted(folder, **settings), folder / "log"
-    with pytest.raises(ChildProcessError, match=said), serve(PYTHON, str(target), flags, log):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"num_speculative_tokens": 8}, r"num_speculative_tokens must be in \[1, 7\] \(block_size=8\), got 8"),
-        ({"draft_sample_method": "probabilistic"}, "draft_sample_method must be 'greedy', got 'probabilistic'"),
-    ],
-)
-def test_settings_that_are_refused_are_named(pair, tmp_path, settings, said):
-    pair.drafter.export(tmp_path, dtype="float32")
-    assert_refused(said, pair.folder, tmp_path, **settings)
 
 
 @torch.no_grad()

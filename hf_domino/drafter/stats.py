@@ -106,9 +106,9 @@ class DecodingStats:
         cls, num_draft_tokens: int, num_rows: int, kind: type[Kind], target: str | None = None
     ) -> DecodingStats:
         """Statistics of a call that is about to begin, with a drafter of this kind."""
-        lists: list[list[Any]] = [[[] for _ in range(num_rows)] for _ in range(4)]
-        rows, proposed, copied, copied_tokens = lists
-        stats = cls(num_draft_tokens, rows, proposed, target=target, copied=copied, copied_tokens=copied_tokens)
+        stats = cls(num_draft_tokens, target=target)
+        for lists in (stats.rows, stats.proposed, stats.copied, stats.copied_tokens):
+            lists.extend([] for _ in range(num_rows))
         if not kind.has_table:  # which is empty at first
             stats.misfit = "does not fit" + ("" if "shift_label" in kind.fixed else ", or is read one position off")
         return stats

@@ -194,18 +194,10 @@ class Replay:
         return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)
 
     def _stop(self, ids: torch.Tensor) -> int | None:
-        """After how many new tokens `[T + N]` must stop by the criteria that can be asked again; None for never."""
-        found: list[int] = []
-        for criterion in self.criteria:
-            if type(criterion) is EosTokenCriteria:
-                ends = torch.isin(ids[self._start :], criterion.eos_token_id.to(ids.device)).nonzero()
-                found += (ends[:1, 0] + 1).tolist()
-            elif type(criterion) is MaxLengthCriteria and len(ids) >= criterion.max_length:
-                found.append(max(criterion.max_length - self._start, 1))
-            elif type(criterion) is StopStringCriteria:
-                lengths = range(1, len(ids) - self._start + 1)
-                found += [n for n in lengths if bool(criterion(ids[None, : self._start + n], None))][:1]
-        return min(found, default=None)
+        """Count the new tokens of a row `[T + N]` at which the repeatable criteria stop it; None for never."""
+        asked = [criterion for criterion in self.criteria if type(criterion) in REPEATABLE_CRITERIA]
+        texts = enumerate((ids[None, :end] for end in range(self._start + 1, len(ids) + 1)), 1)
+        return next((count for count, text in texts if any(bool(criterion(text, None)) for criterion in asked)), None)
 
 
 @contextmanager

@@ -86,11 +86,6 @@ class TargetIdentity:
         digests = (self.weights_digest, other.weights_digest)
         return None if set(digests) & {None, *UNREADABLE} else digests[0] == digests[1]
 
-    def has_name_of(self, other: TargetIdentity) -> bool:
-        """Whether both are called the same, whoever published them; a name that is not known is no other one."""
-        names = (self.name, other.name)
-        return None in names or len({str(name).rpartition("/")[2].casefold() for name in names}) == 1
-
 
 _FIELDS = tuple(part.name for part in fields(TargetIdentity))
 
@@ -215,47 +210,42 @@ def _digest(data: bytes) -> str:
 # --- compare ------------------------------------------------------------------------------------------------------
 
 
-def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str, remedy: str) -> None:
-    """Refuse to mix what two targets made.
+# In this order they are told.
+_COMPARED = ("dtype", "config_digest", "weights_digest", "tokenizer_size", "name", "revision")
 
-    Weights decide; where they cannot be read, name and revision do. What is not known is not compared.
+
+def differences(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, tuple[Any, Any]]:
+    """Compare two targets: the fields in which they differ, each with both values.
+
+    A field that one of them does not know is not compared, nor are commits of the same weights. Names are compared
+    without their publishers.
     """
+    pairs = {field: (getattr(recorded, field), getattr(found, field)) for field in _COMPARED}
+    if recorded.has_weights_of(found):
+        del pairs["revision"]
+    if len({str(name).rpartition("/")[2].casefold() for name in pairs["name"]}) == 1:
+        del pairs["name"]
+    return {field: (old, new) for field, (old, new) in pairs.items() if None not in (old, new) and old != new}
+
+
+def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str, remedy: str) -> None:
+    """Refuse to mix what two targets made. Weights decide; where they cannot be read, name and revision do."""
     if recorded is None:
         return
-    compared = ["config_digest", "weights_digest", "tokenizer_size"]
-    if recorded.has_weights_of(found) is None:
-        compared += ["revision"] if recorded.has_name_of(found) else ["name"]
-    for field in compared:
-        expected, value = getattr(recorded, field), getattr(found, field)
-        if None not in (expected, value) and expected != value:
+    ignored = {"dtype"} if recorded.has_weights_of(found) is None else {"dtype", "name", "revision"}
+    for field, (expected, value) in differences(recorded, found).items():
+        if field not in ignored:
             of_name = f"{expected!r} (that of {recorded.name or 'the target'}, with which {what} was made)"
             raise refusal(f"the target's {field}", of_name, value, remedy)
 
 
-def differences(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, str]:
-    """Say in what a target differs from the recorded one: per field, the words that statistics show."""
-    compared = ["dtype", "config_digest", "tokenizer_size"]
-    if not recorded.has_name_of(found):
-        compared.append("name")
-    if not recorded.has_weights_of(found):
-        compared += ["weights_digest", "revision"]
-    result = {}
-    for field in compared:
-        before, now = getattr(recorded, field), getattr(found, field)
-        if None not in (before, now) and before != now:
-            words = f"{field.replace('_', ' ')} {now} (recorded: {before})"
-            result[field] = now if now in UNREADABLE else words
-    return result
-
-
-def contradictions(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, str]:
-    """Those differences that no copy of a target has: sizes, tokenizer, and a name together with other weights."""
-    is_copy = recorded.has_weights_of(found)
-    if is_copy is None:  # two names on the Hub are two models, unless one was made from the other
-        is_renamed = any("/" not in str(identity.name) for identity in (recorded, found))
-        is_copy = is_renamed or bool({recorded.weights_digest, found.weights_digest} & {ADAPTED, QUANTISED})
-    named = {"config_digest", "tokenizer_size"} | (set() if is_copy else {"name"})
-    return {field: words for field, words in differences(recorded, found).items() if field in named}
+def _may_be_a_copy(recorded: TargetIdentity, found: TargetIdentity) -> bool:
+    """Whether a target of another name may be a copy of the recorded one."""
+    if (has_same_weights := recorded.has_weights_of(found)) is not None:
+        return has_same_weights
+    # Two names on the Hub are two models, unless one was made from the other.
+    is_of_folder = any("/" not in str(identity.name) for identity in (recorded, found))
+    return is_of_folder or bool({recorded.weights_digest, found.weights_digest} & {ADAPTED, QUANTISED})
 
 
 # --- at a call ----------------------------------------------------------------------------------------------------
@@ -287,10 +277,16 @@ def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = No
     found = identity_of(target)
     if tokenizer is not None:
         found = replace(found, tokenizer_size=_size_of(tokenizer))
+    words = {
+        field: now if now in UNREADABLE else f"{field.replace('_', ' ')} {now} (recorded: {before})"
+        for field, (before, now) in differences(recorded, found).items()
+    }
+    # No copy of a target differs in these.
+    telling = {"config_digest", "tokenizer_size", *(() if _may_be_a_copy(recorded, found) else ("name",))}
     with _lock:
         warned = _warned.setdefault(target, set())
-        new = [words for words in contradictions(recorded, found).values() if (recorded, words) not in warned]
-        warned.update((recorded, words) for words in new)
+        new = [words[field] for field in words if field in telling and (recorded, words[field]) not in warned]
+        warned.update((recorded, one) for one in new)
     if new:
         warnings.warn(
             f"This drafter was trained for {recorded.name or 'another target'}, and the target at hand has "
@@ -298,4 +294,4 @@ def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = No
             "hf_domino.check_fit(drafter, target, tokenizer) measures it.",
             stacklevel=2,
         )
-    return ", ".join(differences(recorded, found).values()) or None
+    return ", ".join(words.values()) or None

@@ -13,11 +13,12 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.drafter.phases import timed_phases
 from hf_domino.drafter.stats import DecodingStats
-from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in, models_of
+from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, BenchOptions
 from hf_domino.evaluation.benchmark.prompts import encode, kind, source
 from hf_domino.evaluation.benchmark.rows import Row
@@ -114,7 +115,7 @@ class Bench:
 
     def _weight_bytes(self, call: Arguments) -> int:
         """Bytes of the weights of a method's models, each once."""
-        models = models_of(self.pair, call)
+        models = [self.pair.target, *(value for value in call.values() if isinstance(value, nn.Module))]
         return sum({weight.data_ptr(): weight.nbytes for model in models for weight in model.parameters()}.values())
 
     def _empty_tables(self) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.untrained import lookahead, recycling
@@ -17,11 +15,20 @@ Arguments = dict[str, Any]
 
 
 def choose_methods(pair: Pair, options: BenchOptions) -> tuple[dict[str, Arguments], dict[str, str]]:
-    """Methods to arguments of `generate`, plain generation first, and those that cannot be measured to why not."""
+    """Methods to arguments of `generate`, plain generation first, and those that cannot be measured to why not.
+
+    Drafters that are compared come last: as they are or, where a size of trees is given, with chains and with trees.
+    """
     found = {name: _arguments(name, pair, options) for name in options.wanted(compares=bool(pair.compared))}
     skipped = {name: reason for name, reason in found.items() if isinstance(reason, str)}
     chosen = {name: arguments for name, arguments in found.items() if not isinstance(arguments, str)}
-    return chosen | _compared(pair, options.tree_size), skipped
+    shapes: dict[str, Arguments] = {"": {}}
+    if options.tree_size is not None:
+        shapes = {", chains": {"draft_tree_size": None}, ", trees": {"draft_tree_size": options.tree_size}}
+    for name, drafter in pair.compared.items():
+        for shape, fields in shapes.items():
+            chosen[f"{name}{shape}"] = {"assistant_model": drafter.view(**fields)}
+    return chosen, skipped
 
 
 def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
@@ -62,22 +69,6 @@ def _check_assistant(pair: Pair) -> None:
     if wanted != got:
         remedy = "Take a smaller model of the same family."
         raise refusal("--assistant's vocabulary", f"the target's of {wanted} tokens", got, remedy)
-
-
-def _compared(pair: Pair, tree_size: int | None) -> dict[str, Arguments]:
-    """The drafters that are compared, as they are; or, where a size of trees is given, with chains and with trees."""
-    if tree_size is None:
-        return {name: {"assistant_model": drafter} for name, drafter in pair.compared.items()}
-    return {
-        f"{name}, {shape}": {"assistant_model": drafter.view(draft_tree_size=size)}
-        for name, drafter in pair.compared.items()
-        for shape, size in (("chains", None), ("trees", tree_size))
-    }
-
-
-def models_of(pair: Pair, arguments: Arguments) -> list[nn.Module]:
-    """The models that a method runs."""
-    return [pair.target, *(value for value in arguments.values() if isinstance(value, nn.Module))]
 
 
 def drafter_in(arguments: Arguments) -> DominoDraftModel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -127,17 +128,16 @@ def comparisons(rows: Sequence[Row]) -> list[str]:
     drafters = [method for method in there if method not in METHODS]
     pairs = [COMPARED] if set(COMPARED) <= set(there) else []
     pairs += [(other, drafters[0]) for other in drafters[1:]]
-    return [_compare(rows, pair, mode, name) for mode, name in modes_of(rows).items() for pair in pairs]
-
-
-def _compare(rows: Sequence[Row], pair: tuple[str, str], mode: str, name: str) -> str:
-    found = [summarize(rows, method, mode) for method in pair]
-    ratio, low, high = speed_ratio(rows, *pair, mode)
-    tokens = " over ".join(number(one.tokens_per_forward) for one in found)
-    return (
-        f"{name}: {' over '.join(map(label, pair))} {ratio:.2f} x (95 %: {low:.2f} to {high:.2f}) tokens/s, "
-        f"{tokens} tokens per forward, {_count(found[0].num_prompts, 'equal prompt')}."
-    )
+    said = []
+    for (mode, name), pair in itertools.product(modes_of(rows).items(), pairs):
+        found = [summarize(rows, method, mode) for method in pair]
+        ratio, low, high = speed_ratio(rows, *pair, mode)
+        tokens = " over ".join(number(one.tokens_per_forward) for one in found)
+        said.append(
+            f"{name}: {' over '.join(map(label, pair))} {ratio:.2f} x (95 %: {low:.2f} to {high:.2f}) tokens/s, "
+            f"{tokens} tokens per forward, {_count(found[0].num_prompts, 'equal prompt')}."
+        )
+    return said
 
 
 def conclusion(rows: Sequence[Row]) -> str:
@@ -198,7 +198,7 @@ def _equality(rows: Sequence[Row]) -> str:
     others = [row for row in measured(rows) if row["method"] != BASELINE]
     greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
     text = f"Greedy outputs equal to plain `generate`: {count_equal(greedy)} of {len(greedy)}."
-    if count_equal(sampled) is None:
+    if not sampled:
         return text + _partings(others)
     kept, lost = ([row for row in sampled if keeps_seed(row["method"]) is keeps] for keeps in (True, False))
     text += f" Sampled ones, with the same seed: {count_equal(kept)} of {len(kept)}"

@@ -31,7 +31,7 @@ class Summary:
     ms_per_round: dict[str, float]  # mean of each phase
     peak_memory_bytes: int | None  # most that any prompt took
     distinct_4gram: float  # mean over prompts of the share of 4-grams that are new
-    num_equal: int | None  # prompts whose tokens equal plain generation's
+    num_equal: int  # prompts whose tokens equal plain generation's
     num_prompts: int
 
     @property
@@ -88,10 +88,9 @@ def speed_ratio(rows: Sequence[Row], method: str, other: str, mode: str) -> tupl
     return math.exp(mean), math.exp(mean.low), math.exp(mean.high)
 
 
-def count_equal(rows: Sequence[Row]) -> int | None:
-    """How many of these rows have plain generation's tokens; None where they do not say."""
-    found = [row["equals_plain"] for row in rows if row["equals_plain"] is not None]
-    return sum(found) if found else None
+def count_equal(rows: Iterable[Row]) -> int:
+    """Count the rows that have plain generation's tokens."""
+    return sum(bool(row["equals_plain"]) for row in rows)
 
 
 def are_ties(row: Row) -> bool:

@@ -81,11 +81,13 @@ def check_fit(
     is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts: list[Text] = []
-    variants: list[Measurement] = []
+    everywhere: dict[str, list[list[int]]] = {}
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         some = prepared[start : start + PROMPTS_AT_A_TIME]
         texts += (new := [write_text(drafter, target, prompt, max_new_tokens) for prompt in some])
-        variants = _joined(variants, measure_variants(drafter, target, new))
+        for variant in measure_variants(drafter, target, new):
+            everywhere.setdefault(variant.name, []).extend(variant.texts)
+        variants = [Measurement(*variant) for variant in everywhere.items()]
         result = judge(_by_mode(texts), variants, _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
@@ -111,12 +113,6 @@ def _by_mode(texts: Sequence[Text]) -> list[Measurement]:
     for text in texts:
         modes.setdefault(text.mode, []).append(text.acceptance_lengths)
     return [Measurement(*mode) for mode in modes.items()]
-
-
-def _joined(before: Sequence[Measurement], new: Sequence[Measurement]) -> list[Measurement]:
-    """Measurements of the same settings on more texts."""
-    pairs = zip(before, new, strict=True) if before else ((Measurement(more.name, []), more) for more in new)
-    return [Measurement(more.name, old.texts + more.texts) for old, more in pairs]
 
 
 def _is_fresh(drafter: DominoDraftModel) -> bool:

@@ -1,4 +1,4 @@
-"""One round, opened: what the drafter proposed and why, and what the target makes of it.
+"""One round, opened: the proposals of the drafter with their reasons, and the choices of the target.
 
 For looking at and for drawing. It is the round that the loop would make, by the code of a round: a tree where the
 drafter's configuration asks for one and the target takes it, else a chain. Proposals are chosen from the laws of a call
@@ -79,12 +79,12 @@ class Round:
 
     @property
     def num_accepted(self) -> int:
-        """How many proposals, from the anchor on, are the target's own tokens."""
+        """Number of proposals, from the anchor on, that are the target's own tokens."""
         return len(self.path) - 1
 
     @property
     def committed(self) -> torch.Tensor:
-        """What the round adds to the text: accepted proposals and the bonus token, `[num_accepted + 1]`."""
+        """The round's tokens: accepted proposals and the bonus token, `[num_accepted + 1]`."""
         return self.choices[self.path]
 
     def walk(self, position: int = 0, depth: int = 0) -> Iterator[tuple[int, int]]:
@@ -182,7 +182,7 @@ def _explain(
     runner.begin([0])
     drafter.config.kind.refuse_what_it_lacks("explain_round")
     draft_hidden = draft_behind(drafter, target, input_ids, captured, torch.tensor([input_ids.shape[1] - 1]))
-    # Proposals by what is known at first, and the chances `[N]` of a tree's nodes.
+    # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
     size, session, chances = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state()), None
     if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
         tree = Tree(rollout(drafter, target, draft_hidden, prefixes, session.law))

@@ -39,7 +39,7 @@ def generate(*args: Any, model: PreTrainedModel | None = None, drafter: str | No
         remedy = f"The drafter is {name}; leave assistant_model out."
         raise refusal("assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy)
     if (lookup := kwargs.get("prompt_lookup_num_tokens")) is not None:
-        del kwargs["prompt_lookup_num_tokens"]  # which Transformers would take for an assistant of its own
+        del kwargs["prompt_lookup_num_tokens"]  # Transformers would take it for an assistant of its own
     # These do not reach a decoding method of one's own
     streamer, tokenizer = kwargs.get("streamer"), kwargs.get("tokenizer")
     prepares = model if tokenizer is None else _with_tokenizer(model, tokenizer)
@@ -56,7 +56,7 @@ def generate(*args: Any, model: PreTrainedModel | None = None, drafter: str | No
 
 
 def _name(drafter: str | None, caller: FrameType, model: PreTrainedModel) -> str:
-    """Which repository this file is of: Transformers does not say, but its `generate` was called with it, or is it."""
+    """Name the repository of this file, as `generate` was called with it, or else the model's own."""
     name = drafter or caller.f_locals.get("custom_generate") or model.name_or_path
     if not name or not isinstance(name, str):
         remedy = "Pass drafter='folder or Hub name'; only generate(..., custom_generate='...') tells it."

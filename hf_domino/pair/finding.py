@@ -171,7 +171,7 @@ def load_pair(
 
 
 def _download(name: str | Path, revision: str | None) -> dict[str, Any]:
-    """How `from_pretrained` gets at a folder, which has no revisions, or at what is on the Hub."""
+    """Arguments of `from_pretrained` for a folder, which has no revisions, or for a name on the Hub."""
     return {"local_files_only": True} if Path(name).is_dir() else {"revision": revision or "main"}
 
 
@@ -185,17 +185,14 @@ def _first_there(folders: Iterable[Path]) -> Path | None:
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Read held-out prompts, as records with `text` to continue or `messages` to answer.
-
-    A record of the file has `messages`, `conversations`, `prompt` or `text`, and may name its source by `module`,
-    `offset` and `sha256`. An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
-    """
+    """Read held-out prompts, as records with `text` to continue or `messages` to answer."""
     if not path.is_file():
         raise ValueError(f"--prompts must be a file of records, got {str(path)!r}: there is none of that name.")
     return [_read_prompt(record, place) for place, record in read_records(path)]
 
 
 def _read_prompt(record: dict[str, Any], place: str) -> dict[str, Any]:
+    # An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
     prompt = prompt_of(record, place, plain=True)
     if not prompt.messages:
         return record | {"text": prompt.text}

@@ -1,4 +1,4 @@
-"""Which target a drafter, a text or a checkpoint belongs to, and whether another model is that target.
+"""The target that a drafter, a text or a checkpoint belongs to, and its comparison with another model.
 
 The same target may be stored in another dtype, quantised, adapted or elsewhere. So its weights are told by their signs,
 which no rounding changes, whatever dtypes they went through; fine-tuning changes some of them. Paths, dtypes and
@@ -27,7 +27,7 @@ from hf_domino._common.refusal import refusal
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
 
-# What makes the shape of a decoder, under the names that all families share.
+# The fields that make the shape of a decoder, under the names that all families share.
 CONFIG_FIELDS = (
     *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "kv_lora_rank", "q_lora_rank", "moe_intermediate_size"),
@@ -42,24 +42,14 @@ _HUB_SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]+)")
 
 @dataclass(frozen=True)
 class TargetIdentity:
-    """What a target is known by; None where something is not known.
+    """The name, revision and digests that a target is known by; an unknown one is None."""
 
-    Args:
-        name (`str`, *optional*): Name on the Hub, or the name of its folder.
-        revision (`str`, *optional*): Commit on the Hub.
-        config_digest (`str`, *optional*): Of the sizes in its configuration.
-        weights_digest (`str`, *optional*): Of a few of its weights, or why they have none: `"adapted"`, `"quantised"`,
-            `"offloaded"` or `"sharded"`.
-        tokenizer_size (`int`, *optional*): Tokens that its tokenizer knows.
-        dtype (`str`, *optional*): What it ran in; said, never compared.
-    """
-
-    name: str | None = None
-    revision: str | None = None
-    config_digest: str | None = None
-    weights_digest: str | None = None
-    tokenizer_size: int | None = None
-    dtype: str | None = None
+    name: str | None = None  # on the Hub, or of its folder
+    revision: str | None = None  # commit on the Hub
+    config_digest: str | None = None  # of the sizes in its configuration
+    weights_digest: str | None = None  # of a few of its weights, or one of `UNREADABLE`
+    tokenizer_size: int | None = None  # tokens that its tokenizer knows
+    dtype: str | None = None  # in which it ran; told, and never refused
 
     @classmethod
     def recorded_in(cls, config: DominoConfig) -> TargetIdentity | None:
@@ -94,21 +84,7 @@ _FIELDS = tuple(part.name for part in fields(TargetIdentity))
 
 
 def identify(target: PreTrainedModel, tokenizer: Any = None) -> TargetIdentity:
-    """Say which target a model is, from its configuration and a few of its weights.
-
-    Example:
-    ```python
-    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
-    >>> from hf_domino.target.identity import identify
-    >>> target = Qwen3ForCausalLM(Qwen3Config(
-    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
-    ...     num_key_value_heads=1, head_dim=16,
-    ... ))
-    >>> identify(target).weights_digest == identify(target.bfloat16()).weights_digest
-    True
-
-    ```
-    """
+    """Identify a target by its configuration and a few of its weights."""
     name, revision = _name_of(target)
     return TargetIdentity(
         name=name,
@@ -215,11 +191,8 @@ _COMPARED = ("dtype", "config_digest", "weights_digest", "tokenizer_size", "name
 
 
 def differences(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, tuple[Any, Any]]:
-    """Compare two targets: the fields in which they differ, each with both values.
-
-    A field that one of them does not know is not compared, nor are commits of the same weights. Names are compared
-    without their publishers.
-    """
+    """Compare two targets: the fields in which they differ, each with both values."""
+    # An unknown value is not compared, nor the commits of equal weights, nor the publishers in front of names.
     pairs = {field: (getattr(recorded, field), getattr(found, field)) for field in _COMPARED}
     if recorded.has_weights_of(found):
         del pairs["revision"]
@@ -229,7 +202,7 @@ def differences(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, tu
 
 
 def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str, remedy: str) -> None:
-    """Refuse to mix what two targets made. Weights decide; where they cannot be read, name and revision do."""
+    """Refuse to mix data of two targets. Weights decide; where they cannot be read, name and revision do."""
     if recorded is None:
         return
     ignored = {"dtype"} if recorded.has_weights_of(found) is None else {"dtype", "name", "revision"}
@@ -252,13 +225,13 @@ def _may_be_a_copy(recorded: TargetIdentity, found: TargetIdentity) -> bool:
 
 
 _known: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.dtype, bool], TargetIdentity]]
-_known = weakref.WeakKeyDictionary()  # as of a dtype, and of adapters that were there or not
+_known = weakref.WeakKeyDictionary()  # with the dtype and the presence of adapters when it was read
 _warned: weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[TargetIdentity, str]]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def identity_of(target: PreTrainedModel) -> TargetIdentity:
-    """As [`identify`] says, read once: again only after the target's dtype or its adapters changed."""
+    """Identify a target once, and again only after its dtype or its adapters changed."""
     state = (target.dtype, is_adapted(target))
     with _lock:
         if target not in _known or _known[target][0] != state:
@@ -267,10 +240,7 @@ def identity_of(target: PreTrainedModel) -> TargetIdentity:
 
 
 def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = None) -> str | None:
-    """Say in what a target differs from the one that a drafter was trained for, and warn once where it is another.
-
-    Weights are read at the first call with a target, and again after its dtype or its adapters changed.
-    """
+    """Name the differences of a target from the one a drafter was trained for, and warn once of another target."""
     recorded = TargetIdentity.recorded_in(config)
     if recorded is None:
         return None

@@ -25,10 +25,8 @@ def lean_decoding(
     generation_config: GenerationConfig,
     **model_kwargs: Any,
 ) -> torch.Tensor:
-    """Prompts and new tokens `[B, T + N]`, those of plain `generate`; stops at end-of-text tokens and at the length.
-
-    Pass it as `custom_generate`. Of `model_kwargs`, cache and attention mask are used.
-    """
+    """Generate the tokens of plain `generate` as its `custom_generate`, without its bookkeeping: `[B, T + N]`."""
+    # Stops at end-of-text tokens and at the length. Of `model_kwargs`, cache and attention mask are used.
     start, end = input_ids.shape[1], int(generation_config.max_length)
     eos = getattr(generation_config, "_eos_token_tensor", None)
     pad = getattr(generation_config, "_pad_token_tensor", None)

@@ -108,7 +108,7 @@ class Bench:
         # On a CPU a phase is two readings of the clock, microseconds a round; events on a GPU have a run of their own.
         with nullcontext() if on_gpu else timed_phases():
             tokens, seconds = generate_timed(target, inputs, **call)
-        # On a CPU an allocator keeps what it once had, which says nothing of a single call.
+        # On a CPU an allocator keeps the memory of earlier calls.
         peak = torch.cuda.max_memory_allocated(target.device) - others if on_gpu else None
         drafter = drafter_in(call)
         return _Run(tokens, seconds, first_token, peak, drafter.stats if drafter is not None else None)

@@ -168,7 +168,7 @@ def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """Say in one paragraph what the rows were measured on, whether outputs were equal, and what is missing."""
+    """Tell in one paragraph the machine and texts of the rows, the number of equal outputs, and what is missing."""
     first = measured(rows)[0]
     plain = rows_of(rows, BASELINE, "greedy")
     sources = [source for row in plain for source in row["sources"]]
@@ -194,7 +194,7 @@ def place_of(row: Row) -> str:
 
 
 def _equality(rows: Sequence[Row]) -> str:
-    """How many outputs are plain generation's: greedy ones of all methods, sampled ones by what methods promise."""
+    """Count the outputs that are plain generation's: greedy ones, and sampled ones by the promise of their methods."""
     others = [row for row in measured(rows) if row["method"] != BASELINE]
     greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
     text = f"Greedy outputs equal to plain `generate`: {count_equal(greedy)} of {len(greedy)}."
@@ -207,7 +207,7 @@ def _equality(rows: Sequence[Row]) -> str:
 
 
 def _partings(rows: Sequence[Row]) -> str:
-    """How near to a tie the texts are that part from plain generation's, where rows say it."""
+    """Tell the margins of texts that part from plain generation's, where rows have them."""
     parted = [row for row in rows if row.get("partings")]
     if not parted:
         return ""
@@ -222,7 +222,7 @@ def _partings(rows: Sequence[Row]) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> str:
-    """Does the text loop, and what was not measured."""
+    """Tell whether the text loops, and which methods were not measured."""
     ratios = [f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()]
     notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
     summaries = [summarize(rows, method, mode) for method in methods_of(rows) for mode in modes_of(rows)]
@@ -237,18 +237,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def fill_readme(readme: Path, rows: Sequence[Row], file: str) -> None:
-    """Write the table between the markers `<!-- results:begin -->` and `<!-- results:end -->`; `details` likewise.
-
-    Of several tables, each is named by its pair or by its file: `<!-- results:begin NAME -->`.
-
-    Args:
-        readme (`Path`): The page.
-        rows (`Sequence[Row]`): What it is to show.
-        file (`str`): Name of the file that they are from, without its ending.
-
-    Raises:
-        ValueError: If the markers are missing.
-    """
+    """Write a page's tables between `<!-- results:begin NAME -->` and `<!-- results:end -->`; `details` likewise."""
+    # A name is needed among several tables: the pair's, or that of the `file` of rows, without its ending.
     text, pair = readme.read_text(encoding="utf-8"), measured(rows)[0]["pair"]
     names = {found[3] for found in MARKERS.finditer(text)}
     ours = {file, pair} & names or {None} & names

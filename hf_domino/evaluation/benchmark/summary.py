@@ -11,7 +11,7 @@ from hf_domino.evaluation.benchmark.options import BASELINE, FLOOR
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.check.estimate import estimate_mean
 
-# Phases of a round that cannot be done without; all others are what a round costs beside them.
+# Phases that every round needs; all others are its overhead.
 FORWARDS = ("draft", "rollout", "target_forward")
 
 
@@ -42,11 +42,7 @@ class Summary:
 
 
 def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
-    """Summarize one method in one mode.
-
-    Raises:
-        ValueError: If there are no such rows.
-    """
+    """Summarize one method in one mode."""
     chosen = rows_of(rows, method, mode)
     speed, plain, lean = (_median(rows_of(rows, name, mode), "tokens_per_second") for name in (method, BASELINE, FLOOR))
     if speed is None or plain is None:
@@ -77,13 +73,13 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
 
 
 def speed_ups_of(rows: Sequence[Row], method: str, other: str, mode: str) -> list[float]:
-    """How much faster one method is than another on each prompt that both were measured on."""
+    """The speed-up of one method over another on each prompt that both were measured on."""
     speeds = [{row["prompt"]: row["tokens_per_second"] for row in rows_of(rows, one, mode)} for one in (method, other)]
     return [speeds[0][prompt] / speeds[1][prompt] for prompt in sorted(speeds[0].keys() & speeds[1].keys())]
 
 
 def speed_ratio(rows: Sequence[Row], method: str, other: str, mode: str) -> tuple[float, float, float]:
-    """How much faster one method is than another on equal prompts: geometric mean, and its 95 % interval."""
+    """The speed-up of one method over another on equal prompts: geometric mean, and its 95 % interval."""
     mean = estimate_mean([[math.log(ratio)] for ratio in speed_ups_of(rows, method, other, mode)])
     return math.exp(mean), math.exp(mean.low), math.exp(mean.high)
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.check.estimate import Estimate
-from hf_domino.evaluation.check.measure import Measurement, Text, measure_variants, time_prompts, write_text
+from hf_domino.evaluation.check.measure import Measurement, measure_variants, time_prompts, write_text
 from hf_domino.evaluation.check.prompts import prepare_prompts
 from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
@@ -80,15 +80,17 @@ def check_fit(
     recorded = TargetIdentity.recorded_in(drafter.config)
     is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
     prepared = prepare_prompts(target, tokenizer, prompts)
-    texts: list[Text] = []
+    modes: dict[str, list[list[int]]] = {}
     everywhere: dict[str, list[list[int]]] = {}
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         some = prepared[start : start + PROMPTS_AT_A_TIME]
-        texts += (new := [write_text(drafter, target, prompt, max_new_tokens) for prompt in some])
-        for variant in measure_variants(drafter, target, new):
+        texts = [write_text(drafter, target, prompt, max_new_tokens) for prompt in some]
+        for text in texts:
+            modes.setdefault(text.mode, []).append(text.acceptance_lengths)
+        for variant in measure_variants(drafter, target, texts):
             everywhere.setdefault(variant.name, []).extend(variant.texts)
-        variants = [Measurement(*variant) for variant in everywhere.items()]
-        result = judge(_by_mode(texts), variants, _is_fresh(drafter), is_its_target)
+        real, variants = ([Measurement(*one) for one in found.items()] for found in (modes, everywhere))
+        result = judge(real, variants, _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
     return replace(result, speed_ups=[] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens))
@@ -107,19 +109,9 @@ def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
     return unwrapped
 
 
-def _by_mode(texts: Sequence[Text]) -> list[Measurement]:
-    """The real rounds of each mode."""
-    modes: dict[str, list[list[int]]] = {}
-    for text in texts:
-        modes.setdefault(text.mode, []).append(text.acceptance_lengths)
-    return [Measurement(*mode) for mode in modes.items()]
-
-
 def _is_fresh(drafter: DominoDraftModel) -> bool:
-    """Whether the norms are still as initialised, which training changes within a few steps.
-
-    In half precision a little training rounds to 1 again, so a correction head that says something is looked at too.
-    """
+    """Whether the norms are still as initialised; training changes them within a few steps."""
+    # In half precision a little training rounds to 1 again, so a correction head that is not zero counts, too.
     if drafter.has_correction_head and bool(cast(nn.Linear, drafter.embed_proj[2]).weight.any()):
         return False
     norms = [weight for name, weight in drafter.named_parameters() if "norm" in name]

@@ -32,12 +32,12 @@ LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
 AS_CONFIGURED, WITHOUT_HEAD, WITHOUT_CONTEXT = "as configured", "without the correction head", "without context"
 # Arguments of `generate` for one greedy text, whatever the target's own configuration says.
 GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
-TIMED_PROMPTS = 4  # which takes about as long as what is measured of them
+TIMED_PROMPTS = 4  # they take about as long as the rest of the self-test
 ANCHORS_PER_FORWARD = 16  # bounds the memory of the context's keys and of the logits
 
 
 class Text(NamedTuple):
-    """What the target wrote after one prompt, generated with the drafter."""
+    """The target's text after one prompt, generated with the drafter."""
 
     mode: str
     ids: torch.Tensor  # prompt and text, [1, S]
@@ -104,11 +104,9 @@ def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Promp
 def time_prompts(
     drafter: DominoDraftModel, target: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> list[float]:
-    """Speed-up over plain generation on each of the first prompts, drafting as configured.
-
-    Acceptance does not say it, as a round costs more or fewer steps of the target on every machine. The first prompt is
-    written once more before, so that the drafter knows what its rounds cost.
-    """
+    """Measure the speed-up over plain generation on each of the first prompts, drafting as configured."""
+    # Acceptance does not tell it: a round costs more or fewer steps of the target on every machine. The first prompt is
+    # written once more before, so that the drafter knows the cost of its rounds.
     loops = plainly, partial(assisted_decoding, drafter=drafter.view())
     speed_ups = []
     for prompt in (prompts[0], *prompts[:TIMED_PROMPTS]):
@@ -173,7 +171,7 @@ def _draft_everywhere(
     drafter: DominoDraftModel, target: TargetModel, text: Text, captured: tuple[torch.Tensor, ...] | None
 ) -> list[int]:
     """Acceptance length of a round at every position of the text that has a whole block behind it."""
-    depth = drafter.config.block_size - 1  # what every variant proposes
+    depth = drafter.config.block_size - 1  # proposals of every variant
     law = TokenLaw(text.processors).without_state()
     end = max(text.ids.shape[1] - depth, text.prompt_length)
     anchors = torch.arange(text.prompt_length, end, device=text.ids.device)

@@ -139,7 +139,7 @@ def _logits_behind(
 
 
 def _excuse(target: PreTrainedModel) -> str | None:
-    """Why a difference may be rounding although it is large; None where it is a fault."""
+    """The reason why a large difference may be rounding; None where it is a fault."""
     text = target.config.get_text_config(decoder=True)
     if any("experts" in name and isinstance(value, int) and value > 1 for name, value in text.to_dict().items()):
         return "Rounding may choose other experts."

@@ -70,7 +70,9 @@ def load_adapter(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
     if wrong := sorted(described - stored.keys()) or sorted(stored.keys() - described):
         word = "without" if wrong[0] in described else "with"
         raise refusal(field, "of the tensors that its configuration describes", f"a file {word} {shown(wrong)}", again)
-    if target := _read_target(name, download):
+    # There is none where PEFT alone saved it.
+    file = cached_file(name, TARGET_FILE, _raise_exceptions_for_missing_entries=False, **download)
+    if file and (target := TargetIdentity.from_dict(read_object(Path(file)))):
         target.record_in(drafter.config)
     return wrapped.merge_and_unload() if of_head else drafter
 
@@ -79,12 +81,6 @@ def save_target(drafter: Any, folder: str | os.PathLike) -> None:
     """Write the target that an adapter was trained for beside it: its drafter names another one."""
     if target := TargetIdentity.recorded_in(drafter.config):
         Path(folder, TARGET_FILE).write_text(json.dumps(target.to_dict(), indent=2) + "\n", encoding="utf-8")
-
-
-def _read_target(name: str, download: Mapping[str, Any]) -> TargetIdentity | None:
-    """The target that an adapter was trained for; None where PEFT alone saved it."""
-    file = cached_file(name, TARGET_FILE, _raise_exceptions_for_missing_entries=False, **download)
-    return TargetIdentity.from_dict(read_object(Path(file))) if file else None
 
 
 def _own_name(key: str) -> str:

@@ -111,7 +111,7 @@ def decode_by_default(
 
 def check_names(model: Any, assistant_model: Any, **options: Any) -> None:
     """Refuse at once names that are neither folders nor on the Hub; options are those of `pipeline`."""
-    places = {key: options[key] for key in ("token", "local_files_only") if key in options}
+    places: dict[str, Any] = {key: options[key] for key in ("token", "local_files_only") if key in options}
     places["cache_dir"] = (options.get("model_kwargs") or {}).get("cache_dir")
     if isinstance(model, (str, os.PathLike)):
         check_source(os.fspath(model), "model", revision=options.get("revision"), **places)

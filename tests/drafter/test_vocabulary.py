@@ -153,7 +153,7 @@ def test_rows_keep_no_target_and_are_not_copied(tiny_llama, tiny_drafter):
     drafter.vocabulary.logits(view, torch.randn(1, 32, requires_grad=True)).sum().backward()  # of no inference mode
     for other in (copy.deepcopy(drafter), pickle.loads(pickle.dumps(drafter))):
         assert other.vocabulary.prepare(view) != address
-    gone = weakref.ref(target)
+    gone = weakref.ref(target.lm_head)
     del target, view
     gc.collect()
     assert gone() is None

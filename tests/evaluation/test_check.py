@@ -118,7 +118,7 @@ def test_untrained(pair, held_out):
     assert "one position off" not in str(result)
 
 
-def test_variants_draft_what_real_rounds_draft(pair, held_out):
+def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
     """The walk from round to round over one text, with the processors of the target's generation configuration."""
     target = copy.copy(pair.target)
     target.generation_config = copy.deepcopy(target.generation_config)
@@ -135,6 +135,8 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out):
         position += length
     assert walked == rounds
     assert len(walked) > 5
+    monkeypatch.setattr(measure, "ANCHORS_PER_FORWARD", 1)
+    assert measure.measure_variants(pair.drafter, target, [text])[0].texts[0] == everywhere
 
 
 def test_nothing_is_changed_and_no_patch_is_needed(pair, held_out):

@@ -12,7 +12,6 @@ from builders import TINY
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModel,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -273,38 +272,19 @@ def test_encoder_decoder_target(tiny_drafter):
 # --- checkpoints ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def saved(tiny_drafter, tmp_path):
-    """A saved drafter and a function that edits its tensors in place."""
-    tiny_drafter.save_pretrained(tmp_path)
-
-    def edit(change):
-        tensors = load_file(tmp_path / "model.safetensors")
-        change(tensors)
-        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-
-    return tmp_path, edit
-
-
 def test_a_target_with_a_projector_is_no_drafter(tiny_qwen3, tiny_drafter, monkeypatch):
     monkeypatch.setattr(tiny_qwen3.config, "projector_type", "mlp", raising=False)  # as those that see have
     plain = tiny_qwen3.generate(PROMPT, max_new_tokens=8)
     assert torch.equal(tiny_qwen3.generate(PROMPT, max_new_tokens=8, assistant_model=tiny_drafter), plain)
 
 
-@pytest.mark.parametrize("auto_class", [DominoDraftModel, AutoModel])
-def test_dflash_read_as_domino(saved, auto_class):
-    folder, edit = saved
-    edit(lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(("prefix_gru", "embed_proj"))])
+def test_dflash_read_as_domino(tiny_drafter, tmp_path):
+    tiny_drafter.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    kept = {name: tensor for name, tensor in stored.items() if not name.startswith(("prefix_gru", "embed_proj"))}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"projector_type must be 'dflash'.*got 'domino'. Set projector_type='dflash'"):
-        auto_class.from_pretrained(folder)
-
-
-def test_domino_read_as_dflash(saved, tiny_drafter):
-    config = copy.deepcopy(tiny_drafter.config)
-    config.projector_type = "dflash"
-    with pytest.raises(ValueError, match=r"projector_type must be 'domino'.*got 'dflash'. Set projector_type='domino'"):
-        DominoDraftModel.from_pretrained(saved[0], config=config)
+        DominoDraftModel.from_pretrained(tmp_path)
 
 
 def test_a_drafter_is_no_target(tiny_qwen3, tiny_drafter):

@@ -104,7 +104,9 @@ class Bench:
         torch.manual_seed(seed)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(target.device)
-            others = torch.cuda.memory_allocated(target.device) - self._weight_bytes(call)
+            models = [target, *(value for value in call.values() if isinstance(value, nn.Module))]
+            weights = {weight.data_ptr(): weight.nbytes for model in models for weight in model.parameters()}
+            others = torch.cuda.memory_allocated(target.device) - sum(weights.values())
         # On a CPU a phase is two readings of the clock, microseconds a round; events on a GPU have a run of their own.
         with nullcontext() if on_gpu else timed_phases():
             tokens, seconds = generate_timed(target, inputs, **call)
@@ -112,11 +114,6 @@ class Bench:
         peak = torch.cuda.max_memory_allocated(target.device) - others if on_gpu else None
         drafter = drafter_in(call)
         return _Run(tokens, seconds, first_token, peak, drafter.stats if drafter is not None else None)
-
-    def _weight_bytes(self, call: Arguments) -> int:
-        """Bytes of the weights of a method's models, each once."""
-        models = [self.pair.target, *(value for value in call.values() if isinstance(value, nn.Module))]
-        return sum({weight.data_ptr(): weight.nbytes for model in models for weight in model.parameters()}.values())
 
     def _empty_tables(self) -> None:
         for drafter, state in self._empty:

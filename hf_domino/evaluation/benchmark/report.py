@@ -55,17 +55,15 @@ def results_table(rows: Sequence[Row]) -> str:
     modes, has_lean = modes_of(rows), bool(rows_of(rows, FLOOR, "greedy"))
     speed_ups = ("over plain", "over lean") if has_lean else ("speed-up",)
     heads = [f"{name}, {what}" for name in modes.values() for what in ("tokens/s", *speed_ups, "acceptance length")]
-    body = [
-        [label(method), *(cell for mode in modes for cell in _cells(summarize(rows, method, mode), has_lean))]
-        for method in methods_of(rows)
-    ]
+    body = []
+    for method in methods_of(rows):
+        cells = [label(method)]
+        for one in (summarize(rows, method, mode) for mode in modes):
+            cells += [f"{one.tokens_per_second:.0f} ({one.quartiles[0]:.0f}-{one.quartiles[1]:.0f})"]
+            cells += [number(one.speed_up, " x"), *([number(one.speed_up_over_lean, " x")] if has_lean else [])]
+            cells += [acceptance_of(one)]
+        body.append(cells)
     return markdown_table(heads, body) + "\n" + caption(rows) + "\n"
-
-
-def _cells(summary: Summary, has_lean: bool) -> list[str]:
-    speed = f"{summary.tokens_per_second:.0f} ({summary.quartiles[0]:.0f}-{summary.quartiles[1]:.0f})"
-    over_lean = [number(summary.speed_up_over_lean, " x")] if has_lean else []
-    return [speed, number(summary.speed_up, " x"), *over_lean, acceptance_of(summary)]
 
 
 def acceptance_of(summary: Summary) -> str:

@@ -47,13 +47,15 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
     speed, plain, lean = (_median(rows_of(rows, name, mode), "tokens_per_second") for name in (method, BASELINE, FLOOR))
     if speed is None or plain is None:
         raise ValueError(f"no rows with method={method!r} and mode={mode!r}: measure them with `hf-domino bench`.")
+    speeds = [row["new_tokens"] / seconds for row in chosen for seconds in row["seconds_each"]]
+    first, _, third = statistics.quantiles(speeds if speeds[1:] else speeds * 2, n=4, method="inclusive")
     rated = [row for row in chosen if row["acceptance_rate_at"]]
     depth = max((len(row["acceptance_rate_at"]) for row in rated), default=0)
     rates = [[row["num_drafted"], row["acceptance_rate_at"] + [0.0] * depth] for row in rated]
     phased = [(row["num_rounds"], row["ms_per_round"]) for row in chosen if row["ms_per_round"]]
     return Summary(
         tokens_per_second=speed,
-        quartiles=_quartiles(chosen),
+        quartiles=(first, third),
         speed_up=speed / plain,
         speed_up_over_lean=speed / lean if lean else None,
         acceptance_length=_mean((row["num_drafted"], row["acceptance_length"]) for row in chosen),
@@ -103,14 +105,6 @@ def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:
 def _median(rows: Iterable[Row], field: str, scale: float = 1) -> float | None:
     values = [row[field] for row in rows if row[field] is not None]
     return scale * statistics.median(values) if values else None
-
-
-def _quartiles(rows: Sequence[Row]) -> tuple[float, float]:
-    speeds = [row["new_tokens"] / seconds for row in rows for seconds in row["seconds_each"]]
-    if len(speeds) == 1:
-        return speeds[0], speeds[0]
-    first, _, third = statistics.quantiles(speeds, n=4, method="inclusive")
-    return first, third
 
 
 def _mean(weighted: Iterable[tuple[int, float | None]]) -> float | None:

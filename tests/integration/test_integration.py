@@ -340,9 +340,9 @@ def test_a_folder_that_was_saved_anew_is_read_anew(tiny_qwen3, saved_pair, tmp_p
     assert not loaded
     load(folder).save_pretrained(folder)
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        greedy(tiny_qwen3, assistant_model="drafter")
-    assert len(loaded) == 1
+    for name in (str(folder), "drafter"):
+        greedy(tiny_qwen3, assistant_model=name)
+        assert len(loaded) == 1
 
 
 def test_a_name_of_no_drafter(tiny_qwen3, saved_pair, tmp_path):

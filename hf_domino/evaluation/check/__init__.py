@@ -80,17 +80,13 @@ def check_fit(
     recorded = TargetIdentity.recorded_in(drafter.config)
     is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
     prepared = prepare_prompts(target, tokenizer, prompts)
-    modes: dict[str, list[list[int]]] = {}
-    everywhere: dict[str, list[list[int]]] = {}
+    modes, variants = list[Measurement](), list[Measurement]()
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
-        some = prepared[start : start + PROMPTS_AT_A_TIME]
-        texts = [write_text(drafter, target, prompt, max_new_tokens) for prompt in some]
-        for text in texts:
-            modes.setdefault(text.mode, []).append(text.acceptance_lengths)
-        for variant in measure_variants(drafter, target, texts):
-            everywhere.setdefault(variant.name, []).extend(variant.texts)
-        real, variants = ([Measurement(*one) for one in found.items()] for found in (modes, everywhere))
-        result = judge(real, variants, _is_fresh(drafter), is_its_target)
+        asked = prepared[start : start + PROMPTS_AT_A_TIME]
+        texts = [write_text(drafter, target, prompt, max_new_tokens) for prompt in asked]
+        modes = _joined([*modes, *(Measurement(text.mode, [text.acceptance_lengths]) for text in texts)])
+        variants = _joined([*variants, *measure_variants(drafter, target, texts)])
+        result = judge(modes, variants, _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
     return replace(result, speed_ups=[] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens))
@@ -107,6 +103,14 @@ def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
     unwrapped.config.kind.refuse_what_it_lacks("check_fit")
     probe_width(target)
     return unwrapped
+
+
+def _joined(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Join measurements of the same name."""
+    found: dict[str, list[list[int]]] = {}
+    for name, texts in measurements:
+        found.setdefault(name, []).extend(texts)
+    return [Measurement(*one) for one in found.items()]
 
 
 def _is_fresh(drafter: DominoDraftModel) -> bool:

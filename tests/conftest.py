@@ -98,6 +98,17 @@ def saved_pair(tiny_qwen3, tiny_tokenizer, tmp_path_factory) -> tuple[Path, Path
 
 
 @pytest.fixture(scope="session")
+def pair():
+    """The bundled pair in fp32. Shared: do not modify it."""
+    from hf_domino.pair import BUNDLED, load_pair
+
+    folder = Path(__file__).parents[1] / "model_cards" / BUNDLED
+    if not folder.with_name(f"{BUNDLED}-domino").exists():
+        pytest.skip("the bundled pair is not in this checkout")
+    return load_pair(folder)
+
+
+@pytest.fixture(scope="session")
 def tiny_pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random target with tokenizer and prompts, with a random Domino drafter and DFlash twin beside it."""
     from recipes.corpus import MASK as MASK_TOKEN

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import hf_domino
-from hf_domino import DominoDraftModel
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
 
 FOLDER = Path(__file__).parents[1] / "model_cards" / BUNDLED
@@ -44,40 +43,18 @@ def batches_of(pair: Pair, size: int, num_prompts: int) -> list:
     return [pair.tokenizer(piece, return_tensors="pt", padding=True, padding_side="left") for piece in pieces]
 
 
-def check_texts(pair: Pair, drafters: dict[str, DominoDraftModel], batches: list, law: dict, **options) -> None:
-    """Every drafter writes plain generate's text and leaves the generator where plain generate does."""
-    different = []
-    for seed, inputs in enumerate(batches):
-        torch.manual_seed(seed)
-        plain, state = pair.target.generate(**inputs, **law), torch.get_rng_state()
-        for name, drafter in drafters.items():
-            torch.manual_seed(seed)
-            output = pair.target.generate(**inputs, **law, **options, assistant_model=drafter)
-            if not (torch.equal(output, plain) and torch.equal(torch.get_rng_state(), state)):
-                different.append((name, seed))
-    assert different == []
-
-
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_the_same_seed_writes_the_same_text(pair, batch_size, law):
-    batches = batches_of(pair, batch_size, num_prompts=50)
-    check_texts(pair, {"domino": pair.drafter}, batches, law_of(law))
+    """And leaves the generator where plain generate does."""
+    for seed, inputs in enumerate(batches_of(pair, batch_size, num_prompts=50)):
+        found = []
+        for drafter in (None, pair.drafter):
+            torch.manual_seed(seed)
+            text = pair.target.generate(**inputs, **law_of(law), assistant_model=drafter)
+            found.append((text.tolist(), torch.get_rng_state().tolist()))
+        assert found[0] == found[1]
     assert pair.drafter.stats.acceptance_length > 1
-
-
-@pytest.mark.parametrize("law", ["T 0.7", "top-p"])
-def test_whatever_drafts(pair, law):
-    untrained = DominoDraftModel(pair.drafter.config).double().eval()
-    drafters = {
-        "twin": pair.twin,
-        "untrained": untrained,
-        "whole blocks": pair.drafter.view(draft_length="full"),
-        **{f"pool {size}": pair.drafter.view(draft_pool_size=size) for size in (1, 16, None)},
-    }
-    batches = batches_of(pair, 1, num_prompts=10)
-    check_texts(pair, drafters, batches, law_of(law))
-    check_texts(pair, {"static": pair.drafter}, batches, law_of(law), cache_implementation="static")
 
 
 def test_fp32_differs_at_near_ties_and_edges_only(capsys):

@@ -62,13 +62,9 @@ def build(family, **overrides):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_is_lossless(family, make_drafter):
-    target = build(family)
-    check_greedy(target, make_drafter(target))
-
-
-def check_greedy(target, drafter):
     """Drafts of which most are accepted, and some are not."""
-    options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
+    target = build(family)
+    drafter, options = make_drafter(target), {"do_sample": False, "max_new_tokens": NEW_TOKENS}
     plain = target.generate(PROMPT, **options)
     with oracle(target, PROMPT, 0.7, plain):
         assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **options), plain)

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_domino.decoding import rollout
 
-VOCAB, SAMPLES = 12, 1500
+VOCAB = 12
 BATCHED_SAMPLES = {100: 2000, 500: 100_000}
 PROMPT = torch.tensor([[5, 9, 3]])
 # One test in a thousand of a correct sampler falls below; the seed is fixed, so it does not flicker.
@@ -60,23 +60,6 @@ def p_value(counts, law):
     if wanted[-1] < 5:
         observed[-2:], wanted[-2:] = [sum(observed[-2:])], [sum(wanted[-2:])]
     return stats.chisquare(observed, [value * sum(observed) / sum(wanted) for value in wanted]).pvalue
-
-
-@pytest.mark.parametrize(("top_k", "temperature"), [(5, 0.7), (VOCAB, 1.0)])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.slow  # in CI in batches
-def test_samples_follow_the_targets_law(target, make_drafter, top_k, temperature, rule):
-    drafter = make_drafter(target, block_size=4, num_hidden_layers=1, **RULES[rule])
-    options = {"do_sample": True, "top_k": top_k, "temperature": temperature, "max_new_tokens": 4}
-    counts, rates = torch.zeros(VOCAB * VOCAB), []
-    torch.manual_seed(7)
-    for _ in range(SAMPLES):
-        text = target.generate(PROMPT, assistant_model=drafter, **options)[0, PROMPT.shape[1] :]
-        counts[text[1] * VOCAB + text[2]] += 1
-        rates.append(drafter.stats.acceptance_lengths[0])
-    least = 1.02 if "greedy" in rule else 1.1  # the likeliest draft is hardly ever the target's choice here
-    assert least < sum(rates) / len(rates) < 2.5  # both accepted and rejected drafts were there
-    assert p_value(counts, exact_law(target, top_k, temperature).double()) > P_VALUE
 
 
 @pytest.mark.parametrize("batch_size", [100, pytest.param(500, marks=pytest.mark.slow)])

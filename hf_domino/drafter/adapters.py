@@ -29,19 +29,7 @@ OLDEST_PEFT = "0.17"  # it adapts parameters too
 
 
 def add_lora(drafter: Any, rank: int, alpha: int) -> Any:
-    """Put LoRA on every matrix of a drafter: backbone, `fc`, GRU and correction projection. The rest is frozen.
-
-    Args:
-        drafter (`DominoDraftModel`): A drafter that was loaded from a folder or the Hub; the adapters are put into it.
-        rank (`int`): Of every adapter.
-        alpha (`int`): Adapters count alpha / rank times.
-
-    Returns:
-        `peft.PeftModel`: The drafter in PEFT's wrapper, whose `save_pretrained` saves the adapter alone.
-
-    Raises:
-        ValueError: If the drafter has no name that the adapter could be loaded over.
-    """
+    """Put LoRA on every matrix of a drafter that has a name, and freeze all else; only LoRA is saved."""
     from peft import LoraConfig, get_peft_model
 
     drafter.config.kind.refuse_what_it_lacks("lora_rank")
@@ -61,20 +49,7 @@ def add_lora(drafter: Any, rank: int, alpha: int) -> Any:
 
 
 def load_adapter(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
-    """Put a saved adapter into its drafter. One of the correction head, which is read weight by weight, is merged.
-
-    Args:
-        drafter (`DominoDraftModel`): The drafter it was made for.
-        name (`str`): The adapter's folder or Hub name.
-        download (`Mapping`): What `from_pretrained` takes for the Hub.
-
-    Returns:
-        `DominoDraftModel`: The drafter.
-
-    Raises:
-        ValueError: If PEFT cannot load it, a weight is no number, or the file lacks tensors that its configuration asks
-            for, or has others: they would stay as they were made, or be passed over.
-    """
+    """Put a saved adapter into its drafter; one of the correction head, which is read weight by weight, is merged."""
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     field, again = f"the adapter {name}", "Save it again, or download it again."
@@ -95,26 +70,17 @@ def load_adapter(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
     if wrong := sorted(described - stored.keys()) or sorted(stored.keys() - described):
         word = "without" if wrong[0] in described else "with"
         raise refusal(field, "of the tensors that its configuration describes", f"a file {word} {shown(wrong)}", again)
-    if target := _read_target(name, download):
+    # There is none where PEFT alone saved it.
+    file = cached_file(name, TARGET_FILE, _raise_exceptions_for_missing_entries=False, **download)
+    if file and (target := TargetIdentity.from_dict(read_object(Path(file)))):
         target.record_in(drafter.config)
     return wrapped.merge_and_unload() if of_head else drafter
 
 
 def save_target(drafter: Any, folder: str | os.PathLike) -> None:
-    """Write which target an adapter was trained for beside it: the drafter it belongs to names its own one.
-
-    Args:
-        drafter (`DominoDraftModel`): The drafter, whose configuration names the target.
-        folder (`str` or `PathLike`): The adapter's.
-    """
+    """Write the target that an adapter was trained for beside it: its drafter names another one."""
     if target := TargetIdentity.recorded_in(drafter.config):
         Path(folder, TARGET_FILE).write_text(json.dumps(target.to_dict(), indent=2) + "\n", encoding="utf-8")
-
-
-def _read_target(name: str, download: Mapping[str, Any]) -> TargetIdentity | None:
-    """The target that an adapter was trained for; None where PEFT alone saved it."""
-    file = cached_file(name, TARGET_FILE, _raise_exceptions_for_missing_entries=False, **download)
-    return TargetIdentity.from_dict(read_object(Path(file))) if file else None
 
 
 def _own_name(key: str) -> str:
@@ -122,15 +88,7 @@ def _own_name(key: str) -> str:
 
 
 def base_of(name: Any, download: Mapping[str, Any]) -> str | None:
-    """The drafter that a saved adapter was made for; None of what is no adapter, or holds a whole model too.
-
-    Args:
-        name (`str` or `Path`): A folder or a Hub name that is there.
-        download (`Mapping`): What `from_pretrained` takes for the Hub.
-
-    Raises:
-        ValueError: If the adapter's configuration does not say, or names itself or what is not there.
-    """
+    """Find the drafter that a saved adapter was made for; None of a whole model, or of no adapter."""
     is_name = isinstance(name, (str, os.PathLike))
     if not is_name or not is_peft_available() or (Path(name) / "config.json").is_file():
         return None
@@ -147,5 +105,5 @@ def base_of(name: Any, download: Mapping[str, Any]) -> str | None:
 
 
 def base_download(download: Mapping[str, Any]) -> dict[str, Any]:
-    """Of what `from_pretrained` takes for the Hub, what is not the adapter's alone."""
+    """Of `from_pretrained`'s arguments for the Hub, those that are good for the drafter of an adapter, too."""
     return {key: download[key] for key in ("cache_dir", "force_download", "proxies", "token") if key in download}

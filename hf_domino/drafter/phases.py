@@ -37,12 +37,7 @@ def timed_phases() -> Iterator[None]:
 
 
 class PhaseTimer:
-    """Times named phases; does nothing unless enabled. A phase inside another one is not counted in the outer one.
-
-    Args:
-        enabled (`bool`, *optional*): Defaults to whether the caller is inside [`timed_phases`].
-        device (`torch.device`, *optional*): Where the phases compute; defaults to the CPU.
-    """
+    """Time named phases, if enabled; a phase inside another one is not counted in the outer one."""
 
     def __init__(self, enabled: bool | None = None, device: torch.device | None = None):
         self.enabled = _timing_phases.get() if enabled is None else enabled

@@ -27,21 +27,13 @@ _last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakr
 
 @dataclass
 class Pause:
-    """Why drafting paused: rounds brought fewer tokens than single steps of the target in the same time.
+    """The reason of a pause: rounds brought fewer tokens than single steps of the target in the same time."""
 
-    Args:
-        tokens (`float`): Tokens a round was expected to bring, a row.
-        cost (`float`): Time of a round, in single steps.
-        num_readings (`int`): Comparisons of a round with the single step beside it that say so; 0 for a nominal cost.
-        first_round (`int`): Rounds of the call before it.
-        num_steps (`int`): Single steps it lasted.
-    """
-
-    tokens: float
-    cost: float
-    num_readings: int
-    first_round: int = 0
-    num_steps: int = 0
+    tokens: float  # expected of a round, a row
+    cost: float  # time of a round, in single steps
+    num_readings: int  # comparisons of a round with the single step beside it; 0 for a nominal cost
+    first_round: int = 0  # rounds of the call before it
+    num_steps: int = 0  # single steps it lasted
 
     @property
     def reason(self) -> str:
@@ -106,10 +98,10 @@ class DecodingStats:
         cls, num_draft_tokens: int, num_rows: int, kind: type[Kind], target: str | None = None
     ) -> DecodingStats:
         """Statistics of a call that is about to begin, with a drafter of this kind."""
-        lists: list[list[Any]] = [[[] for _ in range(num_rows)] for _ in range(4)]
-        rows, proposed, copied, copied_tokens = lists
-        stats = cls(num_draft_tokens, rows, proposed, target=target, copied=copied, copied_tokens=copied_tokens)
-        if not kind.has_table:  # which is empty at first
+        stats = cls(num_draft_tokens, target=target)
+        for lists in (stats.rows, stats.proposed, stats.copied, stats.copied_tokens):
+            lists.extend([] for _ in range(num_rows))
+        if not kind.has_table:  # a table is empty at first
             stats.misfit = "does not fit" + ("" if "shift_label" in kind.fixed else ", or is read one position off")
         return stats
 
@@ -307,11 +299,7 @@ def record_stats(drafter: nn.Module, stats: DecodingStats) -> None:
 
 
 def last_stats(drafter: nn.Module) -> DecodingStats:
-    """Statistics of the calling thread's last assisted generation with `drafter`, or else of any thread's.
-
-    Raises:
-        RuntimeError: If there was none.
-    """
+    """Statistics of the calling thread's last assisted generation with `drafter`, or else of any thread's."""
     own: DecodingStats | None = getattr(_last, "by_drafter", {}).get(drafter)
     stats = own or _last_of_any_thread.get(drafter)
     if stats is None:
@@ -320,12 +308,7 @@ def last_stats(drafter: nn.Module) -> DecodingStats:
 
 
 def hand_out(carrier: Any, stats: DecodingStats) -> None:
-    """Let what a call was given or returns carry its statistics, for whoever reads them in another thread.
-
-    Args:
-        carrier (`Any`): A streamer or an output; gets an attribute `stats`, if it takes one and has none of its own.
-        stats ([`DecodingStats`]): Of the call.
-    """
+    """Let a streamer or an output carry the statistics of its call, unless it takes none or has its own."""
     if isinstance(getattr(carrier, "stats", None), DecodingStats | None):
         with suppress(AttributeError):
             carrier.stats = stats

@@ -41,10 +41,7 @@ class DraftVocabulary:
         return target.logits(hidden_states)
 
     def prepare(self, target: TargetModel) -> int | None:
-        """Bring up to date what [`~DraftVocabulary.logits`] keeps of this target; its address, if it keeps something.
-
-        Once a call, as it reads a result back. A captured graph reads that address.
-        """
+        """Bring the rows that are kept of this target up to date, once a call; returns their address, for graphs."""
         return None
 
     def ids(self, columns: torch.Tensor) -> torch.Tensor:
@@ -60,7 +57,7 @@ class DraftVocabulary:
         return None
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Of values `[..., V]` of all tokens, such as noise, those of these: `[..., D]`."""
+        """Choose the values `[..., D]` of these tokens from values `[..., V]` of all tokens, such as noise."""
         return values
 
     def scatter(self, scores: torch.Tensor) -> torch.Tensor:
@@ -77,11 +74,9 @@ class Rows(NamedTuple):
 
 
 class HeadRows:
-    """A draft vocabulary's rows of the lm_heads that it met, copied once for each, and again where weights changed.
+    """Keep a draft vocabulary's rows of each lm_head, copied once, and again after its weights changed."""
 
-    Keeps no lm_head alive. A drafter and its views share it; copies of a drafter begin with an empty one.
-    """
-
+    # Keeps no lm_head alive. A drafter and its views share it; copies of a drafter begin with an empty one.
     def __init__(self) -> None:
         self._rows: WeakKeyDictionary[nn.Module, Rows] = WeakKeyDictionary()
 
@@ -89,10 +84,8 @@ class HeadRows:
         return type(self), ()
 
     def of(self, head: nn.Linear, d2t: torch.Tensor, compares: bool = False) -> Rows:
-        """The rows of an lm_head for a `d2t` `[D]`.
-
-        Comparing looks for what left no trace, a write to `weight.data` such as PEFT's merge, and reads a result back.
-        """
+        """Give the rows of an lm_head for a `d2t` `[D]`."""
+        # Comparing finds a write that leaves no trace, to `weight.data` as in PEFT's merge, and reads a result back.
         source = tuple(_trace(tensor) for tensor in (head.weight, head.bias, d2t))
         found = self._rows.get(head)
         is_fresh = found is not None and found.source == source
@@ -114,7 +107,7 @@ class HeadRows:
 
 
 def _are_equal(head: nn.Linear, token_ids: torch.Tensor, rows: Rows) -> bool:
-    """Whether a sample of the rows is what the lm_head holds."""
+    """Whether a sample of the rows equals the lm_head's."""
     step = max(1, len(token_ids) // COMPARED)
     pairs = ((head.weight, rows.weight), (head.bias, rows.bias))
     return all(old is None or torch.equal(part[token_ids[::step]], old[::step]) for part, old in pairs)
@@ -125,7 +118,7 @@ def _form(tensor: torch.Tensor | None) -> tuple | None:
 
 
 def _trace(tensor: torch.Tensor | None) -> tuple | None:
-    """What changes where a tensor is moved or written to, short of writing past autograd."""
+    """A trace that changes when a tensor is moved or written to, unless the write goes past autograd."""
     if tensor is None:
         return None
     return tensor.data_ptr(), tensor.device, tensor.dtype, 0 if tensor.is_inference() else tensor._version
@@ -152,11 +145,11 @@ class ReducedVocabulary(DraftVocabulary):
         return self._num_tokens
 
     def logits(self, target: TargetModel, hidden_states: torch.Tensor) -> torch.Tensor:
-        """By these rows of lm_head alone; by a call of it, and a choice of columns, where they cannot be read."""
+        """Multiply by these rows of lm_head alone; where they cannot be read, call lm_head and choose columns."""
         head = target.readable_head
         if head is None:
             return self.gather(target.logits(hidden_states))
-        if torch.compiler.is_compiling():  # what is kept cannot be looked at there
+        if torch.compiler.is_compiling():  # the kept rows cannot be looked at there
             weight, bias = (None if part is None else part[self.token_ids] for part in (head.weight, head.bias))
             return target.logits(hidden_states, partial(F.linear, weight=weight, bias=bias))
         rows = self._heads.of(head, self._d2t)

@@ -1,4 +1,4 @@
-"""One round, opened: what the drafter proposed and why, and what the target makes of it.
+"""One round, opened: the proposals of the drafter with their reasons, and the choices of the target.
 
 For looking at and for drawing. It is the round that the loop would make, by the code of a round: a tree where the
 drafter's configuration asks for one and the target takes it, else a chain. Proposals are chosen from the laws of a call
@@ -9,7 +9,7 @@ Shapes: T tokens so far, C depths, N proposals, H hidden size, V vocabulary, D t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -79,12 +79,12 @@ class Round:
 
     @property
     def num_accepted(self) -> int:
-        """How many proposals, from the anchor on, are the target's own tokens."""
+        """Number of proposals, from the anchor on, that are the target's own tokens."""
         return len(self.path) - 1
 
     @property
     def committed(self) -> torch.Tensor:
-        """What the round adds to the text: accepted proposals and the bonus token, `[num_accepted + 1]`."""
+        """The round's tokens: accepted proposals and the bonus token, `[num_accepted + 1]`."""
         return self.choices[self.path]
 
     def walk(self, position: int = 0, depth: int = 0) -> Iterator[tuple[int, int]]:
@@ -180,13 +180,20 @@ def _explain(
     runner, prefixes = TargetRunner(target, kwargs | before), Prefixes.of(input_ids)
     _, captured = runner.prefill(input_ids[:, :-1])
     runner.begin([0])
-    draft_hidden = _draft(drafter, target, input_ids, captured)
-    tree, chances = _propose(drafter, runner, law, draft_hidden, prefixes)
+    drafter.config.kind.refuse_what_it_lacks("explain_round")
+    draft_hidden = draft_behind(drafter, target, input_ids, captured, torch.tensor([input_ids.shape[1] - 1]))
+    # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
+    size, session, chances = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state()), None
+    if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
+        tree = Tree(rollout(drafter, target, draft_hidden, prefixes, session.law))
+    else:
+        grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, num_nodes=size, chances=Chances())
+        tree, chances = grown.tree, grown.chances[0].cpu()
     logits, _ = runner.check_block(prefixes.last(), tree)
     seen = tree.seen_by(prefixes)
     parents = torch.arange(tree.num_nodes) if tree.parents is None else tree.parents[0].cpu()
     behind = Prefixes(seen.ids[parents], [seen.lengths[parent] for parent in parents], [0] * tree.num_nodes)
-    draft_law = law.without_state().over(drafter.vocabulary)
+    draft_law = session.law.over(drafter.vocabulary)
     base_logits, corrected_logits = _draft_logits(drafter, target, draft_hidden, prefixes, tree, seen)
     return Round(
         anchor=int(input_ids[0, -1]),
@@ -199,32 +206,18 @@ def _explain(
     )
 
 
-def _propose(
+def draft_behind(
     drafter: DominoDraftModel,
-    runner: TargetRunner,
-    law: TokenLaw,
-    draft_hidden: torch.Tensor,
-    prefixes: Prefixes,
-) -> tuple[Tree, torch.Tensor | None]:
-    """What a round proposes by what is known at first, and the chances `[N]` of a tree's nodes."""
-    target, size = runner.target, drafter.config.fixed_tree_size
-    session = DraftSession(drafter, target, law.without_state())
-    if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
-        return Tree(rollout(drafter, target, draft_hidden, prefixes, session.law)), None
-    grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, num_nodes=size, chances=Chances())
-    return grown.tree, grown.chances[0].cpu()
-
-
-def _draft(
-    drafter: DominoDraftModel, target: TargetModel, input_ids: torch.Tensor, captured: tuple[torch.Tensor, ...]
+    target: TargetModel,
+    input_ids: torch.Tensor,
+    captured: Sequence[torch.Tensor] | None,
+    anchors: torch.Tensor,
 ) -> torch.Tensor:
-    """Draft hidden states `[1, C, H]` of the positions that predict, in the block at the last token."""
-    drafter.config.kind.refuse_what_it_lacks("explain_round")
-    context = drafter.fuse_context([states.to(drafter.device) for states in captured])
-    anchors = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device)
-    block = drafter.kind.draft_blocks(target, input_ids, context, anchors)[:, 0]  # [1, K, H]
+    """Draft hidden states `[N, C, H]` of the positions that predict, in blocks at anchors `[N]` of a text `[1, T]`."""
+    features = None if captured is None else drafter.fuse_context([states.to(drafter.device) for states in captured])
+    blocks = drafter.kind.draft_blocks(target, input_ids, features, anchors[None].to(input_ids.device))[0]  # [N, K, H]
     first = drafter.config.label_offset
-    return block[:, first : first + drafter.config.num_draft_tokens]
+    return blocks[:, first : first + drafter.config.num_draft_tokens]
 
 
 def _draft_logits(

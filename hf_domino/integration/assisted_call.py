@@ -1,4 +1,4 @@
-"""What a call of `generate` or `pipeline` goes through if its assistant is a drafter; the patch leads here.
+"""The way of a call of `generate` or `pipeline` whose assistant is a drafter; the patch leads here.
 
 Kept apart from the patch because it needs all of decoding, which nobody pays for before the first such call.
 """
@@ -36,10 +36,8 @@ _named: WeakKeyDictionary[PreTrainedModel, dict[tuple, DominoDraftModel]] = Weak
 def check_call(
     target: PreTrainedModel, generation_mode: GenerationMode, generation_config: Any, mode_kwargs: dict[str, Any]
 ) -> GenerationMode:
-    """Refuse what a drafter cannot serve, and say as which mode Transformers shall check the rest.
-
-    Its own assisted loop takes neither several sequences at once nor recurrent states; ours does both.
-    """
+    """Refuse what a drafter cannot serve, and name the mode that Transformers shall check the rest as."""
+    # Transformers' own assisted loop takes neither several sequences at once nor recurrent states; ours does both.
     drafter = mode_kwargs["assistant_model"]
     check_generation(target, drafter, generation_config, generation_mode)
     recognise(drafter.config, target, mode_kwargs.get("tokenizer"))
@@ -58,7 +56,7 @@ def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[st
     unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
     kept = {name: value for name, value in kwargs.items() if name not in unused}
     default, host = torch.get_default_device(), torch.device("cpu")
-    # What names no device is made on the host, unless the default is where the target is: entered, it takes time.
+    # Tensors without a device are made on the host, unless the default device is the target's: entering takes time.
     with nullcontext() if default in (host, input_ids.device) else host:
         return watched(assisted_decoding)(target, input_ids, drafter=kwargs["assistant_model"], **kept)
 
@@ -111,26 +109,13 @@ def decode_by_default(
 # --- by name ----------------------------------------------------------------------------------------------------
 
 
-def check_names(
-    model: Any,
-    assistant_model: Any,
-    token: Any = None,
-    revision: str | None = None,
-    local_files_only: bool = False,
-    model_kwargs: Mapping[str, Any] | None = None,
-    **unused: Any,
-) -> None:
-    """Refuse at once names that are neither folders nor on the Hub; arguments are those of `pipeline`."""
-    places = {"token": token, "cache_dir": (model_kwargs or {}).get("cache_dir"), "local_files_only": local_files_only}
+def check_names(model: Any, assistant_model: Any, **options: Any) -> None:
+    """Refuse at once names that are neither folders nor on the Hub; options are those of `pipeline`."""
+    places: dict[str, Any] = {key: options[key] for key in ("token", "local_files_only") if key in options}
+    places["cache_dir"] = (options.get("model_kwargs") or {}).get("cache_dir")
     if isinstance(model, (str, os.PathLike)):
-        check_source(os.fspath(model), "model", revision=revision, **places)
+        check_source(os.fspath(model), "model", revision=options.get("revision"), **places)
     check_source(os.fspath(assistant_model), "assistant_model", **places)
-
-
-def refuse_drafter(name: Any) -> None:
-    """Say that a pipeline's model is the target."""
-    remedy = f"Pass the target as model, and assistant_model={os.fspath(name)!r}."
-    raise refusal("model of the pipeline", "the target, which a drafter only assists", os.fspath(name), remedy)
 
 
 def pipeline_drafter(

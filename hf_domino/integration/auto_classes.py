@@ -19,31 +19,25 @@ CONFIG_NAME, MODEL_NAME = "DominoConfig", "DominoDraftModel"
 
 def register_auto_classes() -> None:
     """Teach `AutoConfig` and `AutoModel` the model type `"domino"`. Calling it again changes nothing."""
-    when_imported("transformers.models.auto.configuration_auto", _register_config)
-    when_imported("transformers.models.auto.modeling_auto", _register_model)
+    for name in ("configuration_auto", "modeling_auto"):
+        when_imported(f"transformers.models.auto.{name}", _register)
 
 
-def _register_config(module: ModuleType) -> None:
+def _register(module: ModuleType) -> None:
+    """Put the names into the tables of one of the modules."""
+    package = sys.modules[PACKAGE]
     try:
-        table = module.CONFIG_MAPPING
-        table._mapping[MODEL_TYPE], table._modules[MODEL_TYPE] = CONFIG_NAME, sys.modules[PACKAGE]
-    except AttributeError as error:
-        _warn(error)
-
-
-def _register_model(module: ModuleType) -> None:
-    try:
+        if module.__name__.endswith("configuration_auto"):
+            table = module.CONFIG_MAPPING
+            table._mapping[MODEL_TYPE], table._modules[MODEL_TYPE] = CONFIG_NAME, package
+            return
         for table in (module.MODEL_MAPPING, module.MODEL_FOR_CAUSAL_LM_MAPPING):
             table._reverse_config_mapping[CONFIG_NAME] = MODEL_TYPE
-            table._model_mapping[MODEL_TYPE], table._modules[MODEL_TYPE] = MODEL_NAME, sys.modules[PACKAGE]
+            table._model_mapping[MODEL_TYPE], table._modules[MODEL_TYPE] = MODEL_NAME, package
     except AttributeError as error:
-        _warn(error)
-
-
-def _warn(error: AttributeError) -> None:
-    version = sys.modules["transformers"].__version__
-    warnings.warn(
-        f"AutoConfig and AutoModel do not know drafters: transformers {version} keeps its tables otherwise ({error}). "
-        "Load drafters with hf_domino.DominoDraftModel.from_pretrained.",
-        stacklevel=2,
-    )
+        version = sys.modules["transformers"].__version__
+        warnings.warn(
+            f"AutoConfig and AutoModel do not know drafters: transformers {version} keeps its tables otherwise "
+            f"({error}). Load drafters with hf_domino.DominoDraftModel.from_pretrained.",
+            stacklevel=2,
+        )

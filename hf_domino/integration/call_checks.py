@@ -43,7 +43,7 @@ _DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many
 _COPIES = "It is the most tokens that a round may copy from the text in place of drafting; leave it unset for none."
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 _CACHES = "None, 'dynamic' or 'static'"
-# Field of the `GenerationConfig`, what it may hold beside a drafter, the same in words, the way out.
+# Field of the `GenerationConfig`, its values beside a drafter, the same in words, the way out.
 GENERATION_RULES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
     ("use_cache", lambda on: on is not False, "True", _NEEDS_CACHE),
@@ -72,7 +72,7 @@ GENERATION_RULES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
 def check_generation(
     target: PreTrainedModel, drafter: PreTrainedModel, generation_config: GenerationConfig, generation_mode: str
 ) -> None:
-    """Refuse what assisted decoding cannot do, once `generate` knows its configuration and mode."""
+    """Refuse a configuration or a mode of `generate` that assisted decoding does not have."""
     check_drafter(drafter)
     check_target(drafter.config, target)
     for field, allows, expected, remedy in GENERATION_RULES:
@@ -133,11 +133,9 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
 
 
 def _keeps_keys(target: PreTrainedModel, cache: Any) -> bool:
-    """Whether the target's keys and values are in the cache: `generate` prepares one also for targets that take none.
-
-    From Transformers 5.24 on, one of recurrent states alone (Mamba) goes by the same name.
-    """
+    """Tell whether a target keeps its keys and values in the cache that `generate` prepares for every target."""
     parameters, are_recurrent = inspect.signature(type(target).forward).parameters, getattr(cache, "is_linear", [])
+    # From Transformers 5.24 on, a cache of recurrent states alone (Mamba) goes by the same name.
     is_taken = CACHE in parameters or "input_ids" not in parameters
     return is_taken and not (are_recurrent and all(are_recurrent))
 
@@ -157,7 +155,7 @@ def _check_step_outputs(target: PreTrainedModel, batch_size: int, generation_con
 
 
 def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
-    """Refuse what cannot be kept in step where rows of a batch advance by different lengths."""
+    """Refuse processors, caches and masks that do not allow rows to advance by different lengths."""
     alone = "Generate the prompts one at a time."
     if processors := stateful_processors(kwargs["logits_processor"]):
         expected = "ones of transformers that keep no state, for a batch"
@@ -181,7 +179,7 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
 
 
 def _check_static(target: PreTrainedModel, batch_size: int, cache: Any, config: GenerationConfig) -> None:
-    """Refuse what rounds of fixed shape cannot do."""
+    """Refuse targets and outputs that rounds of fixed shape do not have."""
     static = "with cache_implementation='static'"
     remedy = "Leave cache_implementation unset."
     text = target.config.get_text_config(decoder=True)

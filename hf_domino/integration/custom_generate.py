@@ -15,8 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList
-from transformers.generation.stopping_criteria import StopStringCriteria
+from transformers import GenerationMixin, PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS
@@ -40,10 +39,10 @@ def generate(*args: Any, model: PreTrainedModel | None = None, drafter: str | No
         remedy = f"The drafter is {name}; leave assistant_model out."
         raise refusal("assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy)
     if (lookup := kwargs.get("prompt_lookup_num_tokens")) is not None:
-        del kwargs["prompt_lookup_num_tokens"]  # which Transformers would take for an assistant of its own
+        del kwargs["prompt_lookup_num_tokens"]  # Transformers would take it for an assistant of its own
     # These do not reach a decoding method of one's own
     streamer, tokenizer = kwargs.get("streamer"), kwargs.get("tokenizer")
-    prepares = model if tokenizer is None else _take_stop_strings(model, kwargs, tokenizer)
+    prepares = model if tokenizer is None else _with_tokenizer(model, tokenizer)
 
     def decoding_method(_: PreTrainedModel, input_ids: torch.Tensor, **call: Any) -> Any:
         config = call["generation_config"]
@@ -57,7 +56,7 @@ def generate(*args: Any, model: PreTrainedModel | None = None, drafter: str | No
 
 
 def _name(drafter: str | None, caller: FrameType, model: PreTrainedModel) -> str:
-    """Which repository this file is of: Transformers does not say, but its `generate` was called with it, or is it."""
+    """Name the repository of this file, as `generate` was called with it, or else the model's own."""
     name = drafter or caller.f_locals.get("custom_generate") or model.name_or_path
     if not name or not isinstance(name, str):
         remedy = "Pass drafter='folder or Hub name'; only generate(..., custom_generate='...') tells it."
@@ -65,25 +64,8 @@ def _name(drafter: str | None, caller: FrameType, model: PreTrainedModel) -> str
     return name
 
 
-def _take_stop_strings(model: PreTrainedModel, kwargs: dict[str, Any], tokenizer: Any) -> PreTrainedModel:
-    """Make stop strings a criterion: for a decoding method of one's own Transformers forgets the tokenizer."""
-    config, defaults = kwargs.get("generation_config"), getattr(model, "generation_config", None)
-    places = (getattr(place, "stop_strings", None) for place in (config, defaults))
-    default = next((strings for strings in places if strings is not None), None)
-    if (stop_strings := kwargs.get("stop_strings", default)) is None:  # a None that was given overrides a default
-        return model
-    kwargs.pop("stop_strings", None)
-    if config is not None:
-        kwargs["generation_config"] = _without_stop_strings(config)
-    if getattr(defaults, "stop_strings", None) is not None:
-        model = copy.copy(model)
-        model.generation_config = _without_stop_strings(defaults)
-    criteria = kwargs.get("stopping_criteria") or ()
-    kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, stop_strings)])
+def _with_tokenizer(model: PreTrainedModel, tokenizer: Any) -> PreTrainedModel:
+    """Keep the tokenizer for stop strings: for a decoding method of one's own Transformers forgets it."""
+    find, model = model._get_stopping_criteria, copy.copy(model)
+    model._get_stopping_criteria = lambda **call: find(**call | {"tokenizer": tokenizer})
     return model
-
-
-def _without_stop_strings(config: Any) -> Any:
-    config = copy.deepcopy(config)
-    config.stop_strings = None
-    return config

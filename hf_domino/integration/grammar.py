@@ -56,11 +56,7 @@ class AllowedByGrammar:
 
 
 class _Parse:
-    """The text of one row as far as it was parsed.
-
-    Args:
-        grammar (`xgrammar.CompiledGrammar`): What it must be.
-    """
+    """Parse the text of one row, as far as it is known."""
 
     def __init__(self, grammar: xgrammar.CompiledGrammar):
         import xgrammar

@@ -47,13 +47,6 @@ def _drafter_of(assistant: Any) -> Any:
     return drafter_of(assistant)
 
 
-def _taken_download(model: Any) -> dict[str, Any] | None:
-    """What a pipeline was given for downloads, once: a token is not kept for longer than it takes."""
-    with contextlib.suppress(TypeError):
-        return _downloads.pop(model, None)
-    return None
-
-
 def _is_name(assistant: Any) -> bool:
     return isinstance(assistant, (str, os.PathLike))
 
@@ -70,7 +63,7 @@ def _wrapper_of(original: Callable) -> Callable[[Callable], Callable]:
 
 
 def _original_of(function: Callable | None) -> Callable | None:
-    """What `function` wraps, if it is our own wrapper and not somebody's wrapper of ours (`wraps` copies marks)."""
+    """The function inside `function`, if that is our own wrapper; somebody's wrapper of ours has its mark, too."""
     wrapper, original = getattr(function, _MARK, (None, None))
     return original if wrapper is function else None
 
@@ -108,7 +101,9 @@ def _wrap_decoding(original: Callable) -> Callable:
 def _wrap_pipeline_loading(original: Callable) -> Callable:
     @_wrapper_of(original)
     def load_assistant_model(model, assistant_model, assistant_tokenizer):
-        drafter, download = _drafter_of(assistant_model), _taken_download(model)
+        drafter, download = _drafter_of(assistant_model), None
+        with contextlib.suppress(TypeError):  # a token is not kept for longer than it takes
+            download = _downloads.pop(model, None)
         if drafter is not None or _is_name(assistant_model):
             given = assistant_model if drafter is None else drafter
             drafter = _assisted_call().pipeline_drafter(model, given, download)
@@ -133,17 +128,18 @@ def _wrap_model_loading(original: Callable) -> Callable:
     @_wrapper_of(original)
     def load_model(model, config, *args, **kwargs):
         if _is_name(model) and getattr(config, "model_type", None) == MODEL_TYPE:
-            _assisted_call().refuse_drafter(model)
+            remedy = f"Pass the target as model, and assistant_model={os.fspath(model)!r}."
+            raise refusal("model of the pipeline", "the target, which a drafter only assists", os.fspath(model), remedy)
         loaded = original(model, config, *args, **kwargs)
         download = {name: kwargs[name] for name in _FOR_ALL_REPOSITORIES if kwargs.get(name) is not None}
-        with contextlib.suppress(TypeError):  # what cannot be a key is no target of ours
+        with contextlib.suppress(TypeError):  # an object that cannot be a key is no target of ours
             _downloads[loaded] = download
         return loaded
 
     return load_model
 
 
-# Module of Transformers -> function -> (class that has it, or None for the module itself; what wraps it).
+# Module of Transformers -> function -> (class that has it, or None for the module itself; its wrapper).
 _PATCHES: dict[str, dict[str, tuple[str | None, Callable[[Callable], Callable]]]] = {
     "transformers.generation.utils": {
         "_validate_generation_mode": ("GenerationMixin", _wrap_validation),
@@ -179,7 +175,7 @@ def _patch(module: ModuleType) -> None:
 
 def _put(owner: Any, name: str, function: Callable) -> None:
     package = sys.modules["transformers"]
-    if vars(package).get(name) is getattr(owner, name):  # it keeps what it was once asked for
+    if vars(package).get(name) is getattr(owner, name):  # it keeps every attribute that it was once asked for
         setattr(package, name, function)
     setattr(owner, name, function)
 

@@ -32,26 +32,17 @@ TIE_ROUNDINGS = 4
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first token of a row that the target alone would not have written.
+    """The first token of a row that the target alone would not have written."""
 
-    Args:
-        call (`int`): Which assisted call inside the block, from 0.
-        row (`int`): Row of its batch.
-        position (`int`): Which new token, from 0.
-        token (`int`, *optional*): The token that was returned; None where the row ended too early.
-        expected (`int`, *optional*): What the target alone writes there; None where a row ends in the wrong place.
-        margin (`float`): By how much the target alone prefers it, in processed logits, the noise of the draw included;
-            infinite where the row ended in the wrong place or the token was forbidden.
-        tie (`float`): Margins up to this are what rounding does in the target's dtype.
-    """
-
-    call: int
-    row: int
-    position: int
-    token: int | None = None
-    expected: int | None = None
+    call: int  # number of the assisted call inside the block, from 0
+    row: int  # of its batch
+    position: int  # of the new token, from 0
+    token: int | None = None  # the returned one; None where the row ended too early
+    expected: int | None = None  # of the target alone; None where a row ends in the wrong place
+    # By how much the target alone prefers its token, in processed logits, the noise of the draw included; infinite
+    # where the row ended in the wrong place or the token was forbidden.
     margin: float = float("inf")
-    tie: float = 0.0
+    tie: float = 0.0  # margins up to this are roundings of the target's dtype
 
     @property
     def is_tie(self) -> bool:
@@ -72,16 +63,7 @@ class Mismatch:
 
 
 class Replay:
-    """All that is needed to run a call again, copied before it runs: caches and stateful processors are used up.
-
-    Args:
-        model (`PreTrainedModel`): The target.
-        input_ids (`torch.Tensor`): Prompts `[B, T]`.
-        logits_processor (`LogitsProcessorList`): The call's.
-        stopping_criteria (`StoppingCriteriaList`): The call's.
-        generation_config (`GenerationConfig`): The call's.
-        model_kwargs: The call's cache, attention mask, positions and model-specific inputs.
-    """
+    """Run a call again; all that it needs is copied before the call, which uses up caches and stateful processors."""
 
     def __init__(
         self,
@@ -107,13 +89,9 @@ class Replay:
         self._kl: list[torch.Tensor] = []
 
     def run(self, sequences: torch.Tensor, logits: Sequence[torch.Tensor], draws: torch.Generator | None) -> None:
-        """Feed the returned tokens to the target one at a time.
-
-        Args:
-            sequences (`torch.Tensor`): Prompts and new tokens as returned, `[B, T + N]`.
-            logits (`Sequence[torch.Tensor]`): The raw logits that the new tokens were chosen from, N of `[B, V]`.
-            draws (`torch.Generator`, *optional*): As it was before the call drew; None to take the likeliest tokens.
-        """
+        """Feed the returned tokens to the target one at a time."""
+        # `sequences` [B, T + N]; raw `logits` of the new tokens, N of [B, V]; `draws` as it was before the call drew,
+        # or None to take the likeliest tokens.
         self._sequences, self._logits, self._draws = sequences, logits, draws
         with _without_drawing(sequences.device), torch.no_grad():
             self.model._sample(
@@ -125,10 +103,7 @@ class Replay:
             )
 
     def rows(self, call: int) -> Iterator[tuple[list[float], int, Mismatch | None]]:
-        """Of each row that was replayed: KL of its distributions, tokens compared, the first mismatch if there is one.
-
-        A call's first token has no KL: its distribution is the prefill's in both.
-        """
+        """Give for each replayed row the KL of its distributions, its tokens compared, and its first mismatch."""
         num_new = self._sequences.shape[1] - self._start
         columns = [
             torch.stack(steps[:num_new], dim=1).tolist()
@@ -158,6 +133,7 @@ class Replay:
                 mismatch = Mismatch(call, row, num_new)
             elif end_is_known and surplus is not None:
                 mismatch = Mismatch(call, row, surplus, tokens[surplus])
+            # The distribution of a call's first token is the prefill's in both.
             yield kl[1:length], length, mismatch
 
     def _compare(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -175,7 +151,7 @@ class Replay:
     def _follow(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """See processed scores `[B, V]` behind all processors, and force the returned token."""
         length = input_ids.shape[1]
-        if length >= self._sequences.shape[1]:  # a loop that learns one step late that it is over
+        if length >= self._sequences.shape[1]:  # the loop may learn one step late that it is over
             return scores
         tokens, noise = self._sequences[:, length, None], torch.zeros_like(scores)  # [B, 1], [B, V]
         if self._draws is not None:  # added to scores, the largest sum is what `torch.multinomial` draws
@@ -183,7 +159,7 @@ class Replay:
         best = (scores + noise).max(dim=-1)
         margins = best.values - (scores + noise).gather(1, tokens)[:, 0]
         if margins.isinf().any() and all(type(processor) in STATELESS for processor in self.processors):
-            # Forbidden here, and yet what verification's own logits lead to: how far those are away is what decides.
+            # Forbidden here, and yet the choice by verification's logits: the distance of these logits decides.
             raw = self._logits[length - self._start].float()
             verified = LogitsProcessorList(self.processors)(input_ids, raw) + noise
             is_theirs = verified.argmax(dim=-1) == tokens[:, 0]
@@ -194,18 +170,10 @@ class Replay:
         return torch.full_like(scores, -torch.inf).scatter(1, tokens, 0.0)
 
     def _stop(self, ids: torch.Tensor) -> int | None:
-        """After how many new tokens `[T + N]` must stop by the criteria that can be asked again; None for never."""
-        found: list[int] = []
-        for criterion in self.criteria:
-            if type(criterion) is EosTokenCriteria:
-                ends = torch.isin(ids[self._start :], criterion.eos_token_id.to(ids.device)).nonzero()
-                found += (ends[:1, 0] + 1).tolist()
-            elif type(criterion) is MaxLengthCriteria and len(ids) >= criterion.max_length:
-                found.append(max(criterion.max_length - self._start, 1))
-            elif type(criterion) is StopStringCriteria:
-                lengths = range(1, len(ids) - self._start + 1)
-                found += [n for n in lengths if bool(criterion(ids[None, : self._start + n], None))][:1]
-        return min(found, default=None)
+        """Count the new tokens of a row `[T + N]` at which the repeatable criteria stop it; None for never."""
+        asked = [criterion for criterion in self.criteria if type(criterion) in REPEATABLE_CRITERIA]
+        texts = enumerate((ids[None, :end] for end in range(self._start + 1, len(ids) + 1)), 1)
+        return next((count for count, text in texts if any(bool(criterion(text, None)) for criterion in asked)), None)
 
 
 @contextmanager

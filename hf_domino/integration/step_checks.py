@@ -22,7 +22,7 @@ GROWING_ROPE_TYPES = ("dynamic", "longrope")
 
 
 class _Noted(dict):
-    """Stands for outputs before there are any, and notes what is read of them."""
+    """Stand for outputs before there are any, and note the names that are read of them."""
 
     def __init__(self):
         self.names: set[str] = set()

@@ -7,7 +7,7 @@ target that is not ours to publish, the drafters are among the checkout's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -133,59 +133,45 @@ def load_pair(
     drafter = drafter or _drafter_of(folder, domino_folder)
     if drafter is None and is_drafted:
         raise ValueError(f"--drafter must be given: there is no {domino_folder(folder)} beside the target {folder}.")
-    drafter = drafter and find_drafter(drafter, revision=drafter_revision)
+    drafters = [find_drafter(drafter, revision=drafter_revision), *map(find_drafter, others)] if drafter else []
     twin = twin and find_drafter(twin, "--twin", folder_of=dflash_folder)
-    compared = _by_name([str(drafter), *map(find_drafter, others)]) if drafter else {}
+    names = [Path(drafter).resolve().name for drafter in drafters]
+    if taken := next((name for name in names if names.count(name) > 1), None):
+        raise refusal("each --drafter", "of another name", taken, "Rename one of the folders.")
     if assistant is not None:
         check_source(assistant, "--assistant")
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **_download(folder, target_revision))
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    pair = Pair(
+
+    def load(model_class: Any, name: str | Path | None, revision: str | None = None) -> Any:
+        if name is None:
+            return None
+        model = model_class.from_pretrained(str(name), dtype=dtype, **_download(name, revision))
+        return model.to(torch.device(device)).eval()
+
+    model = load(AutoTarget, folder, target_revision)
+    loaded = [load(DominoDraftModel, one, None if index else drafter_revision) for index, one in enumerate(drafters)]
+    first: Any = next(iter(loaded), None)
+    twin_model = load(DominoDraftModel, twin)
+    for one in (*loaded, *filter(None, [twin_model])):
+        check_target(one.config, model)
+    compared = {f"{name} ({one.config.kind.title})": one for name, one in zip(names, loaded, strict=True)}
+    return Pair(
         name=folder.resolve().name,
         folder=folder,
-        target=_load(AutoTarget, folder, dtype, device, target_revision),
+        target=model,
         tokenizer=tokenizer,
-        drafter=_load(DominoDraftModel, drafter, dtype, device, drafter_revision),
-        twin=_load(DominoDraftModel, twin, dtype, device),
-        assistant=_load(AutoModelForCausalLM, assistant, dtype, device),
+        drafter=first,
+        twin=twin_model,
+        assistant=load(AutoModelForCausalLM, assistant),
+        # A Domino drafter alone is compared by names of its own.
+        compared={} if [one.config.projector_type for one in loaded] == ["domino"] else compared,
     )
-    models = {
-        name: pair.drafter if found == drafter else _load(DominoDraftModel, found, dtype, device)
-        for name, found in compared.items()
-    }
-    return _checked(pair, models)
-
-
-def _checked(pair: Pair, models: Mapping[str, DominoDraftModel]) -> Pair:
-    """A pair whose drafters fit its target, those of a name to be compared; a Domino one alone has names of its own."""
-    for model in filter(None, (*models.values(), pair.twin)):
-        check_target(model.config, pair.target)
-    if [model.config.projector_type for model in models.values()] == ["domino"]:
-        return pair
-    return replace(pair, compared={f"{name} ({model.config.kind.title})": model for name, model in models.items()})
-
-
-def _by_name(drafters: Sequence[str]) -> dict[str, str]:
-    """Drafters by the last part of their names, which must differ."""
-    names = [Path(drafter).resolve().name for drafter in drafters]
-    if taken := next((name for name in names if names.count(name) > 1), None):
-        raise refusal("each --drafter", "of another name", taken, "Rename one of the folders.")
-    return dict(zip(names, drafters, strict=True))
-
-
-def _load(
-    model_class: Any, name: str | Path | None, dtype: torch.dtype, device: str, revision: str | None = None
-) -> Any:
-    """A model of a folder or of the Hub, ready to generate; None of no name."""
-    if name is None:
-        return None
-    model = model_class.from_pretrained(str(name), dtype=dtype, **_download(name, revision))
-    return model.to(torch.device(device)).eval()
 
 
 def _download(name: str | Path, revision: str | None) -> dict[str, Any]:
-    """How `from_pretrained` gets at a folder, which has no revisions, or at what is on the Hub."""
+    """Arguments of `from_pretrained` for a folder, which has no revisions, or for a name on the Hub."""
     return {"local_files_only": True} if Path(name).is_dir() else {"revision": revision or "main"}
 
 
@@ -199,17 +185,14 @@ def _first_there(folders: Iterable[Path]) -> Path | None:
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Read held-out prompts, as records with `text` to continue or `messages` to answer.
-
-    A record of the file has `messages`, `conversations`, `prompt` or `text`, and may name its source by `module`,
-    `offset` and `sha256`. An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
-    """
+    """Read held-out prompts, as records with `text` to continue or `messages` to answer."""
     if not path.is_file():
         raise ValueError(f"--prompts must be a file of records, got {str(path)!r}: there is none of that name.")
     return [_read_prompt(record, place) for place, record in read_records(path)]
 
 
 def _read_prompt(record: dict[str, Any], place: str) -> dict[str, Any]:
+    # An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
     prompt = prompt_of(record, place, plain=True)
     if not prompt.messages:
         return record | {"text": prompt.text}

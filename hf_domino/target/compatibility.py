@@ -17,10 +17,10 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 
 HEAD_MODULES = ("prefix_gru", "embed_proj")
-# Read weight by weight, so that what is put around them is passed by; of each a weight that is its own.
+# Layers that are read weight by weight, past any wrapper around them, each with a weight of its own.
 HEAD_LAYERS = {"prefix_gru": "weight_hh_l0", "embed_proj.0": "weight", "embed_proj.2": "weight"}
 # Targets whose forward over several positions behind a cache gives other logits than one position at a time (measured),
-# or none, and what they do there.
+# or none, with the reason.
 _IGNORES_STATE = "ignores its recurrent state there"
 _CLAMPS_TIME_STEP = "clamps the time step there and not in single steps"
 DEPENDS_ON_WIDTH = {
@@ -39,7 +39,7 @@ ONE_WIDTH = "one whose forward over several new positions equals single steps"
 STREAM_FIELDS = ("altup_num_inputs", "hc_mult", "hc_count")
 # Causal, although their configuration says is_decoder=False by default.
 CAUSAL_ANYHOW = ("gpt_neox", "gpt_neox_japanese")
-# Bidirectional over what they are given at once, and causal behind a cache, where they are given masks.
+# Bidirectional over the tokens of one forward, and causal behind a cache, where they are given masks.
 CAUSAL_BEHIND_CACHE = ("gemma", "gemma2")  # of PaliGemma
 _LOOK_AHEAD = "see those behind them, and text depends on how many are computed at once"
 # Targets without position_ids whose positions are nevertheless relative (ALiBi), and one with them that counts its
@@ -90,7 +90,7 @@ def _fit_vocabulary(config: DominoConfig, size: int) -> None:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model in what torch.compile, DataParallel or PEFT made of it."""
+    """The model inside the wrappers of torch.compile, DataParallel or PEFT."""
     for inner in ("_orig_mod", "module", "_orig_mod"):
         model = getattr(model, inner, model)
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
@@ -99,9 +99,9 @@ def unwrapped(model: Any) -> Any:
 
 
 def drafter_of(model: Any) -> Any:
-    """The drafter that a model is, or that is in what torch.compile, DataParallel or PEFT made of it; else None."""
+    """The model itself, out of wrappers of torch.compile, DataParallel or PEFT, if it is a drafter; else None."""
     model = unwrapped(model)
-    # By its class: what stands in for a model, such as a wrapper of another loop, may show a drafter's configuration.
+    # By its class: a stand-in for a model, such as a wrapper of another loop, may show a drafter's configuration.
     return model if getattr(type(model), "config_class", None) is DominoConfig else None
 
 
@@ -180,7 +180,7 @@ def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str,
 
 
 def check_drafter(drafter: PreTrainedModel) -> None:
-    """Refuse a drafter whose weights are not in memory, or are changed where nobody looks."""
+    """Refuse a drafter whose weights are not in memory, or whose correction head is wrapped."""
     empty = [name for name, parameter in drafter.named_parameters() if parameter.is_meta]
     if empty:
         remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."

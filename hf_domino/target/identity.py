@@ -1,4 +1,4 @@
-"""Which target a drafter, a text or a checkpoint belongs to, and whether another model is that target.
+"""The target that a drafter, a text or a checkpoint belongs to, and its comparison with another model.
 
 The same target may be stored in another dtype, quantised, adapted or elsewhere. So its weights are told by their signs,
 which no rounding changes, whatever dtypes they went through; fine-tuning changes some of them. Paths, dtypes and
@@ -27,7 +27,7 @@ from hf_domino._common.refusal import refusal
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
 
-# What makes the shape of a decoder, under the names that all families share.
+# The fields that make the shape of a decoder, under the names that all families share.
 CONFIG_FIELDS = (
     *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "kv_lora_rank", "q_lora_rank", "moe_intermediate_size"),
@@ -42,24 +42,14 @@ _HUB_SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]+)")
 
 @dataclass(frozen=True)
 class TargetIdentity:
-    """What a target is known by; None where something is not known.
+    """The name, revision and digests that a target is known by; an unknown one is None."""
 
-    Args:
-        name (`str`, *optional*): Name on the Hub, or the name of its folder.
-        revision (`str`, *optional*): Commit on the Hub.
-        config_digest (`str`, *optional*): Of the sizes in its configuration.
-        weights_digest (`str`, *optional*): Of a few of its weights, or why they have none: `"adapted"`, `"quantised"`,
-            `"offloaded"` or `"sharded"`.
-        tokenizer_size (`int`, *optional*): Tokens that its tokenizer knows.
-        dtype (`str`, *optional*): What it ran in; said, never compared.
-    """
-
-    name: str | None = None
-    revision: str | None = None
-    config_digest: str | None = None
-    weights_digest: str | None = None
-    tokenizer_size: int | None = None
-    dtype: str | None = None
+    name: str | None = None  # on the Hub, or of its folder
+    revision: str | None = None  # commit on the Hub
+    config_digest: str | None = None  # of the sizes in its configuration
+    weights_digest: str | None = None  # of a few of its weights, or one of `UNREADABLE`
+    tokenizer_size: int | None = None  # tokens that its tokenizer knows
+    dtype: str | None = None  # in which it ran; told, and never refused
 
     @classmethod
     def recorded_in(cls, config: DominoConfig) -> TargetIdentity | None:
@@ -86,11 +76,6 @@ class TargetIdentity:
         digests = (self.weights_digest, other.weights_digest)
         return None if set(digests) & {None, *UNREADABLE} else digests[0] == digests[1]
 
-    def has_name_of(self, other: TargetIdentity) -> bool:
-        """Whether both are called the same, whoever published them; a name that is not known is no other one."""
-        names = (self.name, other.name)
-        return None in names or len({str(name).rpartition("/")[2].casefold() for name in names}) == 1
-
 
 _FIELDS = tuple(part.name for part in fields(TargetIdentity))
 
@@ -99,21 +84,7 @@ _FIELDS = tuple(part.name for part in fields(TargetIdentity))
 
 
 def identify(target: PreTrainedModel, tokenizer: Any = None) -> TargetIdentity:
-    """Say which target a model is, from its configuration and a few of its weights.
-
-    Example:
-    ```python
-    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
-    >>> from hf_domino.target.identity import identify
-    >>> target = Qwen3ForCausalLM(Qwen3Config(
-    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
-    ...     num_key_value_heads=1, head_dim=16,
-    ... ))
-    >>> identify(target).weights_digest == identify(target.bfloat16()).weights_digest
-    True
-
-    ```
-    """
+    """Identify a target by its configuration and a few of its weights."""
     name, revision = _name_of(target)
     return TargetIdentity(
         name=name,
@@ -215,60 +186,52 @@ def _digest(data: bytes) -> str:
 # --- compare ------------------------------------------------------------------------------------------------------
 
 
-def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str, remedy: str) -> None:
-    """Refuse to mix what two targets made.
+# In this order they are told.
+_COMPARED = ("dtype", "config_digest", "weights_digest", "tokenizer_size", "name", "revision")
 
-    Weights decide; where they cannot be read, name and revision do. What is not known is not compared.
-    """
+
+def differences(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, tuple[Any, Any]]:
+    """Compare two targets: the fields in which they differ, each with both values."""
+    # An unknown value is not compared, nor the commits of equal weights, nor the publishers in front of names.
+    pairs = {field: (getattr(recorded, field), getattr(found, field)) for field in _COMPARED}
+    if recorded.has_weights_of(found):
+        del pairs["revision"]
+    if len({str(name).rpartition("/")[2].casefold() for name in pairs["name"]}) == 1:
+        del pairs["name"]
+    return {field: (old, new) for field, (old, new) in pairs.items() if None not in (old, new) and old != new}
+
+
+def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str, remedy: str) -> None:
+    """Refuse to mix data of two targets. Weights decide; where they cannot be read, name and revision do."""
     if recorded is None:
         return
-    compared = ["config_digest", "weights_digest", "tokenizer_size"]
-    if recorded.has_weights_of(found) is None:
-        compared += ["revision"] if recorded.has_name_of(found) else ["name"]
-    for field in compared:
-        expected, value = getattr(recorded, field), getattr(found, field)
-        if None not in (expected, value) and expected != value:
+    ignored = {"dtype"} if recorded.has_weights_of(found) is None else {"dtype", "name", "revision"}
+    for field, (expected, value) in differences(recorded, found).items():
+        if field not in ignored:
             of_name = f"{expected!r} (that of {recorded.name or 'the target'}, with which {what} was made)"
             raise refusal(f"the target's {field}", of_name, value, remedy)
 
 
-def differences(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, str]:
-    """Say in what a target differs from the recorded one: per field, the words that statistics show."""
-    compared = ["dtype", "config_digest", "tokenizer_size"]
-    if not recorded.has_name_of(found):
-        compared.append("name")
-    if not recorded.has_weights_of(found):
-        compared += ["weights_digest", "revision"]
-    result = {}
-    for field in compared:
-        before, now = getattr(recorded, field), getattr(found, field)
-        if None not in (before, now) and before != now:
-            words = f"{field.replace('_', ' ')} {now} (recorded: {before})"
-            result[field] = now if now in UNREADABLE else words
-    return result
-
-
-def contradictions(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, str]:
-    """Those differences that no copy of a target has: sizes, tokenizer, and a name together with other weights."""
-    is_copy = recorded.has_weights_of(found)
-    if is_copy is None:  # two names on the Hub are two models, unless one was made from the other
-        is_renamed = any("/" not in str(identity.name) for identity in (recorded, found))
-        is_copy = is_renamed or bool({recorded.weights_digest, found.weights_digest} & {ADAPTED, QUANTISED})
-    named = {"config_digest", "tokenizer_size"} | (set() if is_copy else {"name"})
-    return {field: words for field, words in differences(recorded, found).items() if field in named}
+def _may_be_a_copy(recorded: TargetIdentity, found: TargetIdentity) -> bool:
+    """Whether a target of another name may be a copy of the recorded one."""
+    if (has_same_weights := recorded.has_weights_of(found)) is not None:
+        return has_same_weights
+    # Two names on the Hub are two models, unless one was made from the other.
+    is_of_folder = any("/" not in str(identity.name) for identity in (recorded, found))
+    return is_of_folder or bool({recorded.weights_digest, found.weights_digest} & {ADAPTED, QUANTISED})
 
 
 # --- at a call ----------------------------------------------------------------------------------------------------
 
 
 _known: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.dtype, bool], TargetIdentity]]
-_known = weakref.WeakKeyDictionary()  # as of a dtype, and of adapters that were there or not
+_known = weakref.WeakKeyDictionary()  # with the dtype and the presence of adapters when it was read
 _warned: weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[TargetIdentity, str]]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def identity_of(target: PreTrainedModel) -> TargetIdentity:
-    """As [`identify`] says, read once: again only after the target's dtype or its adapters changed."""
+    """Identify a target once, and again only after its dtype or its adapters changed."""
     state = (target.dtype, is_adapted(target))
     with _lock:
         if target not in _known or _known[target][0] != state:
@@ -277,20 +240,23 @@ def identity_of(target: PreTrainedModel) -> TargetIdentity:
 
 
 def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = None) -> str | None:
-    """Say in what a target differs from the one that a drafter was trained for, and warn once where it is another.
-
-    Weights are read at the first call with a target, and again after its dtype or its adapters changed.
-    """
+    """Name the differences of a target from the one a drafter was trained for, and warn once of another target."""
     recorded = TargetIdentity.recorded_in(config)
     if recorded is None:
         return None
     found = identity_of(target)
     if tokenizer is not None:
         found = replace(found, tokenizer_size=_size_of(tokenizer))
+    words = {
+        field: now if now in UNREADABLE else f"{field.replace('_', ' ')} {now} (recorded: {before})"
+        for field, (before, now) in differences(recorded, found).items()
+    }
+    # No copy of a target differs in these.
+    telling = {"config_digest", "tokenizer_size", *(() if _may_be_a_copy(recorded, found) else ("name",))}
     with _lock:
         warned = _warned.setdefault(target, set())
-        new = [words for words in contradictions(recorded, found).values() if (recorded, words) not in warned]
-        warned.update((recorded, words) for words in new)
+        new = [words[field] for field in words if field in telling and (recorded, words[field]) not in warned]
+        warned.update((recorded, one) for one in new)
     if new:
         warnings.warn(
             f"This drafter was trained for {recorded.name or 'another target'}, and the target at hand has "
@@ -298,4 +264,4 @@ def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = No
             "hf_domino.check_fit(drafter, target, tokenizer) measures it.",
             stacklevel=2,
         )
-    return ", ".join(differences(recorded, found).values()) or None
+    return ", ".join(words.values()) or None

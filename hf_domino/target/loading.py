@@ -11,7 +11,7 @@ from hf_domino._common.refusal import refusal
 
 
 def _by_first(method: str, source: Any, **kwargs: Any) -> PreTrainedModel:
-    """What the first auto class makes of a source that it knows."""
+    """Make a model by the first auto class that knows the source."""
     for auto_class in (AutoModelForCausalLM, AutoModelForMultimodalLM):
         try:
             return getattr(auto_class, method)(source, **kwargs)

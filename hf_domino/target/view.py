@@ -25,12 +25,7 @@ _FIRST_LAYER_ENTRY = 1 if hasattr(output_capturing, "selected_hidden_states") el
 
 
 class TargetModel:
-    """What drafting and training need of a causal language model; holds no state and is never saved.
-
-    Args:
-        model (`PreTrainedModel`): The target.
-        config (`DominoConfig`): The drafter's configuration, for `target_layer_ids`.
-    """
+    """View a causal language model as drafting and training need it; holds no state and is never saved."""
 
     def __init__(self, model: PreTrainedModel, config: DominoConfig):
         self.model = model
@@ -52,10 +47,8 @@ class TargetModel:
 
     @property
     def readable_head(self) -> nn.Linear | None:
-        """lm_head where calling it is a product with its weight, and that is in memory.
-
-        None where it is quantised, offloaded, adapted, divided among devices, or hooked: then it must be called.
-        """
+        """The lm_head, where calling it is a product with its weight, and the weight is in memory; else None."""
+        # A quantised, offloaded, adapted, sharded or hooked head must be called.
         head = self._lm_head
         if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
             return None
@@ -66,10 +59,8 @@ class TargetModel:
         return head if is_whole and is_plain else None
 
     def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:
-        """Keyword arguments for the target's forward that make it return the wanted hidden states and no others.
-
-        Those of `target_layer_ids`, and with `final` the last one, which Transformers returns as lm_head reads it.
-        """
+        """Make the keyword arguments by which the target's forward returns the wanted hidden states and no others."""
+        # `final` adds the last one, which Transformers returns as lm_head reads it.
         layer_ids = [*self.layer_ids, self.text_config.num_hidden_layers - 1] if final else self.layer_ids
         wanted = True if capture_all else [layer_id + _FIRST_LAYER_ENTRY for layer_id in layer_ids]
         return {"output_hidden_states": wanted, "return_dict": True}
@@ -107,7 +98,7 @@ class TargetModel:
 
 
 def input_device(target: PreTrainedModel) -> torch.device:
-    """Where token ids go, and what works beside a target: of an offloaded one where its hooks compute."""
+    """The device of token ids and of helpers beside a target: of an offloaded one, the device of its hooks."""
     if target.device.type != "meta":
         return target.device
     hooks = (getattr(module, "_hf_hook", None) for module in target.modules())
@@ -116,18 +107,18 @@ def input_device(target: PreTrainedModel) -> torch.device:
 
 
 def rounded_to(model: PreTrainedModel) -> torch.dtype:
-    """What products of a model are rounded to: its own dtype, or that of autocast."""
+    """The dtype of a model's products: its own, or autocast's."""
     device = input_device(model).type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something is called before or after its forward."""
+    """Whether a hook is called before or after its forward."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _scale_logits(logits: torch.Tensor, text_config: Any) -> torch.Tensor:
-    """Apply what some targets do to logits outside their lm_head: scaling (Cohere, Granite, Falcon-H1), soft caps."""
+    """Apply the targets' own changes of logits outside lm_head: scaling (Cohere, Granite, Falcon-H1), soft caps."""
     for field in ("logit_scale", "lm_head_multiplier"):
         if (scale := getattr(text_config, field, None)) is not None:
             logits = logits * scale

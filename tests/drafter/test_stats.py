@@ -14,7 +14,6 @@ from transformers import (
     StoppingCriteriaList,
     TextIteratorStreamer,
 )
-from transformers.generation.streamers import BaseStreamer
 
 import hf_domino
 from hf_domino.decoding import loop
@@ -44,12 +43,9 @@ def test_what_is_reset_is_forgotten():
     assert set(timer.seconds().values()) == {0.0}
 
 
-def test_timing_is_off_unless_asked_for(tiny_qwen3, tiny_drafter):
+def test_phases_of_a_generation_add_up_to_its_rounds(tiny_qwen3, tiny_drafter):
     tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, do_sample=False)
     assert tiny_drafter.stats.phases is None
-
-
-def test_phases_of_a_generation_add_up_to_its_rounds(tiny_qwen3, tiny_drafter):
     with hf_domino.timed_phases():
         tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=24, do_sample=False)
     stats = tiny_drafter.stats
@@ -199,20 +195,6 @@ def test_a_streamed_call_has_its_statistics_on_the_streamer(tiny_qwen3, make_dra
     assert drafter.stats.num_new_tokens == 4  # its own
 
 
-def test_threads_keep_their_own_statistics(tiny_qwen3, tiny_drafter):
-    done, seen = threading.Barrier(2), {}
-
-    def run(count):
-        options = {"do_sample": False, "eos_token_id": -1, "max_new_tokens": count}
-        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **options)
-        done.wait(60)
-        seen[count] = tiny_drafter.stats.num_new_tokens
-
-    for thread in [in_thread(lambda count=count: run(count)) for count in (5, 9)]:
-        thread.join()
-    assert seen == {5: 5, 9: 9}
-
-
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_an_output_has_the_statistics_of_its_call(tiny_qwen3, tiny_drafter, share):
     options = {"do_sample": False, "max_new_tokens": 6, "return_dict_in_generate": True}
@@ -223,45 +205,31 @@ def test_an_output_has_the_statistics_of_its_call(tiny_qwen3, tiny_drafter, shar
     assert output.keys() == plain.keys()
 
 
-def test_a_streamer_that_is_used_again_has_the_statistics_of_its_last_call(tiny_qwen3, tiny_drafter):
-    streamer = SimpleNamespace(put=lambda value: None, end=lambda: None)
-    for count in (5, 3):
-        options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": -1}
-        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, streamer=streamer, **options)
-        assert streamer.stats is tiny_drafter.stats
-        assert streamer.stats.num_new_tokens == count
-
-
-def test_a_streamer_may_refuse_attributes(tiny_qwen3, tiny_drafter):
-    class Streamer:
-        __slots__ = ()
-
-        def put(self, value): ...
-
-        def end(self): ...
-
-    tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, streamer=Streamer(), max_new_tokens=4, do_sample=False)
-    assert tiny_drafter.stats.num_new_tokens == 4
-
-
 def test_statistics_before_any_call_say_what_to_do(tiny_qwen3, make_drafter):
     with pytest.raises(RuntimeError, match="is empty: call"):
         _ = make_drafter(tiny_qwen3).stats
 
 
-def test_a_streamer_keeps_statistics_of_its_own(tiny_qwen3, tiny_drafter):
-    class Counting(BaseStreamer):
-        stats = "its own"
+class NoRoom:
+    """A streamer that takes no attributes."""
 
-        def put(self, value):
-            pass
+    __slots__ = ()
 
-        def end(self):
-            pass
+    def put(self, value): ...
 
-    streamer = Counting()
-    tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, streamer=streamer)
-    assert streamer.stats == "its own"
+    def end(self): ...
+
+
+def test_streamers_carry_the_statistics_of_their_last_call(tiny_qwen3, tiny_drafter):
+    """Those that take attributes, and have no statistics of their own."""
+    methods = {"put": lambda value: None, "end": lambda: None}
+    usual, own, slotted = SimpleNamespace(**methods), SimpleNamespace(**methods, stats="its own"), NoRoom()
+    for streamer, count in ((usual, 5), (own, 4), (slotted, 4), (usual, 3)):
+        options = {"max_new_tokens": count, "do_sample": False, "eos_token_id": -1, "streamer": streamer}
+        tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, **options)
+        assert tiny_drafter.stats.num_new_tokens == count
+    assert usual.stats is tiny_drafter.stats
+    assert own.stats == "its own"
 
 
 FLOOR, ABOVE = [1] * 7 + [2], [1] * 6 + [2, 2]

@@ -157,7 +157,7 @@ def test_nothing_stands_on_the_target(drafter, tmp_path):
 
 def test_models_are_forgotten_with_their_drafters(target):
     def attach_copies():
-        models = [copy.copy(target) for _ in range(200)]  # of the same weights
+        models = [copy.copy(target) for _ in range(1000)]  # of the same weights
         drafters = [build_drafter(target) for _ in range(3)]
         for index, model in enumerate(models):
             hf_domino.attach(model, drafters[index % 3])
@@ -166,7 +166,7 @@ def test_models_are_forgotten_with_their_drafters(target):
 
     references = attach_copies()
     gc.collect()
-    assert [reference() for reference in references] == [None] * 203
+    assert not any(reference() for reference in references)
 
 
 def test_attached_again_detached_and_uninstalled(target, drafter, attached):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 import hf_domino
-from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair
 
 xgrammar = pytest.importorskip("xgrammar")
 from xgrammar.contrib.hf import LogitsProcessor  # noqa: E402
 
-FOLDER = Path(__file__).parents[2] / "model_cards" / BUNDLED
 SCHEMA = {
     "type": "object",
     "properties": {"kind": {"enum": ["negative", "positive"]}, "name": {"type": "string", "maxLength": 8}},
@@ -22,14 +19,6 @@ SCHEMA = {
 }
 PROMPTS = ["def classify(text):\n    return ", "DEFAULT = "]
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_k": 50}
-
-pytestmark = pytest.mark.skipif(not domino_folder(FOLDER).exists(), reason="the bundled pair is not in this checkout")
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    """The bundled pair in fp32."""
-    return load_pair(FOLDER)
 
 
 @pytest.fixture(scope="module")

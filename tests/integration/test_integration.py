@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
@@ -15,24 +14,23 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from oracle import oracle
+from builders import PAD
+from oracle import oracle, proposed
 from peft import LoraConfig, get_peft_model
+from recorder import Recorder
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    DynamicCache,
     GenerationConfig,
     GenerationMixin,
     LlamaConfig,
     LlamaForCausalLM,
 )
-from transformers.generation.streamers import BaseStreamer
 from transformers.pipelines import base as pipelines_base
 
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.decoding.drafting import DraftSession
 
 ROOT = Path(__file__).parents[2]
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
@@ -50,33 +48,6 @@ def uninstalled():
 @pytest.fixture(params=["qwen3", "llama"])
 def target(request):
     return request.getfixturevalue(f"tiny_{request.param}")
-
-
-@contextlib.contextmanager
-def recorded_proposals():
-    """The proposals of the calls inside, `[1, P]` each."""
-    rounds, propose = [], DraftSession.propose
-
-    def record(self, *args, **kwargs):
-        rounds.append(propose(self, *args, **kwargs))
-        return rounds[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftSession, "propose", record)
-        yield rounds
-
-
-class Recorder(BaseStreamer):
-    """Keeps what is streamed."""
-
-    def __init__(self):
-        self.tokens, self.ended = [], False
-
-    def put(self, value):
-        self.tokens += value.flatten().tolist()
-
-    def end(self):
-        self.ended = True
 
 
 def greedy(target, prompt=PROMPT, **kwargs):
@@ -130,55 +101,37 @@ def test_the_default_of_num_assistant_tokens_is_nobodys_wish(tiny_qwen3, make_dr
     assert max(drafter.stats.proposed[0]) == 7
 
 
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 6, 7, 8, 13])  # block_size 6
-def test_budget(tiny_qwen3, tiny_drafter, max_new_tokens):
-    with oracle(tiny_qwen3, PROMPT, 0.9, text_of(tiny_qwen3)):
-        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, max_new_tokens=max_new_tokens)
-    assert torch.equal(assisted, greedy(tiny_qwen3, max_new_tokens=max_new_tokens))
-
-
-@pytest.mark.parametrize("position", [1, 4, 9, 17])
-def test_end_of_text_inside_a_block(tiny_qwen3, tiny_drafter, position):
-    eos = text_of(tiny_qwen3)[0, PROMPT.shape[1] + position].item()
-    with oracle(tiny_qwen3, PROMPT, 0.95, text_of(tiny_qwen3)):
-        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, eos_token_id=[eos, 0])
-    assert torch.equal(assisted, greedy(tiny_qwen3, eos_token_id=[eos, 0]))
-
-
-def test_prompt_that_ends_with_end_of_text(tiny_qwen3, tiny_drafter):
-    eos = PROMPT[0, -1].item()
-    plain = greedy(tiny_qwen3, eos_token_id=eos)
-    assert torch.equal(greedy(tiny_qwen3, assistant_model=tiny_drafter, eos_token_id=eos), plain)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_prompt_of_padding_alone(tiny_qwen3, tiny_drafter, batch_size):
-    """As where the pad token is also the first token of every text."""
-    prompt = torch.full((batch_size, 1), tiny_qwen3.config.pad_token_id)
-    assert torch.equal(greedy(tiny_qwen3, prompt, assistant_model=tiny_drafter), greedy(tiny_qwen3, prompt))
-
-
-def test_prompt_of_32_bit_integers(tiny_qwen3, tiny_drafter):
-    plain = greedy(tiny_qwen3, PROMPT.int())
-    assisted = greedy(tiny_qwen3, PROMPT.int(), assistant_model=tiny_drafter)
+@pytest.mark.parametrize(
+    ("prompt", "options"),
+    [
+        (PROMPT[:, :1], {}),
+        (PROMPT.int(), {}),
+        (PROMPT, {"eos_token_id": int(PROMPT[0, -1])}),
+        (torch.full((1, 1), PAD), {}),  # as where the pad token is also the first token of every text
+        (torch.full((3, 1), PAD), {}),
+    ],
+    ids=["one token", "32 bits", "end of text", "padding", "padding in a batch"],
+)
+def test_unusual_prompts(tiny_qwen3, tiny_drafter, prompt, options):
+    plain = greedy(tiny_qwen3, prompt, **options)
+    assisted = greedy(tiny_qwen3, prompt, assistant_model=tiny_drafter, **options)
     assert torch.equal(assisted, plain)
     assert assisted.dtype == plain.dtype
-
-
-def test_prompt_of_one_token(tiny_qwen3, tiny_drafter):
-    prompt = PROMPT[:, :1]
-    assert torch.equal(greedy(tiny_qwen3, prompt, assistant_model=tiny_drafter), greedy(tiny_qwen3, prompt))
 
 
 def test_left_padding(target, make_drafter):
     padded = torch.cat((torch.full((1, 5), 2), PROMPT), dim=1)
     mask = (torch.arange(padded.shape[1]) >= 5).long()[None]
     plain = greedy(target, padded, attention_mask=mask)
-    drafter = make_drafter(target)
+    drafter, rounds = make_drafter(target), []
     with oracle(target, padded, 0.8, plain):
         assisted = greedy(target, padded, attention_mask=mask, assistant_model=drafter)
     assert torch.equal(assisted, plain)
     assert torch.equal(plain[:, 5:], text_of(target))  # the padding itself changes nothing
+    for options in ({}, {"prompt": padded, "attention_mask": mask}):
+        greedy(target, assistant_model=drafter, **options)
+        rounds.append(drafter.stats.acceptance_lengths)
+    assert rounds[0] == rounds[1]
 
 
 @pytest.mark.parametrize("padding", [0, 6])
@@ -194,48 +147,6 @@ def test_prompt_of_embeddings(target, make_drafter, with_ids, options, padding):
     assert torch.equal(target.generate(**arguments, assistant_model=make_drafter(target)), plain)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_drafter_of_another_dtype(tiny_qwen3, tiny_drafter, dtype):
-    drafter = tiny_drafter.to(dtype)
-    plain = text_of(tiny_qwen3)
-    assert torch.equal(greedy(tiny_qwen3, assistant_model=drafter), plain)
-    assert greedy(tiny_qwen3, assistant_model=drafter, do_sample=True).shape == plain.shape
-
-
-def test_padding_does_not_change_drafts(tiny_qwen3, tiny_drafter):
-    padded = torch.cat((torch.full((1, 5), 2), PROMPT), dim=1)
-    mask = (torch.arange(padded.shape[1]) >= 5).long()[None]
-    greedy(tiny_qwen3, assistant_model=tiny_drafter)
-    unpadded = tiny_drafter.stats.acceptance_lengths
-    greedy(tiny_qwen3, padded, attention_mask=mask, assistant_model=tiny_drafter)
-    assert tiny_drafter.stats.acceptance_lengths == unpadded
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2},
-        {"bad_words_ids": [[7], [9, 33]]},
-        {"min_new_tokens": 12, "eos_token_id": 7},
-        {"prefix_allowed_tokens_fn": lambda _, ids: list(range(int(ids[-1]) % 2, 64, 2))},
-    ],
-)
-def test_greedy_with_processors(tiny_qwen3, tiny_drafter, options):
-    plain = greedy(tiny_qwen3, **options)
-    with oracle(tiny_qwen3, PROMPT, 0.8, do_sample=False, max_new_tokens=NEW_TOKENS, **options):
-        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, **options)
-    assert torch.equal(assisted, plain)
-
-
-def test_streaming(tiny_qwen3, tiny_drafter):
-    streamer = Recorder()
-    with oracle(tiny_qwen3, PROMPT, 0.9, text_of(tiny_qwen3)):
-        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, streamer=streamer)
-    assert streamer.tokens == assisted[0].tolist()
-    assert streamer.ended
-
-
 @pytest.mark.parametrize("position", [3, 8, 14])
 def test_stop_string_inside_a_block(tiny_qwen3, tiny_drafter, tiny_tokenizer, position):
     start = PROMPT.shape[1] + position
@@ -245,45 +156,25 @@ def test_stop_string_inside_a_block(tiny_qwen3, tiny_drafter, tiny_tokenizer, po
     with oracle(tiny_qwen3, PROMPT, 0.95, text_of(tiny_qwen3)):
         assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, streamer=streamer, **options)
     assert torch.equal(assisted, plain)
-    assert streamer.tokens == plain[0].tolist()
-
-
-def test_return_dict(tiny_qwen3, tiny_drafter):
-    options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "max_new_tokens": 20}
-    plain = greedy(tiny_qwen3, **options)
-    with oracle(tiny_qwen3, PROMPT, 0.8, text_of(tiny_qwen3)):
-        assisted = greedy(tiny_qwen3, assistant_model=tiny_drafter, **options)
-    assert torch.equal(assisted.sequences, plain.sequences)
-    for field in ("scores", "logits"):
-        torch.testing.assert_close(torch.cat(assisted[field]), torch.cat(plain[field]), atol=1e-4, rtol=1e-4)
-    assert assisted.past_key_values.get_seq_length() == plain.past_key_values.get_seq_length()
-
-
-@pytest.mark.parametrize("reused", [0, 1])
-def test_second_turn_on_a_filled_cache(tiny_qwen3, tiny_drafter, reused):
-    """The usual form: all ids of both turns, and the cache of the first, which assisted or plain decoding filled."""
-    first = greedy(tiny_qwen3, return_dict_in_generate=True, assistant_model=[None, tiny_drafter][reused])
-    prompt = torch.cat((first.sequences, PROMPT), dim=1)
-    cache = first.past_key_values
-    assert isinstance(cache, DynamicCache)
-    with oracle(tiny_qwen3, prompt, 0.8, do_sample=False, max_new_tokens=NEW_TOKENS):
-        second = greedy(tiny_qwen3, prompt, past_key_values=cache, assistant_model=tiny_drafter)
-    assert torch.equal(second, greedy(tiny_qwen3, prompt))
+    assert streamer.tokens == [*plain[0].tolist(), "end"]
 
 
 def test_threads_keep_their_own_rounds(tiny_qwen3, tiny_drafter):
     prompts = [PROMPT.roll(shift, 1) for shift in range(4)]
-    plain = [greedy(tiny_qwen3, prompt) for prompt in prompts]
-    results = {}
+    plain = [greedy(tiny_qwen3, prompt, max_new_tokens=9 + index) for index, prompt in enumerate(prompts)]
+    results, counted, done = {}, [], threading.Barrier(4)
 
     def work(index):
-        results[index] = greedy(tiny_qwen3, prompts[index], assistant_model=tiny_drafter), tiny_drafter.stats
+        results[index] = greedy(tiny_qwen3, prompts[index], assistant_model=tiny_drafter, max_new_tokens=9 + index)
+        done.wait(60)
+        assert tiny_drafter.stats.num_new_tokens == 9 + index
+        counted.append(index)
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    assert all(torch.equal(results[index][0], plain[index]) for index in range(4))
-    assert len({id(stats) for _, stats in results.values()}) == 4
+    assert all(torch.equal(results[index], plain[index]) for index in range(4))
+    assert sorted(counted) == [0, 1, 2, 3]
 
 
 # --- the patch --------------------------------------------------------------------------------------------------
@@ -365,21 +256,6 @@ def test_other_assistants_are_untouched(tiny_llama, kind, do_sample):
 def test_other_assistants_are_still_refused_batches(tiny_llama):
     with pytest.raises(ValueError, match=r"assisted generate is only supported for batch_size = 1"):
         greedy(tiny_llama, PROMPT.repeat(2, 1), **other_assistants(tiny_llama)["assistant"])
-
-
-def test_native_dflash_is_still_chosen(tiny_qwen3):
-    generators = pytest.importorskip("transformers.generation.candidate_generator")
-    if not hasattr(generators, "DFlashTokenCandidateGenerator"):
-        pytest.skip("this version of transformers has no native DFlash")
-    assistant = copy.deepcopy(tiny_qwen3)
-    assistant.config.update({"target_layer_ids": [1, 2], "block_size": 4, "mask_token_id": 3})
-    config = copy.deepcopy(tiny_qwen3.generation_config)
-    config.speculation_type = "dflash"
-    names = ("input_ids", "inputs_tensor", "logits_processor", "model_kwargs")
-    chosen = tiny_qwen3._get_candidate_generator(
-        generation_config=config, assistant_model=assistant, **dict.fromkeys(names)
-    )
-    assert type(chosen) is generators.DFlashTokenCandidateGenerator
 
 
 # --- any order of imports ---------------------------------------------------------------------------------------
@@ -464,9 +340,9 @@ def test_a_folder_that_was_saved_anew_is_read_anew(tiny_qwen3, saved_pair, tmp_p
     assert not loaded
     load(folder).save_pretrained(folder)
     monkeypatch.chdir(tmp_path)
-    for _ in range(2):
-        greedy(tiny_qwen3, assistant_model="drafter")
-    assert len(loaded) == 1
+    for name in (str(folder), "drafter"):
+        greedy(tiny_qwen3, assistant_model=name)
+        assert len(loaded) == 1
 
 
 def test_a_name_of_no_drafter(tiny_qwen3, saved_pair, tmp_path):
@@ -495,16 +371,8 @@ def test_a_drafter_with_adapters(tiny_qwen3, make_drafter):
     adapted = get_peft_model(make_drafter(tiny_qwen3), config).eval()
     plain, drafts = greedy(tiny_qwen3, max_new_tokens=8), []
     for choose in (lambda: alone, lambda: adapted, adapted.merge_and_unload):
-        with recorded_proposals() as proposals:
+        with proposed() as rounds:
             assert torch.equal(greedy(tiny_qwen3, assistant_model=choose(), max_new_tokens=8), plain)
-        drafts.append(proposals[0])
-    assert not torch.equal(drafts[0], drafts[1])
-    assert torch.equal(drafts[1], drafts[2])
+        drafts.append(rounds[0])
+    assert drafts[0] != drafts[1] == drafts[2]
     assert adapted.stats.num_new_tokens == 8
-
-
-def test_a_drafter_with_an_adapted_correction_head(tiny_qwen3, tiny_drafter):
-    adapted = get_peft_model(tiny_drafter, LoraConfig(r=4, target_modules=["embed_proj.2"]))
-    with pytest.raises(ValueError, match=r"correction head must be without adapters, got \['embed_proj.2'\]. Merge"):
-        greedy(tiny_qwen3, assistant_model=adapted)
-    assert torch.equal(greedy(tiny_qwen3, assistant_model=adapted.merge_and_unload()), greedy(tiny_qwen3))

@@ -67,9 +67,13 @@ def test_a_vocabulary_that_differs_by_padding(wide_llama, name, own):
     drafter = drafter if some is None else drafter.restricted(range(3, some))
     plain = wide_llama.generate(PROMPT, **OPTIONS)
     if is_counted:
-        with pytest.raises(ValueError, match=rf"the drafter's vocab_size must be 80 .* got {own}\. Load the"):
+        with pytest.raises(ValueError, match=rf"vocab_size must be 80 .* got {own}\. Load the .* fits as ") as error:
             wide_llama.generate(PROMPT, assistant_model=drafter, **OPTIONS)
         assert drafter.config.vocab_size == own
+        if name == "Domino":
+            small = drafter.restricted(range(min(own - 1, 80)))
+            assert f"drafter.restricted(range({min(own - 1, 80)}))" in str(error.value)
+            assert torch.equal(wide_llama.generate(PROMPT, assistant_model=small, **OPTIONS), plain)
         return
     for options in ({}, {"draft_tree_size": 12}, {"draft_tree_size": None}):
         view = drafter.view(**options)
@@ -80,16 +84,6 @@ def test_a_vocabulary_that_differs_by_padding(wide_llama, name, own):
     assert torch.equal(wide_llama.generate(PROMPT, do_sample=True, max_new_tokens=8, assistant_model=drafter), sampled)
     copied = wide_llama.generate(PROMPT, assistant_model=drafter, prompt_lookup_num_tokens=4, **OPTIONS)
     assert torch.equal(copied, plain)
-
-
-@pytest.mark.parametrize("own", [VOCAB_SIZE, VOCAB_SIZE + 32], ids=["fewer", "more"])
-def test_the_way_out_that_is_named_fits(wide_llama, own):
-    drafter = build_drafter(wide_llama, vocab_size=own)
-    with pytest.raises(ValueError, match=rf"fits as drafter\.restricted\(range\({min(own - 1, 80)}\)\)\."):
-        wide_llama.generate(PROMPT, assistant_model=drafter, **OPTIONS)
-    small = drafter.restricted(range(min(own - 1, 80)))
-    plain = wide_llama.generate(PROMPT, **OPTIONS)
-    assert torch.equal(wide_llama.generate(PROMPT, assistant_model=small, **OPTIONS), plain)
 
 
 def test_tokens_that_a_smaller_target_does_not_have(wide_llama):

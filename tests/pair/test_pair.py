@@ -9,7 +9,7 @@ import torch
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
 from hf_domino.formats import source
-from hf_domino.formats.source import check_is_target, check_source
+from hf_domino.formats.source import check_source
 from hf_domino.pair import (
     BUNDLED,
     check_device,
@@ -28,11 +28,9 @@ def test_load_pair(tiny_pair_folder):
     assert pair.drafter.has_correction_head
     assert not pair.twin.has_correction_head
     assert {parameter.dtype for parameter in pair.target.parameters()} == {torch.float32}
-
-
-def test_missing_pair_names_the_way_out(tmp_path):
-    with pytest.raises(FileNotFoundError, match="Give a --target with its --drafter"):
-        find_pair(tmp_path / "nothing")
+    assert load_pair(tiny_pair_folder, tiny_pair_folder.with_name("tiny-domino")).twin is None  # of somebody else's
+    (prompt, *_) = prompts = read_prompts(tiny_pair_folder / "prompts.jsonl")
+    assert (len(prompts), set(prompt)) == (3, {"module", "offset", "sha256", "text"})
 
 
 def test_the_drafter_of_a_target_may_be_among_those_published_here(tiny_pair_folder, tmp_path, monkeypatch):
@@ -56,14 +54,9 @@ def test_the_bundled_pair_has_a_short_name(tmp_path, monkeypatch):
 
 def test_target_without_drafter_is_no_pair(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="-domino beside it"):
-        find_pair(tmp_path)
-
-
-def test_read_prompts(tiny_pair_folder):
-    prompts = read_prompts(tiny_pair_folder / "prompts.jsonl")
-    assert len(prompts) == 3
-    assert set(prompts[0]) == {"module", "offset", "sha256", "text"}
+    for folder in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(FileNotFoundError, match=r"-domino beside it\. Give a --target with its --drafter"):
+            find_pair(folder)
 
 
 def test_an_answered_chat_is_asked_without_its_answer(tmp_path):
@@ -94,8 +87,6 @@ def test_every_field_that_holds_a_prompt_is_read(record, prompt, tmp_path):
         (b'{"module": "b"}', "line 2: needs `messages`, `conversations`, `prompt` or `text`, got `module`"),
         (b'{"text": ""}', "line 2: field `text` must not be empty"),
         (b'{"text": 3}', "line 2: field `text` must be a string, got 3"),
-        (b'{"text": "caf\xe9"}', "line 2: must be UTF-8, got byte 0xe9"),
-        (b'{"text"', "line 2: must be a JSON object"),
     ],
 )
 def test_what_holds_no_prompt_is_refused_with_its_place(line, message, tmp_path):
@@ -157,19 +148,13 @@ def test_a_mistyped_folder_is_guessed(hub, tmp_path):
         check_source(tmp_path / "my-drafer", "--drafter")
 
 
-def test_names_that_the_hub_knows_pass(hub):
-    asked = hub()
-    check_source("Qwen/Qwen3-0.6B", "--target")
-    assert len(asked) == 1
-    assert "Qwen/Qwen3-0.6B" in asked[0]
-
-
 def test_the_hub_is_asked_for_the_file_that_will_be_loaded(monkeypatch):
     asked = []
     monkeypatch.setattr(source, "get_hf_file_metadata", lambda url, **options: asked.append((url, options["token"])))
     check_source("somebody/something", "--drafter", revision="v1", subfolder="inside", token="secret")
-    assert asked[0][0].endswith("/somebody/something/resolve/v1/inside/config.json")
-    assert asked[0][1] == "secret"
+    ((url, token),) = asked
+    assert url.endswith("/somebody/something/resolve/v1/inside/config.json")
+    assert token == "secret"
 
 
 def test_a_name_that_was_downloaded_needs_no_hub(hub, monkeypatch):
@@ -201,13 +186,3 @@ def test_a_drafter_is_no_target(tiny_pair_folder):
     drafter = tiny_pair_folder.with_name("tiny-domino")
     with pytest.raises(ValueError, match=r"--target must be a target, got .*Were target and drafter swapped\?"):
         load_pair(drafter, tiny_pair_folder)
-
-
-def test_whatever_has_no_configuration_may_be_a_target(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    check_is_target(tmp_path, "--target")
-
-
-def test_a_twin_belongs_to_the_drafter_beside_the_target(tiny_pair_folder):
-    assert load_pair(tiny_pair_folder).twin is not None
-    assert load_pair(tiny_pair_folder, tiny_pair_folder.with_name("tiny-domino")).twin is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,6 @@ from builders import TINY
 from peft import PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AutoModel,
-    DynamicCache,
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -52,29 +51,23 @@ def _same_signature(original, replacement):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value"),
     [
-        ("num_beams", 2, ["num_beams", "must be 1", "got 2", "drop assistant_model"]),
-        ("use_cache", False, ["use_cache", "True", "got False", "use_cache=True"]),
-        ("dola_layers", "low", ["dola_layers", "must be None", "got 'low'", "leave it unset"]),
-        ("guidance_scale", 1.5, ["guidance_scale", "1.5", "leave it unset"]),
-        ("assistant_ensemble_weight", 0.5, ["assistant_ensemble_weight", "0.5", "leave it unset"]),
-        ("prompt_lookup_num_tokens", 0, ["prompt_lookup_num_tokens", "at least 1", "got 0", "leave it unset"]),
-        ("prompt_lookup_num_tokens", "10", ["prompt_lookup_num_tokens", "a number of at least 1", "got '10'"]),
-        ("prompt_lookup_num_tokens", True, ["prompt_lookup_num_tokens", "a number of at least 1", "got True"]),
-        ("assistant_early_exit", 2, ["assistant_early_exit", "got 2", "not both"]),
-        ("num_assistant_tokens", 0, ["num_assistant_tokens", "at least 1", "got 0", "leave it unset"]),
-        ("num_assistant_tokens", True, ["num_assistant_tokens", "a number of at least 1", "got True"]),
-        ("cache_implementation", "offloaded_static", ["cache_implementation", "'static'", "leave it unset"]),
-        ("cache_implementation", "sliding_window", ["got 'sliding_window'", "old name", "pass 'static'", "windows"]),
-        ("cache_implementation", "hybrid_chunked", ["got 'hybrid_chunked'", "old name", "pass 'static'", "windows"]),
-        ("cache_implementation", "quantized", ["cache_implementation", "'quantized'", "leave it unset"]),
+        ("num_beams", 2),
+        ("use_cache", False),
+        ("dola_layers", "low"),
+        ("guidance_scale", 1.5),
+        ("assistant_ensemble_weight", 0.5),
+        *(("prompt_lookup_num_tokens", value) for value in (0, "10", True)),
+        ("assistant_early_exit", 2),
+        *(("num_assistant_tokens", value) for value in (0, True)),
+        *(("cache_implementation", value) for value in ("offloaded_static", "sliding_window", "hybrid_chunked")),
+        ("cache_implementation", "quantized"),
     ],
 )
-def test_generation_options(target, tiny_drafter, field, value, words):
-    with pytest.raises(ValueError) as error:
+def test_generation_options(target, tiny_drafter, field, value):
+    with pytest.raises(ValueError, match=rf"^{field} with a Domino assistant_model must be .*, got {value!r}\. "):
         target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, **{field: value})
-    assert all(word in str(error.value) for word in words)
 
 
 def test_modes_that_cannot_be_drafted(target, tiny_drafter):
@@ -122,21 +115,15 @@ def test_a_mask_wider_than_the_prompt(target, tiny_drafter, num_rows, cache):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"hidden_size": 16}, ["hidden_size", "32", "got 16", "for_target"]),
-        ({"vocab_size": 96}, ["vocab_size", "64", "got 96", "for_target", "drafter.restricted(range(64))"]),
-        ({"num_target_layers": 7}, ["num_target_layers", "4", "got 7", "for_target"]),
-        ({"target_model_type": "llama"}, ["target_model_type", "'qwen3'", "'llama'", "target_model_type = None"]),
+        ({"hidden_size": 16}, "hidden_size must be 32 .*, got 16"),
+        ({"vocab_size": 96}, r"vocab_size must be 64 .*, got 96.*drafter.restricted\(range\(64\)\)"),
+        ({"num_target_layers": 7}, "num_target_layers must be 4 .*, got 7"),
+        ({"target_model_type": "llama"}, "target_model_type must be 'qwen3' .*, got 'llama'.*target_model_type = None"),
     ],
 )
 def test_drafter_for_another_target(target, make_drafter, overrides, words):
-    drafter = make_drafter(target, **overrides)
-    for call in (
-        lambda: target.generate(PROMPT, assistant_model=drafter, max_new_tokens=4),
-        lambda: check_target(drafter.config, target),
-    ):
-        with pytest.raises(ValueError) as error:
-            call()
-        assert all(word in str(error.value) for word in words)
+    with pytest.raises(ValueError, match=words):
+        target.generate(PROMPT, assistant_model=make_drafter(target, **overrides), max_new_tokens=4)
 
 
 def test_layer_ids_out_of_range(target, tiny_drafter):
@@ -168,36 +155,31 @@ def rope_call(rope_type, lengths, new_tokens, cached=0, **kwargs):
 
 
 @pytest.mark.parametrize(
-    ("rope_type", "lengths", "new_tokens", "kwargs"),
+    ("rope_type", "lengths", "new_tokens", "kwargs", "room"),
     [
-        ("dynamic", [16], 10, {}),
-        ("longrope", [16], 10, {}),
-        ("longrope", [33], 40, {}),
-        ("longrope", [40, 33], 40, {}),
-        ("longrope", [40], 40, {"cached": 36}),
-        ("yarn", [20], 100, {}),
+        # On one side of the change.
+        ("dynamic", [16], 10, {}, None),
+        ("longrope", [16], 10, {}, None),
+        ("longrope", [33], 40, {}, None),
+        ("longrope", [40, 33], 40, {}, None),
+        ("longrope", [40], 40, {"cached": 36}, None),
+        ("yarn", [20], 100, {}, None),
+        # Across it.
+        ("dynamic", [16], 11, {}, 10),
+        ("dynamic", [40], 4, {}, 0),
+        ("longrope", [16], 11, {}, 10),
+        ("longrope", [32], 40, {}, 0),
+        ("longrope", [40, 8], 40, {}, 0),
+        ("longrope", [40], 40, {"cached": 20}, 0),
+        ("longrope", [16], 20, {"input_ids": torch.ones(1, 0)}, 10),
+        ("longrope", [16], 20, {"input_ids": torch.ones(1, 3), "cached": 13}, 10),
+        ("dynamic", [4], 20, {"position_ids": torch.arange(12, 16)[None]}, 10),
     ],
 )
-def test_calls_on_one_side_of_a_change_of_rotary_frequencies(rope_type, lengths, new_tokens, kwargs):
-    rope_call(rope_type, lengths, new_tokens, **kwargs)
-
-
-@pytest.mark.parametrize(
-    ("rope_type", "lengths", "new_tokens", "kwargs", "words"),
-    [
-        ("dynamic", [16], 11, {}, "at most 10, got 11. .* change at 32 positions, .* pass max_new_tokens=10"),
-        ("dynamic", [40], 4, {}, "at most 0, got 4. .* drop assistant_model"),
-        ("longrope", [16], 11, {}, "at most 10, got 11. .* pass max_new_tokens=10"),
-        ("longrope", [32], 40, {}, "drop assistant_model"),
-        ("longrope", [40, 8], 40, {}, "drop assistant_model"),
-        ("longrope", [40], 40, {"cached": 20}, "drop assistant_model"),
-        ("longrope", [16], 20, {"input_ids": torch.ones(1, 0)}, "pass max_new_tokens=10"),
-        ("longrope", [16], 20, {"input_ids": torch.ones(1, 3), "cached": 13}, "pass max_new_tokens=10"),
-        ("dynamic", [4], 20, {"position_ids": torch.arange(12, 16)[None]}, "pass max_new_tokens=10"),
-    ],
-)
-def test_calls_across_a_change_of_rotary_frequencies(rope_type, lengths, new_tokens, kwargs, words):
-    with pytest.raises(ValueError, match=words):
+def test_calls_near_a_change_of_rotary_frequencies(rope_type, lengths, new_tokens, kwargs, room):
+    way_out = f"pass max_new_tokens={room}" if room else "drop assistant_model"
+    words = f"at most {room}, got {new_tokens}. .* change at 32 positions, .* {way_out}"
+    with nullcontext() if room is None else pytest.raises(ValueError, match=words):
         rope_call(rope_type, lengths, new_tokens, **kwargs)
 
 
@@ -228,33 +210,20 @@ def test_a_change_of_rotary_frequencies_within_the_callers_own_limit(make_drafte
             r"use_bidirectional_attention must be False, got True",
         ),
         ({"use_bidirectional_attention": "all"}, r"use_bidirectional_attention must be False, got 'all'"),
+        # Fields that do no harm.
+        ({"time_step_limit": [0.0, float("inf")]}, None),
+        ({"is_decoder": False, "model_type": "gpt_neox"}, None),
+        ({"use_bidirectional_attention": True, "model_type": "gemma"}, None),
     ],
 )
 def test_targets_that_cannot_be_drafted_for(tiny_qwen3, make_drafter, fields, words):
-    config = make_drafter(tiny_qwen3).config
-    target = copy.copy(tiny_qwen3)
-    target.config = copy.deepcopy(target.config)
-    for name, value in fields.items():
-        setattr(target.config, name, value)
-    with pytest.raises(ValueError, match=words):
-        check_target(config, target)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"time_step_limit": [0.0, float("inf")]},
-        {"is_decoder": False, "model_type": "gpt_neox"},
-        {"use_bidirectional_attention": True, "model_type": "gemma"},
-    ],
-)
-def test_fields_that_do_no_harm(tiny_qwen3, make_drafter, fields):
     config = make_drafter(tiny_qwen3, target_model_type=None).config
     target = copy.copy(tiny_qwen3)
     target.config = copy.deepcopy(target.config)
     for name, value in fields.items():
         setattr(target.config, name, value)
-    check_target(config, target)
+    with nullcontext() if words is None else pytest.raises(ValueError, match=words):
+        check_target(config, target)
 
 
 def test_batches_of_targets_that_count_columns(tiny_qwen3):
@@ -279,13 +248,6 @@ def test_embeddings_of_another_width(tiny_qwen3, tiny_drafter, monkeypatch):
         check_target(tiny_drafter.config, tiny_qwen3)
 
 
-def test_target_without_a_cache_of_ours(tiny_qwen3):
-    with pytest.raises(
-        ValueError, match=r"the target's cache must be a DynamicCache, got None. .* drop assistant_model"
-    ):
-        check_inputs(tiny_qwen3, PROMPT, {})
-
-
 def test_target_that_takes_no_cache(make_drafter, monkeypatch):
     sizes = {"vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 4, "n_head": 4}
     target = OpenAIGPTLMHeadModel(OpenAIGPTConfig(**sizes, pad_token_id=0))
@@ -307,33 +269,7 @@ def test_encoder_decoder_target(tiny_drafter):
         T5ForConditionalGeneration(config).generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4)
 
 
-def test_fitting_targets_pass(tiny_qwen3, tiny_llama, make_drafter):
-    check_target(make_drafter(tiny_qwen3).config, tiny_qwen3)
-    check_target(make_drafter(tiny_llama).config, tiny_llama)
-    check_target(make_drafter(tiny_qwen3, target_model_type=None).config, tiny_llama)
-
-
-def test_plain_assistants_are_not_checked(tiny_llama):
-    config = LlamaConfig(**(tiny_llama.config.to_dict() | {"num_hidden_layers": 1}))
-    options = {"max_new_tokens": 8, "do_sample": False}
-    plain = tiny_llama.generate(PROMPT, **options)
-    assert torch.equal(tiny_llama.generate(PROMPT, assistant_model=LlamaForCausalLM(config), **options), plain)
-
-
 # --- checkpoints ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def saved(tiny_drafter, tmp_path):
-    """A saved drafter and a function that edits its tensors in place."""
-    tiny_drafter.save_pretrained(tmp_path)
-
-    def edit(change):
-        tensors = load_file(tmp_path / "model.safetensors")
-        change(tensors)
-        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-
-    return tmp_path, edit
 
 
 def test_a_target_with_a_projector_is_no_drafter(tiny_qwen3, tiny_drafter, monkeypatch):
@@ -342,32 +278,13 @@ def test_a_target_with_a_projector_is_no_drafter(tiny_qwen3, tiny_drafter, monke
     assert torch.equal(tiny_qwen3.generate(PROMPT, max_new_tokens=8, assistant_model=tiny_drafter), plain)
 
 
-@pytest.mark.parametrize("auto_class", [DominoDraftModel, AutoModel])
-def test_dflash_read_as_domino(saved, auto_class):
-    folder, edit = saved
-    edit(lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(("prefix_gru", "embed_proj"))])
+def test_dflash_read_as_domino(tiny_drafter, tmp_path):
+    tiny_drafter.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    kept = {name: tensor for name, tensor in stored.items() if not name.startswith(("prefix_gru", "embed_proj"))}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"projector_type must be 'dflash'.*got 'domino'. Set projector_type='dflash'"):
-        auto_class.from_pretrained(folder)
-
-
-def test_domino_read_as_dflash(saved, tiny_drafter):
-    config = copy.deepcopy(tiny_drafter.config)
-    config.projector_type = "dflash"
-    with pytest.raises(ValueError, match=r"projector_type must be 'domino'.*got 'dflash'. Set projector_type='domino'"):
-        DominoDraftModel.from_pretrained(saved[0], config=config)
-
-
-def test_loading_info_is_still_available(saved):
-    drafter, info = DominoDraftModel.from_pretrained(saved[0], output_loading_info=True)
-    assert isinstance(drafter, DominoDraftModel)
-    assert not info["missing_keys"]
-
-
-def test_filled_cache_of_our_own_is_fine(tiny_qwen3, tiny_drafter):
-    options = {"max_new_tokens": 8, "do_sample": False}
-    plain = tiny_qwen3.generate(PROMPT, **options)
-    assisted = tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, past_key_values=DynamicCache(), **options)
-    assert torch.equal(assisted, plain)
+        DominoDraftModel.from_pretrained(tmp_path)
 
 
 def test_a_drafter_is_no_target(tiny_qwen3, tiny_drafter):

@@ -37,14 +37,7 @@ PHASE_COLOURS = {
 
 
 def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
-    """Draw every figure that the rows have the data for.
-
-    Returns:
-        `dict[str, matplotlib.figure.Figure]`: `speed-up`, `acceptance` and `round`, as far as they were drawn.
-
-    Raises:
-        ValueError: If matplotlib is not installed.
-    """
+    """Draw every figure that the rows have the data for, by its name: `speed-up`, `acceptance` and `round`."""
     summaries = {
         (mode, method): summarize(rows, method, mode) for mode in modes_of(rows) for method in methods_of(rows)
     }

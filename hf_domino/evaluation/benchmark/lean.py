@@ -25,10 +25,8 @@ def lean_decoding(
     generation_config: GenerationConfig,
     **model_kwargs: Any,
 ) -> torch.Tensor:
-    """Prompts and new tokens `[B, T + N]`, those of plain `generate`; stops at end-of-text tokens and at the length.
-
-    Pass it as `custom_generate`. Of `model_kwargs`, cache and attention mask are used.
-    """
+    """Generate the tokens of plain `generate` as its `custom_generate`, without its bookkeeping: `[B, T + N]`."""
+    # Stops at end-of-text tokens and at the length. Of `model_kwargs`, cache and attention mask are used.
     start, end = input_ids.shape[1], int(generation_config.max_length)
     eos = getattr(generation_config, "_eos_token_tensor", None)
     pad = getattr(generation_config, "_pad_token_tensor", None)
@@ -62,17 +60,13 @@ def lean_decoding(
         ids[:, position] = token
         if eos is not None and (position - start) % every == every - 1 and not bool(is_running.any()):
             break
-    return ids[:, : start + _length(ids[:, start : position + 1], eos)]
+    if eos is None:
+        return ids
+    # The row that ends last has so many tokens before its end.
+    longest = int((~torch.isin(ids[:, start:], eos)).long().cumprod(dim=1).sum(dim=1).max())
+    return ids[:, : min(start + longest, position) + 1]
 
 
 def checks_every(device: torch.device) -> int:
     """Tokens between two looks at which rows are finished: a look makes the host wait for its device."""
     return 1 if device.type == "cpu" else 8
-
-
-def _length(new_ids: torch.Tensor, eos: torch.Tensor | None) -> int:
-    """How many of the new tokens `[B, N]` stand before the end of the row that ends last, that end included."""
-    if eos is None:
-        return new_ids.shape[1]
-    going_on = (~torch.isin(new_ids, eos)).long().cumprod(dim=1).sum(dim=1)  # tokens before a row's end
-    return min(int(going_on.max()) + 1, new_ids.shape[1])

@@ -13,11 +13,12 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.drafter.phases import timed_phases
 from hf_domino.drafter.stats import DecodingStats
-from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in, models_of
+from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, BenchOptions
 from hf_domino.evaluation.benchmark.prompts import encode, kind, source
 from hf_domino.evaluation.benchmark.rows import Row
@@ -103,19 +104,16 @@ class Bench:
         torch.manual_seed(seed)
         if on_gpu:
             torch.cuda.reset_peak_memory_stats(target.device)
-            others = torch.cuda.memory_allocated(target.device) - self._weight_bytes(call)
+            models = [target, *(value for value in call.values() if isinstance(value, nn.Module))]
+            weights = {weight.data_ptr(): weight.nbytes for model in models for weight in model.parameters()}
+            others = torch.cuda.memory_allocated(target.device) - sum(weights.values())
         # On a CPU a phase is two readings of the clock, microseconds a round; events on a GPU have a run of their own.
         with nullcontext() if on_gpu else timed_phases():
             tokens, seconds = generate_timed(target, inputs, **call)
-        # On a CPU an allocator keeps what it once had, which says nothing of a single call.
+        # On a CPU an allocator keeps the memory of earlier calls.
         peak = torch.cuda.max_memory_allocated(target.device) - others if on_gpu else None
         drafter = drafter_in(call)
         return _Run(tokens, seconds, first_token, peak, drafter.stats if drafter is not None else None)
-
-    def _weight_bytes(self, call: Arguments) -> int:
-        """Bytes of the weights of a method's models, each once."""
-        models = models_of(self.pair, call)
-        return sum({weight.data_ptr(): weight.nbytes for model in models for weight in model.parameters()}.values())
 
     def _empty_tables(self) -> None:
         for drafter, state in self._empty:

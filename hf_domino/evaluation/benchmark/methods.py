@@ -1,10 +1,8 @@
-"""What each method of a benchmark adds to a call of `generate`."""
+"""The arguments that each method of a benchmark adds to a call of `generate`."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from torch import nn
 
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -17,44 +15,49 @@ Arguments = dict[str, Any]
 
 
 def choose_methods(pair: Pair, options: BenchOptions) -> tuple[dict[str, Arguments], dict[str, str]]:
-    """Methods to arguments of `generate`, plain generation first, and those that cannot be measured to why not."""
+    """Give the arguments of `generate` of each method, plain generation first, and why others cannot be measured."""
     found = {name: _arguments(name, pair, options) for name in options.wanted(compares=bool(pair.compared))}
     skipped = {name: reason for name, reason in found.items() if isinstance(reason, str)}
     chosen = {name: arguments for name, arguments in found.items() if not isinstance(arguments, str)}
-    return chosen | _compared(pair, options.tree_size), skipped
+    # Drafters that are compared come last.
+    shapes: dict[str, Arguments] = {"": {}}
+    if options.tree_size is not None:
+        shapes = {", chains": {"draft_tree_size": None}, ", trees": {"draft_tree_size": options.tree_size}}
+    for name, drafter in pair.compared.items():
+        for shape, fields in shapes.items():
+            chosen[f"{name}{shape}"] = {"assistant_model": drafter.view(**fields)}
+    return chosen, skipped
 
 
 def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
-    """What a method adds to a call, or why it cannot be measured here."""
+    """The arguments of a method, or the reason why it cannot be measured here."""
     if name in TRANSFORMERS_OWN and options.batch_size > 1:
         return "Transformers decodes it one sequence at a time"
-    copies = {"prompt_lookup_num_tokens": options.lookup_tokens}
+    untrained = {"recycling": recycling, "lookahead": lookahead}
+    if name in untrained:
+        return {"assistant_model": untrained[name](pair.target)}
     if name == "assistant":
         _check_assistant(pair)
-    if name.startswith(("dflash", "domino")):
-        drafted = _drafted(name, pair, options)
-        return drafted | copies if name == "domino_lookup" and not isinstance(drafted, str) else drafted
+    copies: Arguments = {"prompt_lookup_num_tokens": options.lookup_tokens}
     simple: dict[str, Arguments] = {
         "plain": {},
         "lean": {"custom_generate": lean_decoding},
         COPIES: copies,
         "assistant": {"assistant_model": pair.assistant},
     }
-    untrained = {"recycling": recycling, "lookahead": lookahead}
-    return simple[name] if name in simple else {"assistant_model": untrained[name](pair.target)}
-
-
-def _drafted(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
-    """The pair's drafter or its twin: whole blocks, or as far as it pays, in the shape that is asked for."""
+    if name in simple:
+        return simple[name]
     kind, _, way = name.partition("_")
     drafter = pair.drafter if kind == "domino" else pair.twin
     if drafter is None:
         return "there is no DFlash twin"
     if kind == "domino" and drafter.config.projector_type != kind:
         return f"the drafter is of another kind: {drafter.config.kind.title}"
-    tree_sizes = {"": None, "chain": None, "tree": options.tree_size}
-    shape = {"draft_tree_size": tree_sizes[way]} if way in tree_sizes else {}
-    return {"assistant_model": drafter.view(draft_length="adaptive" if way else "full", **shape)}
+    # Whole blocks, or as far as it pays.
+    fields: dict[str, Any] = {"draft_length": "adaptive" if way else "full"}
+    if way in ("", "chain", "tree"):
+        fields["draft_tree_size"] = options.tree_size if way == "tree" else None
+    return {"assistant_model": drafter.view(**fields)} | (copies if way == "lookup" else {})
 
 
 def _check_assistant(pair: Pair) -> None:
@@ -62,22 +65,6 @@ def _check_assistant(pair: Pair) -> None:
     if wanted != got:
         remedy = "Take a smaller model of the same family."
         raise refusal("--assistant's vocabulary", f"the target's of {wanted} tokens", got, remedy)
-
-
-def _compared(pair: Pair, tree_size: int | None) -> dict[str, Arguments]:
-    """The drafters that are compared, as they are; or, where a size of trees is given, with chains and with trees."""
-    if tree_size is None:
-        return {name: {"assistant_model": drafter} for name, drafter in pair.compared.items()}
-    return {
-        f"{name}, {shape}": {"assistant_model": drafter.view(draft_tree_size=size)}
-        for name, drafter in pair.compared.items()
-        for shape, size in (("chains", None), ("trees", tree_size))
-    }
-
-
-def models_of(pair: Pair, arguments: Arguments) -> list[nn.Module]:
-    """The models that a method runs."""
-    return [pair.target, *(value for value in arguments.values() if isinstance(value, nn.Module))]
 
 
 def drafter_in(arguments: Arguments) -> DominoDraftModel | None:

@@ -1,4 +1,4 @@
-"""What a benchmark measures: methods by name, and options, each written once for Python and for `hf-domino bench`."""
+"""Methods of a benchmark by name, and its options, each written once for Python and for `hf-domino bench`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _option(default: Any, group: str, text: str, **flag: Any) -> Any:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What [`benchmark`] measures, on which texts and models, and where its rows are kept."""
+    """Methods, texts and models of [`benchmark`], and the file of its rows."""
 
     target: str | None = None
     drafter: tuple[str, ...] = ()  # several, of any kind, are compared

@@ -12,11 +12,7 @@ from hf_domino.pair import read_prompts
 
 
 def read_batches(path: Path, num_prompts: int, batch_size: int) -> list[list[dict[str, Any]]]:
-    """Read the first prompts of a file, in batches of which the last may be smaller.
-
-    Raises:
-        ValueError: If there is no prompt, or a record holds none.
-    """
+    """Read the first prompts of a file, in batches of which the last may be smaller."""
     prompts = read_prompts(path)[:num_prompts]
     if not prompts:
         raise ValueError(f"--prompts must hold at least one prompt, got none in {path}.")
@@ -39,7 +35,7 @@ def _encode_one(tokenizer: Any, prompt: dict[str, Any]) -> Any:
 
 
 def source(prompt: dict[str, Any]) -> list[Any]:
-    """What names a prompt in a row: module, offset and hash."""
+    """The name of a prompt in a row: module, offset and hash."""
     text = json.dumps(prompt["messages"]) if "messages" in prompt else prompt["text"]
     digest = prompt.get("sha256") or hashlib.sha256(text.encode()).hexdigest()
     return [prompt.get("module"), prompt.get("offset"), digest]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -54,17 +55,15 @@ def results_table(rows: Sequence[Row]) -> str:
     modes, has_lean = modes_of(rows), bool(rows_of(rows, FLOOR, "greedy"))
     speed_ups = ("over plain", "over lean") if has_lean else ("speed-up",)
     heads = [f"{name}, {what}" for name in modes.values() for what in ("tokens/s", *speed_ups, "acceptance length")]
-    body = [
-        [label(method), *(cell for mode in modes for cell in _cells(summarize(rows, method, mode), has_lean))]
-        for method in methods_of(rows)
-    ]
+    body = []
+    for method in methods_of(rows):
+        cells = [label(method)]
+        for one in (summarize(rows, method, mode) for mode in modes):
+            cells += [f"{one.tokens_per_second:.0f} ({one.quartiles[0]:.0f}-{one.quartiles[1]:.0f})"]
+            cells += [number(one.speed_up, " x"), *([number(one.speed_up_over_lean, " x")] if has_lean else [])]
+            cells += [acceptance_of(one)]
+        body.append(cells)
     return markdown_table(heads, body) + "\n" + caption(rows) + "\n"
-
-
-def _cells(summary: Summary, has_lean: bool) -> list[str]:
-    speed = f"{summary.tokens_per_second:.0f} ({summary.quartiles[0]:.0f}-{summary.quartiles[1]:.0f})"
-    over_lean = [number(summary.speed_up_over_lean, " x")] if has_lean else []
-    return [speed, number(summary.speed_up, " x"), *over_lean, acceptance_of(summary)]
 
 
 def acceptance_of(summary: Summary) -> str:
@@ -127,17 +126,16 @@ def comparisons(rows: Sequence[Row]) -> list[str]:
     drafters = [method for method in there if method not in METHODS]
     pairs = [COMPARED] if set(COMPARED) <= set(there) else []
     pairs += [(other, drafters[0]) for other in drafters[1:]]
-    return [_compare(rows, pair, mode, name) for mode, name in modes_of(rows).items() for pair in pairs]
-
-
-def _compare(rows: Sequence[Row], pair: tuple[str, str], mode: str, name: str) -> str:
-    found = [summarize(rows, method, mode) for method in pair]
-    ratio, low, high = speed_ratio(rows, *pair, mode)
-    tokens = " over ".join(number(one.tokens_per_forward) for one in found)
-    return (
-        f"{name}: {' over '.join(map(label, pair))} {ratio:.2f} x (95 %: {low:.2f} to {high:.2f}) tokens/s, "
-        f"{tokens} tokens per forward, {_count(found[0].num_prompts, 'equal prompt')}."
-    )
+    said = []
+    for (mode, name), pair in itertools.product(modes_of(rows).items(), pairs):
+        found = [summarize(rows, method, mode) for method in pair]
+        ratio, low, high = speed_ratio(rows, *pair, mode)
+        tokens = " over ".join(number(one.tokens_per_forward) for one in found)
+        said.append(
+            f"{name}: {' over '.join(map(label, pair))} {ratio:.2f} x (95 %: {low:.2f} to {high:.2f}) tokens/s, "
+            f"{tokens} tokens per forward, {_count(found[0].num_prompts, 'equal prompt')}."
+        )
+    return said
 
 
 def conclusion(rows: Sequence[Row]) -> str:
@@ -168,7 +166,7 @@ def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """Say in one paragraph what the rows were measured on, whether outputs were equal, and what is missing."""
+    """Tell in one paragraph the machine and texts of the rows, the number of equal outputs, and what is missing."""
     first = measured(rows)[0]
     plain = rows_of(rows, BASELINE, "greedy")
     sources = [source for row in plain for source in row["sources"]]
@@ -194,11 +192,11 @@ def place_of(row: Row) -> str:
 
 
 def _equality(rows: Sequence[Row]) -> str:
-    """How many outputs are plain generation's: greedy ones of all methods, sampled ones by what methods promise."""
+    """Count the outputs that are plain generation's: greedy ones, and sampled ones by the promise of their methods."""
     others = [row for row in measured(rows) if row["method"] != BASELINE]
     greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
     text = f"Greedy outputs equal to plain `generate`: {count_equal(greedy)} of {len(greedy)}."
-    if count_equal(sampled) is None:
+    if not sampled:
         return text + _partings(others)
     kept, lost = ([row for row in sampled if keeps_seed(row["method"]) is keeps] for keeps in (True, False))
     text += f" Sampled ones, with the same seed: {count_equal(kept)} of {len(kept)}"
@@ -207,7 +205,7 @@ def _equality(rows: Sequence[Row]) -> str:
 
 
 def _partings(rows: Sequence[Row]) -> str:
-    """How near to a tie the texts are that part from plain generation's, where rows say it."""
+    """Tell the margins of texts that part from plain generation's, where rows have them."""
     parted = [row for row in rows if row.get("partings")]
     if not parted:
         return ""
@@ -222,7 +220,7 @@ def _partings(rows: Sequence[Row]) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> str:
-    """Does the text loop, and what was not measured."""
+    """Tell whether the text loops, and which methods were not measured."""
     ratios = [f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()]
     notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
     summaries = [summarize(rows, method, mode) for method in methods_of(rows) for mode in modes_of(rows)]
@@ -237,18 +235,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def fill_readme(readme: Path, rows: Sequence[Row], file: str) -> None:
-    """Write the table between the markers `<!-- results:begin -->` and `<!-- results:end -->`; `details` likewise.
-
-    Of several tables, each is named by its pair or by its file: `<!-- results:begin NAME -->`.
-
-    Args:
-        readme (`Path`): The page.
-        rows (`Sequence[Row]`): What it is to show.
-        file (`str`): Name of the file that they are from, without its ending.
-
-    Raises:
-        ValueError: If the markers are missing.
-    """
+    """Write a page's tables between `<!-- results:begin NAME -->` and `<!-- results:end -->`; `details` likewise."""
+    # A name is needed among several tables: the pair's, or that of the `file` of rows, without its ending.
     text, pair = readme.read_text(encoding="utf-8"), measured(rows)[0]["pair"]
     names = {found[3] for found in MARKERS.finditer(text)}
     ours = {file, pair} & names or {None} & names

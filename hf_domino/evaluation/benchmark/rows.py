@@ -39,11 +39,7 @@ def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
 
 
 def read_rows(path: Path, mend: bool = False) -> list[Row]:
-    """Read measured rows from a JSONL file; `mend` leaves out a last line that was broken off while it was written.
-
-    Raises:
-        ValueError: If there is none, or a line is not a row.
-    """
+    """Read measured rows from a JSONL file; `mend` leaves out a last line that was broken off while it was written."""
     if not path.is_file():
         raise refusal("rows", "a JSONL file", str(path), f"Measure with `hf-domino bench --rows {path}`.")
     rows = [_row(line) for line in path.read_bytes().splitlines() if line.strip()]
@@ -71,11 +67,7 @@ def measured(rows: Iterable[Row]) -> list[Row]:
 
 
 def finished(path: Path, origin: Row, batches: Mapping[tuple[str, int], Any], temperature: float) -> list[Row]:
-    """The rows of the batches, by mode and number, that an earlier run has finished; none if there was no such run.
-
-    Raises:
-        ValueError: If the earlier run measured something else, or elsewhere, or otherwise.
-    """
+    """Read the rows of finished batches from an earlier run, which must have measured the same in the same way."""
     found: dict[tuple[str, int], list[Row]] = {}
     for row in measured(read_rows(path, mend=True)) if path.is_file() else ():
         batch = row["mode"], row["prompt"]

@@ -11,7 +11,7 @@ from hf_domino.evaluation.benchmark.options import BASELINE, FLOOR
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.check.estimate import estimate_mean
 
-# Phases of a round that cannot be done without; all others are what a round costs beside them.
+# Phases that every round needs; all others are its overhead.
 FORWARDS = ("draft", "rollout", "target_forward")
 
 
@@ -31,7 +31,7 @@ class Summary:
     ms_per_round: dict[str, float]  # mean of each phase
     peak_memory_bytes: int | None  # most that any prompt took
     distinct_4gram: float  # mean over prompts of the share of 4-grams that are new
-    num_equal: int | None  # prompts whose tokens equal plain generation's
+    num_equal: int  # prompts whose tokens equal plain generation's
     num_prompts: int
 
     @property
@@ -42,22 +42,20 @@ class Summary:
 
 
 def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
-    """Summarize one method in one mode.
-
-    Raises:
-        ValueError: If there are no such rows.
-    """
+    """Summarize one method in one mode."""
     chosen = rows_of(rows, method, mode)
     speed, plain, lean = (_median(rows_of(rows, name, mode), "tokens_per_second") for name in (method, BASELINE, FLOOR))
     if speed is None or plain is None:
         raise ValueError(f"no rows with method={method!r} and mode={mode!r}: measure them with `hf-domino bench`.")
+    speeds = [row["new_tokens"] / seconds for row in chosen for seconds in row["seconds_each"]]
+    first, _, third = statistics.quantiles(speeds if speeds[1:] else speeds * 2, n=4, method="inclusive")
     rated = [row for row in chosen if row["acceptance_rate_at"]]
     depth = max((len(row["acceptance_rate_at"]) for row in rated), default=0)
     rates = [[row["num_drafted"], row["acceptance_rate_at"] + [0.0] * depth] for row in rated]
     phased = [(row["num_rounds"], row["ms_per_round"]) for row in chosen if row["ms_per_round"]]
     return Summary(
         tokens_per_second=speed,
-        quartiles=_quartiles(chosen),
+        quartiles=(first, third),
         speed_up=speed / plain,
         speed_up_over_lean=speed / lean if lean else None,
         acceptance_length=_mean((row["num_drafted"], row["acceptance_length"]) for row in chosen),
@@ -77,21 +75,20 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
 
 
 def speed_ups_of(rows: Sequence[Row], method: str, other: str, mode: str) -> list[float]:
-    """How much faster one method is than another on each prompt that both were measured on."""
+    """The speed-up of one method over another on each prompt that both were measured on."""
     speeds = [{row["prompt"]: row["tokens_per_second"] for row in rows_of(rows, one, mode)} for one in (method, other)]
     return [speeds[0][prompt] / speeds[1][prompt] for prompt in sorted(speeds[0].keys() & speeds[1].keys())]
 
 
 def speed_ratio(rows: Sequence[Row], method: str, other: str, mode: str) -> tuple[float, float, float]:
-    """How much faster one method is than another on equal prompts: geometric mean, and its 95 % interval."""
+    """The speed-up of one method over another on equal prompts: geometric mean, and its 95 % interval."""
     mean = estimate_mean([[math.log(ratio)] for ratio in speed_ups_of(rows, method, other, mode)])
     return math.exp(mean), math.exp(mean.low), math.exp(mean.high)
 
 
-def count_equal(rows: Sequence[Row]) -> int | None:
-    """How many of these rows have plain generation's tokens; None where they do not say."""
-    found = [row["equals_plain"] for row in rows if row["equals_plain"] is not None]
-    return sum(found) if found else None
+def count_equal(rows: Iterable[Row]) -> int:
+    """Count the rows that have plain generation's tokens."""
+    return sum(bool(row["equals_plain"]) for row in rows)
 
 
 def are_ties(row: Row) -> bool:
@@ -108,14 +105,6 @@ def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:
 def _median(rows: Iterable[Row], field: str, scale: float = 1) -> float | None:
     values = [row[field] for row in rows if row[field] is not None]
     return scale * statistics.median(values) if values else None
-
-
-def _quartiles(rows: Sequence[Row]) -> tuple[float, float]:
-    speeds = [row["new_tokens"] / seconds for row in rows for seconds in row["seconds_each"]]
-    if len(speeds) == 1:
-        return speeds[0], speeds[0]
-    first, _, third = statistics.quantiles(speeds, n=4, method="inclusive")
-    return first, third
 
 
 def _mean(weighted: Iterable[tuple[int, float | None]]) -> float | None:

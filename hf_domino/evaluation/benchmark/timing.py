@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from transformers.generation.streamers import BaseStreamer
 
 
 def timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
-    """What `work` returns, and the seconds until the device has done it."""
+    """Return the result of `work`, and the seconds until the device has done it."""
     _synchronize(device)
     start = time.perf_counter()
     result = work()
@@ -31,25 +31,13 @@ def generate_timed(target: Any, inputs: Any, **arguments: Any) -> tuple[torch.Te
     return output[:, inputs["input_ids"].shape[1] :], seconds
 
 
-class _RoundStreamer(BaseStreamer):
-    """Counts tokens: Transformers' assisted loop streams what one round committed at once."""
-
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        """Take what is streamed."""
-        self.counts.append(value.numel())
-
-    def end(self) -> None:
-        """Do nothing."""
-
-
 def streamed_rounds(target: Any, inputs: Any, **arguments: Any) -> list[int]:
     """Tokens that each round of Transformers' own assisted loop returned; the forward over the prompt is no round."""
-    streamer = _RoundStreamer()
+    counts: list[int] = []
+    # The assisted loop streams all tokens of a round at once.
+    streamer = SimpleNamespace(put=lambda value: counts.append(value.numel()), end=lambda: None)
     target.generate(**inputs, streamer=streamer, **arguments)
-    return streamer.counts[2:]  # the prompt, the forward over it, the rounds
+    return counts[2:]  # the prompt, the forward over it, the rounds
 
 
 def _synchronize(device: torch.device) -> None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.check.estimate import Estimate
-from hf_domino.evaluation.check.measure import Measurement, Text, measure_variants, time_prompts, write_text
+from hf_domino.evaluation.check.measure import Measurement, measure_variants, time_prompts, write_text
 from hf_domino.evaluation.check.prompts import prepare_prompts
 from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
@@ -80,13 +80,13 @@ def check_fit(
     recorded = TargetIdentity.recorded_in(drafter.config)
     is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
     prepared = prepare_prompts(target, tokenizer, prompts)
-    texts: list[Text] = []
-    variants: list[Measurement] = []
+    modes, variants = list[Measurement](), list[Measurement]()
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
-        some = prepared[start : start + PROMPTS_AT_A_TIME]
-        texts += (new := [write_text(drafter, target, prompt, max_new_tokens) for prompt in some])
-        variants = _joined(variants, measure_variants(drafter, target, new))
-        result = judge(_by_mode(texts), variants, _is_fresh(drafter), is_its_target)
+        asked = prepared[start : start + PROMPTS_AT_A_TIME]
+        texts = [write_text(drafter, target, prompt, max_new_tokens) for prompt in asked]
+        modes = _joined([*modes, *(Measurement(text.mode, [text.acceptance_lengths]) for text in texts)])
+        variants = _joined([*variants, *measure_variants(drafter, target, texts)])
+        result = judge(modes, variants, _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
     return replace(result, speed_ups=[] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens))
@@ -105,25 +105,17 @@ def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
     return unwrapped
 
 
-def _by_mode(texts: Sequence[Text]) -> list[Measurement]:
-    """The real rounds of each mode."""
-    modes: dict[str, list[list[int]]] = {}
-    for text in texts:
-        modes.setdefault(text.mode, []).append(text.acceptance_lengths)
-    return [Measurement(*mode) for mode in modes.items()]
-
-
-def _joined(before: Sequence[Measurement], new: Sequence[Measurement]) -> list[Measurement]:
-    """Measurements of the same settings on more texts."""
-    pairs = zip(before, new, strict=True) if before else ((Measurement(more.name, []), more) for more in new)
-    return [Measurement(more.name, old.texts + more.texts) for old, more in pairs]
+def _joined(measurements: Sequence[Measurement]) -> list[Measurement]:
+    """Join measurements of the same name."""
+    found: dict[str, list[list[int]]] = {}
+    for name, texts in measurements:
+        found.setdefault(name, []).extend(texts)
+    return [Measurement(*one) for one in found.items()]
 
 
 def _is_fresh(drafter: DominoDraftModel) -> bool:
-    """Whether the norms are still as initialised, which training changes within a few steps.
-
-    In half precision a little training rounds to 1 again, so a correction head that says something is looked at too.
-    """
+    """Whether the norms are still as initialised; training changes them within a few steps."""
+    # In half precision a little training rounds to 1 again, so a correction head that is not zero counts, too.
     if drafter.has_correction_head and bool(cast(nn.Linear, drafter.embed_proj[2]).weight.any()):
         return False
     norms = [weight for name, weight in drafter.named_parameters() if "norm" in name]

@@ -14,14 +14,9 @@ MIN_ROUNDS = 8  # fewer say nothing either way: eight that agree are no chance
 
 
 class Estimate(float):
-    """A mean over all rounds, NaN without one, that knows what it may be off by.
+    """A mean over all rounds with its error: half the width of the confidence interval; NaN without a round."""
 
-    Args:
-        mean (`float`): The number itself.
-        error (`float`): Half the width of its confidence interval; infinite for less than two texts or eight rounds.
-    """
-
-    error: float
+    error: float  # infinite for less than two texts or eight rounds
 
     def __new__(cls, mean: float, error: float = math.inf) -> Estimate:
         """Make a number with an error."""
@@ -49,21 +44,7 @@ class Estimate(float):
 
 
 def estimate_mean(texts: Sequence[Sequence[float]]) -> Estimate:
-    """Estimate the mean of a quantity that was read in every round of several texts.
-
-    Args:
-        texts (`Sequence[Sequence[float]]`): Per text, one value per round.
-
-    Example:
-    ```python
-    >>> from hf_domino.evaluation.check.estimate import estimate_mean
-    >>> print(estimate_mean([[1, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 1]]))
-    0.75 ± 0.54
-    >>> print(estimate_mean([[1, 0, 1, 1, 1, 1, 0, 1, 0, 1, 1, 1]]))
-    0.75 ± ?
-
-    ```
-    """
+    """Estimate the mean of a quantity that was read in every round of several texts."""
     texts = [text for text in texts if text]
     num_rounds = sum(len(text) for text in texts)
     if not num_rounds:

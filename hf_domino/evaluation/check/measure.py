@@ -24,6 +24,7 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
 from hf_domino.evaluation.check.prompts import Prompt
+from hf_domino.evaluation.explain import draft_behind
 from hf_domino.target.view import TargetModel, input_device
 
 # Names of the variants; the first two are followed by the value.
@@ -31,12 +32,12 @@ LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
 AS_CONFIGURED, WITHOUT_HEAD, WITHOUT_CONTEXT = "as configured", "without the correction head", "without context"
 # Arguments of `generate` for one greedy text, whatever the target's own configuration says.
 GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
-TIMED_PROMPTS = 4  # which takes about as long as what is measured of them
+TIMED_PROMPTS = 4  # they take about as long as the rest of the self-test
 ANCHORS_PER_FORWARD = 16  # bounds the memory of the context's keys and of the logits
 
 
 class Text(NamedTuple):
-    """What the target wrote after one prompt, generated with the drafter."""
+    """The target's text after one prompt, generated with the drafter."""
 
     mode: str
     ids: torch.Tensor  # prompt and text, [1, S]
@@ -103,11 +104,9 @@ def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Promp
 def time_prompts(
     drafter: DominoDraftModel, target: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> list[float]:
-    """Speed-up over plain generation on each of the first prompts, drafting as configured.
-
-    Acceptance does not say it, as a round costs more or fewer steps of the target on every machine. The first prompt is
-    written once more before, so that the drafter knows what its rounds cost.
-    """
+    """Measure the speed-up over plain generation on each of the first prompts, drafting as configured."""
+    # Acceptance does not tell it: a round costs more or fewer steps of the target on every machine. The first prompt is
+    # written once more before, so that the drafter knows the cost of its rounds.
     loops = plainly, partial(assisted_decoding, drafter=drafter.view())
     speed_ups = []
     for prompt in (prompts[0], *prompts[:TIMED_PROMPTS]):
@@ -148,13 +147,9 @@ def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[
     candidates = [[layer + 1 for layer in ids], [layer - 1 for layer in ids], sorted(ids)]
     candidates.append(config.kind.layer_ids(num_target_layers, len(ids)))
     readable = config.kind.readable(num_target_layers, config.num_target_layers is not None)
-    found: list[list[int]] = []
-    for other in candidates:
-        # The weights fix how many there are.
-        is_valid = len(other) == len(ids) and all(layer in readable for layer in other)
-        if is_valid and other != ids and other not in found:
-            found.append(other)
-    return found
+    # The weights fix how many there are.
+    fitting = (other for other in candidates if len(other) == len(ids) and set(other) <= set(readable) and other != ids)
+    return list(map(list, dict.fromkeys(map(tuple, fitting))))
 
 
 @torch.no_grad()
@@ -176,21 +171,16 @@ def _draft_everywhere(
     drafter: DominoDraftModel, target: TargetModel, text: Text, captured: tuple[torch.Tensor, ...] | None
 ) -> list[int]:
     """Acceptance length of a round at every position of the text that has a whole block behind it."""
-    depth = drafter.config.block_size - 1  # what every variant proposes
+    depth = drafter.config.block_size - 1  # proposals of every variant
     law = TokenLaw(text.processors).without_state()
-    anchors = torch.arange(
-        text.prompt_length, max(text.ids.shape[1] - depth, text.prompt_length), device=text.ids.device
-    )
-    features = None
-    if captured is not None:
-        features = drafter.fuse_context([states.to(drafter.device) for states in captured])
+    end = max(text.ids.shape[1] - depth, text.prompt_length)
+    anchors = torch.arange(text.prompt_length, end, device=text.ids.device)
     lengths = []
     for piece in anchors.split(ANCHORS_PER_FORWARD) if len(anchors) else ():
-        context = None if features is None else features[:, : int(piece.max())]
-        draft_hidden = drafter.kind.draft_blocks(target, text.ids, context, piece[None])[0]
-        first = drafter.config.label_offset
+        before = None if captured is None else [states[:, : int(piece.max())] for states in captured]
+        draft_hidden = draft_behind(drafter, target, text.ids, before, piece)[:, :depth]
         prefixes = Prefixes(text.ids.expand(len(piece), -1), (piece + 1).tolist(), [0] * len(piece))
-        proposals = rollout(drafter, target, draft_hidden[:, first : first + depth], prefixes, law)
+        proposals = rollout(drafter, target, draft_hidden, prefixes, law)
         truth = text.ids[0, piece[:, None] + 1 + torch.arange(depth, device=piece.device)]  # [N, P]
         lengths += ((proposals == truth).long().cumprod(dim=1).sum(dim=1) + 1).tolist()
     return lengths

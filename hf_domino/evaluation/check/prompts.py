@@ -58,11 +58,7 @@ class Prompt(NamedTuple):
 def prepare_prompts(
     target: PreTrainedModel, tokenizer: Any = None, prompts: Sequence[Any] | None = None
 ) -> list[Prompt]:
-    """Turn what [`check_fit`] was given into prompts of token ids; a text is a user's message where chats are known.
-
-    Raises:
-        ValueError: If there is no prompt, an empty one, or no tokenizer where one is needed.
-    """
+    """Turn the prompts of [`check_fit`] into token ids; a text is a user's message where the tokenizer knows chats."""
     if isinstance(prompts, str) or (prompts is not None and not len(prompts)):
         raise refusal("prompts", "a list of at least one prompt", prompts, "Leave it out for defaults.")
     if tokenizer is None and (prompts is None or not all(map(_is_ids, prompts))):

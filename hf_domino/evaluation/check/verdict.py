@@ -1,6 +1,6 @@
-"""What the measurements of a self-test mean: does the drafter fit, and if not, what is the likely cause.
+"""The verdict of a self-test: does the drafter fit, and if not, the likely cause.
 
-Only what lies outside the sampling error is a verdict or a cause; what lies inside is a doubt that more prompts settle.
+Only differences outside the sampling error are a verdict or a cause; others are doubts that more prompts settle.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Cause(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """The way out."""
         return REMEDIES[self.name]
 
 
@@ -148,16 +148,9 @@ def judge(
     is_fresh: bool = False,
     is_its_target: bool = False,
 ) -> CheckResult:
-    """Decide whether a drafter fits and order the likely causes if it does not.
-
-    Args:
-        modes (`Sequence[Measurement]`): Real rounds, per mode.
-        variants (`Sequence[Measurement]`): As configured first, then the variants, on the same positions.
-        is_fresh (`bool`, *optional*, defaults to `False`): Whether the weights look as initialised. Such a drafter does
-            not fit even where it is accepted: it may copy a target that repeats itself.
-        is_its_target (`bool`, *optional*, defaults to `False`): Whether the drafter's record says that this is the
-            target it was trained for.
-    """
+    """Decide whether a drafter fits, and order the likely causes if it does not."""
+    # `modes` are of real rounds; `variants` of the same positions, as configured first. A drafter whose weights look as
+    # initialised (`is_fresh`) does not fit even where it is accepted: it may copy a target that repeats itself.
     rates = {mode.name: mode.first_rate for mode in modes}
     low = [name for name, rate in rates.items() if rate.high < MIN_FIRST_RATE]
     unclear = [name for name, rate in rates.items() if name not in low and not rate.low >= MIN_FIRST_RATE]

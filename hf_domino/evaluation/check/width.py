@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
 
 from hf_domino._common.refusal import refusal
 from hf_domino.target.compatibility import ONE_WIDTH, check_target_kind
@@ -102,51 +101,45 @@ def probe_width(target: PreTrainedModel, seed: int = 0) -> WidthProbe:
 
 
 @torch.no_grad()
-def _logits_both_ways(target: PreTrainedModel, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _logits_both_ways(target: PreTrainedModel, seed: int) -> list[torch.Tensor]:
     """Logits `[W, V]` of the block at once and of single steps."""
     text = target.config.get_text_config(decoder=True)
     found: list[torch.Tensor] = []
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(text.vocab_size, (1, PREFIX_LENGTH + WIDTH), generator=generator).to(input_device(target))
+    prefix, block = ids.split((PREFIX_LENGTH, WIDTH), dim=1)
 
     def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-        outputs, steps = _forward(model, input_ids, kwargs, is_first_iteration=True), []
-        kwargs = _advanced(model, kwargs, outputs, 1)
-        again = copy.deepcopy(kwargs)
-        at_once = _forward(model, ids[:, -WIDTH:], _advanced(model, kwargs, outputs, WIDTH - 1))
-        for token in ids[:, -WIDTH:].split(1, dim=1):
-            outputs = _forward(model, token, again)
-            again = _advanced(model, again, outputs, 1)
-            steps.append(outputs.logits[0, -1:].double())
-        found.extend((at_once.logits[0, -WIDTH:].double(), torch.cat(steps)))
+        found.extend(_logits_behind(model, input_ids, block, width, copy.deepcopy(kwargs)) for width in (WIDTH, 1))
         return input_ids
 
     # Past the patch, and with cache, mask and positions as `generate` prepares them for this family.
-    prefix = ids[:, :-WIDTH]
     options = {"attention_mask": torch.ones_like(prefix), "max_new_tokens": WIDTH + 1, "use_cache": True}
     target.generate(prefix, custom_generate=decode, do_sample=False, num_beams=1, num_return_sequences=1, **options)
-    return found[0], found[1]
+    return found
 
 
-def _forward(
-    model: PreTrainedModel, ids: torch.Tensor, kwargs: dict[str, Any], is_first_iteration: bool = False
-) -> ModelOutput:
-    inputs = model.prepare_inputs_for_generation(
-        ids, next_sequence_length=ids.shape[1], is_first_iteration=is_first_iteration, **kwargs
-    )
-    if "logits_to_keep" in inputs:
-        inputs["logits_to_keep"] = ids.shape[1]
-    return model(**inputs, return_dict=True)
-
-
-def _advanced(model: PreTrainedModel, kwargs: dict[str, Any], outputs: ModelOutput, num_tokens: int) -> dict[str, Any]:
-    return model._update_model_kwargs_for_generation(
-        outputs, copy.copy(kwargs), is_encoder_decoder=False, num_new_tokens=num_tokens
-    )
+def _logits_behind(
+    model: PreTrainedModel, prefix: torch.Tensor, block: torch.Tensor, width: int, kwargs: dict[str, Any]
+) -> torch.Tensor:
+    """Logits `[W, V]` of a block behind a prefix, of which each forward takes so many positions."""
+    logits: list[torch.Tensor] = []
+    for ids in (prefix, *block.split(width, dim=1)):
+        inputs = model.prepare_inputs_for_generation(
+            ids, next_sequence_length=ids.shape[1], is_first_iteration=not logits, **kwargs
+        )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = ids.shape[1]
+        outputs = model(**inputs, return_dict=True)
+        kwargs = model._update_model_kwargs_for_generation(
+            outputs, kwargs, is_encoder_decoder=False, num_new_tokens=width
+        )
+        logits.append(outputs.logits[0, -width:].double())
+    return torch.cat(logits[1:])
 
 
 def _excuse(target: PreTrainedModel) -> str | None:
-    """Why a difference may be rounding although it is large; None where it is a fault."""
+    """The reason why a large difference may be rounding; None where it is a fault."""
     text = target.config.get_text_config(decoder=True)
     if any("experts" in name and isinstance(value, int) and value > 1 for name, value in text.to_dict().items()):
         return "Rounding may choose other experts."

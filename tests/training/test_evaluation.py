@@ -10,7 +10,7 @@ import torch
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.training.evidence.acceptance import walk_acceptance, walk_rounds
-from hf_domino.training.evidence.meter import EvaluationMeter, warn_of_head
+from hf_domino.training.evidence.meter import Meter, warn_of_head
 from hf_domino.training.objective.losses import DraftLosses
 from hf_domino.training.objective.objective import ScoredBatch
 
@@ -34,10 +34,10 @@ def test_acceptance_by_position_equals_plain_loops(shift_label):
     generator = torch.Generator().manual_seed(0)
     hits = torch.rand(2, 12, 7, 5, generator=generator) < torch.tensor([0.5, 0.8])[:, None, None, None]
     weights = (torch.rand(12, 7, 5, generator=generator) < 0.95).float()
-    meter = EvaluationMeter(config, torch.device("cpu"))
+    meter = Meter(config, torch.device("cpu"))
     for rows in (slice(0, 5), slice(5, 12)):
         meter.add(scored(hits[0, rows], hits[1, rows], weights[rows]))
-    means, first = meter.means(OneProcess()), config.label_offset
+    means, first = meter.means(OneProcess(), by_position=True), config.label_offset
 
     reached, right = {}, {}
     for row in range(12):
@@ -71,24 +71,17 @@ def test_walking_without_the_head_equals_walking_a_drafter_without_one(target, m
     assert corrected == walk_acceptance(drafter, target, texts, [4] * len(texts))
 
 
-def test_evaluation_logs_everything_under_flat_names(target, make_drafter, make_trainer, greedy_rows, caplog):
-    drafter = make_drafter(target)  # its random head brings nothing, which is worth a warning
+@pytest.mark.parametrize("kind", ["domino", "dflash"])
+def test_evaluation_logs_everything_under_flat_names(kind, target, make_drafter, make_trainer, greedy_rows, caplog):
+    drafter = make_drafter(target, projector_type=kind)  # a random head brings nothing, which is worth a warning
     trainer = make_trainer(drafter, greedy_rows, greedy_rows, max_steps=2, learning_rate=0.0)
     trainer.train()
     metrics = trainer.evaluate()
-    shares = [f"eval_{kind}accept_at_1" for kind in ("", "base_")]
-    assert {*shares, "eval_base_acceptance_length", "eval_base_walked_acceptance_length"} < set(metrics)
+    base = {f"eval_base_{name}" for name in ("accept_at_1", "acceptance_length", "walked_acceptance_length")}
+    assert base & set(metrics) == (base if kind == "domino" else set())
     assert all(isinstance(value, (int, float)) for value in metrics.values())
-    logged = trainer.state.log_history[-1]
-    assert {name: logged[name] for name in shares} == {name: metrics[name] for name in shares}
-    assert "lambda_base at 0.00" in caplog.text
-
-
-def test_a_drafter_without_a_head_has_no_base_figures(target, make_drafter, make_trainer, greedy_rows):
-    trainer = make_trainer(make_drafter(target, projector_type="dflash"), greedy_rows, greedy_rows)
-    metrics = trainer.evaluate()
-    assert "eval_accept_at_1" in metrics
-    assert [name for name in metrics if name.startswith("eval_base_")] == ["eval_base_loss"]
+    assert trainer.state.log_history[-1]["eval_accept_at_1"] == metrics["eval_accept_at_1"]
+    assert ("lambda_base at 0.00" in caplog.text) is (kind == "domino")
 
 
 def test_the_best_checkpoint_is_the_one_that_walks_furthest(target, make_drafter, make_trainer, greedy_rows, tmp_path):

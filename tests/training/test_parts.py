@@ -8,28 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from hf_domino import DominoDraftModel
 from hf_domino.target.compatibility import HEAD_MODULES
 from hf_domino.training.evidence.acceptance import walk_acceptance
 
 peft = pytest.importorskip("peft")
-MERGE_TOL = {"rtol": 1e-4, "atol": 1e-5}  # sums of a few products in another order
 
 
 def of_head(name: str) -> bool:
     return name.split(".")[0] in HEAD_MODULES
-
-
-def block_of(drafter) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prefix states and both halves of the projection, for fixed inputs."""
-    generator = torch.Generator().manual_seed(0)
-    embeds, hidden = (torch.randn(2, 6, 32, generator=generator) for _ in range(2))
-    with torch.no_grad():
-        states = drafter.prefix_gru(embeds)
-        head = drafter.embed_proj
-        return states, head.expand(head.project_hidden(hidden) + head.project_state(states))
 
 
 @pytest.fixture
@@ -40,30 +29,19 @@ def base(target, make_drafter, tmp_path) -> str:
 
 def test_lora_trains_every_matrix_and_loads_merged(target, base, make_trainer, greedy_rows, tmp_path):
     before = DominoDraftModel.from_pretrained(base).state_dict()
-    trainer = make_trainer(
-        DominoDraftModel.from_pretrained(base), greedy_rows, greedy_rows, max_steps=8, lora_rank=4, learning_rate=0.02
-    )
+    drafter = DominoDraftModel.from_pretrained(base)
+    trainer = make_trainer(drafter, greedy_rows, greedy_rows, max_steps=8, lora_rank=4, learning_rate=0.02)
     trainer.train()
     trainer.save_model()
-    moved = {name for name, weight in trainer.drafter.named_parameters() if weight.requires_grad}
-    assert {name.split(".")[0] for name in moved} == {"layers", "fc", "prefix_gru", "embed_proj"}
-    assert all("lora" in name for name in moved)
     stored = load_file(tmp_path / "run" / "adapter_model.safetensors")
-    ranks = [min(weight.shape) for weight in stored.values()]
-    assert set(ranks) == {4}
-    assert all(weight.any() for weight in stored.values())
+    assert {min(weight.shape) for weight in stored.values()} == {4}
     assert not (tmp_path / "run" / "config.json").exists()
-    assert not (tmp_path / "run" / "README.md").exists()
-
     merged = DominoDraftModel.from_pretrained(tmp_path / "run")
-    assert merged.state_dict().keys() == before.keys()
     changed = {name for name, weight in merged.state_dict().items() if not torch.equal(weight, before[name])}
     assert changed == {name for name, weight in before.items() if weight.ndim == 2}
-    torch.testing.assert_close(block_of(merged), block_of(trainer.drafter), **MERGE_TOL)
     texts = [row["input_ids"] for row in greedy_rows]
     walked = walk_acceptance(merged, target, texts, [4] * len(texts))
     assert walked == walk_acceptance(trainer.drafter, target, texts, [4] * len(texts))
-    target.generate(torch.tensor([texts[0][:5]]), assistant_model=merged, max_new_tokens=4)
     merged.export(tmp_path / "merged", dtype="float32")
     torch.testing.assert_close(
         DominoDraftModel.from_pretrained(tmp_path / "merged").state_dict(), merged.state_dict(), rtol=0, atol=0
@@ -103,19 +81,6 @@ def test_adapters_go_on_over_the_drafter_and_for_the_target_they_were_begun_with
         for_another.train(resume_from_checkpoint=checkpoint)
 
 
-def test_an_adapter_without_a_tensor_is_refused(base, make_trainer, greedy_rows, tmp_path):
-    make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, lora_rank=2).save_model()
-    file = tmp_path / "run" / "adapter_model.safetensors"
-    stored = load_file(file)
-    for lost in ("base_model.model.fc.lora_B.weight", "base_model.model.prefix_gru.lora_A.weight"):
-        save_file({name: weight for name, weight in stored.items() if name != lost}, file)
-        with pytest.raises(ValueError, match=rf"must be of the tensors that .* got 'a file without {lost[17:]}'"):
-            DominoDraftModel.from_pretrained(tmp_path / "run")
-    save_file({name: weight for name, weight in stored.items() if ".layers." in name and "0.mlp" not in name}, file)
-    with pytest.raises(ValueError, match="must be of the tensors that its configuration describes"):
-        DominoDraftModel.from_pretrained(tmp_path / "run")
-
-
 def test_a_head_over_a_frozen_backbone(target, make_drafter, make_trainer, greedy_rows):
     drafter = make_drafter(target)
     before = copy.deepcopy(drafter.state_dict())
@@ -125,8 +90,6 @@ def test_a_head_over_a_frozen_backbone(target, make_drafter, make_trainer, greed
     assert changed == {name for name in before if of_head(name)}
     logged = [entry for entry in trainer.state.log_history if "lambda_base" in entry]
     assert {entry["lambda_base"] for entry in logged} == {0.0}
-    with pytest.raises(ValueError, match="the drafter of train_only='head' must be one with a correction head"):
-        make_trainer(make_drafter(target, projector_type="dflash"), greedy_rows, train_only="head")
 
 
 @pytest.fixture
@@ -173,13 +136,9 @@ def test_lora_by_the_command(start, train, tmp_path):
     ("change", "message"),
     [
         ({"lora_rank": 2, "drafter": None}, "lora_rank of a new drafter must be None, got 2"),
-        ({"train_only": "head", "drafter": None}, "train_only of a new drafter must be None, got 'head'"),
         ({"train_only": "head"}, "must be one with a correction head, got 'DFlash'"),
         ({"train_only": "backbone"}, "train_only must be 'head' or left out, got 'backbone'"),
-        ({"lora_rank": 0}, "lora_rank must be at least 1, got 0"),
         ({"lora_rank": 2, "train_only": "head"}, "train_only with lora_rank must be None, got 'head'"),
-        ({"lora_rank": 2, "muon_learning_rate": 0.01}, "muon_learning_rate with lora_rank must be None, got 0.01"),
-        ({"lora_rank": 2, "projector_type": "domino"}, "lora_rank with projector_type must be None, got 2"),
         ({"lora_rank": 2, "block_size": 8}, "lora_rank with block_size must be None, got 2"),
         ({"block_size": 1}, "block_size must be in [2, 1024], got 1"),
         ({"shift_label": True, "projector_type": "domino"}, "the drafter has its own shape. Only another block_size"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,7 @@ from transformers import TrainerCallback
 
 from hf_domino.training import muon
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.evidence.meter import Meter
 from hf_domino.training.hidden_states.reading import STATES
 
 META = torch.device("meta")
@@ -67,7 +70,7 @@ def make_step(make_drafter, target, make_trainer, greedy_rows, static, monkeypat
         to_meta(trainer.drafter)
         to_meta(trainer.target.model)
         trainer.create_optimizer()
-        trainer.meter._sums, trainer._new_tokens = trainer.meter._sums.to(META), trainer._new_tokens.to(META)
+        trainer.meter, trainer._new_tokens = Meter(trainer.drafter.config, META), trainer._new_tokens.to(META)
         trainer.state.max_steps = 10
         monkeypatch.setattr(trainer, "_prepare_inputs", lambda inputs: inputs)
 
@@ -84,9 +87,8 @@ def make_step(make_drafter, target, make_trainer, greedy_rows, static, monkeypat
     return build
 
 
-@pytest.mark.parametrize("fields", [{}, RICH], ids=["published", "rich"])
-def test_a_step_reads_nothing(make_step, fields):
-    step = make_step(**fields)  # reading a value of the meta device is an error
+def test_a_step_reads_nothing(make_step):
+    step = make_step(**RICH)  # reading a value of the meta device is an error
     step()
     with Dispatched() as found:
         step()
@@ -94,13 +96,7 @@ def test_a_step_reads_nothing(make_step, fields):
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        ({}, {}),
-        ({"shift_label": False}, RICH),
-        ({}, RICH | {"gradient_accumulation_steps": 2}),
-    ],
-    ids=["published", "rich", "accumulated"],
+    ("kind", "fields"), [({}, {}), ({"shift_label": False}, RICH | {"gradient_accumulation_steps": 2})]
 )
 def test_both_steps_train_alike(kind, fields, target, make_drafter, make_trainer, greedy_rows, monkeypatch):
     results = []
@@ -136,41 +132,26 @@ def test_a_loss_that_is_not_finite_is_named_with_the_next_line_of_the_log(
     assert trainer.state.global_step == 4
 
 
-def test_matrices_of_a_shape_are_made_orthonormal_as_one_by_one():
-    stack = torch.randn(3, 8, 24)
-    for found, matrix in zip(muon.orthogonalise(stack), stack, strict=True):
-        torch.testing.assert_close(found, muon.orthogonalise(matrix), atol=MUON_TOL, rtol=MUON_TOL)
-
-
 def test_muon_with_torchs_polynomial_is_torchs_own(monkeypatch):
     monkeypatch.setattr(muon, "POLYNOMIALS", [(3.4445, -4.775, 2.0315)] * 5)  # torch's
     monkeypatch.setattr(muon, "MARGIN", 1)
     shapes = [(8, 24), (24, 8), (8, 24), (16, 16), (8, 24)]
-    weights = [[nn.Parameter(torch.randn(shape)) for shape in shapes]]
-    weights.append([nn.Parameter(weight.detach().clone()) for weight in weights[0]])
-    first = [weight.detach().clone() for weight in weights[0]]
-    kinds = (torch.optim.Muon, muon.SharedMuon)
-    theirs, ours = (
-        kind(some, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-        for kind, some in zip(kinds, weights, strict=True)
-    )
+    models = [nn.ParameterList(torch.randn(shape) for shape in shapes)]
+    models.append(copy.deepcopy(models[0]))
+    first = [weight.detach().clone() for weight in models[0]]
+    theirs = torch.optim.Muon(models[0], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    ours = muon.MuonWithAdamW(models[1], 0.02, 1e-3, 0.1)
     for _ in range(3):
-        for one, other in zip(*weights, strict=True):
+        for one, other in zip(*models, strict=True):
             one.grad = torch.randn_like(one)
             other.grad = one.grad.clone()
         theirs.step()
         ours.step()
-    for one, other, start in zip(*weights, first, strict=True):
+        again = muon.MuonWithAdamW(models[1], 0.5, 1e-3, 0.0)
+        again.load_state_dict(ours.state_dict())
+        ours = again
+    for one, other, start in zip(*models, first, strict=True):
         assert (other - one).norm() < MUON_TOL * (one - start).norm()
-    assert ours.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
-
-
-def test_a_cpu_without_bf16_orthogonalises_in_fp32(monkeypatch):
-    for has_it, dtype in ((False, torch.float32), (True, torch.bfloat16)):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has_it=has_it: {"amx_bf16": has_it}, raising=False)
-        found = muon.orthogonalise(torch.randn(4, 8))
-        assert found.dtype == dtype
-        assert torch.linalg.svdvals(found.float()).sub(1).abs().max() < 0.2
 
 
 def test_rows_become_orthonormal():
@@ -179,6 +160,7 @@ def test_rows_become_orthonormal():
     for size in (1e-6, 1.0, 1e6):  # of one direction alone: rounding brings it beyond 1, where five steps would diverge
         alone = muon.orthogonalise(size * torch.outer(left[0], right[0]))
         assert float(torch.linalg.svdvals(alone.float())[0]) == pytest.approx(1, abs=0.2)
-    found = muon.orthogonalise(left @ spread.diag() @ right.T)
-    assert torch.linalg.svdvals(found.float()).sub(1).abs().max() < 0.2
-    torch.testing.assert_close(found.float(), left @ right.T, atol=0.1, rtol=0)
+    matrix = left @ spread.diag() @ right.T
+    for found in (muon.orthogonalise(matrix), *muon.orthogonalise(matrix.expand(3, -1, -1))):
+        assert torch.linalg.svdvals(found.float()).sub(1).abs().max() < 0.2
+        torch.testing.assert_close(found.float(), left @ right.T, atol=0.1, rtol=0)

@@ -122,9 +122,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
         assert torch.equal(tensor, expected[name]), name
     assert logged(resumed, "loss") == logged(whole, "loss")
 
-    done = make_trainer(
-        make_drafter(target, initializer_range=0.1, projector_type=kind), greedy_rows, **fields, output_dir=resumed_dir
-    )
+    done = make_trainer(another, greedy_rows, **fields, output_dir=resumed_dir)
     done.train(resume_from_checkpoint=f"{resumed_dir}/checkpoint-7")  # killed before the drafter was saved beside it
     assert done.state.global_step == 7
     assert all(torch.equal(tensor, expected[name]) for name, tensor in weights_of(done).items())
@@ -158,25 +156,19 @@ def test_the_target_is_neither_trained_nor_saved(target, make_drafter, make_trai
     trainer = make_trainer(make_drafter(target), greedy_rows, save_strategy="steps", save_steps=6)
     trainer.train()
     torch.testing.assert_close(target.state_dict(), before, rtol=0, atol=0)
-    trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    assert trained == {id(p) for p in trainer.drafter.parameters()}
     saved = DominoDraftModel.from_pretrained(tmp_path / "run" / "checkpoint-6")
     torch.testing.assert_close(saved.state_dict(), trainer.drafter.state_dict(), rtol=0, atol=0)
 
 
 def test_bf16_keeps_masters_and_losses_in_fp32(target, make_drafter, make_trainer, greedy_rows):
     drafter = make_drafter(target).to(torch.bfloat16)
-    trainer = make_trainer(drafter, greedy_rows, greedy_rows, bf16=True, max_steps=4)
+    # More queries than one tile takes: its kernels are called below what autocast reaches.
+    rows = [{"input_ids": torch.randint(4, 64, (200,)).tolist(), "loss_mask": [1] * 200}]
+    trainer = make_trainer(drafter, rows, greedy_rows, bf16=True, max_steps=2, num_anchors=128)
     trainer.train()
     assert {parameter.dtype for parameter in drafter.parameters()} == {torch.float32}
     assert trainer.evaluate()["eval_loss"] > 0
     assert not torch.is_autocast_enabled("cpu")  # entered twice, one context would never be left
-
-
-def test_a_drafter_for_another_target_is_refused(target, tiny_llama, make_drafter, make_trainer, greedy_rows):
-    drafter = make_drafter(tiny_llama)
-    with pytest.raises(ValueError, match="target_model_type"):
-        make_trainer(drafter, greedy_rows)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +176,8 @@ def test_a_drafter_for_another_target_is_refused(target, tiny_llama, make_drafte
     [
         ("num_anchors", 0),
         ("loss_decay", 0.0),
-        ("lambda_base_decay_ratio", 1.5),
         ("walk_rows", -1),
-        ("lambda_base_start", 2),
         ("distillation_weight", 1.5),
-        ("distillation_loss", "l2"),
         ("position_weights", "cosine"),
     ],
 )
@@ -215,11 +204,3 @@ def test_records_with_text_are_tokenized(target, make_drafter, word_tokenizer, t
     assert {"eval_chat_loss", "eval_text_loss"} <= set(trainer.evaluate())
     with pytest.raises(ValueError, match=r"eval_dataset\['text'\]\[0\]: needs a tokenizer, got none"):
         DominoTrainer(make_drafter(target), target, args, eval_dataset={"text": evaluation["text"]})
-
-
-def test_bf16_trains_blocks_that_attend_in_tiles(target, make_drafter, make_trainer):
-    """More queries than one tile takes: its kernels are called below what autocast reaches."""
-    rows = [{"input_ids": torch.randint(4, 64, (200,)).tolist(), "loss_mask": [1] * 200}]
-    trainer = make_trainer(make_drafter(target), rows, bf16=True, max_steps=2, num_anchors=128)
-    trainer.train()
-    assert logged(trainer, "loss")[0] > 0

@@ -44,7 +44,7 @@ def build():
         output_dir=sys.argv[4], max_steps=3, per_device_train_batch_size=4 // world, gradient_accumulation_steps=2,
         num_anchors=6, report_to="none", use_cpu=True, save_steps=2, save_total_limit=2, disable_tqdm=True,
         per_device_eval_batch_size=2, warmup_steps=0,
-        ddp_backend="gloo" if world > 1 else None, max_grad_norm=0.5, logging_steps=1, **fields,
+        ddp_backend="gloo" if world > 1 else None, max_grad_norm=0.3, logging_steps=1, **fields,
     )
     # Five rows in batches of two: one process has an odd last batch, two have to repeat rows.
     drafter = build_drafter(target).restricted(range(64 - num_drafted, 64))
@@ -111,7 +111,7 @@ def test_two_processes_equal_one(shared, modes, tolerance, tmp_path):
     weights, metrics = launch(tmp_path / "one", shared, 1)
     lengths = [name for name in metrics if name.endswith(("loss", "length"))]
     assert len(lengths) == 7
-    assert all(norm > 0.5 for _, norm in metrics["log"])  # so that gradients are clipped
+    assert all(norm > 0.3 for _, norm in metrics["log"])  # so that gradients are clipped
     for index, mode in enumerate(modes):
         others, found = launch(tmp_path / f"two{index}", shared | mode, 2)
         torch.testing.assert_close(others, weights, **tolerance)

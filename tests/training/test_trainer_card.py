@@ -38,20 +38,16 @@ def test_a_trained_drafters_card_comes_from_what_was_recorded(
     assert cells(card, "tokens read") == [f"{num_tokens:,}"]
     log = [entry for entry in recorded["log_history"] if "hours" in entry]
     hours = [entry["hours"] for entry in log]
-    assert hours == sorted(hours)
-    assert hours[0] > 0
+    assert 0 < hours[0] < hours[1] < hours[2]
     assert cells(card, "hours") == [f"{hours[-1]:.4g}"]
-    assert [entry["step"] for entry in log] == [2, 4, 6]
     for entry in log:
         figures = [entry[name] for name in ("base_loss", "corrected_loss", "acceptance_length")]
         assert cells(card, entry["step"])[-3:] == [f"{value:.4g}" for value in figures]
     # Below the log, which has a line for step 6 too.
     figures = [metrics[f"eval_{name}"] for name in ("base_walked_acceptance_length", "walked_acceptance_length")]
     assert cells(card.partition("held-out")[2], "6")[-2:] == [f"{value:.4g}" for value in figures]
-    assert "![Training](figures/training.svg)" in card
     assert (tmp_path / "run/figures/training.svg").is_file()
     assert cells(card, "train rows") == ["8"]
-    assert cells(card, "seed") == ["42"]
     data = ModelCard(card).data
     assert (data.license, data.datasets) == ("apache-2.0", ["me/data"])
     assert card.count("My own words.") == card.count("## Training") == 1

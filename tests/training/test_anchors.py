@@ -1,24 +1,15 @@
-"""Anchors, labels, weights and visibility against plain loops that share no code with the package."""
+"""Anchors: where a loss is carried twice in a row, the same for a row wherever it lies, others in each epoch."""
 
 from __future__ import annotations
 
-import math
-
-import pytest
 import torch
 
-from hf_domino import DominoConfig
 from hf_domino.data.packing import collate_rows
 from hf_domino.kinds.view import UNUSED
-from hf_domino.training.objective.anchors import block_labels, sample_anchors
+from hf_domino.training.objective.anchors import sample_anchors
 
 LOSS_MASK = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]])
 INPUT_IDS = torch.arange(24).view(2, 12) + 100
-CONVENTIONS = pytest.mark.parametrize("shift_label", [True, False])
-
-
-def config(shift_label: bool, block_size: int = 4) -> DominoConfig:
-    return DominoConfig(block_size=block_size, shift_label=shift_label)
 
 
 def batch(loss_mask: torch.Tensor, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -59,20 +50,3 @@ def test_a_row_draws_anew_in_each_epoch(target, make_drafter, make_trainer, gree
     trainer.train()
     losses = [entry["base_loss"] for entry in trainer.state.log_history if "base_loss" in entry]
     assert len(set(losses)) == 3  # of other blocks each, as nothing is learned
-
-
-@CONVENTIONS
-def test_labels_and_weights(shift_label):
-    anchors = torch.tensor([[2, 7, 10], [1, 2, UNUSED]])
-    labels, weights = block_labels(INPUT_IDS, LOSS_MASK, anchors, config(shift_label), loss_decay=3.0)
-    first = 0 if shift_label else 1
-    for row in range(2):
-        for block in range(3):
-            for k in range(4):
-                anchor = int(anchors[row, block])
-                position = anchor + k + (1 if shift_label else 0)
-                expected = 0.0
-                if anchor != UNUSED and k >= first and position < 12 and LOSS_MASK[row, position]:
-                    expected = math.exp(-max(k - first, 0) / 3.0)
-                    assert labels[row, block, k] == INPUT_IDS[row, position]
-                assert weights[row, block, k].item() == pytest.approx(expected)

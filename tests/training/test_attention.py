@@ -8,7 +8,6 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from hf_domino.data.packing import collate_rows
 from hf_domino.kinds import side_by_side
-from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.anchors import sample_anchors
 
 KINDS = [
@@ -57,8 +56,3 @@ def test_gradient_checkpointing(target, make_drafter, make_trainer, greedy_rows,
         elements.append(sum(kept.values()))
     torch.testing.assert_close(*results, atol=0, rtol=0)
     assert elements[1] < 0.5 * elements[0]
-
-
-def test_reentrant_checkpointing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="use_reentrant in gradient_checkpointing_kwargs must be False, got True"):
-        DominoTrainingArguments(str(tmp_path), gradient_checkpointing_kwargs={"use_reentrant": True})

@@ -129,18 +129,6 @@ def weights(folder):
     return DominoDraftModel.from_pretrained(folder).state_dict()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("point", ["weights", "state", "sweep"])
-def test_a_kill_inside_a_save_costs_at_most_what_came_after_the_last_checkpoint(point, killed):
-    work, codes, _ = killed
-    assert codes["whole"] == 0
-    died, left, again = codes[point]
-    assert died == -9
-    assert left == ["checkpoint-2", "checkpoint-4"]
-    assert again == 0
-    torch.testing.assert_close(weights(work / point), weights(work / "whole"), rtol=0, atol=0)
-
-
 def test_a_run_that_is_asked_to_stop_saves_first(killed):
     work, codes, said = killed
     for point, code in (("asked", 143), ("interrupted", 130)):

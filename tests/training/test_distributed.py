@@ -124,17 +124,12 @@ def test_two_processes_equal_one(shared, modes, tolerance, tmp_path):
         assert found["sharded"] == ["fsdp" in mode, "shard_target" in mode]
 
 
-def test_what_cannot_be_sharded_is_refused(target):
-    args = SimpleNamespace(n_gpu=0, fsdp=True, device=torch.device("cpu"), shard_target=True, world_size=1)
+def test_what_cannot_be_sharded_is_refused(target, make_drafter, make_trainer, greedy_rows):
+    args = SimpleNamespace(n_gpu=0, fsdp=True, device=torch.device("cpu"), world_size=2)
     with pytest.raises(ValueError, match="fsdp must be unset on cpu, where accelerate does not shard, got True"):
         prepare_sharding(args, SimpleNamespace(distributed_type=DistributedType.MULTI_CPU))
-    with pytest.raises(ValueError, match="fsdp_config's version must be 2, got 1"):
-        prepare_sharding(args, SimpleNamespace(distributed_type=DistributedType.FSDP, is_fsdp2=False))
-    with pytest.raises(ValueError, match="n_gpu must be at most 1 per process, got 2"):
-        prepare_sharding(SimpleNamespace(n_gpu=2), None)
     with pytest.raises(ValueError, match="shard_target must be unset with one process, got True"):
-        shard_target(target, args)
+        make_trainer(make_drafter(target), greedy_rows, shard_target=True)
     cpu_offload(target, torch.device("cpu"))
-    args.world_size = 2
     with pytest.raises(ValueError, match="shard_target must be unset for a target that is placed"):
         shard_target(target, args)

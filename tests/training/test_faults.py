@@ -50,12 +50,9 @@ def test_a_row_that_the_target_cannot_read_is_named(fails, rows):
     assert "learning_rate" not in said
 
 
-def test_weights_of_the_target_are_named(fails):
+def test_weights_are_named(fails):
     said = fails(lambda target, drafter: target.lm_head.weight[7].data.fill_(NAN))
     assert "The target is at fault: its lm_head is not finite." in said
-
-
-def test_the_drafter_is_named_where_the_target_is_whole(fails):
     said = fails(lambda target, drafter: drafter.fc.weight.data.fill_(NAN), distillation_weight=0.5)
     assert "the loss of step 1 must be finite, got nan. The drafter is at fault" in said
     assert "Lower learning_rate or muon_learning_rate" in said

@@ -80,23 +80,17 @@ def test_a_full_disk_is_named_and_leaves_whole_shards_alone(greedy_rows, cached,
     cached(greedy_rows)
 
 
-def test_batches_are_padded_and_read_by_other_processes(greedy_rows, cached):
+def test_batches_are_padded_and_packed_and_read_by_other_processes(greedy_rows, cached):
     rows = cached(greedy_rows, tokens_per_forward=200)
-    loader = DataLoader(rows, batch_size=3, collate_fn=collate_rows, num_workers=1)
-    batch = next(iter(loader))
-    lengths = batch["attention_mask"].sum(dim=1).tolist()
-    assert batch["hidden_states"].shape == (3, max(lengths), rows.states.settings.num_states, 32)
-    for index, length in enumerate(lengths):
-        assert torch.equal(batch["hidden_states"][index, :length], rows[index]["hidden_states"])
-        assert not batch["hidden_states"][index, length:].any()
-
-
-def test_packed_rows_carry_the_states_of_each_row(greedy_rows, cached):
-    rows = cached(greedy_rows, tokens_per_forward=200)
+    states = [row["hidden_states"] for row in rows]
+    batch = next(iter(DataLoader(rows, batch_size=3, collate_fn=collate_rows, num_workers=1)))
+    for padded, expected in zip(batch["hidden_states"], states[:3], strict=True):
+        assert torch.equal(padded[: len(expected)], expected)
+        assert not padded[len(expected) :].any()
     packed = PackedRows(rows, max_length=100)
     assert max(map(len, packed.bins)) == 2
     for bin_rows, row in zip(packed.bins, packed, strict=True):
-        assert torch.equal(row["hidden_states"], torch.cat([rows[index]["hidden_states"] for index in bin_rows]))
+        assert torch.equal(row["hidden_states"], torch.cat([states[index] for index in bin_rows]))
 
 
 def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, greedy_rows, cached, tmp_path, monkeypatch):

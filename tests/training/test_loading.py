@@ -57,11 +57,9 @@ def test_rows_beyond_what_the_target_reads_are_cut_and_said(recipe, train, write
     assert '"max_length": 256' in (tmp_path / "run/run.json").read_text()
 
 
-@pytest.mark.parametrize(("copies", "others", "few"), [(15, 3, 3), (0, 1, 1), (0, 64, None)])
-def test_few_distinct_rows_are_said_before_training(copies, others, few, recipe, train, write, caplog):
+@pytest.mark.parametrize("others", [3, 64])
+def test_few_distinct_rows_are_said_before_training(others, recipe, train, write, caplog):
     texts = [{"input_ids": [5, 6, 4 + index % 8, 4 + index // 8]} for index in range(others)]
-    recipe |= {"train_file": write("train.jsonl", *texts, *texts[:1] * copies), "eval_file": None, "max_steps": 1}
+    recipe |= {"train_file": write("train.jsonl", *texts, texts[0]), "eval_file": None, "max_steps": 1}
     assert train(recipe) == 0
-    assert (f"{copies} of 18 rows are equal to an earlier one" in caplog.text) == bool(copies)
-    assert (f"distinct rows to train on: {few}. A drafter learns so few by heart" in caplog.text) == bool(few)
-    assert ("distinct rows" in caplog.text) == bool(few)
+    assert ("distinct rows to train on: 3. A drafter learns so few by heart" in caplog.text) == (others == 3)

@@ -72,17 +72,6 @@ def test_no_anchor_is_drawn_whose_successor_is_of_another_row(rows):
         assert not torch.isin(row, lasts).any()
 
 
-def test_training_goes_on_from_a_checkpoint_with_the_same_packed_rows(target, make_drafter, make_trainer, rows):
-    fields = {"packing": True, "max_length": MAX_LENGTH, "per_device_train_batch_size": 1, "num_anchors": 12}
-    whole = make_trainer(make_drafter(target), rows, **fields, max_steps=4, save_strategy="steps", save_steps=2)
-    assert len(whole.train_dataset) < len(rows)
-    whole.train()
-    resumed = make_trainer(make_drafter(target), rows, **fields, max_steps=4)
-    resumed.train(f"{whole.args.output_dir}/checkpoint-2")
-    for name, weight in whole.drafter.state_dict().items():
-        assert torch.equal(weight, resumed.drafter.state_dict()[name]), name
-
-
 def probe(target, rows):
     config = DominoConfig(target_layer_ids=[1, 2], hidden_size=32, vocab_size=64, mask_token_id=3)
     check_no_leaks(TargetModel(target, config), PackedRows(rows, MAX_LENGTH))

@@ -14,7 +14,7 @@ from hf_domino import DominoDraftModel
 from hf_domino.target.compatibility import HEAD_MODULES
 from hf_domino.training.evidence.acceptance import walk_acceptance
 
-peft = pytest.importorskip("peft")
+pytest.importorskip("peft")
 
 
 def of_head(name: str) -> bool:
@@ -30,6 +30,8 @@ def base(target, make_drafter, tmp_path) -> str:
 def test_lora_trains_every_matrix_and_loads_merged(target, base, make_trainer, greedy_rows, tmp_path):
     before = DominoDraftModel.from_pretrained(base).state_dict()
     drafter = DominoDraftModel.from_pretrained(base)
+    with pytest.raises(ValueError, match="must be one loaded from a folder or the Hub, got 'a new one'"):
+        make_trainer(drafter.restricted(range(9)), greedy_rows, lora_rank=2)  # its adapter would name the other
     trainer = make_trainer(drafter, greedy_rows, greedy_rows, max_steps=8, lora_rank=4, learning_rate=0.02)
     trainer.train()
     trainer.save_model()
@@ -48,37 +50,29 @@ def test_lora_trains_every_matrix_and_loads_merged(target, base, make_trainer, g
     )
 
 
-def test_a_resumed_lora_training_equals_an_uninterrupted_one(base, make_trainer, greedy_rows, tmp_path):
-    fields = {"max_steps": 4, "lora_rank": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
-    results = []
-    for checkpoint in (None, str(tmp_path / "run" / "checkpoint-2")):
-        torch.manual_seed(0 if checkpoint is None else 1)  # what a resumed one starts from does not matter
-        trainer = make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, **fields)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        results.append({name: weight.clone() for name, weight in trainer.drafter.named_parameters()})
-    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
-    other = make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, **(fields | {"lora_rank": 3}))
-    with pytest.raises(ValueError, match=r"lora_rank must be 2, with which .* was trained, got 3"):
-        other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-
-
-def test_adapters_go_on_over_the_drafter_and_for_the_target_they_were_begun_with(
-    target, make_drafter, base, make_trainer, greedy_rows, tmp_path
+def test_a_resumed_lora_training_equals_an_uninterrupted_one_and_is_of_one_drafter_and_target(
+    target, base, make_trainer, greedy_rows, tmp_path
 ):
-    fields = {"max_steps": 1, "lora_rank": 2, "save_strategy": "steps", "save_steps": 1}
-    make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, **fields).train()
-    checkpoint = str(tmp_path / "run" / "checkpoint-1")
-    drafter = make_drafter(target)
+    checkpoint = str(tmp_path / "run" / "checkpoint-2")
+    fields = {"max_steps": 4, "lora_rank": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
+
+    def trained(folder=base, resumed=checkpoint, **changes):
+        torch.manual_seed(resumed is None)  # what a resumed one starts from does not matter
+        trainer = make_trainer(DominoDraftModel.from_pretrained(folder), greedy_rows, **(fields | changes))
+        trainer.train(resume_from_checkpoint=resumed)
+        return {name: weight.clone() for name, weight in trainer.drafter.named_parameters()}
+
+    torch.testing.assert_close(trained(resumed=None), trained(), rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"lora_rank must be 2, with which .* was trained, got 3"):
+        trained(lora_rank=3)
+    drafter = DominoDraftModel.from_pretrained(base)
     drafter.norm.weight.data += 1
     drafter.save_pretrained(tmp_path / "other")
-    over_another = make_trainer(DominoDraftModel.from_pretrained(tmp_path / "other"), greedy_rows, **fields)
-    with pytest.raises(ValueError, match=r"drafter under the adapters must be '\w+', with which .*checkpoint-1"):
-        over_another.train(resume_from_checkpoint=checkpoint)
-    tuned = copy.deepcopy(target)
-    tuned.model.layers[0].mlp.up_proj.weight.data.normal_()
-    for_another = make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, target=tuned, **fields)
+    with pytest.raises(ValueError, match=r"drafter under the adapters must be '\w+', with which .*checkpoint-2"):
+        trained(tmp_path / "other")
+    target.model.layers[0].mlp.up_proj.weight.data.normal_()
     with pytest.raises(ValueError, match="the target's weights_digest must be"):
-        for_another.train(resume_from_checkpoint=checkpoint)
+        trained()
 
 
 def test_a_head_over_a_frozen_backbone(target, make_drafter, make_trainer, greedy_rows):
@@ -113,12 +107,10 @@ def test_a_dflash_drafter_is_given_a_head_by_the_command(start, train, tmp_path)
 
 
 def test_a_drafter_goes_on_with_longer_blocks(start, train, tmp_path):
-    assert train(start | {"block_size": 6}) == 0
+    assert train(start | {"block_size": 6, "learning_rate": 0.0}) == 0
     drafter, before = (DominoDraftModel.from_pretrained(tmp_path / name) for name in ("run", "dflash"))
     assert (drafter.config.block_size, before.config.block_size) == (6, 4)
-    own = drafter.state_dict()
-    assert own.keys() == before.state_dict().keys()
-    assert any(not torch.equal(own[name], weight) for name, weight in before.state_dict().items())
+    torch.testing.assert_close(drafter.state_dict(), before.state_dict(), rtol=0, atol=0)
 
 
 def test_lora_by_the_command(start, train, tmp_path):
@@ -128,7 +120,6 @@ def test_lora_by_the_command(start, train, tmp_path):
     assert "| lora_rank | 2 |" in card
     assert "library_name: hf_domino" in card
     drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
-    assert peft.get_model_status(drafter).active_adapters == ["default"]
     assert drafter.config.target_name == Path(start["target"]).name  # the drafter it started from names none
 
 

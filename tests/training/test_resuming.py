@@ -50,7 +50,7 @@ def test_a_trained_drafter_names_its_target(finished, saved_pair):
         assert str(saved_pair[0].parent) not in (folder / "config.json").read_text()
 
 
-def test_a_finished_run_says_so(finished, recipe, train, caplog):
+def test_a_finished_run_says_so(finished, recipe, train, caplog, capsys):
     before = weights_in(finished)
     for flag in ("--max_steps=4", "--max_steps=3"):
         assert train(recipe, flag) == 0
@@ -59,6 +59,10 @@ def test_a_finished_run_says_so(finished, recipe, train, caplog):
     assert train(recipe | {"max_steps": -1, "num_train_epochs": 5.0}) == 0
     assert json.loads((finished / "trainer_state.json").read_text())["global_step"] == 5
     assert "max_steps -1 (until then: 4), num_train_epochs 5.0 (until then: 6.0)" in caplog.text
+    for checkpoint in finished.glob("checkpoint-*"):
+        checkpoint.rename(checkpoint.with_name(f"kept_{checkpoint.name[-1]}"))
+    assert train(recipe | {"max_steps": 9}) == 2
+    assert "must be with checkpoints, got 'none'. Start from its drafter, --drafter" in capsys.readouterr().err
 
 
 def test_a_run_whose_last_file_was_cut_off_is_not_finished(finished, recipe, train):
@@ -115,13 +119,6 @@ def test_a_run_that_goes_on_logs_as_it_is_asked_to_and_warns_of_nothing(recipe, 
     assert "do not match" not in caplog.text
     history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in history if "loss" in entry] == [2, 4, 8]
-
-
-def test_a_run_without_checkpoints_is_not_lost(finished, recipe, train, capsys):
-    for checkpoint in finished.glob("checkpoint-*"):
-        checkpoint.rename(checkpoint.with_name(f"kept_{checkpoint.name[-1]}"))
-    assert train(recipe | {"max_steps": 9}) == 2
-    assert "must be with checkpoints, got 'none'. Start from its drafter, --drafter" in capsys.readouterr().err
 
 
 def test_the_class_refuses_and_says_the_same(target, make_drafter, make_trainer, greedy_rows, tmp_path, caplog):

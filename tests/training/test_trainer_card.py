@@ -6,10 +6,6 @@ import json
 import re
 
 from huggingface_hub import ModelCard
-from transformers import TrainerState
-
-from hf_domino.cards import training_section
-from hf_domino.cards.training import MOST_LOG_ROWS
 
 
 def cells(card: str, first: str) -> list[str]:
@@ -52,13 +48,3 @@ def test_a_trained_drafters_card_comes_from_what_was_recorded(
     assert (data.license, data.datasets) == ("apache-2.0", ["me/data"])
     assert card.count("My own words.") == card.count("## Training") == 1
     assert str(tmp_path) not in card
-
-
-def test_a_long_log_is_thinned_and_what_is_not_recorded_is_left_out():
-    entries = [{"step": step, "base_loss": 1.0, "corrected_loss": 0.5} for step in range(10, 1010, 10)]
-    section = training_section(TrainerState(global_step=1000, log_history=entries))
-    steps = re.findall(r"^\| ([\d,]+) \|", section, re.MULTILINE)
-    assert len(steps) == MOST_LOG_ROWS
-    assert (steps[0], steps[-1]) == ("10", "1,000")
-    assert "hours" not in section
-    assert "Evaluation" not in section

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -9,6 +10,7 @@ import pytest
 from transformers import TrainerState
 
 from hf_domino.cards import training_section
+from hf_domino.cards.training import MOST_LOG_ROWS
 from hf_domino.training.evidence.figures import FIGURE, draw_training
 
 pytest.importorskip("matplotlib")
@@ -50,7 +52,9 @@ def test_the_card_tells_evaluations_and_shows_the_picture():
     assert f"![Training]({FIGURE})" in section
     assert "| step | loss | walked_acceptance_length |" in section
     assert "| 40 | 0.0625 | 41 |" in section
+    assert len(re.findall(r"^\| \d+ \|", section.partition("held-out")[0], re.MULTILINE)) == MOST_LOG_ROWS
     assert "| base logits | 0.4 | 0.3 |\n| as drafted | 0.8 | 0.7 | 0.6 |" in section
     without = training_section(TrainerState(global_step=4, log_history=log(4, has_head=False)))
     assert "base logits" not in without
     assert "![" not in without
+    assert "hours" not in without

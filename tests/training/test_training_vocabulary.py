@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -23,10 +22,9 @@ from hf_domino.training.parts import go_on_from
 
 def test_labels_that_are_not_drafted_are_misses(target, make_drafter, make_trainer, greedy_rows):
     drafter = make_drafter(target, projector_type="dflash").restricted(IDS)
-    trainer = make_trainer(drafter, greedy_rows, greedy_rows)
     batch = make_batch()
     with torch.no_grad():
-        scored = trainer.objective.score(batch)
+        scored = make_trainer(drafter, greedy_rows).objective.score(batch)
         hits = {
             (block, k): IDS[int(base.argmax())] == label
             for block, k, base, _, _, label in naive_positions(drafter, target, batch, target.lm_head.weight[IDS])
@@ -36,9 +34,6 @@ def test_labels_that_are_not_drafted_are_misses(target, make_drafter, make_train
     assert not (scored.is_correct & outside).any()
     assert int((scored.weights > 0).sum()) == len(hits)
     assert int(scored.is_correct.sum()) == sum(hits.values())
-    metrics = trainer.evaluate()
-    assert math.isfinite(metrics["eval_loss"])
-    assert metrics["eval_acceptance_length"] >= 1
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
@@ -52,18 +47,6 @@ def test_walked_rounds_are_those_of_generation(target, make_drafter, penalty):
     (walked,) = walk_acceptance(drafter, target, [text], [8])
     assert walked == drafter.stats.rows[0][: len(walked)]
     assert len(walked) > 20
-
-
-def test_lora_over_a_restricted_drafter(target, make_drafter, make_trainer, greedy_rows, tmp_path):
-    pytest.importorskip("peft")
-    make_drafter(target).restricted(IDS).save_pretrained(tmp_path / "base")
-    base = DominoDraftModel.from_pretrained(tmp_path / "base")
-    with pytest.raises(ValueError, match="must be one loaded from a folder or the Hub, got 'a new one'"):
-        make_trainer(base.restricted(IDS[:9]), greedy_rows, lora_rank=2)  # its adapter would name the other
-    trainer = make_trainer(base, greedy_rows, lora_rank=2, max_steps=3, output_dir=str(tmp_path / "adapter"))
-    trainer.train()
-    trainer.save_model()
-    assert DominoDraftModel.from_pretrained(tmp_path / "adapter").vocabulary.token_ids.tolist() == IDS
 
 
 def test_a_head_for_a_restricted_dflash_drafter(target, make_drafter, make_trainer, greedy_rows):

@@ -48,9 +48,8 @@ def test_acceptance_by_position_equals_plain_loops(shift_label):
 def test_walking_without_the_head_equals_walking_a_drafter_without_one(target, make_drafter, greedy_rows):
     drafter = make_drafter(target)
     texts = [row["input_ids"] for row in greedy_rows]
-    base, corrected = walk_rounds(drafter, target, texts, [4] * len(texts))
+    base, _ = walk_rounds(drafter, target, texts, [4] * len(texts))
     assert base == walk_acceptance(drafter.view(projector_type="dflash"), target, texts, [4] * len(texts))
-    assert corrected == walk_acceptance(drafter, target, texts, [4] * len(texts))
 
 
 @pytest.mark.parametrize("kind", ["domino", "dflash"])

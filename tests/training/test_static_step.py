@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import TrainerCallback
 
 from hf_domino.training import muon
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -120,14 +119,8 @@ def test_both_steps_train_alike(kind, fields, target, make_drafter, make_trainer
 def test_a_loss_that_is_not_finite_is_named_with_the_next_line_of_the_log(
     static, target, make_drafter, make_trainer, greedy_rows
 ):
-    class Spoil(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == 1:
-                trainer.drafter.fc.weight.data.fill_(torch.nan)
-
-    trainer = make_trainer(make_drafter(target), greedy_rows, logging_steps=4)
-    trainer.add_callback(Spoil())
-    with pytest.raises(ValueError, match=r"the loss of step 2 must be finite, got nan. The drafter is at fault"):
+    trainer = make_trainer(make_drafter(target), greedy_rows, logging_steps=4, learning_rate=1e30, warmup_steps=0)
+    with pytest.raises(ValueError, match=r"the loss of step 2 must be finite, got (nan|inf). The drafter is at fault"):
         trainer.train()
     assert trainer.state.global_step == 4
 

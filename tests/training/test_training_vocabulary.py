@@ -70,15 +70,11 @@ def test_the_command_counts_once_and_a_resumed_run_takes_what_is_stored(recipe, 
     caplog.clear()
     assert train(recipe) == 0
     assert "the draft vocabulary" not in caplog.text
-    again = DominoDraftModel.from_pretrained(tmp_path / "run")
-    assert torch.equal(again.d2t, stored)
-    assert "| draft_vocab_size | 12 |" in (tmp_path / "run" / "README.md").read_text()
+    assert torch.equal(DominoDraftModel.from_pretrained(tmp_path / "run").d2t, stored)
 
 
 def test_the_first_tokens_are_taken_with_a_word(target, make_drafter, make_trainer, greedy_rows, caplog):
-    drafter = make_drafter(target, draft_vocab_size=20)
-    make_trainer(drafter, greedy_rows)
-    assert "The drafter proposes the first 20 tokens" in caplog.text
-    caplog.clear()
     make_trainer(make_drafter(target).restricted(IDS), greedy_rows)
-    assert "proposes the first" not in caplog.text
+    assert "The drafter proposes the first" not in caplog.text
+    make_trainer(make_drafter(target, draft_vocab_size=20), greedy_rows)
+    assert "The drafter proposes the first 20 tokens" in caplog.text

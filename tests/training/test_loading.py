@@ -40,9 +40,8 @@ def test_evaluation_text_is_kept_out_of_training(recipe, train, write, capsys, c
 def test_data_sets_by_name_and_split(recipe, train, write, tmp_path):
     for split, count in (("train", 5), ("test", 4)):
         write(f"texts/{split}.jsonl", *({"text": f"{split} {index}"} for index in range(count)))
-    texts = {"train_file": str(tmp_path / "texts"), "eval_file": None, "eval_dataset": str(tmp_path / "texts")}
-    rows = {"eval_split": "test", "max_train_rows": 3, "max_eval_rows": 2, "max_steps": 1}
-    assert train(recipe | texts | rows) == 0
+    texts = {"train_file": str(tmp_path / "texts"), "eval_file": str(tmp_path / "texts"), "eval_split": "test"}
+    assert train(recipe | texts | {"max_train_rows": 3, "max_eval_rows": 2, "max_steps": 1}) == 0
     card = (tmp_path / "run" / "README.md").read_text()
     assert "| train rows | 3 |" in card
     assert "| eval rows | 2 |" in card

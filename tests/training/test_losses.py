@@ -90,11 +90,11 @@ def test_losses_and_gradients_equal_the_naive_ones(kind, options, ids, target, m
         torch.testing.assert_close(found, wanted, **TOLERANCE)
 
 
-@pytest.mark.parametrize(("lambda_base", "supervised"), [(0.0, 1), (1.0, 1), (0.5, 0)])
-def test_every_parameter_has_a_gradient(lambda_base, supervised, target, make_drafter, make_trainer, greedy_rows):
+@pytest.mark.parametrize("supervised", [0, 1])
+def test_every_parameter_has_a_gradient(supervised, target, make_drafter, make_trainer, greedy_rows):
     drafter, batch = make_drafter(target), make_batch()
     batch["loss_mask"] *= supervised
-    loss = make_trainer(drafter, greedy_rows).objective.score(batch, lambda_base).losses.loss
+    loss = make_trainer(drafter, greedy_rows).objective.score(batch, float(supervised)).losses.loss
     loss.backward()
     assert bool(loss) == bool(supervised)
     assert [name for name, parameter in drafter.named_parameters() if parameter.grad is None] == []

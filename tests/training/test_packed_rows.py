@@ -42,7 +42,7 @@ def shifted(anchors, packed, rows):
     return pad_sequence(found, batch_first=True, padding_value=UNUSED)
 
 
-@pytest.mark.parametrize("limit", [0, side_by_side.MAX_DENSE_SCORES], ids=["tiles", "mask"])
+@pytest.mark.parametrize("limit", [0, side_by_side.MAX_DENSE_SCORES])
 @pytest.mark.parametrize("kind", [{"shift_label": False}, WINDOWED])
 def test_losses_and_gradients_of_the_same_rows_alone(kind, limit, target, make_trainer, rows, monkeypatch):
     monkeypatch.setattr(side_by_side, "MAX_DENSE_SCORES", limit)

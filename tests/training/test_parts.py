@@ -131,9 +131,7 @@ def test_lora_by_the_command(start, train, tmp_path):
         ({"train_only": "backbone"}, "train_only must be 'head' or left out, got 'backbone'"),
         ({"lora_rank": 2, "train_only": "head"}, "train_only with lora_rank must be None, got 'head'"),
         ({"lora_rank": 2, "block_size": 8}, "lora_rank with block_size must be None, got 2"),
-        ({"block_size": 1}, "block_size must be in [2, 1024], got 1"),
         ({"shift_label": True, "projector_type": "domino"}, "the drafter has its own shape. Only another block_size"),
-        ({"projector_type": "dflash"}, "projector_type must not be set with drafter="),
     ],
 )
 def test_what_cannot_be_trained_so_is_refused(change, message, start, train, capsys):

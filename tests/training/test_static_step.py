@@ -23,20 +23,6 @@ MUON_TOL = 0.02  # of a move: bf16 products in another order
 RICH = {"position_weights": "dpace", "distillation_weight": 1.0}
 
 
-class Dispatched(TorchDispatchMode):
-    """Operations that bring values of a CPU to the device."""
-
-    def __init__(self):
-        super().__init__()
-        self.copies = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if {value.device.type for value in (*args, result) if isinstance(value, torch.Tensor)} == {"cpu", "meta"}:
-            self.copies.append(str(func))
-        return result
-
-
 def to_meta(model: nn.Module) -> None:
     """Leave a model without values; `model.to` would read what a drafter keeps beside its weights."""
     for module in model.modules():
@@ -53,45 +39,41 @@ def static(monkeypatch):
     monkeypatch.setattr(DominoTrainingArguments, "is_static", True)
 
 
-@pytest.fixture
-def make_step(make_drafter, target, make_trainer, greedy_rows, static, monkeypatch):
-    """A function that makes a trainer, and returns one that runs a step of it from cached states without any values."""
+def test_a_step_reads_nothing(make_drafter, target, make_trainer, greedy_rows, static, monkeypatch):
     for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
         devices = [*getattr(_foreach_utils, name)(), "meta"]
         for module in (_foreach_utils, optimizer):
             monkeypatch.setattr(module, name, lambda devices=devices: devices)
+    trainer, copies = make_trainer(make_drafter(target), greedy_rows, muon_learning_rate=1e-2, **RICH), []
+    batch = next(iter(trainer.get_train_dataloader()))
+    batch[STATES] = torch.zeros(*batch["input_ids"].shape, 1 + len(trainer.target.layer_ids), 32)
+    batch = {name: values.to(META) for name, values in batch.items()}
+    to_meta(trainer.drafter)
+    to_meta(trainer.target.model)
+    trainer.create_optimizer()
+    trainer.meter, trainer._new_tokens = Meter(trainer.drafter.config, META), trainer._new_tokens.to(META)
+    trainer.state.max_steps = 10
+    monkeypatch.setattr(trainer, "_prepare_inputs", lambda inputs: inputs)
 
-    def build(**fields):
-        trainer = make_trainer(make_drafter(target), greedy_rows, muon_learning_rate=1e-2, **fields)
-        batch = next(iter(trainer.get_train_dataloader()))
-        batch[STATES] = torch.zeros(*batch["input_ids"].shape, 1 + len(trainer.target.layer_ids), 32)
-        batch = {name: values.to(META) for name, values in batch.items()}
-        to_meta(trainer.drafter)
-        to_meta(trainer.target.model)
-        trainer.create_optimizer()
-        trainer.meter, trainer._new_tokens = Meter(trainer.drafter.config, META), trainer._new_tokens.to(META)
-        trainer.state.max_steps = 10
-        monkeypatch.setattr(trainer, "_prepare_inputs", lambda inputs: inputs)
+    class Dispatched(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if {value.device.type for value in (*args, result) if isinstance(value, torch.Tensor)} == {"cpu", "meta"}:
+                copies.append(str(func))  # a value of a CPU that is brought to the device
+            return result
 
-        def step():
-            (inputs,), total = trainer.get_batch_samples(iter([dict(batch)]), 1, META)
-            trainer.training_step(trainer.drafter, inputs, total)
-            nn.utils.clip_grad_norm_(trainer.drafter.parameters(), 1.0)
-            trainer.optimizer.step()
-            trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
-            trainer.optimizer.zero_grad()
+    def step():
+        (inputs,), total = trainer.get_batch_samples(iter([dict(batch)]), 1, META)
+        trainer.training_step(trainer.drafter, inputs, total)
+        nn.utils.clip_grad_norm_(trainer.drafter.parameters(), 1.0)
+        trainer.optimizer.step()
+        trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        trainer.optimizer.zero_grad()
 
-        return step
-
-    return build
-
-
-def test_a_step_reads_nothing(make_step):
-    step = make_step(**RICH)  # reading a value of the meta device is an error
-    step()
-    with Dispatched() as found:
+    step()  # reading a value of the meta device is an error
+    with Dispatched():
         step()
-    assert found.copies == []
+    assert copies == []
 
 
 @pytest.mark.parametrize(

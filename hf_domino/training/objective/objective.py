@@ -80,9 +80,8 @@ class Objective:
         config = drafter.config
         published = LOSS_DECAY_BY_BLOCK_SIZE.get(config.block_size, round(0.45 * config.block_size, 2))
         self.loss_decay = args.loss_decay or config.kind.loss_decay or published
-        in_cache = POSITIONS_IN_CACHE * config.draft_width if args.device.type == "cpu" else MOST_LOGITS
-        self.max_logits = min(in_cache, MOST_LOGITS)
         self.gathers = not args.is_static
+        self.max_logits = min(MOST_LOGITS, POSITIONS_IN_CACHE * config.draft_width) if self.gathers else MOST_LOGITS
         self._autocast = autocast
 
     def label(self, batch: Batch, evaluating: bool = False) -> torch.Tensor:

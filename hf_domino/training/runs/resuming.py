@@ -103,6 +103,7 @@ def check_resumable(
         check_same(recorded, found, str(checkpoint), START_AGAIN)
     now = facts_of(args, rows, config)
     wanted = {name: getattr(config, name) for name in SHAPE} | {name: now[name] for name in KEPT}
+    wanted |= {"ema_decay": None, "lora_alpha": args.lora_rank and 2 * args.lora_rank}  # of version 0.1
     if None not in (now[BASE], run.get(BASE)):
         wanted[BASE] = now[BASE]
     for name, value in wanted.items():

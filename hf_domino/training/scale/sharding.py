@@ -47,7 +47,7 @@ def check_finite(model: nn.Module, step: int) -> None:
     parameters = dict(model.named_parameters())
     locals_ = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in parameters.values()]
     broken = torch.stack([~torch.isfinite(weight.detach()).all() for weight in locals_]).int()
-    if distributed.is_available() and distributed.is_initialized():
+    if distributed.is_initialized():
         distributed.all_reduce(broken, op=distributed.ReduceOp.MAX)
     names = [name for name, is_broken in zip(parameters, broken.tolist(), strict=True) if is_broken]
     if names:

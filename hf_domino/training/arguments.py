@@ -13,28 +13,8 @@ from hf_domino._common.refusal import refusal
 from hf_domino.drafter.adapters import OLDEST_PEFT
 from hf_domino.training.fields import TrainingFields
 from hf_domino.training.objective.distillation import DIVERGENCES
-from hf_domino.training.objective.losses import LossOptions
 
-# Positions after which a loss weight has fallen to 1/e, by block size (arXiv 2605.29707, 2602.06036).
-LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
 POSITION_WEIGHTS = ("decay", "dpace")
-MOST_LOGITS = 2**25
-LENGTHS = 8  # of rows on a GPU, where each takes memory and kernels of its own
-POSITIONS_IN_CACHE = 256  # their logits stay in a CPU's caches, and still share one reading of lm_head
-
-
-def default_loss_decay(block_size: int) -> float:
-    """The published `loss_decay` of a block size, else a little under half of it.
-
-    Example:
-    ```python
-    >>> from hf_domino.training.arguments import default_loss_decay
-    >>> default_loss_decay(16), default_loss_decay(12)
-    (7.0, 5.4)
-
-    ```
-    """
-    return LOSS_DECAY_BY_BLOCK_SIZE.get(block_size, round(0.45 * block_size, 2))
 
 
 @dataclass
@@ -109,8 +89,11 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             ("max_length", lambda value: value >= 2, "at least 2"),
             ("num_anchors lora_rank", lambda value: value >= 1, "at least 1"),
             ("walk_rows learning_rate muon_learning_rate", lambda value: value >= 0, "at least 0"),
-            ("lambda_base_decay_ratio lambda_base_start", lambda value: 0 <= value <= 1, "in [0, 1]"),
-            ("distillation_weight", lambda value: 0 <= value <= 1, "in [0, 1]"),
+            (
+                "lambda_base_decay_ratio lambda_base_start distillation_weight",
+                lambda value: 0 <= value <= 1,
+                "in [0, 1]",
+            ),
             ("loss_decay", lambda value: value > 0, "above 0, or None for the published value"),
         ):
             for name in names.split():
@@ -119,7 +102,15 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         for name, choices in (("distillation_loss", DIVERGENCES), ("position_weights", POSITION_WEIGHTS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
-        self._check_parts()
+        if self.train_only not in (None, "head"):
+            raise refusal("train_only", "'head' or left out", self.train_only, "Without it, all is trained.")
+        if self.lora_rank is not None:
+            for name in ("train_only", "muon_learning_rate"):
+                if getattr(self, name) is not None:
+                    remedy = "Adapters are trained with AdamW, of head and backbone alike."
+                    raise refusal(f"{name} with lora_rank", None, getattr(self, name), remedy)
+            if not is_peft_greater_or_equal(OLDEST_PEFT):
+                raise refusal("lora_rank", f"left out, without peft {OLDEST_PEFT}", self.lora_rank, "pip install peft")
         if "walked" in str(self.metric_for_best_model) and not self.walk_rows:
             remedy = "Set walk_rows to 1 or more."
             raise refusal("metric_for_best_model with walk_rows=0", "'loss'", self.metric_for_best_model, remedy)
@@ -131,43 +122,12 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
 
     @property
-    def computes_in(self) -> torch.dtype:
-        """The dtype of what is trained: that of autocast, or fp32 without it."""
-        return torch.bfloat16 if self.bf16 else torch.float16 if self.fp16 else torch.float32
-
-    @property
     def is_static(self) -> bool:
         """Whether shapes are to be the same in all steps, and none to wait for the device: not on a CPU."""
         return self.device.type != "cpu"
-
-    @property
-    def row_multiple(self) -> int:
-        """What lengths of rows are padded to multiples of."""
-        return -(-self.max_length // LENGTHS) if self.is_static else 1
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
         """`chat_template_kwargs` as a mapping, empty where there are none."""
         assert not isinstance(self.chat_template_kwargs, str)  # JSON is read when the arguments are made
         return self.chat_template_kwargs or {}
-
-    def logits_per_chunk(self, vocab_size: int) -> int:
-        """Most logits that are held at once, for this vocabulary on this device."""
-        return min(POSITIONS_IN_CACHE * vocab_size, MOST_LOGITS) if self.device.type == "cpu" else MOST_LOGITS
-
-    def loss_options(self) -> LossOptions:
-        """What is trained beside the published loss."""
-        return LossOptions(self.distillation_weight, self.distillation_loss, self.position_weights == "dpace")
-
-    def _check_parts(self) -> None:
-        """Refuse parts of the drafter that cannot be trained so, or not together."""
-        if self.train_only not in (None, "head"):
-            raise refusal("train_only", "'head' or left out", self.train_only, "Without it, all is trained.")
-        if self.lora_rank is None:
-            return
-        for name in ("train_only", "muon_learning_rate"):
-            if getattr(self, name) is not None:
-                remedy = "Adapters are trained with AdamW, of head and backbone alike."
-                raise refusal(f"{name} with lora_rank", None, getattr(self, name), remedy)
-        if not is_peft_greater_or_equal(OLDEST_PEFT):
-            raise refusal("lora_rank", f"left out, without peft {OLDEST_PEFT}", self.lora_rank, "pip install peft")

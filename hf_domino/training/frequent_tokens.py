@@ -37,6 +37,5 @@ def take_frequent_tokens(drafter: DominoDraftModel, rows: Any, args: DominoTrain
         share = counts[found[0]].sum() / max(counts.sum(), 1)
         said = f"{share:.2%} of what the training text says, which says {int((counts > 0).sum())} of them"
         notice(f"the draft vocabulary: {size} of {vocab_size} tokens, {said}.")
-    if args.world_size > 1:
-        broadcast_object_list(found)
+    broadcast_object_list(found)
     drafter.d2t.copy_(d2t_of(found[0], vocab_size))

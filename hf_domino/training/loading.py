@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,12 @@ from hf_domino.data.encoding import encode_frame
 from hf_domino.data.filters import keep_apart
 from hf_domino.data.packing import PackedRows
 from hf_domino.data.records import FILE_KINDS, RECORD_SUFFIXES, Source, from_dataset, from_files
-from hf_domino.data.rows import RowDataset, encode_dataset, load_rows
+from hf_domino.data.rows import encode_dataset, load_rows
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments
-from hf_domino.training.hidden_states.reading import CachedRows
 
 SAME_TEXT = "evaluation is on the training text: its figures say how well that was learned, and nothing of other text."
 FEW_ROWS = 64  # distinct ones; useful trainings have thousands
-
-
-@dataclass(frozen=True)
-class TrainingRows:
-    """The rows of a training, and those of its evaluation, if there are any."""
-
-    train: RowDataset | CachedRows
-    evaluation: RowDataset | CachedRows | None
 
 
 def sources_of(data: DataArguments) -> dict[str, Source]:
@@ -58,19 +48,8 @@ def sources_of(data: DataArguments) -> dict[str, Source]:
 
 def load_training_rows(
     data: DataArguments, args: DominoTrainingArguments, target: PreTrainedModel, tokenizer: Any
-) -> TrainingRows:
-    """Read the rows of a training.
-
-    Args:
-        data (`DataArguments`): Files or data sets.
-        args (`DominoTrainingArguments`): Of the training.
-        target (`PreTrainedModel`): The target.
-        tokenizer (`PreTrainedTokenizerBase`): Its tokenizer.
-
-    Raises:
-        ValueError: If a record is not as described, no row can be trained on, or evaluation text stands in training
-            rows and `evaluation_leaks` is `"error"`.
-    """
+) -> list[Any]:
+    """Read the rows of a training, and those of its evaluation, or None where there are none."""
     args.max_length = within_window(target.config, args.max_length, 0)
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     sources = sources_of(data)
@@ -95,7 +74,7 @@ def load_training_rows(
             f"distinct rows to train on: {distinct}. A drafter learns so few by heart, and little of other text. "
             "Let the target write thousands (hf-domino data), or give more of its text."
         )
-    return TrainingRows(train, evaluation)
+    return [train, evaluation]
 
 
 def encode_rows(

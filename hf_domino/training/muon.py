@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_domino._common.dtypes import fast_dtype
 
+MOMENTUM = 0.95  # of Muon, as torch has it
 RMS_OF_ADAMW = 0.2  # of its updates, which torch's "match_rms_adamw" takes over
 SMALLEST_NORM = 1e-7  # that a matrix is divided by
 # The iteration's polynomials a x + b x^3 + c x^5, the best in turn for singular values from 1e-3 to 1 ("Polar Express",
@@ -34,21 +35,42 @@ POLYNOMIALS = (
 MARGIN = 1.01  # of a step, for what rounding adds: beyond their range, polynomials of degree 5 diverge
 
 
-class SharedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` with better polynomials, by shapes, shared among the processes, sharded or not.
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon with better polynomials for the inner matrices of a model, `torch.optim.AdamW` for everything else.
 
-    Torch's own takes one polynomial, one matrix at a time and every matrix in every process. Here every process keeps
-    all momenta, orthogonalises its share of the matrices of a shape and gives it to the others.
+    Torch's Muon takes one polynomial, one matrix at a time and every matrix in every process. Here every process keeps
+    all momenta, orthogonalises its share of the matrices of a shape and gives it to the others, sharded or not.
+
+    Args:
+        model (`nn.Module`): Its parameters are divided: two-dimensional ones but the embeddings go to Muon.
+        muon_lr (`float`): Learning rate of Muon, in units of AdamW's (updates are rescaled to its size).
+        adamw_lr (`float`): Learning rate of AdamW.
+        weight_decay (`float`): Of the matrices; the rest is not decayed.
     """
+
+    def __init__(self, model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float):
+        inner: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
+        for name, parameter in model.named_parameters():
+            (inner if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
+        muon = {"params": inner, "lr": muon_lr, "weight_decay": weight_decay, "momentum": MOMENTUM}
+        # A group, which may be empty: some drafters are matrices alone.
+        self._adamw = torch.optim.AdamW(
+            [{"params": rest}], lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
+        super().__init__([muon, *self._adamw.param_groups], {})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all matrices; sharded ones are gathered for it."""
-        for group in self.param_groups:
-            if matrices := [matrix for matrix in group["params"] if matrix.grad is not None]:
-                self._step(matrices, group)
+        """Update all parameters; gradients must be there, and sharded matrices are gathered."""
+        group = self.param_groups[0]
+        if matrices := [matrix for matrix in group["params"] if matrix.grad is not None]:
+            self._update(matrices, group)
+        # Its groups and its state are these, which schedules, sharding and checkpoints change or replace.
+        self._adamw.param_groups, self._adamw.state = self.param_groups[1:], self.state
+        self._adamw.step()
 
-    def _step(self, matrices: list[torch.Tensor], group: dict[str, Any]) -> None:
+    def _update(self, matrices: list[torch.Tensor], group: dict[str, Any]) -> None:
         gradients: list[Any] = [matrix.grad for matrix in matrices]
         for matrix in matrices:
             if "momentum_buffer" not in self.state[matrix]:
@@ -60,33 +82,34 @@ class SharedMuon(torch.optim.Muon):
         is_wide = [matrix.shape[0] <= matrix.shape[1] for matrix in matrices]
         whole = [update.full_tensor() if isinstance(update, DTensor) else update for update in updates]
         wide = [update if lies else update.mT for update, lies in zip(whole, is_wide, strict=True)]
-        for matrix, update, lies in zip(matrices, self._orthogonal(wide), is_wide, strict=True):
+        for matrix, update, lies in zip(matrices, _orthogonal(wide), is_wide, strict=True):
             found = update if lies else update.mT
             if isinstance(matrix, DTensor):
                 found = distribute_tensor(found, matrix.device_mesh, matrix.placements, src_data_rank=None)
             matrix.add_(found, alpha=-group["lr"] * RMS_OF_ADAMW * math.sqrt(update.shape[1]))
 
-    def _orthogonal(self, wide: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Every matrix orthogonalised, `[R, C]` each; of those of one shape, this process makes its share."""
-        rank, num_processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        groups = defaultdict(list)
-        for place, matrix in enumerate(wide):  # one process on a CPU is the fastest with one at a time
-            groups[place if matrix.is_cpu and num_processes == 1 else matrix.shape].append(place)
-        found: dict[int, torch.Tensor] = {}
-        for places in groups.values():
-            if len(places) == 1:
-                found[places[0]] = orthogonalise(wide[places[0]])
-                continue
-            stack = torch.stack([wide[place] for place in places])  # [N, R, C]
-            stack = F.pad(stack, (0, 0, 0, 0, 0, -len(stack) % num_processes))
-            made = orthogonalise(stack.chunk(num_processes)[rank]).contiguous()
-            if num_processes > 1:
-                whole = made.new_empty(stack.shape)
-                # As bytes, which every backend knows.
-                dist.all_gather_into_tensor(whole.view(torch.uint8), made.view(torch.uint8))
-                made = whole
-            found |= dict(zip(places, made, strict=False))
-        return [found[place] for place in range(len(wide))]
+
+def _orthogonal(wide: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Every matrix orthogonalised, `[R, C]` each; of those of one shape, this process makes its share."""
+    rank, num_processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    groups = defaultdict(list)
+    for place, matrix in enumerate(wide):  # one process on a CPU is the fastest with one at a time
+        groups[place if matrix.is_cpu and num_processes == 1 else matrix.shape].append(place)
+    found: dict[int, torch.Tensor] = {}
+    for places in groups.values():
+        if len(places) == 1:
+            found[places[0]] = orthogonalise(wide[places[0]])
+            continue
+        stack = torch.stack([wide[place] for place in places])  # [N, R, C]
+        stack = F.pad(stack, (0, 0, 0, 0, 0, -len(stack) % num_processes))
+        made = orthogonalise(stack.chunk(num_processes)[rank]).contiguous()
+        if num_processes > 1:
+            whole = made.new_empty(stack.shape)
+            # As bytes, which every backend knows.
+            dist.all_gather_into_tensor(whole.view(torch.uint8), made.view(torch.uint8))
+            made = whole
+        found |= dict(zip(places, made, strict=False))
+    return [found[place] for place in range(len(wide))]
 
 
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
@@ -101,43 +124,3 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
         update = add_product(gram, gram, gram, beta=cubic, alpha=quintic)
         found = add_product(found, update, found, beta=linear / MARGIN)
     return found
-
-
-class MuonWithAdamW(torch.optim.Optimizer):
-    """[`SharedMuon`] for the inner matrices of a model and `torch.optim.AdamW` for everything else.
-
-    Args:
-        model (`nn.Module`): Its parameters are divided: two-dimensional ones but the embeddings go to Muon.
-        muon_lr (`float`): Learning rate of Muon, in units of AdamW's (updates are rescaled to its size).
-        adamw_lr (`float`): Learning rate of AdamW.
-        weight_decay (`float`): Of the matrices; the rest is not decayed.
-    """
-
-    def __init__(self, model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float):
-        inner: list[nn.Parameter] = []
-        rest: list[nn.Parameter] = []
-        for name, parameter in model.named_parameters():
-            (inner if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
-        muon = SharedMuon(inner, lr=muon_lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-        # A group, which may be empty: some drafters are matrices alone.
-        adamw = torch.optim.AdamW([{"params": rest}], lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-        self.optimizers = (muon, adamw)
-        super().__init__([*muon.param_groups, *adamw.param_groups], {})
-        self._share()
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all parameters; gradients must be there."""
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        super().load_state_dict(state_dict)
-        self._share()
-
-    def _share(self) -> None:
-        """One set of groups and one state for both views: schedules, sharding and checkpoints reach the inner two."""
-        muon, adamw = self.optimizers
-        muon.param_groups, adamw.param_groups = self.param_groups[:1], self.param_groups[1:]
-        muon.state = adamw.state = self.state

@@ -46,70 +46,24 @@ def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn
     return drafter
 
 
-def check_start(drafter: str | None, overrides: Mapping[str, Any], args: DominoTrainingArguments) -> None:
-    """Refuse trainings that cannot start from what they are given, before anything is loaded.
-
-    Args:
-        drafter (`str`, *optional*): The drafter to start from; None for a new one.
-        overrides (`Mapping`): Fields of its shape that were given.
-        args (`DominoTrainingArguments`): For `lora_rank` and `train_only`.
-
-    Raises:
-        ValueError: Naming the field.
-    """
-    for name in ("lora_rank", "train_only"):
-        if drafter is None and getattr(args, name) is not None:
-            remedy = "Name the drafter it starts from: --drafter FOLDER."
-            raise refusal(f"{name} of a new drafter", None, getattr(args, name), remedy)
-    if drafter is None or not overrides:
-        return
-    of_head = set(overrides) - {BLOCK_SIZE}
-    if of_head and (overrides.get("projector_type") != "domino" or not of_head <= set(OF_A_HEAD)):
-        raise ValueError(
-            f"{', '.join(name for name in overrides if name in of_head)} must not be set with drafter={drafter!r}: the "
-            f"drafter has its own shape. Only another block_size, or with projector_type=domino a new correction head "
-            f"for a DFlash drafter, goes with its weights."
-        )
-    if args.lora_rank is not None:
-        remedy = "An adapter has the shape of its drafter: leave one of them out."
-        raise refusal(f"lora_rank with {', '.join(overrides)}", None, args.lora_rank, remedy)
-
-
 def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
-    """A drafter to be trained further, with blocks of another length or a new correction head if that is asked for.
+    """A drafter to be trained further, with another `block_size`, or of DFlash with a new correction head.
 
-    Args:
-        drafter (`DominoDraftModel`): Trained before; changed in place where it keeps its head.
-        overrides (`Mapping`): `block_size`, fields of a head among `OF_A_HEAD`, or none.
-
-    Raises:
-        ValueError: If there is a head already, or blocks are shorter than can be.
+    Such a head changes nothing until it is trained. `overrides` are those that a run lets pass, or none.
     """
-    block_size = overrides.get(BLOCK_SIZE, drafter.config.block_size)
-    if block_size != drafter.config.block_size:
-        drafter.config.kind.refuse_what_it_lacks(BLOCK_SIZE)
-    drafter.config.block_size = block_size
-    drafter.config.check()
-    head = {name: value for name, value in overrides.items() if name != BLOCK_SIZE}
-    return add_head(drafter, head) if head else drafter
-
-
-def add_head(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
-    """A DFlash drafter with a new correction head, which drafts as before until it is trained.
-
-    Args:
-        drafter (`DominoDraftModel`): A DFlash drafter.
-        overrides (`Mapping`): Fields of the head, among `OF_A_HEAD`.
-
-    Raises:
-        ValueError: If it has a correction head already.
-    """
-    if drafter.config.projector_type != "dflash":
-        remedy = "Leave projector_type out, or start from a DFlash drafter."
-        raise refusal("the drafter of a new head", "plain DFlash", drafter.config.kind.title, remedy)
+    if not overrides:
+        return drafter
     config = copy.deepcopy(drafter.config)
-    for name, value in {**KINDS["domino"].defaults, **overrides}.items():
+    if overrides.get(BLOCK_SIZE, config.block_size) != config.block_size:
+        config.kind.refuse_what_it_lacks(BLOCK_SIZE)
+    if "projector_type" in overrides:
+        if config.projector_type != "dflash":
+            remedy = "Leave projector_type out, or start from a DFlash drafter."
+            raise refusal("the drafter of a new head", "plain DFlash", config.kind.title, remedy)
+        overrides = {**KINDS["domino"].defaults, **overrides}
+    for name, value in overrides.items():
         setattr(config, name, value)
+    config.check()
     result = DominoDraftModel(config)
     result.load_state_dict(drafter.state_dict(), strict=False)
     return result

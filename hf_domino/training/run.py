@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import signal
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, set_seed
+from transformers import AutoTokenizer, set_seed
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
@@ -23,7 +23,7 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.frequent_tokens import take_frequent_tokens
 from hf_domino.training.hidden_states.command import load_target, whole_target, with_states
 from hf_domino.training.loading import load_training_rows, sources_of
-from hf_domino.training.parts import check_start, go_on_from
+from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, go_on_from
 from hf_domino.training.runs.checkpoints import GO_ON
 from hf_domino.training.runs.locking import alone_in_folder
 from hf_domino.training.runs.resuming import prepare_folder
@@ -84,7 +84,11 @@ def make_trainer(
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = load_target(names, args)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
-    drafter = build_drafter(names, shape, target, tokenizer)
+    overrides = shape.overrides()
+    if names.drafter is None:
+        drafter = DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **overrides))
+    else:
+        drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target, tokenizer).record_in(drafter.config)
     checkpoint, finished = prepare_folder(args, drafter.config, names.overwrite)
     if finished:
@@ -92,11 +96,13 @@ def make_trainer(
         return None, None
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
-        equip(drafter, target, rows.train, names, args)
+        take_frequent_tokens(drafter, rows[0], args)
+        if names.start_from_target:
+            start_from_target(drafter, whole_target(target, names, args), rows[0][0]["input_ids"])
     if names.cache_hidden_states:
         target, rows = with_states(target, drafter.config, rows, names, args)
     trainer = DominoTrainer(
-        drafter, target, args, train_dataset=rows.train, eval_dataset=rows.evaluation, processing_class=tokenizer
+        drafter, target, args, train_dataset=rows[0], eval_dataset=rows[1], processing_class=tokenizer
     )
     if names.drafter and not checkpoint and drafter.has_correction_head and trainer.lambda_base(0) == 1:
         notice(CURRICULUM_RESTARTS.format(names.drafter))
@@ -116,13 +122,33 @@ def check_fields(
         raise refusal("shard_target with cache_hidden_states", False, True, remedy)
     if args.eval_strategy != "no" and data.eval_file is None:
         raise refusal("eval_strategy", "no without evaluation text", args.eval_strategy.value, "Set eval_file too.")
-    check_start(names.drafter, shape.overrides(), args)
+    overrides = shape.overrides()
+    for name in ("lora_rank", "train_only"):
+        if names.drafter is None and getattr(args, name) is not None:
+            remedy = "Name the drafter it starts from: --drafter FOLDER."
+            raise refusal(f"{name} of a new drafter", None, getattr(args, name), remedy)
+    if names.drafter is None or not overrides:
+        return
+    of_head = [name for name in overrides if name != BLOCK_SIZE]
+    if of_head and (overrides.get("projector_type") != "domino" or not set(of_head) <= set(OF_A_HEAD)):
+        raise ValueError(
+            f"{', '.join(of_head)} must not be set with drafter={names.drafter!r}: the "
+            f"drafter has its own shape. Only another block_size, or with projector_type=domino a new correction head "
+            f"for a DFlash drafter, goes with its weights."
+        )
+    if args.lora_rank is not None:
+        remedy = "An adapter has the shape of its drafter: leave one of them out."
+        raise refusal(f"lora_rank with {', '.join(overrides)}", None, args.lora_rank, remedy)
 
 
 def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:
     """What one does with a trained drafter, as commands."""
-    prompts = f" --prompts {shlex.quote(str(data.eval_file))}" if _holds_prompts(data.eval_file) else ""
-    dtype, device = str(args.computes_in).removeprefix("torch."), args.device.type
+    prompts, file = "", Path(str(data.eval_file))
+    if file.is_file() and file.suffix in RECORD_SUFFIXES:
+        with suppress(ValueError):  # token ids: then the commands measure on prompts of their own
+            prompt_of(next(read_records(file))[1], str(file))
+            prompts = f" --prompts {shlex.quote(str(file))}"
+    dtype, device = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32", args.device.type
     where = "" if (device, dtype) == ("cpu", "float32") else f" --device {device} --dtype {dtype}"
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"
@@ -135,38 +161,3 @@ def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -
     if args.lora_rank is not None:  # an adapter has a card, but no configuration to make one from
         lines.pop()
     return "\n  ".join(lines)
-
-
-def _holds_prompts(file: str | None) -> bool:
-    """Whether the commands that measure can read a file of the evaluation; others measure on prompts of their own."""
-    if file is None or Path(file).suffix not in RECORD_SUFFIXES:
-        return False
-    try:
-        prompt_of(next(read_records(Path(file)))[1], file)
-    except ValueError:  # token ids
-        return False
-    return True
-
-
-def equip(
-    drafter: DominoDraftModel,
-    target: PreTrainedModel,
-    rows: Any,
-    names: ModelArguments,
-    args: DominoTrainingArguments,
-) -> None:
-    """Give a new drafter what it takes from its rows and its target: frequent tokens, and the weights to start from."""
-    take_frequent_tokens(drafter, rows, args)
-    if names.start_from_target:
-        start_from_target(drafter, whole_target(target, names, args), rows[0]["input_ids"])
-
-
-def build_drafter(
-    names: ModelArguments, shape: DrafterArguments, target: PreTrainedModel, tokenizer: Any
-) -> DominoDraftModel:
-    """The drafter that a training begins with: a new one, or what exists, in fp32."""
-    overrides = shape.overrides()
-    if names.drafter is None:
-        return DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **overrides))
-    drafter = DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32)
-    return go_on_from(drafter, overrides)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import shutil
 import signal
 import time
@@ -34,22 +35,24 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import walked_metrics
 from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.figures import draw_training
-from hf_domino.training.evidence.meter import EvaluationMeter, TrainingMeter, show_less, warn_of_head
+from hf_domino.training.evidence.meter import Meter, show_less, warn_of_head
 from hf_domino.training.frequent_tokens import say_first_tokens
-from hf_domino.training.hidden_states.reading import CachedRows, check_layers
+from hf_domino.training.hidden_states.reading import CachedRows, check_states
 from hf_domino.training.loading import encode_rows
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, DrawingCollator, sample_anchors
-from hf_domino.training.objective.faults import LossWatch
+from hf_domino.training.objective.distillation import check_final
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.parts import choose_parts
 from hf_domino.training.runs.checkpoints import GO_ON, STATE_FILE, StopOnSignal, last_checkpoint
 from hf_domino.training.runs.locking import alone_in_folder
-from hf_domino.training.runs.resuming import check_resumable, save_run
+from hf_domino.training.runs.resuming import RUN_FILE, check_resumable, facts_of
 from hf_domino.training.scale.packing_probe import check_no_leaks
 from hf_domino.training.scale.placing import place_target
 from hf_domino.training.scale.sharding import check_finite, prepare_sharding, shard_target
+
+LENGTHS = 8  # of rows on a GPU, where each takes memory and kernels of its own
 
 
 class DominoTrainer(Trainer):
@@ -64,11 +67,9 @@ class DominoTrainer(Trainer):
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
-            It is moved to the training device, unless it has a `device_map`, is offloaded or sharded, or divided among
-            the processes (`args.shard_target`).
+            It is moved to the training device, unless it is placed, offloaded or to be divided (`args.shard_target`).
         args (`DominoTrainingArguments`): Training arguments.
-        data_collator (*optional*): Defaults to [`~data.packing.collate_rows`] with the
-            drafter's pad token.
+        data_collator (*optional*): Defaults to [`~data.packing.collate_rows`] with the drafter's pad token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
             and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. For
             [`~training.CachedRows`] the target does not run. With a `data_collator` of your own they stay as they are.
@@ -76,8 +77,7 @@ class DominoTrainer(Trainer):
         kwargs: As for [`~transformers.Trainer`].
 
     Raises:
-        ValueError: If the drafter does not fit the target, a record is not as described, several GPUs are driven by
-            one process, or `fsdp` or `shard_target` cannot be done.
+        ValueError: If drafter and target do not fit, a record is not as described, or an argument cannot be followed.
 
     Example:
     ```python
@@ -127,13 +127,13 @@ class DominoTrainer(Trainer):
             if getattr(args, feature):
                 model.config.kind.refuse_what_it_lacks(feature)
         say_first_tokens(model)
-        check_layers(model.config, train_dataset, eval_dataset)
+        check_states(model.config, args.distillation_weight > 0, train_dataset)
+        check_states(model.config, False, eval_dataset)
         if data_collator is not None and args.packing:
             raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
         if data_collator is None:
-            data_collator = partial(
-                collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=args.row_multiple
-            )
+            multiple = -(-args.max_length // LENGTHS) if args.is_static else 1
+            data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=multiple)
             train_dataset, eval_dataset = encode_rows(model.config, args, train_dataset, eval_dataset, processing_class)
         super().__init__(
             model=choose_parts(model.float(), args), args=args, data_collator=DrawingCollator(data_collator, args),
@@ -147,14 +147,13 @@ class DominoTrainer(Trainer):
         target = shard_target(target, args) if args.shard_target else place_target(target, args.device)
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
-        self._losses = LossWatch(self.accelerator, self.objective.find_fault)
+        self._losses: list[tuple[int, torch.Tensor, Batch]] = []  # steps, losses and texts to be looked at
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # since they were last counted
-        self.meter = TrainingMeter(model.config, args.device)
+        self.meter = Meter(model.config, args.device)
         self._stop = StopOnSignal(self.accelerator)
         if not args.enable_jit_checkpoint:  # that is Transformers' own way to do so
             self.add_callback(self._stop)
         show_less(self.callback_handler.callbacks)
-        self._clock = time.monotonic()
 
     @property
     def stopped_by_signal(self) -> signal.Signals | None:
@@ -174,9 +173,13 @@ class DominoTrainer(Trainer):
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
             check_resumable(checkpoint, self.drafter.config, self.args, self.train_dataset)
-        rows = self.train_dataset
-        if isinstance(rows, PackedRows) and not isinstance(rows.rows, CachedRows):
-            check_no_leaks(self.target, rows)
+        packed = self.train_dataset if isinstance(self.train_dataset, PackedRows) else None
+        if not isinstance(packed.rows if packed else self.train_dataset, CachedRows):  # else the target does not run
+            with self.accelerator.autocast():
+                if self.args.distillation_weight:
+                    check_final(self.target)
+            if packed:
+                check_no_leaks(self.target, packed)
         self._clock = time.monotonic()
         with alone_in_folder(self.args), self._stop.listening(self.stop_signals):
             return super().train(checkpoint, *args, **kwargs)
@@ -217,20 +220,26 @@ class DominoTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """This process's share of the loss of one micro-batch, scaled for the averaging of gradients.
-
-        One that is not finite is refused, by step and who is at fault; on a GPU with the next line of the log.
-        """
+        """This process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
         step = self.state.global_step
         scored = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
         text = {name: values for name, values in inputs.items() if name != STATES}
-        self._losses.add(step + 1, scored.losses.loss, text)
+        self._losses.append((step + 1, scored.losses.loss.detach(), text))
         if not self.args.is_static:
-            self._losses.look()
+            self._look_at_losses()
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(scored, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
         return scored.losses.loss / total * self.accelerator.num_processes
+
+    def _look_at_losses(self) -> None:
+        """Refuse the first new loss that is not finite in any process; on a GPU with the next line of the log."""
+        seen, self._losses = self._losses, []
+        if seen:
+            broken = (~torch.isfinite(torch.stack([loss for _, loss, _ in seen]))).float()
+            for (step, loss, batch), count in zip(seen, self.accelerator.reduce(broken, "sum").tolist(), strict=True):
+                if count:
+                    raise refusal(f"the loss of step {step}", "finite", loss.item(), self.objective.find_fault(batch))
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -249,9 +258,10 @@ class DominoTrainer(Trainer):
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
-        meter = self._evaluation_meter = EvaluationMeter(self.drafter.config, self.args.device)
+        meter = self._evaluation_meter = Meter(self.drafter.config, self.args.device)
         output = super().evaluation_loop(dataloader, *args, **kwargs)
-        metrics = meter.means(self.accelerator)
+        metrics = meter.means(self.accelerator, by_position=True)
+        metrics["loss"] = metrics["corrected_loss"]
         warn_of_head(metrics, self.lambda_base(self.state.global_step))
         if self.args.walk_rows:
             rows = [dataloader.dataset[index] for index in range(min(self.args.walk_rows, len(dataloader.dataset)))]
@@ -270,10 +280,14 @@ class DominoTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""
-        self._losses.look()
+        self._look_at_losses()
         self._count_tokens()
         if "loss" in logs:
-            logs |= {"num_input_tokens_seen": self.state.num_input_tokens_seen, "hours": self._hours()}
+            # Those before a resumed checkpoint count too.
+            before = next((entry["hours"] for entry in reversed(self.state.log_history) if "hours" in entry), 0.0)
+            since, self._clock = self._clock, time.monotonic()
+            logs["hours"] = before + (self._clock - since) / 3600
+            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
             logs |= self.meter.means(self.accelerator)
             if self.drafter.has_correction_head:
                 logs["lambda_base"] = self.lambda_base(self.state.global_step - 1)  # of the last step
@@ -281,12 +295,6 @@ class DominoTrainer(Trainer):
         super().log(logs, *args, **kwargs)
         if "eval_loss" in logs and self.is_world_process_zero():
             draw_training(self.state.log_history, Path(str(self.args.output_dir)))
-
-    def _hours(self) -> float:
-        """Wall-clock hours of training, those before a resumed checkpoint included."""
-        before = next((entry["hours"] for entry in reversed(self.state.log_history) if "hours" in entry), 0.0)
-        since, self._clock = self._clock, time.monotonic()
-        return before + (self._clock - since) / 3600
 
     def create_model_card(
         self, model_name: str | None = None, dataset: Any = None, dataset_tags: Any = None,
@@ -297,8 +305,7 @@ class DominoTrainer(Trainer):
         Args:
             model_name (`str`, *optional*): Defaults to the name on the Hub, where one is known, or of `output_dir`.
             dataset, dataset_tags (`str` or `list[str]`, *optional*): Data sets on the Hub it was trained on.
-            finetuned_from (`str`, *optional*): The target's name, in place of the one it was loaded by.
-            metadata: Fields for the head of the card, such as `license`.
+            finetuned_from, metadata (*optional*): The target's name; fields for the head of the card, like `license`.
         """
         if self.is_world_process_zero():
             name = self.hub_model_id or model_name
@@ -337,6 +344,7 @@ class DominoTrainer(Trainer):
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             folder = output_dir or str(self.args.output_dir)
-            save_run(folder, self.args, self.train_dataset, self.drafter.config)
+            facts = facts_of(self.args, self.train_dataset, self.drafter.config)
+            Path(folder, RUN_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
             if self.args.lora_rank is not None:
                 save_target(self.drafter, folder)

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
@@ -21,7 +20,7 @@ from hf_domino.drafter.modeling import DominoDraftModel
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
 REST = 0.05  # of `fc`'s random weights, to which the last captured layer is added: so it learns from all
 REMEDY = "Leave start_from_target out: a new drafter has random weights then."
-NORM_TOL = 1e-2  # of a norm in 16 bits
+SAME_TOL = 1e-2  # of what a layer makes in 16 bits
 
 
 @torch.no_grad()
@@ -61,17 +60,16 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
 
 
 def _take(own: Any, other: Any, name: str) -> None:
-    """Copy the weight of a linear layer or norm of the target; refuse what is not made as `own` is."""
-    weight: Any = getattr(other, "weight", None)
-    is_kind = type(weight) is nn.Parameter and (type(other) is nn.Linear or weight.dim() == 1)
-    is_plain = is_kind and weight.element_size() > 1 and not weight.is_meta and getattr(other, "bias", None) is None
-    if not is_plain or weight.shape != own.weight.shape:
-        found = "none" if weight is None else f"{type(other).__name__} {tuple(weight.shape)}"
-        expected = f"a {type(own).__name__} {tuple(own.weight.shape)} in memory, of 16 or 32 bits and without bias"
-        raise refusal(f"{name} of a target to start from", expected, found, REMEDY)
-    own.weight.copy_(weight)
-    if weight.dim() == 1:
-        probe = torch.linspace(-1, 2, len(weight), device=weight.device)
-        normed = other(probe.to(weight.dtype)).to(own.weight)
-        if not torch.allclose(normed, own(probe.to(own.weight)), NORM_TOL, NORM_TOL):
-            raise refusal(f"{name} of a target to start from", "a root mean square norm", type(other).__name__, REMEDY)
+    """Copy the weight of a linear layer or norm of the target; refuse one that does not do with it what `own` does."""
+    weight: Any = getattr(other, "weight", torch.empty(0))
+    is_same = weight.shape == own.weight.shape and weight.is_floating_point() and weight.element_size() > 1
+    if is_same and not weight.is_meta:
+        own.weight.copy_(weight)
+        probe = torch.linspace(-1, 2, weight.shape[-1], device=weight.device).to(weight.dtype)
+        made = other(probe).to(own.weight)
+        if (own(probe.to(own.weight)) - made).norm() <= SAME_TOL * made.norm():
+            return
+    expected = f"what a {type(own).__name__} {tuple(own.weight.shape)} of 16 or 32 bits in memory makes of its weight"
+    raise refusal(
+        f"{name} of a target to start from", expected, f"{type(other).__name__} {tuple(weight.shape)}", REMEDY
+    )

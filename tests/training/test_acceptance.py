@@ -17,14 +17,13 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "repetition_penalty"), [(kind, 1.0) for kind in KINDS] + [(KINDS[1], 1.2)])
-def test_walk_equals_generation(kind, repetition_penalty, target, make_drafter, make_trainer, greedy_rows, monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_walk_equals_generation(kind, target, make_drafter, make_trainer, greedy_rows):
     install()
-    monkeypatch.setattr(target.generation_config, "repetition_penalty", repetition_penalty)
     drafter = make_drafter(target, **kind)
     make_trainer(drafter, greedy_rows, max_steps=30).train()  # a drafter that accepts something
     drafter.eval()
-    longer = drafter.config.num_draft_tokens
+    longer, found = drafter.config.num_draft_tokens, []
     for row in greedy_rows[:2]:
         start = row["loss_mask"].index(1)
         prompt = torch.tensor([row["input_ids"][:start]])
@@ -37,28 +36,13 @@ def test_walk_equals_generation(kind, repetition_penalty, target, make_drafter, 
         walked = walked[: len(measured)]
         walked[-1] -= sum(walked) - (NUM_TOKENS - 1)  # generation cuts its last round
         assert walked == measured
-
-
-def test_walked_text_is_worth_testing(target, make_drafter, make_trainer, greedy_rows):
-    drafter = make_drafter(target)
-    make_trainer(drafter, greedy_rows, max_steps=60).train()
-    rounds = walk_acceptance(drafter, target, *zip(*((r["input_ids"], 4) for r in greedy_rows), strict=True))
-    assert 1.2 < mean_acceptance_length(rounds) < drafter.config.num_draft_tokens
+        found.append(walked)
+    assert 1.2 < mean_acceptance_length(found) < longer
 
 
 def test_rounds_that_reach_behind_the_text_are_left_out(target, make_drafter):
-    drafter = make_drafter(target, block_size=6, shift_label=True)
-    assert walk_acceptance(drafter, target, [list(range(4, 14))], [4]) == [[]]
-    assert len(walk_acceptance(drafter, target, [list(range(4, 15))], [4])[0]) == 1
-    assert mean_acceptance_length([[]]) is None
-
-
-def test_training_mode_is_kept(target, make_drafter):
-    drafter = make_drafter(target).train()
-    walk_acceptance(drafter, target, [list(range(4, 20))], [4])
+    drafter = make_drafter(target, block_size=6, shift_label=True).train()
+    texts = [list(range(4, 14)), list(range(4, 15)), [5, 6]]
+    assert list(map(len, walk_acceptance(drafter, target, texts, [4, 4, 1]))) == [0, 1, 0]
     assert drafter.training
-
-
-def test_a_row_shorter_than_a_block_has_no_rounds(target, make_drafter):
-    drafter = make_drafter(target).eval()
-    assert walk_acceptance(drafter, target, [[5, 6, 7], [5, 6]], [1, 1]) == [[], []]
+    assert mean_acceptance_length([[]]) is None

@@ -129,18 +129,6 @@ def weights(folder):
     return DominoDraftModel.from_pretrained(folder).state_dict()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("point", ["weights", "state", "sweep"])
-def test_a_kill_inside_a_save_costs_at_most_what_came_after_the_last_checkpoint(point, killed):
-    work, codes, _ = killed
-    assert codes["whole"] == 0
-    died, left, again = codes[point]
-    assert died == -9
-    assert left == ["checkpoint-2", "checkpoint-4"]
-    assert again == 0
-    torch.testing.assert_close(weights(work / point), weights(work / "whole"), rtol=0, atol=0)
-
-
 def test_a_run_that_is_asked_to_stop_saves_first(killed):
     work, codes, said = killed
     for point, code in (("asked", 143), ("interrupted", 130)):
@@ -183,30 +171,6 @@ def test_partial_checkpoints_are_skipped_with_a_word(tmp_path, caplog):
     assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-2")
     assert "checkpoint-10, checkpoint-9" in caplog.text
     assert last_checkpoint(tmp_path / "none") is None
-
-
-def test_the_best_checkpoint_is_found_under_its_own_name(target, make_drafter, make_trainer, greedy_rows, tmp_path):
-    trainer = make_trainer(
-        make_drafter(target), greedy_rows, greedy_rows, max_steps=4, save_strategy="steps", save_steps=2,
-        eval_strategy="steps", eval_steps=2, load_best_model_at_end=True, walk_rows=0, save_total_limit=1,
-    )  # fmt: skip
-    trainer.train()
-    best = trainer.state.best_model_checkpoint
-    assert Path(best).parent == tmp_path / "run"
-    assert json.loads((Path(best) / "trainer_state.json").read_text())["best_model_checkpoint"] == best
-    assert [path.name for path in (tmp_path / "run").glob("*-*")] == [Path(best).name]
-
-
-def test_a_loss_that_is_not_finite_ends_training_and_names_the_step(
-    target, make_drafter, make_trainer, greedy_rows, tmp_path
-):
-    trainer = make_trainer(
-        make_drafter(target), greedy_rows, learning_rate=1e30, warmup_steps=0, save_strategy="steps", save_steps=1
-    )
-    with pytest.raises(ValueError, match=r"the loss of step 2 must be finite, got (nan|inf)"):
-        trainer.train()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["checkpoint-1"]
-    assert all(weight.isfinite().all() for weight in weights(tmp_path / "run/checkpoint-1").values())
 
 
 def test_weights_that_are_not_finite_are_never_saved(target, make_drafter, make_trainer, greedy_rows, tmp_path):

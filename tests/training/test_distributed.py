@@ -44,7 +44,7 @@ def build():
         output_dir=sys.argv[4], max_steps=3, per_device_train_batch_size=4 // world, gradient_accumulation_steps=2,
         num_anchors=6, report_to="none", use_cpu=True, save_steps=2, save_total_limit=2, disable_tqdm=True,
         per_device_eval_batch_size=2, warmup_steps=0,
-        ddp_backend="gloo" if world > 1 else None, max_grad_norm=0.5, logging_steps=1, **fields,
+        ddp_backend="gloo" if world > 1 else None, max_grad_norm=0.3, logging_steps=1, **fields,
     )
     # Five rows in batches of two: one process has an odd last batch, two have to repeat rows.
     drafter = build_drafter(target).restricted(range(64 - num_drafted, 64))
@@ -111,7 +111,7 @@ def test_two_processes_equal_one(shared, modes, tolerance, tmp_path):
     weights, metrics = launch(tmp_path / "one", shared, 1)
     lengths = [name for name in metrics if name.endswith(("loss", "length"))]
     assert len(lengths) == 7
-    assert all(norm > 0.5 for _, norm in metrics["log"])  # so that gradients are clipped
+    assert all(norm > 0.3 for _, norm in metrics["log"])  # so that gradients are clipped
     for index, mode in enumerate(modes):
         others, found = launch(tmp_path / f"two{index}", shared | mode, 2)
         torch.testing.assert_close(others, weights, **tolerance)
@@ -124,17 +124,12 @@ def test_two_processes_equal_one(shared, modes, tolerance, tmp_path):
         assert found["sharded"] == ["fsdp" in mode, "shard_target" in mode]
 
 
-def test_what_cannot_be_sharded_is_refused(target):
-    args = SimpleNamespace(n_gpu=0, fsdp=True, device=torch.device("cpu"), shard_target=True, world_size=1)
+def test_what_cannot_be_sharded_is_refused(target, make_drafter, make_trainer, greedy_rows):
+    args = SimpleNamespace(n_gpu=0, fsdp=True, device=torch.device("cpu"), world_size=2)
     with pytest.raises(ValueError, match="fsdp must be unset on cpu, where accelerate does not shard, got True"):
         prepare_sharding(args, SimpleNamespace(distributed_type=DistributedType.MULTI_CPU))
-    with pytest.raises(ValueError, match="fsdp_config's version must be 2, got 1"):
-        prepare_sharding(args, SimpleNamespace(distributed_type=DistributedType.FSDP, is_fsdp2=False))
-    with pytest.raises(ValueError, match="n_gpu must be at most 1 per process, got 2"):
-        prepare_sharding(SimpleNamespace(n_gpu=2), None)
     with pytest.raises(ValueError, match="shard_target must be unset with one process, got True"):
-        shard_target(target, args)
+        make_trainer(make_drafter(target), greedy_rows, shard_target=True)
     cpu_offload(target, torch.device("cpu"))
-    args.world_size = 2
     with pytest.raises(ValueError, match="shard_target must be unset for a target that is placed"):
         shard_target(target, args)

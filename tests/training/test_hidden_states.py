@@ -15,13 +15,12 @@ import yaml
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
-from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino import DominoDraftModel
 from hf_domino.data.packing import PackedRows, collate_rows
 from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
-from hf_domino.training.hidden_states.reading import CachedRows, keys_of
+from hf_domino.training.hidden_states.reading import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
-from hf_domino.training.runs.resuming import _digest_rows
 
 METRICS = ("loss", "base_loss", "corrected_loss", "acceptance_length", "eval_loss", "eval_walked_acceptance_length")
 
@@ -46,11 +45,7 @@ def cached(target, make_drafter, tmp_path):
 
 @pytest.mark.parametrize(
     ("distillation_weight", "shape"),
-    [
-        *((weight, {"target_layer_ids": [3, 0]}) for weight in (0.0, 0.5)),
-        (0.0, {"projector_type": "medusa"}),
-        (0.5, {"projector_type": "eagle3"}),
-    ],
+    [(0.5, {"target_layer_ids": [3, 0]}), (0.0, {"projector_type": "medusa"}), (0.5, {"projector_type": "eagle3"})],
 )
 def test_training_from_states_of_the_same_forwards_is_the_same(
     distillation_weight, shape, target, make_drafter, make_trainer, greedy_rows, cached, monkeypatch
@@ -74,37 +69,27 @@ def test_training_from_states_of_the_same_forwards_is_the_same(
 
 
 def test_a_full_disk_is_named_and_leaves_whole_shards_alone(greedy_rows, cached, no_file_beyond, tmp_path):
-    rows = cached(greedy_rows[:2])
+    cached(greedy_rows[:2])
     with (
         no_file_beyond(1000),
         pytest.raises(OSError, match=r"states-\w+.safetensors could not be written: File too large"),
     ):
         cached(greedy_rows)
-    assert [path.suffix for path in (tmp_path / "states").glob("states-*")] == [".safetensors"]
-    assert (rows.states.find(keys_of(greedy_rows)[0])[:, 0] >= 0).tolist() == [True] * 2 + [False] * 6
-    cached(greedy_rows)
+    assert [path.suffix for path in (tmp_path / "states").glob("*states-*")] == [".safetensors"]
+    assert len(cached(greedy_rows)) == 8
 
 
-def test_batches_are_padded_and_read_by_other_processes(greedy_rows, cached):
+def test_batches_are_padded_and_packed_and_read_by_other_processes(greedy_rows, cached):
     rows = cached(greedy_rows, tokens_per_forward=200)
-    loader = DataLoader(rows, batch_size=3, collate_fn=collate_rows, num_workers=1)
-    batch = next(iter(loader))
-    lengths = batch["attention_mask"].sum(dim=1).tolist()
-    assert batch["hidden_states"].shape == (3, max(lengths), rows.states.settings.num_states, 32)
-    for index, length in enumerate(lengths):
-        assert torch.equal(batch["hidden_states"][index, :length], rows[index]["hidden_states"])
-        assert not batch["hidden_states"][index, length:].any()
-
-
-def test_packed_rows_carry_the_states_of_each_row(greedy_rows, cached):
-    rows = cached(greedy_rows, tokens_per_forward=200)
-    assert rows.lengths == [len(row["input_ids"]) for row in greedy_rows]
+    states = [row["hidden_states"] for row in rows]
+    batch = next(iter(DataLoader(rows, batch_size=3, collate_fn=collate_rows, num_workers=1)))
+    for padded, expected in zip(batch["hidden_states"], states[:3], strict=True):
+        assert torch.equal(padded[: len(expected)], expected)
+        assert not padded[len(expected) :].any()
     packed = PackedRows(rows, max_length=100)
     assert max(map(len, packed.bins)) == 2
     for bin_rows, row in zip(packed.bins, packed, strict=True):
-        assert torch.equal(row["hidden_states"], torch.cat([rows[index]["hidden_states"] for index in bin_rows]))
-    digests = {_digest_rows(some) for some in (greedy_rows, rows, packed)}
-    assert len(digests) == 1
+        assert torch.equal(row["hidden_states"], torch.cat([states[index] for index in bin_rows]))
 
 
 def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, greedy_rows, cached, tmp_path, monkeypatch):
@@ -132,51 +117,18 @@ def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, gree
     assert all(torch.equal(row["hidden_states"], states) for row, states in zip(rows, expected, strict=True))
 
 
-def test_runs_that_write_to_one_folder_at_once_leave_each_other_alone(
-    target, make_drafter, greedy_rows, tmp_path, monkeypatch
-):
-    config, path, begun = make_drafter(target).config, tmp_path / "states", []
-
-    def another_begins(tensors, file):
-        save_file(tensors, file)
-        if not begun:
-            begun.append(file)
-            StateWriter(target, config, path).write(greedy_rows, 400, False)
-
-    monkeypatch.setattr(folders, "save_file", another_begins)
-    StateWriter(target, config, path).write(greedy_rows, 400, False)
-    assert not list(path.glob("*.part-*"))
-    assert len(CachedRows(greedy_rows, path, target, config)) == len(greedy_rows)
-
-
-@pytest.mark.parametrize("byte", [b"\0", b"\xff"], ids=["zeros", "nan"])
-def test_bytes_that_a_disk_lost_are_refused_and_written_again(byte, target, make_drafter, greedy_rows, cached):
+def test_bytes_that_a_disk_lost_are_refused_and_written_again(target, make_drafter, greedy_rows, cached):
     config = make_drafter(target).config
     expected = [row["hidden_states"].clone() for row in cached(greedy_rows, config, max_shard_bytes=20_000)]
-    path = cached(greedy_rows, config).states.path
-    shards = sorted(path.glob("states-*.safetensors"))
-    assert len(shards) > 1
-    whole = shards[0].read_bytes()
-    shards[0].write_bytes(whole[:-600] + byte * 512 + whole[-88:])
-    rows, message = (
-        cached(greedy_rows, config),
-        rf"{shards[0].name}: the checksum of tokens .* Delete this file and run",
-    )
-    with pytest.raises(ValueError, match=message):
-        list(rows)
-    shards[0].unlink()
-    assert all(
-        torch.equal(row["hidden_states"], states)
-        for row, states in zip(cached(greedy_rows, config), expected, strict=True)
-    )
-
-
-def test_a_row_is_checked_once_by_any_process(greedy_rows, cached, monkeypatch):
-    rows = cached(greedy_rows)
-    loader = DataLoader(rows, batch_size=3, collate_fn=collate_rows, num_workers=1)
-    assert len(list(loader)) == 3
-    monkeypatch.setattr(folders, "checksum", lambda states: pytest.fail("checked again"))
-    assert len(list(rows)) == 8
+    shard, *others = sorted(cached(greedy_rows, config).states.path.glob("states-*.safetensors"))
+    assert others
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-600] + b"\0" * 512 + whole[-88:])
+    with pytest.raises(ValueError, match=rf"{shard.name}: the checksum of tokens .* Delete this file and run"):
+        list(cached(greedy_rows, config))
+    shard.unlink()
+    again = [row["hidden_states"] for row in cached(greedy_rows, config)]
+    assert all(torch.equal(states, before) for states, before in zip(again, expected, strict=True))
 
 
 def test_states_that_a_type_cannot_hold_are_refused(target, greedy_rows, cached):
@@ -187,42 +139,45 @@ def test_states_that_a_type_cannot_hold_are_refused(target, greedy_rows, cached)
 
 def test_what_does_not_belong_is_refused(target, make_drafter, make_trainer, greedy_rows, cached, tmp_path):
     drafter, path = make_drafter(target), tmp_path / "states"
-    rows = cached(greedy_rows, drafter.config, tokens_per_forward=400)
-    with pytest.raises(ValueError, match=r"without row 1 \(1 of 2 are missing\)"):
-        CachedRows([greedy_rows[0], {"input_ids": [5, 6]}], path, target, drafter.config)
-    with pytest.raises(
-        ValueError, match=r"cache_dtype must be 'float32', with which .* got 'bfloat16'. Delete .*states"
-    ):
-        StateWriter(target, drafter.config, path)
-    other = make_drafter(target, target_layer_ids=[0, 1])
-    with pytest.raises(ValueError, match=r"target_layer_ids must be .*, got \[0, 1\]. Delete .*states"):
-        CachedRows(greedy_rows, path, target, other.config)
-    with pytest.raises(ValueError, match=r"target_layer_ids must be .*, got \[0, 1\]"):
-        make_trainer(other, rows)
-    with pytest.raises(ValueError, match="with the final one, which distillation reads, got 'without'"):
-        make_trainer(drafter, rows, distillation_weight=0.5).train()
-    with pytest.raises(ValueError, match="with the final one, which distillation reads, got 'without'"):
-        CachedRows(greedy_rows, path, target, drafter.config, final=True)
-    target.model.layers[0].mlp.up_proj.weight.data.normal_()
-    with pytest.raises(ValueError, match=r"the target's weights_digest must be .* Delete .*states"):
-        CachedRows(greedy_rows, path, target, drafter.config)
+    rows, other = cached(greedy_rows, drafter.config), make_drafter(target, target_layer_ids=[0, 1])
     (shard,) = path.glob("states-*.safetensors")
+
+    def read(config=drafter.config, **options):
+        return CachedRows(greedy_rows, path, target, config, **options)
+
+    def refuses(message, act):
+        with pytest.raises(ValueError, match=message):
+            act()
+
+    refuses(
+        r"without row 1 \(1 of 2 are missing\)",
+        lambda: CachedRows([greedy_rows[0], {"input_ids": [5, 6]}], path, target, drafter.config),
+    )
+    refuses(
+        r"cache_dtype must be 'float32', with which .* got 'bfloat16'. Delete .*states",
+        lambda: StateWriter(target, drafter.config, path),
+    )
+    layers = r"target_layer_ids must be .*, got \[0, 1\]. Delete .*states"
+    refuses(layers, lambda: read(other.config))
+    refuses(layers, lambda: make_trainer(other, rows))
+    without = "with the final one, which distillation reads, got 'without'"
+    refuses(without, lambda: make_trainer(drafter, rows, distillation_weight=0.5))
+    refuses(without, lambda: read(final=True))
+    target.model.layers[0].mlp.up_proj.weight.data.normal_()
+    refuses(r"the target's weights_digest must be .* Delete .*states", read)
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"states-\w+.safetensors must be a shard .* Delete this file"):
-        CachedRows(greedy_rows, path, target, drafter.config)
+    refuses(r"states-\w+.safetensors must be a shard .* Delete this file", read)
     (path / "index.json").write_text("{")
-    with pytest.raises(ValueError, match=r"index\.json must be the index of hidden states"):
-        CachedRows(greedy_rows, path, target, drafter.config)
+    refuses(r"index\.json must be the index of hidden states", read)
 
 
-def test_a_full_disk_is_refused_before_any_forward(target, greedy_rows, cached, monkeypatch, caplog):
+def test_a_full_disk_is_refused_before_any_forward(target, greedy_rows, cached, monkeypatch):
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda path: usage(1000))
+    monkeypatch.setattr(writing, "disk_usage", lambda path: usage(1000))
     monkeypatch.setattr(target, "forward", lambda *args, **kwargs: pytest.fail("the target ran"))
     tokens = sum(len(row["input_ids"]) for row in greedy_rows)
-    with pytest.raises(ValueError, match=rf"must be at least .* GB, for {tokens} tokens, got '1e-06 GB'"):
+    with pytest.raises(ValueError, match=rf"at least .* GB: {tokens} tokens of 64 bytes \(1 states .* got '1e-06 GB'"):
         cached(greedy_rows, dtype="bfloat16")
-    assert f"{tokens} tokens of 64 bytes (1 states of 32 in bfloat16)" in caplog.text
 
 
 def test_the_command_loads_no_more_than_it_uses(recipe, train, saved_pair, tmp_path, monkeypatch):
@@ -257,28 +212,3 @@ def test_two_processes_write_and_train_as_one(recipe, tmp_path):
         weights.append(DominoDraftModel.from_pretrained(tmp_path / path.stem).state_dict())
     assert weights[0]["embed_proj.2.weight"].abs().max() > 1e-3  # which was zero
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_a_writer_killed_at_any_moment_ends_with_the_same_states(saved_pair, greedy_rows, cached, target, tmp_path):
-    (tmp_path / "rows.json").write_text(json.dumps(greedy_rows))
-    expected = [row["hidden_states"] for row in cached(greedy_rows)]
-    script = """
-import json, os, random, signal, sys, threading, time
-from transformers import AutoModelForCausalLM
-from hf_domino import DominoConfig
-from hf_domino.training import StateWriter
-target = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
-def kill(): time.sleep(random.uniform(0, 0.1)); os.kill(os.getpid(), signal.SIGKILL)
-rows = json.load(open(sys.argv[2]))
-config = DominoConfig.for_target(target.config)
-if sys.argv[4] == "killed": threading.Thread(target=kill, daemon=True).start()
-StateWriter(target, config, sys.argv[3], "auto", max_shard_bytes=1).write(rows, 1, False)
-"""
-    folder = tmp_path / "killed"
-    command = [sys.executable, "-c", script, saved_pair[0], tmp_path / "rows.json", folder]
-    codes = [subprocess.run([*command, how], capture_output=True).returncode for how in ["killed"] * 4 + ["whole"]]
-    assert -9 in codes
-    assert codes[-1] == 0
-    rows = CachedRows(greedy_rows, folder, target, DominoConfig.for_target(target.config))
-    assert all(torch.equal(row["hidden_states"], states) for row, states in zip(rows, expected, strict=True))

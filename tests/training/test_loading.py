@@ -40,9 +40,8 @@ def test_evaluation_text_is_kept_out_of_training(recipe, train, write, capsys, c
 def test_data_sets_by_name_and_split(recipe, train, write, tmp_path):
     for split, count in (("train", 5), ("test", 4)):
         write(f"texts/{split}.jsonl", *({"text": f"{split} {index}"} for index in range(count)))
-    texts = {"train_file": str(tmp_path / "texts"), "eval_file": None, "eval_dataset": str(tmp_path / "texts")}
-    rows = {"eval_split": "test", "max_train_rows": 3, "max_eval_rows": 2, "max_steps": 1}
-    assert train(recipe | texts | rows) == 0
+    texts = {"train_file": str(tmp_path / "texts"), "eval_file": str(tmp_path / "texts"), "eval_split": "test"}
+    assert train(recipe | texts | {"max_train_rows": 3, "max_eval_rows": 2, "max_steps": 1}) == 0
     card = (tmp_path / "run" / "README.md").read_text()
     assert "| train rows | 3 |" in card
     assert "| eval rows | 2 |" in card
@@ -57,11 +56,9 @@ def test_rows_beyond_what_the_target_reads_are_cut_and_said(recipe, train, write
     assert '"max_length": 256' in (tmp_path / "run/run.json").read_text()
 
 
-@pytest.mark.parametrize(("copies", "others", "few"), [(15, 3, 3), (0, 1, 1), (0, 64, None)])
-def test_few_distinct_rows_are_said_before_training(copies, others, few, recipe, train, write, caplog):
+@pytest.mark.parametrize("others", [3, 64])
+def test_few_distinct_rows_are_said_before_training(others, recipe, train, write, caplog):
     texts = [{"input_ids": [5, 6, 4 + index % 8, 4 + index // 8]} for index in range(others)]
-    recipe |= {"train_file": write("train.jsonl", *texts, *texts[:1] * copies), "eval_file": None, "max_steps": 1}
+    recipe |= {"train_file": write("train.jsonl", *texts, texts[0]), "eval_file": None, "max_steps": 1}
     assert train(recipe) == 0
-    assert (f"{copies} of 18 rows are equal to an earlier one" in caplog.text) == bool(copies)
-    assert (f"distinct rows to train on: {few}. A drafter learns so few by heart" in caplog.text) == bool(few)
-    assert ("distinct rows" in caplog.text) == bool(few)
+    assert ("distinct rows to train on: 3. A drafter learns so few by heart" in caplog.text) == (others == 3)

@@ -7,7 +7,7 @@ import torch
 from accelerate import cpu_offload
 from builders import build_drafter
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
+from transformers import MambaConfig, MambaForCausalLM
 
 from hf_domino import DominoConfig
 from hf_domino.data.packing import PackedRows, collate_rows
@@ -42,8 +42,8 @@ def shifted(anchors, packed, rows):
     return pad_sequence(found, batch_first=True, padding_value=UNUSED)
 
 
-@pytest.mark.parametrize("limit", [0, side_by_side.MAX_DENSE_SCORES], ids=["tiles", "mask"])
-@pytest.mark.parametrize("kind", [{}, {"shift_label": False}, WINDOWED, {"projector_type": "dflash"}])
+@pytest.mark.parametrize("limit", [0, side_by_side.MAX_DENSE_SCORES])
+@pytest.mark.parametrize("kind", [{"shift_label": False}, WINDOWED])
 def test_losses_and_gradients_of_the_same_rows_alone(kind, limit, target, make_trainer, rows, monkeypatch):
     monkeypatch.setattr(side_by_side, "MAX_DENSE_SCORES", limit)
     packed, results = PackedRows(rows, MAX_LENGTH), []
@@ -72,33 +72,16 @@ def test_no_anchor_is_drawn_whose_successor_is_of_another_row(rows):
         assert not torch.isin(row, lasts).any()
 
 
-def test_training_goes_on_from_a_checkpoint_with_the_same_packed_rows(target, make_drafter, make_trainer, rows):
-    fields = {"packing": True, "max_length": MAX_LENGTH, "per_device_train_batch_size": 1, "num_anchors": 12}
-    whole = make_trainer(make_drafter(target), rows, **fields, max_steps=4, save_strategy="steps", save_steps=2)
-    assert len(whole.train_dataset) < len(rows)
-    whole.train()
-    resumed = make_trainer(make_drafter(target), rows, **fields, max_steps=4)
-    resumed.train(f"{whole.args.output_dir}/checkpoint-2")
-    for name, weight in whole.drafter.state_dict().items():
-        assert torch.equal(weight, resumed.drafter.state_dict()[name]), name
-
-
 def probe(target, rows):
     config = DominoConfig(target_layer_ids=[1, 2], hidden_size=32, vocab_size=64, mask_token_id=3)
     check_no_leaks(TargetModel(target, config), PackedRows(rows, MAX_LENGTH))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_targets_that_keep_rows_apart(dtype, target, rows):
+def test_targets_that_keep_rows_apart_and_that_do_not(dtype, target, rows):
     probe(target.to(dtype), rows)
     cpu_offload(target, torch.device("cpu"))
     probe(target, rows)
-    sizes = {"vocab_size": 64, "n_embd": 32, "n_head": 4, "n_layer": 4}
-    probe(GPT2LMHeadModel(GPT2Config(**sizes)).eval().to(dtype), rows)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_targets_that_do_not_are_refused(dtype, rows):
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4}
     target = MambaForCausalLM(MambaConfig(state_size=8, **sizes)).eval().to(dtype)
     with pytest.raises(ValueError, match="packing for MambaForCausalLM must be without a change"):

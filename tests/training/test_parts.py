@@ -8,28 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from hf_domino import DominoDraftModel
 from hf_domino.target.compatibility import HEAD_MODULES
 from hf_domino.training.evidence.acceptance import walk_acceptance
 
-peft = pytest.importorskip("peft")
-MERGE_TOL = {"rtol": 1e-4, "atol": 1e-5}  # sums of a few products in another order
+pytest.importorskip("peft")
 
 
 def of_head(name: str) -> bool:
     return name.split(".")[0] in HEAD_MODULES
-
-
-def block_of(drafter) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prefix states and both halves of the projection, for fixed inputs."""
-    generator = torch.Generator().manual_seed(0)
-    embeds, hidden = (torch.randn(2, 6, 32, generator=generator) for _ in range(2))
-    with torch.no_grad():
-        states = drafter.prefix_gru(embeds)
-        head = drafter.embed_proj
-        return states, head.expand(head.project_hidden(hidden) + head.project_state(states))
 
 
 @pytest.fixture
@@ -40,80 +29,50 @@ def base(target, make_drafter, tmp_path) -> str:
 
 def test_lora_trains_every_matrix_and_loads_merged(target, base, make_trainer, greedy_rows, tmp_path):
     before = DominoDraftModel.from_pretrained(base).state_dict()
-    trainer = make_trainer(
-        DominoDraftModel.from_pretrained(base), greedy_rows, greedy_rows, max_steps=8, lora_rank=4, learning_rate=0.02
-    )
+    drafter = DominoDraftModel.from_pretrained(base)
+    with pytest.raises(ValueError, match="must be one loaded from a folder or the Hub, got 'a new one'"):
+        make_trainer(drafter.restricted(range(9)), greedy_rows, lora_rank=2)  # its adapter would name the other
+    trainer = make_trainer(drafter, greedy_rows, greedy_rows, max_steps=8, lora_rank=4, learning_rate=0.02)
     trainer.train()
     trainer.save_model()
-    moved = {name for name, weight in trainer.drafter.named_parameters() if weight.requires_grad}
-    assert {name.split(".")[0] for name in moved} == {"layers", "fc", "prefix_gru", "embed_proj"}
-    assert all("lora" in name for name in moved)
     stored = load_file(tmp_path / "run" / "adapter_model.safetensors")
-    ranks = [min(weight.shape) for weight in stored.values()]
-    assert set(ranks) == {4}
-    assert all(weight.any() for weight in stored.values())
+    assert {min(weight.shape) for weight in stored.values()} == {4}
     assert not (tmp_path / "run" / "config.json").exists()
-    assert not (tmp_path / "run" / "README.md").exists()
-
     merged = DominoDraftModel.from_pretrained(tmp_path / "run")
-    assert merged.state_dict().keys() == before.keys()
     changed = {name for name, weight in merged.state_dict().items() if not torch.equal(weight, before[name])}
     assert changed == {name for name, weight in before.items() if weight.ndim == 2}
-    torch.testing.assert_close(block_of(merged), block_of(trainer.drafter), **MERGE_TOL)
     texts = [row["input_ids"] for row in greedy_rows]
     walked = walk_acceptance(merged, target, texts, [4] * len(texts))
     assert walked == walk_acceptance(trainer.drafter, target, texts, [4] * len(texts))
-    target.generate(torch.tensor([texts[0][:5]]), assistant_model=merged, max_new_tokens=4)
     merged.export(tmp_path / "merged", dtype="float32")
     torch.testing.assert_close(
         DominoDraftModel.from_pretrained(tmp_path / "merged").state_dict(), merged.state_dict(), rtol=0, atol=0
     )
 
 
-def test_a_resumed_lora_training_equals_an_uninterrupted_one(base, make_trainer, greedy_rows, tmp_path):
-    fields = {"max_steps": 4, "lora_rank": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
-    results = []
-    for checkpoint in (None, str(tmp_path / "run" / "checkpoint-2")):
-        torch.manual_seed(0 if checkpoint is None else 1)  # what a resumed one starts from does not matter
-        trainer = make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, **fields)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        results.append({name: weight.clone() for name, weight in trainer.drafter.named_parameters()})
-    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
-    other = make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, **(fields | {"lora_rank": 3}))
-    with pytest.raises(ValueError, match=r"lora_rank must be 2, with which .* was trained, got 3"):
-        other.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-
-
-def test_adapters_go_on_over_the_drafter_and_for_the_target_they_were_begun_with(
-    target, make_drafter, base, make_trainer, greedy_rows, tmp_path
+def test_a_resumed_lora_training_equals_an_uninterrupted_one_and_is_of_one_drafter_and_target(
+    target, base, make_trainer, greedy_rows, tmp_path
 ):
-    fields = {"max_steps": 1, "lora_rank": 2, "save_strategy": "steps", "save_steps": 1}
-    make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, **fields).train()
-    checkpoint = str(tmp_path / "run" / "checkpoint-1")
-    drafter = make_drafter(target)
+    checkpoint = str(tmp_path / "run" / "checkpoint-2")
+    fields = {"max_steps": 4, "lora_rank": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1}
+
+    def trained(folder=base, resumed=checkpoint, **changes):
+        torch.manual_seed(resumed is None)  # what a resumed one starts from does not matter
+        trainer = make_trainer(DominoDraftModel.from_pretrained(folder), greedy_rows, **(fields | changes))
+        trainer.train(resume_from_checkpoint=resumed)
+        return {name: weight.clone() for name, weight in trainer.drafter.named_parameters()}
+
+    torch.testing.assert_close(trained(resumed=None), trained(), rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"lora_rank must be 2, with which .* was trained, got 3"):
+        trained(lora_rank=3)
+    drafter = DominoDraftModel.from_pretrained(base)
     drafter.norm.weight.data += 1
     drafter.save_pretrained(tmp_path / "other")
-    over_another = make_trainer(DominoDraftModel.from_pretrained(tmp_path / "other"), greedy_rows, **fields)
-    with pytest.raises(ValueError, match=r"drafter under the adapters must be '\w+', with which .*checkpoint-1"):
-        over_another.train(resume_from_checkpoint=checkpoint)
-    tuned = copy.deepcopy(target)
-    tuned.model.layers[0].mlp.up_proj.weight.data.normal_()
-    for_another = make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, target=tuned, **fields)
+    with pytest.raises(ValueError, match=r"drafter under the adapters must be '\w+', with which .*checkpoint-2"):
+        trained(tmp_path / "other")
+    target.model.layers[0].mlp.up_proj.weight.data.normal_()
     with pytest.raises(ValueError, match="the target's weights_digest must be"):
-        for_another.train(resume_from_checkpoint=checkpoint)
-
-
-def test_an_adapter_without_a_tensor_is_refused(base, make_trainer, greedy_rows, tmp_path):
-    make_trainer(DominoDraftModel.from_pretrained(base), greedy_rows, lora_rank=2).save_model()
-    file = tmp_path / "run" / "adapter_model.safetensors"
-    stored = load_file(file)
-    for lost in ("base_model.model.fc.lora_B.weight", "base_model.model.prefix_gru.lora_A.weight"):
-        save_file({name: weight for name, weight in stored.items() if name != lost}, file)
-        with pytest.raises(ValueError, match=rf"must be of the tensors that .* got 'a file without {lost[17:]}'"):
-            DominoDraftModel.from_pretrained(tmp_path / "run")
-    save_file({name: weight for name, weight in stored.items() if ".layers." in name and "0.mlp" not in name}, file)
-    with pytest.raises(ValueError, match="must be of the tensors that its configuration describes"):
-        DominoDraftModel.from_pretrained(tmp_path / "run")
+        trained()
 
 
 def test_a_head_over_a_frozen_backbone(target, make_drafter, make_trainer, greedy_rows):
@@ -125,8 +84,6 @@ def test_a_head_over_a_frozen_backbone(target, make_drafter, make_trainer, greed
     assert changed == {name for name in before if of_head(name)}
     logged = [entry for entry in trainer.state.log_history if "lambda_base" in entry]
     assert {entry["lambda_base"] for entry in logged} == {0.0}
-    with pytest.raises(ValueError, match="the drafter of train_only='head' must be one with a correction head"):
-        make_trainer(make_drafter(target, projector_type="dflash"), greedy_rows, train_only="head")
 
 
 @pytest.fixture
@@ -150,12 +107,10 @@ def test_a_dflash_drafter_is_given_a_head_by_the_command(start, train, tmp_path)
 
 
 def test_a_drafter_goes_on_with_longer_blocks(start, train, tmp_path):
-    assert train(start | {"block_size": 6}) == 0
+    assert train(start | {"block_size": 6, "learning_rate": 0.0}) == 0
     drafter, before = (DominoDraftModel.from_pretrained(tmp_path / name) for name in ("run", "dflash"))
     assert (drafter.config.block_size, before.config.block_size) == (6, 4)
-    own = drafter.state_dict()
-    assert own.keys() == before.state_dict().keys()
-    assert any(not torch.equal(own[name], weight) for name, weight in before.state_dict().items())
+    torch.testing.assert_close(drafter.state_dict(), before.state_dict(), rtol=0, atol=0)
 
 
 def test_lora_by_the_command(start, train, tmp_path):
@@ -165,7 +120,6 @@ def test_lora_by_the_command(start, train, tmp_path):
     assert "| lora_rank | 2 |" in card
     assert "library_name: hf_domino" in card
     drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
-    assert peft.get_model_status(drafter).active_adapters == ["default"]
     assert drafter.config.target_name == Path(start["target"]).name  # the drafter it started from names none
 
 
@@ -173,17 +127,11 @@ def test_lora_by_the_command(start, train, tmp_path):
     ("change", "message"),
     [
         ({"lora_rank": 2, "drafter": None}, "lora_rank of a new drafter must be None, got 2"),
-        ({"train_only": "head", "drafter": None}, "train_only of a new drafter must be None, got 'head'"),
         ({"train_only": "head"}, "must be one with a correction head, got 'DFlash'"),
         ({"train_only": "backbone"}, "train_only must be 'head' or left out, got 'backbone'"),
-        ({"lora_rank": 0}, "lora_rank must be at least 1, got 0"),
         ({"lora_rank": 2, "train_only": "head"}, "train_only with lora_rank must be None, got 'head'"),
-        ({"lora_rank": 2, "muon_learning_rate": 0.01}, "muon_learning_rate with lora_rank must be None, got 0.01"),
-        ({"lora_rank": 2, "projector_type": "domino"}, "lora_rank with projector_type must be None, got 2"),
         ({"lora_rank": 2, "block_size": 8}, "lora_rank with block_size must be None, got 2"),
-        ({"block_size": 1}, "block_size must be in [2, 1024], got 1"),
         ({"shift_label": True, "projector_type": "domino"}, "the drafter has its own shape. Only another block_size"),
-        ({"projector_type": "dflash"}, "projector_type must not be set with drafter="),
     ],
 )
 def test_what_cannot_be_trained_so_is_refused(change, message, start, train, capsys):

@@ -8,7 +8,6 @@ import families
 import pytest
 import torch
 import transformers
-from accelerate import cpu_offload, disk_offload
 
 from hf_domino.target.view import TargetModel
 from hf_domino.training.scale.placing import files_digest, load_ends
@@ -21,29 +20,17 @@ def losses(trainer) -> list[float]:
     return [entry[name] for entry in trainer.state.log_history for name in ("loss", "eval_loss") if name in entry]
 
 
-def offload(target, where, folder):
-    if where == "cpu":
-        return cpu_offload(target, CPU)
-    if where == "disk":
-        return disk_offload(target, str(folder), CPU)
-    target.save_pretrained(folder)
-    placed = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
-    placed |= {"model.norm": "cpu"} | {f"model.layers.{index}": "disk" for index in (1, 2, 3)}
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, device_map=placed)
-
-
-@pytest.mark.parametrize("where", ["cpu", "disk", "device_map"])
-def test_a_target_in_other_places_trains_the_same(
-    where, target, make_drafter, make_trainer, greedy_rows, tmp_path, monkeypatch
-):
+def test_a_target_in_other_places_trains_the_same(target, make_drafter, make_trainer, greedy_rows, tmp_path):
     start = make_drafter(target)
     fields = {"max_steps": 2, "logging_steps": 1, "eval_strategy": "epoch"}
     rows = greedy_rows[:4], greedy_rows[:1]
     expected = losses(make_trainer(copy.deepcopy(start), *rows, **fields))
-    placed = offload(target, where, tmp_path / "target")
+    target.save_pretrained(tmp_path)
+    places = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    places |= {"model.norm": "cpu"} | {f"model.layers.{index}": "disk" for index in (1, 2, 3)}
+    placed = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places)
     assert any(weight.is_meta for weight in placed.parameters())
-    trainer = make_trainer(start, *rows, **fields, target=placed)
-    assert losses(trainer) == expected
+    assert losses(make_trainer(start, *rows, **fields, target=placed)) == expected
 
 
 def test_a_quantised_target_trains(target, make_drafter, make_trainer, greedy_rows, tmp_path):
@@ -57,7 +44,7 @@ def test_a_quantised_target_trains(target, make_drafter, make_trainer, greedy_ro
 
 
 # Scaled embeddings with a soft cap; a scale of the logits; a head of its own.
-@pytest.mark.parametrize("model_type", ["gemma2", "cohere", "granite", "llama"])
+@pytest.mark.parametrize("model_type", ["gemma2", "granite", "llama"])
 def test_the_ends_of_a_target_are_its_own(model_type, make_drafter, tmp_path):
     target = families.build(model_type)
     target.save_pretrained(tmp_path)
@@ -71,13 +58,7 @@ def test_the_ends_of_a_target_are_its_own(model_type, make_drafter, tmp_path):
     assert view.readable_head is not None  # so a draft vocabulary multiplies with its own rows alone
 
 
-def test_a_mixture_of_experts_is_loaded_whole(tmp_path, caplog):
-    families.build("mixtral").save_pretrained(tmp_path)
-    assert load_ends(str(tmp_path), "auto", CPU) is None
-    assert "all of" in caplog.text
-
-
-def test_files_are_told_by_what_is_in_them(target, tmp_path):
+def test_files_are_told_by_what_is_in_them(target, tmp_path, caplog):
     target.save_pretrained(tmp_path / "one")
     target.save_pretrained(tmp_path / "two")
     first = files_digest(str(tmp_path / "one"))
@@ -86,3 +67,6 @@ def test_files_are_told_by_what_is_in_them(target, tmp_path):
     target.save_pretrained(tmp_path / "two")
     assert first != files_digest(str(tmp_path / "two"))
     assert files_digest(str(tmp_path)) is None
+    families.build("mixtral").save_pretrained(tmp_path)  # whose file holds experts in other shapes
+    assert load_ends(str(tmp_path), "auto", CPU) is None
+    assert "all of" in caplog.text

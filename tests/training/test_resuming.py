@@ -9,21 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoDraftModel
 from hf_domino.target.identity import TargetIdentity, identify
-from hf_domino.training.trainer import DominoTrainer
 
 
 @pytest.fixture
 def other_target(saved_pair, tmp_path) -> Path:
     """A folder called like the target's, of a target with other weights."""
-    target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
-    for weight in target.parameters():
-        weight.data += 0.1 * torch.randn_like(weight)
     folder = tmp_path / "elsewhere" / saved_pair[0].name
-    target.save_pretrained(folder)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(saved_pair[0])).save_pretrained(folder)
     AutoTokenizer.from_pretrained(saved_pair[0]).save_pretrained(folder)
     return folder
 
@@ -51,19 +47,19 @@ def test_a_trained_drafter_names_its_target(finished, saved_pair):
         assert str(saved_pair[0].parent) not in (folder / "config.json").read_text()
 
 
-def test_a_finished_run_says_so(finished, recipe, train, caplog, monkeypatch):
+def test_a_finished_run_says_so(finished, recipe, train, caplog, capsys):
     before = weights_in(finished)
-    with monkeypatch.context() as patch:
-        patch.setattr(DominoTrainer, "__init__", lambda *args, **kwargs: pytest.fail("something was trained"))
-        assert train(recipe) == 0
-        assert train(recipe, "--max_steps=3") == 0
+    for flag in ("--max_steps=4", "--max_steps=3"):
+        assert train(recipe, flag) == 0
     assert "holds a finished run (4 steps, 4 epochs), so nothing was trained" in caplog.text
-    assert "raise max_steps or num_train_epochs; for another run, choose another output_dir, or" in caplog.text
     assert weights_in(finished) == before
     assert train(recipe | {"max_steps": -1, "num_train_epochs": 5.0}) == 0
     assert json.loads((finished / "trainer_state.json").read_text())["global_step"] == 5
-    assert "goes on from" in caplog.text
     assert "max_steps -1 (until then: 4), num_train_epochs 5.0 (until then: 6.0)" in caplog.text
+    for checkpoint in finished.glob("checkpoint-*"):
+        checkpoint.rename(checkpoint.with_name(f"kept_{checkpoint.name[-1]}"))
+    assert train(recipe | {"max_steps": 9}) == 2
+    assert "must be with checkpoints, got 'none'. Start from its drafter, --drafter" in capsys.readouterr().err
 
 
 def test_a_run_whose_last_file_was_cut_off_is_not_finished(finished, recipe, train):
@@ -81,9 +77,6 @@ def test_another_shape_optimizer_or_target_is_refused(finished, recipe, train, o
             ({"learning_rate": 0.1}, "learning_rate must be 0.001, with which"),
             ({"muon_learning_rate": 0.01}, "muon_learning_rate must be None, with which"),
             ({"block_size": 6}, "block_size must be 4, with which"),
-            ({"num_hidden_layers": 2}, "num_hidden_layers must be 1, with which"),
-            ({"projector_type": "dflash"}, "projector_type must be 'domino', with which"),
-            ({"target": str(other_target)}, "the target's weights_digest must be"),
             ({"target": str(other_target)}, "the target's weights_digest must be"),
         ]
     ):
@@ -124,36 +117,14 @@ def test_a_run_that_goes_on_logs_as_it_is_asked_to_and_warns_of_nothing(recipe, 
     assert [entry["step"] for entry in history if "loss" in entry] == [2, 4, 8]
 
 
-def test_a_folder_that_cannot_be_is_refused_at_once(recipe, train, tmp_path, capsys):
-    (tmp_path / "file").touch()
-    assert train(recipe | {"output_dir": str(tmp_path / "file" / "run")}) == 2
-    assert "output_dir must be a folder that can be written to, got" in capsys.readouterr().err
-
-
-def test_a_run_without_checkpoints_is_not_lost(finished, recipe, train, capsys):
-    for checkpoint in finished.glob("checkpoint-*"):
-        checkpoint.rename(checkpoint.with_name(f"kept_{checkpoint.name[-1]}"))
-    assert train(recipe | {"max_steps": 9}) == 2
-    assert "must be with checkpoints, got 'none'. Start from its drafter, --drafter" in capsys.readouterr().err
-
-
 def test_the_class_refuses_and_says_the_same(target, make_drafter, make_trainer, greedy_rows, tmp_path, caplog):
     drafter, folder = make_drafter(target), str(tmp_path / "run")
     fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
     make_trainer(copy.deepcopy(drafter), greedy_rows, **fields).train()
     assert TargetIdentity.recorded_in(drafter.config) is None
     fields["max_steps"] = 3
-    make_trainer(copy.deepcopy(drafter), greedy_rows, **fields, num_anchors=5).train(f"{folder}/checkpoint-2")
+    make_trainer(copy.deepcopy(drafter), greedy_rows[:7], **fields, num_anchors=5).train(f"{folder}/checkpoint-2")
     assert "num_anchors 5 (until then: 6)" in caplog.text
-    caplog.clear()
-    make_trainer(copy.deepcopy(drafter), greedy_rows[:7], **fields).train(
-        resume_from_checkpoint=f"{folder}/checkpoint-2"
-    )
     assert "rows 7 of " in caplog.text
     with pytest.raises(ValueError, match=r"weight_decay must be 0.0, with which .*checkpoint-3 was trained, got 0.1"):
-        make_trainer(copy.deepcopy(drafter), greedy_rows, **fields, weight_decay=0.1).train(True)
-    with pytest.raises(ValueError, match=r"num_hidden_layers must be 2, with which .* got 1"):
-        make_trainer(make_drafter(target, num_hidden_layers=1), greedy_rows, **fields).train(True)
-    target.model.layers[0].mlp.up_proj.weight.data.normal_()
-    with pytest.raises(ValueError, match="the target's weights_digest must be"):
-        make_trainer(drafter, greedy_rows, **fields).train(resume_from_checkpoint=True)
+        make_trainer(drafter, greedy_rows, **fields, weight_decay=0.1).train(True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import TrainerCallback
 
 from hf_domino.training import muon
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.evidence.meter import Meter
 from hf_domino.training.hidden_states.reading import STATES
 
 META = torch.device("meta")
@@ -19,20 +21,6 @@ LOSS_TOL = {"rel": 1e-6}  # fp32 sums in another order
 WEIGHTS_TOL = {"rtol": 1e-5, "atol": 1e-6}  # the same, through steps of SGD
 MUON_TOL = 0.02  # of a move: bf16 products in another order
 RICH = {"position_weights": "dpace", "distillation_weight": 1.0}
-
-
-class Dispatched(TorchDispatchMode):
-    """Operations that bring values of a CPU to the device."""
-
-    def __init__(self):
-        super().__init__()
-        self.copies = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if {value.device.type for value in (*args, result) if isinstance(value, torch.Tensor)} == {"cpu", "meta"}:
-            self.copies.append(str(func))
-        return result
 
 
 def to_meta(model: nn.Module) -> None:
@@ -51,56 +39,45 @@ def static(monkeypatch):
     monkeypatch.setattr(DominoTrainingArguments, "is_static", True)
 
 
-@pytest.fixture
-def make_step(make_drafter, target, make_trainer, greedy_rows, static, monkeypatch):
-    """A function that makes a trainer, and returns one that runs a step of it from cached states without any values."""
+def test_a_step_reads_nothing(make_drafter, target, make_trainer, greedy_rows, static, monkeypatch):
     for name in ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices"):
         devices = [*getattr(_foreach_utils, name)(), "meta"]
         for module in (_foreach_utils, optimizer):
             monkeypatch.setattr(module, name, lambda devices=devices: devices)
+    trainer, copies = make_trainer(make_drafter(target), greedy_rows, muon_learning_rate=1e-2, **RICH), []
+    batch = next(iter(trainer.get_train_dataloader()))
+    batch[STATES] = torch.zeros(*batch["input_ids"].shape, 1 + len(trainer.target.layer_ids), 32)
+    batch = {name: values.to(META) for name, values in batch.items()}
+    to_meta(trainer.drafter)
+    to_meta(trainer.target.model)
+    trainer.create_optimizer()
+    trainer.meter, trainer._new_tokens = Meter(trainer.drafter.config, META), trainer._new_tokens.to(META)
+    trainer.state.max_steps = 10
+    monkeypatch.setattr(trainer, "_prepare_inputs", lambda inputs: inputs)
 
-    def build(**fields):
-        trainer = make_trainer(make_drafter(target), greedy_rows, muon_learning_rate=1e-2, **fields)
-        batch = next(iter(trainer.get_train_dataloader()))
-        batch[STATES] = torch.zeros(*batch["input_ids"].shape, 1 + len(trainer.target.layer_ids), 32)
-        batch = {name: values.to(META) for name, values in batch.items()}
-        to_meta(trainer.drafter)
-        to_meta(trainer.target.model)
-        trainer.create_optimizer()
-        trainer.meter._sums, trainer._new_tokens = trainer.meter._sums.to(META), trainer._new_tokens.to(META)
-        trainer.state.max_steps = 10
-        monkeypatch.setattr(trainer, "_prepare_inputs", lambda inputs: inputs)
+    class Dispatched(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if {value.device.type for value in (*args, result) if isinstance(value, torch.Tensor)} == {"cpu", "meta"}:
+                copies.append(str(func))  # a value of a CPU that is brought to the device
+            return result
 
-        def step():
-            (inputs,), total = trainer.get_batch_samples(iter([dict(batch)]), 1, META)
-            trainer.training_step(trainer.drafter, inputs, total)
-            nn.utils.clip_grad_norm_(trainer.drafter.parameters(), 1.0)
-            trainer.optimizer.step()
-            trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
-            trainer.optimizer.zero_grad()
+    def step():
+        (inputs,), total = trainer.get_batch_samples(iter([dict(batch)]), 1, META)
+        trainer.training_step(trainer.drafter, inputs, total)
+        nn.utils.clip_grad_norm_(trainer.drafter.parameters(), 1.0)
+        trainer.optimizer.step()
+        trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        trainer.optimizer.zero_grad()
 
-        return step
-
-    return build
-
-
-@pytest.mark.parametrize("fields", [{}, RICH], ids=["published", "rich"])
-def test_a_step_reads_nothing(make_step, fields):
-    step = make_step(**fields)  # reading a value of the meta device is an error
-    step()
-    with Dispatched() as found:
+    step()  # reading a value of the meta device is an error
+    with Dispatched():
         step()
-    assert found.copies == []
+    assert copies == []
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"),
-    [
-        ({}, {}),
-        ({"shift_label": False}, RICH),
-        ({}, RICH | {"gradient_accumulation_steps": 2}),
-    ],
-    ids=["published", "rich", "accumulated"],
+    ("kind", "fields"), [({}, {}), ({"shift_label": False}, RICH | {"gradient_accumulation_steps": 2})]
 )
 def test_both_steps_train_alike(kind, fields, target, make_drafter, make_trainer, greedy_rows, monkeypatch):
     results = []
@@ -124,53 +101,32 @@ def test_both_steps_train_alike(kind, fields, target, make_drafter, make_trainer
 def test_a_loss_that_is_not_finite_is_named_with_the_next_line_of_the_log(
     static, target, make_drafter, make_trainer, greedy_rows
 ):
-    class Spoil(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == 1:
-                trainer.drafter.fc.weight.data.fill_(torch.nan)
-
-    trainer = make_trainer(make_drafter(target), greedy_rows, logging_steps=4)
-    trainer.add_callback(Spoil())
-    with pytest.raises(ValueError, match=r"the loss of step 2 must be finite, got nan. The drafter is at fault"):
+    trainer = make_trainer(make_drafter(target), greedy_rows, logging_steps=4, learning_rate=1e30, warmup_steps=0)
+    with pytest.raises(ValueError, match=r"the loss of step 2 must be finite, got (nan|inf). The drafter is at fault"):
         trainer.train()
     assert trainer.state.global_step == 4
-
-
-def test_matrices_of_a_shape_are_made_orthonormal_as_one_by_one():
-    stack = torch.randn(3, 8, 24)
-    for found, matrix in zip(muon.orthogonalise(stack), stack, strict=True):
-        torch.testing.assert_close(found, muon.orthogonalise(matrix), atol=MUON_TOL, rtol=MUON_TOL)
 
 
 def test_muon_with_torchs_polynomial_is_torchs_own(monkeypatch):
     monkeypatch.setattr(muon, "POLYNOMIALS", [(3.4445, -4.775, 2.0315)] * 5)  # torch's
     monkeypatch.setattr(muon, "MARGIN", 1)
     shapes = [(8, 24), (24, 8), (8, 24), (16, 16), (8, 24)]
-    weights = [[nn.Parameter(torch.randn(shape)) for shape in shapes]]
-    weights.append([nn.Parameter(weight.detach().clone()) for weight in weights[0]])
-    first = [weight.detach().clone() for weight in weights[0]]
-    kinds = (torch.optim.Muon, muon.SharedMuon)
-    theirs, ours = (
-        kind(some, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-        for kind, some in zip(kinds, weights, strict=True)
-    )
+    models = [nn.ParameterList(torch.randn(shape) for shape in shapes)]
+    models.append(copy.deepcopy(models[0]))
+    first = [weight.detach().clone() for weight in models[0]]
+    theirs = torch.optim.Muon(models[0], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    ours = muon.MuonWithAdamW(models[1], 0.02, 1e-3, 0.1)
     for _ in range(3):
-        for one, other in zip(*weights, strict=True):
+        for one, other in zip(*models, strict=True):
             one.grad = torch.randn_like(one)
             other.grad = one.grad.clone()
         theirs.step()
         ours.step()
-    for one, other, start in zip(*weights, first, strict=True):
+        again = muon.MuonWithAdamW(models[1], 0.5, 1e-3, 0.0)
+        again.load_state_dict(ours.state_dict())
+        ours = again
+    for one, other, start in zip(*models, first, strict=True):
         assert (other - one).norm() < MUON_TOL * (one - start).norm()
-    assert ours.state_dict()["state"].keys() == theirs.state_dict()["state"].keys()
-
-
-def test_a_cpu_without_bf16_orthogonalises_in_fp32(monkeypatch):
-    for has_it, dtype in ((False, torch.float32), (True, torch.bfloat16)):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda has_it=has_it: {"amx_bf16": has_it}, raising=False)
-        found = muon.orthogonalise(torch.randn(4, 8))
-        assert found.dtype == dtype
-        assert torch.linalg.svdvals(found.float()).sub(1).abs().max() < 0.2
 
 
 def test_rows_become_orthonormal():
@@ -179,6 +135,7 @@ def test_rows_become_orthonormal():
     for size in (1e-6, 1.0, 1e6):  # of one direction alone: rounding brings it beyond 1, where five steps would diverge
         alone = muon.orthogonalise(size * torch.outer(left[0], right[0]))
         assert float(torch.linalg.svdvals(alone.float())[0]) == pytest.approx(1, abs=0.2)
-    found = muon.orthogonalise(left @ spread.diag() @ right.T)
-    assert torch.linalg.svdvals(found.float()).sub(1).abs().max() < 0.2
-    torch.testing.assert_close(found.float(), left @ right.T, atol=0.1, rtol=0)
+    matrix = left @ spread.diag() @ right.T
+    for found in (muon.orthogonalise(matrix), *muon.orthogonalise(matrix.expand(3, -1, -1))):
+        assert torch.linalg.svdvals(found.float()).sub(1).abs().max() < 0.2
+        torch.testing.assert_close(found.float(), left @ right.T, atol=0.1, rtol=0)

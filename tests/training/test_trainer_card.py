@@ -6,10 +6,6 @@ import json
 import re
 
 from huggingface_hub import ModelCard
-from transformers import TrainerState
-
-from hf_domino.cards import training_section
-from hf_domino.cards.training import MOST_LOG_ROWS
 
 
 def cells(card: str, first: str) -> list[str]:
@@ -38,31 +34,17 @@ def test_a_trained_drafters_card_comes_from_what_was_recorded(
     assert cells(card, "tokens read") == [f"{num_tokens:,}"]
     log = [entry for entry in recorded["log_history"] if "hours" in entry]
     hours = [entry["hours"] for entry in log]
-    assert hours == sorted(hours)
-    assert hours[0] > 0
+    assert 0 < hours[0] < hours[1] < hours[2]
     assert cells(card, "hours") == [f"{hours[-1]:.4g}"]
-    assert [entry["step"] for entry in log] == [2, 4, 6]
     for entry in log:
         figures = [entry[name] for name in ("base_loss", "corrected_loss", "acceptance_length")]
         assert cells(card, entry["step"])[-3:] == [f"{value:.4g}" for value in figures]
     # Below the log, which has a line for step 6 too.
     figures = [metrics[f"eval_{name}"] for name in ("base_walked_acceptance_length", "walked_acceptance_length")]
     assert cells(card.partition("held-out")[2], "6")[-2:] == [f"{value:.4g}" for value in figures]
-    assert "![Training](figures/training.svg)" in card
     assert (tmp_path / "run/figures/training.svg").is_file()
     assert cells(card, "train rows") == ["8"]
-    assert cells(card, "seed") == ["42"]
     data = ModelCard(card).data
     assert (data.license, data.datasets) == ("apache-2.0", ["me/data"])
     assert card.count("My own words.") == card.count("## Training") == 1
     assert str(tmp_path) not in card
-
-
-def test_a_long_log_is_thinned_and_what_is_not_recorded_is_left_out():
-    entries = [{"step": step, "base_loss": 1.0, "corrected_loss": 0.5} for step in range(10, 1010, 10)]
-    section = training_section(TrainerState(global_step=1000, log_history=entries))
-    steps = re.findall(r"^\| ([\d,]+) \|", section, re.MULTILINE)
-    assert len(steps) == MOST_LOG_ROWS
-    assert (steps[0], steps[-1]) == ("10", "1,000")
-    assert "hours" not in section
-    assert "Evaluation" not in section

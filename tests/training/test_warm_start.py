@@ -35,37 +35,22 @@ def started(request, tiny_qwen3, monkeypatch):
 
 
 @torch.no_grad()
-def test_context_features_are_what_the_first_of_the_layers_reads(started):
+def test_context_features_are_what_the_first_of_the_targets_last_layers_reads(started):
     target, drafter = started
     states = target.model(TEXT[None], output_hidden_states=True).hidden_states
     layer = target.model.layers[-2]
     captured = tuple(states[index + 1] for index in drafter.config.target_layer_ids)
-    read = layer.input_layernorm(captured[0])
-    torch.testing.assert_close(drafter.fuse_context(captured), read)
-    torch.testing.assert_close(drafter.layers[0].self_attn.v_proj(read), layer.self_attn.v_proj(read))
-
-
-def test_layers_and_norms_are_the_targets_last(started):
-    target, drafter = started
+    torch.testing.assert_close(drafter.fuse_context(captured), layer.input_layernorm(captured[0]))
     for own, layer in zip(drafter.layers, target.model.layers[-2:], strict=True):
         weights = own.state_dict()
         for name, weight in layer.state_dict().items():
             assert torch.equal(weights.pop(name), weight)
         assert set(weights) <= {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
+        if weights:  # where the target norms no heads, they keep their size
+            queries = layer.self_attn.q_proj(layer.input_layernorm(states[layer.self_attn.layer_idx]))
+            size = queries.square().mean().sqrt().expand(8)
+            torch.testing.assert_close(weights["self_attn.q_norm.weight"], size)
     assert torch.equal(drafter.norm.weight, target.model.norm.weight)
-
-
-@torch.no_grad()
-def test_where_the_target_norms_no_heads_they_keep_their_size(started):
-    target, drafter = started
-    states = target.model(TEXT[None], output_hidden_states=True).hidden_states
-    layer, own = target.model.layers[-1], drafter.layers[-1].self_attn
-    if hasattr(layer.self_attn, "q_norm"):
-        assert torch.equal(own.q_norm.weight, layer.self_attn.q_norm.weight)
-        return
-    queries = layer.self_attn.q_proj(layer.input_layernorm(states[-2]))
-    torch.testing.assert_close(own.q_norm.weight, queries.square().mean().sqrt().expand(8))
-    assert len(own.k_norm.weight.unique()) == 1
 
 
 def llama(**changes):
@@ -82,6 +67,15 @@ def with_other(name: str, module: torch.nn.Module):
 class PackedLinear(torch.nn.Linear):
     """As quantisers have them: the weight alone does not say what it stands for."""
 
+    def forward(self, states):
+        return 2 * super().forward(states)
+
+
+def with_bias():
+    target = llama(attention_bias=True)
+    target.model.layers[-1].self_attn.q_proj.bias.data.fill_(1)
+    return target
+
 
 REFUSED = {
     "no layers": (
@@ -89,16 +83,12 @@ REFUSED = {
         "a target to start from must be a decoder with `layers`, got 'GPT2Model'",
     ),
     "too many": (llama, {"num_hidden_layers": 5}, "num_hidden_layers with start_from_target must be at most 4, got 5"),
-    "wider": (llama, {"intermediate_size": 64}, r"gate_proj .* must be a Linear \(64, 32\) .* got 'Linear \(48, 32\)'"),
-    "bias": (lambda: llama(attention_bias=True), {}, "q_proj of a target to start from .* without bias"),
+    "wider": (llama, {"intermediate_size": 64}, r"gate_proj .* a Linear \(64, 32\) .* got 'Linear \(48, 32\)'"),
+    "bias": (with_bias, {}, "q_proj of a target to start from must be what a Linear"),
     "packed": (
         lambda: with_other("mlp.up_proj", PackedLinear(32, 48, bias=False)), {}, "up_proj .* got 'PackedLinear",
     ),
-    "layer norm": (
-        lambda: with_other("input_layernorm", torch.nn.LayerNorm(32, bias=False)), {},
-        "input_layernorm of a target to start from must be a root mean square norm, got 'LayerNorm'",
-    ),
-    "other norms": (lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES)), {}, "input_layernorm .* got 'Gemma2RMSNorm'"),
+    "other norms": (lambda: Gemma2ForCausalLM(Gemma2Config(**SIZES)), {}, "input_layernorm .* got 'Gemma2RMSNorm"),
 }  # fmt: skip
 
 
@@ -118,9 +108,7 @@ def test_by_the_command_with_states_kept_or_not(recipe, train, tmp_path, capsys)
     for number in range(2):  # the second time only the target's ends are there at first
         kept = (f"--output_dir={tmp_path / f'kept{number}'}", f"--cache_hidden_states={tmp_path / 'states'}")
         assert train(start, *kept) == 0
-    plain, *others = (DominoDraftModel.from_pretrained(tmp_path / name) for name in ("plain", "kept0", "kept1"))
-    for other in others:
-        for name, weight in plain.state_dict().items():
-            assert torch.equal(other.state_dict()[name], weight), name
+    plain, *others = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "kept0", "kept1"))
+    assert others == [plain, plain]
     assert train(recipe | {"start_from_target": True, "drafter": str(tmp_path / "plain")}) == 2
     assert "start_from_target with drafter must be False, got True" in capsys.readouterr().err

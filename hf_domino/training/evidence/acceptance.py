@@ -62,17 +62,21 @@ def walk_rounds(
     """Rounds of the base logits alone, and those of [`walk_acceptance`], at the price of one walk."""
     was_training = drafter.training
     drafter.eval()
-    view, base, corrected = TargetModel(target, drafter.config), [], []
+    view = TargetModel(target, drafter.config)
+    found: tuple[list[list[int]], list[list[int]]] = ([], [])
     known = hidden_states or [None] * len(sequences)
     for sequence, start, states in zip(sequences, prompt_lengths, known, strict=True):
         batch = {"input_ids": torch.as_tensor(sequence, device=drafter.device)[None]}
         if states is not None:
             batch[STATES] = states.to(drafter.device)[None]
-        of_base, of_corrected = accept_lengths(drafter, view, batch, start).tolist()
-        base.append(_walk(of_base))
-        corrected.append(_walk(of_corrected))
+        lengths = accept_lengths(drafter, view, batch, start).tolist()
+        for walks, of_anchors in zip(found, lengths, strict=True):
+            rounds: list[int] = []
+            while (position := sum(rounds)) < len(of_anchors):
+                rounds.append(of_anchors[position])
+            walks.append(rounds)
     drafter.train(was_training)
-    return base, corrected
+    return found
 
 
 @torch.no_grad()
@@ -143,11 +147,3 @@ def _penalise(
     # The penalty asks which tokens are there, not how often: the first one fills up.
     prefixes = torch.where(before, input_ids, input_ids[:, :1])
     return vocabulary.gather(RepetitionPenaltyLogitsProcessor(penalty)(prefixes, vocabulary.scatter(logits)))
-
-
-def _walk(lengths: Sequence[int]) -> list[int]:
-    rounds, position = [], 0
-    while position < len(lengths):
-        rounds.append(lengths[position])
-        position += lengths[position]
-    return rounds

@@ -17,38 +17,28 @@ from hf_domino.training.fields import RECORDED
 def write_card(trainer: Any, name: str | None, target: str | None, metadata: Mapping[str, Any]) -> None:
     """Write the card of a trainer's drafter to `output_dir`; what is not ours in one that is there stays.
 
-    Args:
-        trainer ([`~training.DominoTrainer`]): After training.
-        name (`str`, *optional*): Of the drafter on the Hub; defaults to that of `output_dir`.
-        target (`str`, *optional*): The target's, in place of the one it was loaded by.
-        metadata (`Mapping`): Fields for the head of the card; those without a value are left out.
+    `target` is named in place of the one that was loaded; of `metadata`, for the head of the card, fields without a
+    value are left out.
     """
-    config, path = trainer.drafter.config, Path(trainer.args.output_dir) / CARD
-    known = {field: value for field, value in metadata.items() if value}
+    args, config, made = trainer.args, trainer.drafter.config, provenance(str(trainer.args.device))
+    facts: dict[str, Any] = {}
+    for use, rows in (("train", trainer.train_dataset), ("eval", trainer.eval_dataset)):
+        if hasattr(rows, "__len__"):
+            facts[f"{use} rows"] = len(rows)
+        facts[f"{use} rows left out"] = getattr(rows, "counts", RowCounts()).left_out or None
+    facts["rows per step"] = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+    facts |= {"block_size": config.block_size, "draft_vocab_size": config.draft_vocab_size}
+    facts |= {field: getattr(args, field) for field in RECORDED} | {"loss_decay": trainer.objective.loss_decay}
+    versions = ", ".join(f"{package} {made[package]}" for package in ("hf_domino", "torch", "transformers"))
+    facts |= {"hardware": made["hardware"], "versions": versions, "date": made["date"]}
+    known, path = {field: value for field, value in metadata.items() if value}, Path(args.output_dir) / CARD
     if isinstance(known.get("datasets"), str):
         known["datasets"] = [known["datasets"]]
     card = render_card(
         config,
         name=name or path.resolve().parent.name,
         target=target or config.target_name or trainer.target.model.name_or_path or None,
-        training=training_section(
-            trainer.state, _facts(trainer), draw_training(trainer.state.log_history, path.parent)
-        ),
+        training=training_section(trainer.state, facts, draw_training(trainer.state.log_history, path.parent)),
         metadata=known,
     )
     path.write_text(merge_card(read_text(path), card, wins=known), encoding="utf-8")
-
-
-def _facts(trainer: Any) -> dict[str, Any]:
-    """Rows, settings, hardware and versions."""
-    args, config, made = trainer.args, trainer.drafter.config, provenance(str(trainer.args.device))
-    facts: dict[str, Any] = {}
-    for name, rows in (("train", trainer.train_dataset), ("eval", trainer.eval_dataset)):
-        if hasattr(rows, "__len__"):
-            facts[f"{name} rows"] = len(rows)
-        facts[f"{name} rows left out"] = getattr(rows, "counts", RowCounts()).left_out or None
-    facts["rows per step"] = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    facts |= {"block_size": config.block_size, "draft_vocab_size": config.draft_vocab_size}
-    facts |= {name: getattr(args, name) for name in RECORDED} | {"loss_decay": trainer.objective.loss_decay}
-    versions = ", ".join(f"{name} {made[name]}" for name in ("hf_domino", "torch", "transformers"))
-    return facts | {"hardware": made["hardware"], "versions": versions, "date": made["date"]}

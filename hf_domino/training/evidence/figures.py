@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from hf_domino._common.figures import EXTRA, FAINT, STYLE, WIDTH, can_draw, write_figure
-from hf_domino._common.notices import notice
+from hf_domino._common.notices import logger
 from hf_domino.cards.training import FIGURE
 
 COLOURS = {"base_": "#3b74b8", "": "#14532d"}  # of base logits, and as drafted
@@ -22,18 +21,13 @@ def draw_training(log: Sequence[Mapping[str, Any]], folder: Path) -> str | None:
     if not any("base_loss" in entry for entry in log):
         return None
     if not can_draw():
-        _say_once(f"matplotlib is not installed, so no figure of the training is drawn: {EXTRA}.")
+        logger.warning_once(f"matplotlib is not installed, so no figure of the training is drawn: {EXTRA}.")
         return None
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
         write_figure(_draw(pd.DataFrame([*log])), folder / FIGURE)
     return FIGURE
-
-
-@cache
-def _say_once(message: str) -> None:
-    notice(message)
 
 
 def _draw(log: pd.DataFrame) -> Any:

@@ -7,8 +7,7 @@ Shapes: B batch, N blocks per row, K block size, P proposals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,79 +37,48 @@ def accepted_runs(is_correct: torch.Tensor, label_offset: int) -> torch.Tensor:
     return is_correct[..., label_offset:].long().cumprod(dim=-1).sum(dim=-1)
 
 
-class TrainingMeter:
-    """Sums of losses, weights and accepted tokens since the last reset; blocks whose proposals all count are accepted.
-
-    Args:
-        config (`DominoConfig`): The drafter's.
-        device (`torch.device`): Where the sums are kept.
-    """
+class Meter:
+    """Sums of losses and weights since the last reset, and of proposals that are right, in blocks whose all count."""
 
     def __init__(self, config: DominoConfig, device: torch.device):
-        self.config, self.label_offset = config, config.label_offset
-        self._sums = torch.zeros(5, device=device)
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._sums.zero_()
-
-    def add(self, scored: ScoredBatch, total: torch.Tensor | float = 1.0) -> None:
-        """Add one micro-batch; `total` is the weights of its whole step to average over steps, 1 over positions."""
-        complete = self._complete(scored)
-        lengths = accepted_runs(scored.is_correct, self.label_offset) + 1
-        losses = scored.losses
-        shares = torch.stack([losses.base.detach(), losses.corrected.detach(), scored.loss_weight]) / total
-        self._sums += torch.cat((shares, torch.stack([(lengths * complete).sum(), complete.sum()])))
-
-    def means(self, accelerator: Any) -> dict[str, float]:
-        """Average over everything added, on all processes; every process must call.
-
-        Returns `base_loss`, `corrected_loss`, and `acceptance_length` unless no block was complete.
-        """
-        base, corrected, weight, tokens, blocks = accelerator.reduce(self._sums.clone(), "sum").tolist()
-        means = {"base_loss": base / max(weight, 1e-6), "corrected_loss": corrected / max(weight, 1e-6)}
-        return means | ({"acceptance_length": tokens / blocks} if blocks else {})
-
-    def _complete(self, scored: ScoredBatch) -> torch.Tensor:
-        """Blocks whose proposals all count, `[B, N]` bool."""
-        return (scored.weights[..., self.label_offset :] > 0).all(dim=-1)
-
-
-class EvaluationMeter(TrainingMeter):
-    """A meter that also counts by draft position, with the correction head and without."""
-
-    def __init__(self, config: DominoConfig, device: torch.device):
-        super().__init__(config, device)
+        self._label_offset, self._has_head = config.label_offset, config.kind.has_correction_head
+        self._sums = torch.zeros(3, device=device)
         self._places = torch.arange(config.num_draft_tokens + 1, device=device)
         # Blocks with at least 0, 1, ..., P proposals right, of base and corrected logits.
         self._survivors = torch.zeros(2, config.num_draft_tokens + 1, device=device, dtype=torch.int64)
 
+    def reset(self) -> None:
+        """Forget everything."""
+        self._sums.zero_()
+        self._survivors.zero_()
+
     def add(self, scored: ScoredBatch, total: torch.Tensor | float = 1.0) -> None:
-        """Add one batch, as [`TrainingMeter`] does; call it where no gradients are followed."""
-        super().add(scored, total)
+        """Add one micro-batch; `total` is the weights of its whole step to average over steps, 1 over positions."""
+        losses = scored.losses
+        self._sums += torch.stack([losses.base.detach(), losses.corrected.detach(), scored.loss_weight]) / total
         hits = torch.stack((scored.is_base_correct, scored.is_correct))  # [2, B, N, K]
-        runs = accepted_runs(hits, self.label_offset)[..., None]
-        self._survivors += ((runs >= self._places) & self._complete(scored)[..., None]).sum(dim=(1, 2))
+        runs = accepted_runs(hits, self._label_offset)[..., None]
+        is_complete = (scored.weights[..., self._label_offset :] > 0).all(dim=-1, keepdim=True)  # [B, N, 1]
+        self._survivors += ((runs >= self._places) & is_complete).sum(dim=(1, 2))
 
-    def means(self, accelerator: Any) -> dict[str, float]:
-        """What [`TrainingMeter`] gives, and `accept_at_1` to `accept_at_P`: right proposals where all before are right.
+    def means(self, accelerator: Any, by_position: bool = False) -> dict[str, float]:
+        """Average over everything added, on all processes; every process must call.
 
-        With a correction head, `base_acceptance_length` and `base_accept_at_1` to `base_accept_at_P` are those of the
-        base logits.
+        Returns `base_loss`, `corrected_loss`, and `acceptance_length` unless no block was complete. By position, also
+        `accept_at_1` to `accept_at_P`, right proposals where all before are right, and with a correction head the same
+        of the base logits, with `base_` in front.
         """
+        base_loss, corrected_loss, weight = accelerator.reduce(self._sums.clone(), "sum").tolist()
         base, corrected = accelerator.reduce(self._survivors.clone(), "sum").tolist()
-        means = super().means(accelerator) | _by_position(corrected)
-        means["loss"] = means["corrected_loss"]
-        if not (self.config.kind.has_correction_head and base[0]):
-            return means
-        of_base = {"acceptance_length": sum(base) / base[0]} | _by_position(base)
-        return means | {f"base_{name}": value for name, value in of_base.items()}
-
-
-def _by_position(survivors: list[float]) -> dict[str, float]:
-    """Shares by position, numbered from 1; positions that no block reached are left out."""
-    pairs = enumerate(pairwise(survivors), start=1)
-    return {f"accept_at_{place}": after / before for place, (before, after) in pairs if before}
+        weight = max(weight, 1e-6)
+        means = {"base_loss": base_loss / weight, "corrected_loss": corrected_loss / weight}
+        for prefix, survivors in (("", corrected), ("base_", base))[: 1 + (by_position and self._has_head)]:
+            if survivors[0]:
+                means[f"{prefix}acceptance_length"] = sum(survivors) / survivors[0]
+            for place, (before, after) in enumerate(pairwise(survivors if by_position else ()), start=1):
+                if before:
+                    means[f"{prefix}accept_at_{place}"] = after / before
+        return means
 
 
 def warn_of_head(metrics: dict[str, float], lambda_base: float) -> None:
@@ -125,8 +93,8 @@ def show_less(callbacks: Sequence[Any]) -> None:
     """Let a trainer's callbacks print what fits into a line."""
     for callback in callbacks:
         if type(callback) in (PrinterCallback, ProgressCallback):
-            vars(callback)["on_log"] = partial(_show, callback.on_log)
 
+            def show(*args: Any, on_log: Any = callback.on_log, logs: dict[str, float], **kwargs: Any) -> None:
+                on_log(*args, logs={name: logs[name] for name in SHOWN if name in logs} or logs, **kwargs)
 
-def _show(on_log: Callable[..., None], *args: Any, logs: dict[str, float], **kwargs: Any) -> None:
-    on_log(*args, logs={name: logs[name] for name in SHOWN if name in logs} or logs, **kwargs)
+            vars(callback)["on_log"] = show

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -16,7 +18,6 @@ from hf_domino.training.fields import ModelArguments
 from hf_domino.training.hidden_states.folder import StateFolder, StateSettings
 from hf_domino.training.hidden_states.reading import CachedRows, keys_of
 from hf_domino.training.hidden_states.writing import StateWriter
-from hf_domino.training.loading import TrainingRows
 from hf_domino.training.scale.placing import files_digest, is_in_memory, load_ends, place_target
 
 
@@ -33,41 +34,34 @@ def whole_target(
         return target
     target = AutoTarget.from_pretrained(names.target, dtype=names.target_dtype)
     # Where it is to be divided, no device need hold it whole.
-    return target.eval() if args.shard_target else place_target(target, args.device)
+    return target if args.shard_target else place_target(target, args.device)
 
 
 def with_states(
     target: PreTrainedModel,
     config: DominoConfig,
-    rows: TrainingRows,
+    rows: Sequence[Any],
     names: ModelArguments,
     args: DominoTrainingArguments,
-) -> tuple[PreTrainedModel, TrainingRows]:
+) -> tuple[PreTrainedModel, list[CachedRows | None]]:
     """Write the states that are missing, let rows carry theirs, and keep no more of the target than its ends."""
     assert names.target is not None
-    assert names.cache_hidden_states is not None
-    folder, files = Path(names.cache_hidden_states), files_digest(names.target)
-    final = args.distillation_weight > 0
-    datasets = [part for part in (rows.train, rows.evaluation) if part is not None]
-    if not all(_has_all(folder, part) for part in datasets):
+    folder, final = Path(str(names.cache_hidden_states)), args.distillation_weight > 0
+    datasets = [part for part in rows if part is not None]
+    known = StateFolder(folder) if StateSettings.load(folder) else None
+    if known is None or any((known.find(keys_of(part)[0])[:, 0] < 0).any() for part in datasets):
         target = whole_target(target, names, args)
         dtype = torch.bfloat16 if args.bf16 else torch.float16
         autocast = partial(torch.autocast, args.device.type, dtype=dtype, enabled=args.bf16 or args.fp16)
         shard = (args.process_index, args.world_size)
+        files = files_digest(names.target)
         writer = StateWriter(target, config, folder, names.cache_dtype, final, files, autocast, shard)
         for part in datasets:
             writer.write(part, progress=args.process_index == 0)
     args.distributed_state.wait_for_everyone()
-    cached = [CachedRows(part, folder, target, config, final, files) for part in datasets]
+    cached = [None if part is None else CachedRows(part, folder, target, config, final) for part in rows]
     ends = _load_ends(names, args) if is_in_memory(target) else None
-    return ends or target, TrainingRows(cached[0], cached[1] if rows.evaluation is not None else None)
-
-
-def _has_all(folder: Path, rows: object) -> bool:
-    """Whether a folder holds hidden states of all rows, whosever they are."""
-    if StateSettings.load(folder) is None:
-        return False
-    return bool((StateFolder(folder).find(keys_of(rows)[0])[:, 0] >= 0).all())
+    return ends or target, cached
 
 
 def _load_ends(names: ModelArguments, args: DominoTrainingArguments) -> PreTrainedModel | None:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import whole_file, write_whole
+from hf_domino._common.whole_files import whole_file
 from hf_domino.configuration import DominoConfig
 from hf_domino.target.identity import TargetIdentity, check_same, identify
 
@@ -47,7 +46,7 @@ class StateSettings:
 
     @classmethod
     def of(
-        cls, target: PreTrainedModel, config: DominoConfig, dtype: str, final: bool, target_files: str | None
+        cls, target: PreTrainedModel, config: DominoConfig, dtype: str, final: bool, target_files: str | None = None
     ) -> StateSettings:
         """Settings for a target and the configuration of a drafter; the dtype `"auto"` is the target's own."""
         known = dtype_of(target.dtype if dtype == "auto" else dtype, "cache_dtype", "Choose one of them, or auto.")
@@ -82,8 +81,7 @@ class StateSettings:
     def check_serves(self, wanted: StateSettings, folder: Path) -> None:
         """Refuse a folder with these settings for those that are wanted; in what it is stored does not matter."""
         remedy = START_AGAIN.format(folder=folder)
-        if self.target_files is None or self.target_files != wanted.target_files:
-            check_same(self.target, wanted.target, str(folder), remedy)
+        check_same(self.target, wanted.target, str(folder), remedy)
         if self.layer_ids != wanted.layer_ids:
             made = f"{list(self.layer_ids)}, those of the states in {folder}"
             raise refusal("the drafter's target_layer_ids", made, list(wanted.layer_ids), remedy)
@@ -125,12 +123,6 @@ class StateFolder:
         return states
 
 
-def row_key(input_ids: Sequence[int] | np.ndarray) -> int:
-    """64 bits of a digest of a row's token ids, by which it is found."""
-    digest = hashlib.blake2b(np.asarray(input_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
-
-
 def checksum(states: torch.Tensor) -> int:
     """CRC-32 of the bytes of a row's hidden states `[S, C, H]` on the CPU."""
     return zlib.crc32(states.contiguous().view(torch.uint8).numpy().data)
@@ -158,17 +150,3 @@ def write_shard(folder: Path, rows: dict[int, torch.Tensor]) -> None:
     name = f"states-{hashlib.sha256(keys.numpy().tobytes()).hexdigest()[:16]}.safetensors"
     with whole_file(folder / name) as aside:
         save_file(tensors, aside)
-
-
-def begin(folder: Path, wanted: StateSettings) -> StateSettings:
-    """Make a folder, which need not exist, ready to be written to, or to be gone on with by the settings it has."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found = StateSettings.load(folder)
-    if found is None:
-        write_whole(folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
-        return wanted
-    found.check_serves(wanted, folder)
-    if found.dtype != wanted.dtype:
-        made = f"{found.dtype!r}, with which {folder} was begun"
-        raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
-    return found

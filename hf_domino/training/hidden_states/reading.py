@@ -5,6 +5,8 @@ Shapes: B batch, S sequence length, N rows, C hidden states kept per token, H hi
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.data.packing import STATES
 from hf_domino.data.rows import RowCounts
 from hf_domino.target.view import TargetModel
-from hf_domino.training.hidden_states.folder import StateFolder, StateSettings, row_key
+from hf_domino.training.hidden_states.folder import StateFolder, StateSettings
 from hf_domino.training.objective.forward import TargetStates, read_target
 
 
@@ -31,7 +33,6 @@ class CachedRows(Dataset):
         target (`PreTrainedModel`): The target, or its embeddings and lm_head.
         config (`DominoConfig`): Of the drafter that is to read them.
         final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed.
-        target_files (`str`, *optional*): Digest of the files that the target was loaded from, see `files_digest`.
 
     Raises:
         ValueError: If the folder is of another target or of other layers, or lacks a row.
@@ -44,11 +45,10 @@ class CachedRows(Dataset):
         target: PreTrainedModel,
         config: DominoConfig,
         final: bool = False,
-        target_files: str | None = None,
     ):
         self.rows, self.states = rows, StateFolder(Path(folder))
         self.counts = getattr(rows, "counts", RowCounts())
-        wanted = StateSettings.of(target, config, self.states.settings.dtype, final, target_files)
+        wanted = StateSettings.of(target, config, self.states.settings.dtype, final)
         self.states.settings.check_serves(wanted, self.states.path)
         self._found = self.states.find(keys_of(rows)[0])
         if missing := np.flatnonzero(self._found[:, 0] < 0).tolist():
@@ -88,15 +88,19 @@ def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
     return found[:, 0], found[:, 1]
 
 
-def check_layers(config: DominoConfig, *datasets: Any) -> None:
-    """Refuse datasets, or dictionaries of them, whose rows carry hidden states of other layers than a drafter reads."""
-    for dataset in datasets:
-        for part in dataset.values() if isinstance(dataset, dict) else (dataset,):
-            settings = part.states.settings if isinstance(part, CachedRows) else None
-            if settings is not None and list(settings.layer_ids) != list(config.target_layer_ids or ()):
-                made = f"{list(settings.layer_ids)}, those of the states in {part.states.path}"
-                remedy = "Write states of the drafter's layers to another folder."
-                raise refusal("the drafter's target_layer_ids", made, config.target_layer_ids, remedy)
+def row_key(input_ids: Any) -> int:
+    """64 bits of a digest of a row's token ids, by which it is found."""
+    digest = hashlib.blake2b(np.asarray(input_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def check_states(config: DominoConfig, final: bool, dataset: Any) -> None:
+    """Refuse a dataset, or a dictionary of them, whose rows carry other hidden states than a drafter reads."""
+    for part in dataset.values() if isinstance(dataset, dict) else (dataset,):
+        if isinstance(part, CachedRows):
+            known = part.states.settings
+            wanted = replace(known, layer_ids=tuple(config.target_layer_ids or ()), final=final)
+            known.check_serves(wanted, part.states.path)
 
 
 def states_of_batch(target: TargetModel, batch: dict[str, torch.Tensor], final: bool = False) -> TargetStates:
@@ -108,7 +112,4 @@ def states_of_batch(target: TargetModel, batch: dict[str, torch.Tensor], final: 
         return read_target(target, batch["input_ids"], batch.get("position_ids"), final)
     states = batch[STATES].unbind(dim=2)
     num_layers = len(target.layer_ids)
-    if final and len(states) == num_layers:
-        remedy = "Write them with final=True to another folder, or set distillation_weight to 0."
-        raise refusal("cached hidden states", "with the final one, which distillation reads", "without", remedy)
     return TargetStates(states[:num_layers], states[num_layers] if final else None)

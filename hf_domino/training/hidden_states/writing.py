@@ -5,10 +5,12 @@ Shapes: S sequence length, C hidden states kept per token, H hidden size.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import numpy as np
@@ -20,15 +22,20 @@ from transformers import PreTrainedModel
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
+from hf_domino._common.whole_files import write_whole
 from hf_domino.configuration import DominoConfig
 from hf_domino.target.view import TargetModel
-from hf_domino.training.hidden_states.folder import StateFolder, StateSettings, begin, write_shard
+from hf_domino.training.hidden_states.folder import INDEX_FILE, START_AGAIN, StateFolder, StateSettings, write_shard
 from hf_domino.training.hidden_states.reading import keys_of
 from hf_domino.training.objective.distillation import check_final
 from hf_domino.training.objective.forward import read_target
 
 MAX_SHARD_BYTES = 2**27
 GB = 1e9
+MAKE_ROOM = (
+    "Free some, choose a folder on another disk (--cache-hidden-states), take fewer or shorter rows, or where they are "
+    "wider --cache-dtype bfloat16."
+)
 NOT_FINITE = (
     "Store them in a type of wider range (--cache-dtype bfloat16, another folder); if they were not finite before, run "
     "the target in a wider dtype."
@@ -68,9 +75,15 @@ class StateWriter:
         max_shard_bytes: int = MAX_SHARD_BYTES,
     ):
         self.target, self.folder = TargetModel(target, config), Path(folder)
-        self.settings = begin(self.folder, StateSettings.of(target, config, dtype, final, target_files))
+        wanted = StateSettings.of(target, config, dtype, final, target_files)
+        self.settings = StateSettings.load(self.folder) or wanted
+        if self.settings is wanted:
+            write_whole(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
+        self.settings.check_serves(wanted, self.folder)
+        if self.settings.dtype != wanted.dtype:
+            made = f"{self.settings.dtype!r}, with which {folder} was begun"
+            raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
         self._autocast, self._shard, self._max_bytes = autocast, shard, max_shard_bytes
-        self._final_is_known = not final
 
     def write(self, rows: Any, tokens_per_forward: int = 8192, progress: bool = True) -> None:
         """Run the target over the rows that are missing, this process's share of them.
@@ -94,39 +107,39 @@ class StateWriter:
         is_missing[order] = StateFolder(self.folder).find(keys[order])[:, 0] < 0
         if not is_missing.any():
             return
-        self._check_room(int(lengths[is_missing].sum()), f"{is_missing.sum()} of {len(order)} different rows")
+        settings, num_tokens = self.settings, int(lengths[is_missing].sum())
+        needed, free = (size / GB for size in (num_tokens * settings.bytes_per_token, disk_usage(self.folder).free))
+        takes = f"{needed:.3g} GB: {num_tokens} tokens of {settings.bytes_per_token} bytes ({settings.num_states} "
+        takes += f"states of {settings.hidden_size} in {settings.dtype})"
+        if needed > free:
+            raise refusal(f"the room for {self.folder}", f"at least {takes}", f"{free:.3g} GB", MAKE_ROOM)
+        what = f"hidden states of {is_missing.sum()} of {len(order)} different rows"
+        notice(f"{what} take {takes} in {self.folder}; {free:.3g} GB are free.")
+        if self.settings.final:
+            with self._autocast():
+                check_final(self.target)
         # Which process does a batch depends on nothing that another process may just be writing.
-        batches = list(_batches(order, lengths, tokens_per_forward))[self._shard[0] :: self._shard[1]]
-        todo = [batch for batch in batches if is_missing[batch].any()]
+        batches, start = [], 0
+        for end, index in enumerate(order):
+            if end > start and (end - start + 1) * lengths[index] > tokens_per_forward:
+                batches.append(order[start:end])
+                start = end
+        batches.append(order[start:])
+        todo = [batch for batch in batches[self._shard[0] :: self._shard[1]] if is_missing[batch].any()]
         total = int(sum(lengths[batch].sum() for batch in todo))
         shard: dict[int, torch.Tensor] = {}
         with tqdm(desc="hidden states", total=total, unit="token", unit_scale=True, disable=not progress) as bar:
             for batch in todo:
                 states = self._forward([rows[int(index)]["input_ids"] for index in batch])
                 new = {int(keys[index]): row for index, row in zip(batch, states, strict=True) if is_missing[index]}
-                num_tokens = sum(map(len, (*shard.values(), *new.values())))
-                if shard and num_tokens * self.settings.bytes_per_token > self._max_bytes:
+                size = sum(map(len, (*shard.values(), *new.values())))
+                if shard and size * self.settings.bytes_per_token > self._max_bytes:
                     write_shard(self.folder, shard)
                     shard = {}
                 shard |= new
                 bar.update(int(lengths[batch].sum()))
         if shard:
             write_shard(self.folder, shard)
-
-    def _check_room(self, num_tokens: int, name: str) -> None:
-        """Say what the tokens of some rows take on the disk, and refuse where it has not enough room."""
-        settings, free = self.settings, shutil.disk_usage(self.folder).free
-        needed = num_tokens * settings.bytes_per_token
-        notice(
-            f"hidden states of {name} take {needed / GB:.3g} GB in {self.folder}: {num_tokens} tokens of "
-            f"{settings.bytes_per_token} bytes ({settings.num_states} states of {settings.hidden_size} in "
-            f"{settings.dtype}); {free / GB:.3g} GB are free."
-        )
-        if needed > free:
-            remedy = "Free some, choose a folder on another disk (--cache-hidden-states), take fewer or shorter rows"
-            remedy += "." if dtype_of(settings.dtype).itemsize == 2 else ", or --cache-dtype bfloat16."
-            expected = f"at least {needed / GB:.3g} GB, for {num_tokens} tokens"
-            raise refusal(f"the room for {self.folder}", expected, f"{free / GB:.3g} GB", remedy)
 
     def _forward(self, texts: list[Sequence[int]]) -> list[torch.Tensor]:
         """Hidden states `[S, C, H]` on the CPU of each of some rows."""
@@ -135,22 +148,9 @@ class StateWriter:
         padded = pad_sequence(ids, batch_first=True).to(self.target.input_device)
         with self._autocast():
             read = read_target(self.target, padded, final=self.settings.final)
-            if not self._final_is_known and read.final is not None and read.logits is not None:
-                check_final(self.target, read.final, read.logits)
-                self._final_is_known = True
         parts = (*read.captured, *(() if read.final is None else (read.final,)))
         kept = torch.stack([part.to(dtype_of(self.settings.dtype)) for part in parts], dim=2).cpu()
         states = [row[: len(text)] for row, text in zip(kept, ids, strict=True)]
         if not all(torch.isfinite(row).all() for row in states):  # a training from them would fail far from the cause
             raise refusal(f"hidden states in {self.settings.dtype}", "finite", "inf or nan", NOT_FINITE)
         return states
-
-
-def _batches(order: np.ndarray, lengths: np.ndarray, tokens: int) -> Iterator[np.ndarray]:
-    """Cut rows, the shortest first, into batches of at most so many tokens once they are padded."""
-    start = 0
-    for end, index in enumerate(order):
-        if end > start and (end - start + 1) * lengths[index] > tokens:
-            yield order[start:end]
-            start = end
-    yield order[start:]

@@ -22,24 +22,6 @@ from hf_domino.kinds.view import UNUSED, block_positions, gather_positions
 TRAINING_STREAM, EVALUATION_STREAM = range(2)  # keep apart what is drawn for one use and another
 
 
-def anchor_candidates(loss_mask: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
-    """Mark the positions whose own token and successor are both supervised.
-
-    Args:
-        loss_mask (`torch.Tensor`): `[B, S]`, nonzero where the token is supervised.
-        position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed: the successor is of the same row.
-
-    Returns:
-        `torch.Tensor`: `[B, S]` bool.
-    """
-    supervised = loss_mask.bool()
-    candidates = torch.zeros_like(supervised)
-    candidates[:, :-1] = supervised[:, :-1] & supervised[:, 1:]
-    if position_ids is not None:
-        candidates[:, :-1] &= position_ids[:, 1:] != 0
-    return candidates
-
-
 def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: int) -> torch.Tensor:
     """Draw up to `num_anchors` anchors per row, without replacement.
 
@@ -56,8 +38,12 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
         `torch.Tensor`: `[B, N]` int64 on the batch's device, increasing, filled up with `UNUSED`; N is at least 1.
     """
     rows = []
-    candidates = anchor_candidates(batch["loss_mask"], batch.get("position_ids")).cpu()
-    for row, ids, seen in zip(candidates, batch["input_ids"].cpu(), batch["attention_mask"].cpu(), strict=True):
+    # Their own token and its successor are both supervised, and of one row.
+    candidates = F.pad(batch["loss_mask"].bool(), (0, 1))
+    candidates = candidates[:, :-1] & candidates[:, 1:]
+    if "position_ids" in batch:
+        candidates &= F.pad(batch["position_ids"][:, 1:] != 0, (0, 1))
+    for row, ids, seen in zip(candidates.cpu(), batch["input_ids"].cpu(), batch["attention_mask"].cpu(), strict=True):
         digest = hashlib.sha256(repr((*seeds, *ids[seen.bool()].tolist())).encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
         positions = row.nonzero().flatten()

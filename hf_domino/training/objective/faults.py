@@ -7,14 +7,13 @@ Shapes: B batch, S sequence length, H hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from hf_domino._common.refusal import refusal
 from hf_domino.target.view import TargetModel
-from hf_domino.training.objective.forward import TargetStates
+from hf_domino.training.objective.forward import read_target
 
 FIRST_TOKENS = 8  # of a row, by which it is found in the text
 POSITIONS = 64  # whose logits are made at once
@@ -25,64 +24,26 @@ DRAFTER = (
 )
 
 
-class LossWatch:
-    """Keeps the losses of steps until they are looked at, and the text that each is of.
-
-    Args:
-        accelerator (`Accelerator`): Tells all processes of what one of them met.
-        find_fault (`Callable`): Says who is at fault for the loss of a batch.
-    """
-
-    def __init__(self, accelerator: Any, find_fault: Callable[[dict[str, torch.Tensor]], str]):
-        self._accelerator, self._find_fault = accelerator, find_fault
-        self._seen: list[tuple[int, torch.Tensor, dict[str, torch.Tensor]]] = []
-
-    def add(self, step: int, loss: torch.Tensor, batch: dict[str, torch.Tensor]) -> None:
-        """Keep the loss of a step's micro-batch, and its text."""
-        self._seen.append((step, loss.detach(), batch))
-
-    def look(self) -> None:
-        """Read the losses that were added; refuse the first that is not finite in any process."""
-        if not self._seen:
-            return
-        seen, self._seen = self._seen, []
-        broken = (~torch.isfinite(torch.stack([loss for _, loss, _ in seen]))).float()
-        for (step, loss, batch), count in zip(seen, self._accelerator.reduce(broken, "sum").tolist(), strict=True):
-            if count:
-                raise refusal(f"the loss of step {step}", "finite", loss.item(), self._find_fault(batch))
-
-
 @torch.no_grad()
-def find_fault(target: TargetModel, read: TargetStates, batch: Mapping[str, torch.Tensor]) -> str:
+def find_fault(target: TargetModel, batch: Mapping[str, torch.Tensor], final: bool) -> str:
     """Say who is at fault for the loss of a batch (`input_ids`, `attention_mask` `[B, S]`), and the way out."""
+    read = read_target(target, batch["input_ids"], batch.get("position_ids"), final)
     wider = WIDER.format(dtype=str(target.model.dtype).removeprefix("torch."))
-    rows = {
-        f"hidden states of layer {name}": states for name, states in zip(target.layer_ids, read.captured, strict=True)
-    }
-    rows["embeddings"] = target.embed(batch["input_ids"])
-    if read.final is not None:
-        rows["final hidden states"] = read.final
-    for name, values in rows.items():
-        if (row := _first_broken(values)) is not None:
-            return _blame_row(name, row, batch, wider)
     # Of zeros, lm_head makes NaN wherever a weight is NaN or infinite, whatever it is made of.
-    if _first_broken(target.logits(torch.zeros_like(read.captured[0][0, :1]))) is not None:
+    if not target.logits(torch.zeros_like(read.captured[0][0, :1])).isfinite().all():
         return f"The target is at fault: its lm_head is not finite. {wider}, or take another copy of its files."
-    for row, states in enumerate(() if read.final is None else read.final):
-        if any(_first_broken(target.logits(some)) is not None for some in states.split(POSITIONS)):
-            return _blame_row("logits", row, batch, wider)
+    for row, (ids, mask) in enumerate(zip(batch["input_ids"], batch["attention_mask"], strict=True)):
+        layers = zip(target.layer_ids, read.captured, strict=True)
+        found: dict[str, Any] = {f"hidden states of layer {index}": [states[row]] for index, states in layers}
+        found["embeddings"] = [target.embed(ids)]
+        if read.final is not None:
+            found["final hidden states"] = [read.final[row]]
+            found["logits"] = map(target.logits, read.final[row].split(POSITIONS))
+        for name, values in found.items():
+            if not all(some.isfinite().all() for some in values):
+                tokens = ", ".join(map(str, ids[mask.bool()][:FIRST_TOKENS].tolist()))
+                return (
+                    f"The target is at fault: its {name} are not finite in row {row} of the batch, which begins with "
+                    f"the tokens {tokens}. {wider}, or leave that row out."
+                )
     return DRAFTER
-
-
-def _first_broken(values: torch.Tensor) -> int | None:
-    """The first row of values `[B, ...]` that holds NaN or an infinity; None where all are finite."""
-    rows = (~torch.isfinite(values)).flatten(1).any(dim=1).nonzero()
-    return int(rows[0]) if len(rows) else None
-
-
-def _blame_row(name: str, row: int, batch: Mapping[str, torch.Tensor], remedy: str) -> str:
-    tokens = batch["input_ids"][row][batch["attention_mask"][row].bool()][:FIRST_TOKENS].tolist()
-    return (
-        f"The target is at fault: its {name} are not finite in row {row} of the batch, which begins with the tokens "
-        f"{', '.join(map(str, tokens))}. {remedy}, or leave that row out."
-    )

@@ -22,12 +22,10 @@ class TargetStates(NamedTuple):
     Args:
         captured (`tuple[torch.Tensor, ...]`): Hidden states of the captured layers, each `[B, S, H]`.
         final (`torch.Tensor`, *optional*): The last hidden state `[B, S, H]`, which lm_head reads.
-        logits (`torch.Tensor`, *optional*): The forward's own logits `[B, 1, V]` at the last position.
     """
 
     captured: tuple[torch.Tensor, ...]
     final: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
 
 
 @torch.no_grad()
@@ -41,7 +39,7 @@ def read_target(
         input_ids (`torch.Tensor`): `[B, S]`; padding only on the right, where a causal target cannot see it.
         position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed; from such positions Transformers
             makes the mask that keeps them apart. Defaults to the target's own.
-        final (`bool`, *optional*, defaults to `False`): Also what lm_head reads, and what it makes of the end of it.
+        final (`bool`, *optional*, defaults to `False`): Also what lm_head reads.
 
     Returns:
         `TargetStates`: Hidden states, on the device of `input_ids`.
@@ -55,9 +53,7 @@ def read_target(
     outputs = target.model(input_ids=input_ids.to(target.input_device), use_cache=False, logits_to_keep=last, **capture)
     # Layers of a dispatched target lie on several devices.
     captured = tuple(states.to(device) for states in target.captured(outputs))
-    if not final:
-        return TargetStates(captured)
-    return TargetStates(captured, outputs.hidden_states[-1].to(device), outputs.logits.to(device))
+    return TargetStates(captured, outputs.hidden_states[-1].to(device) if final else None)
 
 
 def draft_blocks(
@@ -86,25 +82,10 @@ def draft_blocks(
     hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors, position_ids)
     if not drafter.has_correction_head:
         return hidden, None
-    tokens = gather_positions(input_ids, block_positions(anchors, drafter.config.block_size))
-    return hidden, prefix_states(drafter, target, tokens)
-
-
-def prefix_states(drafter: DominoDraftModel, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:
-    """The prefix state that goes with each block position, after reading the block's true tokens.
-
-    With `shift_label` position k uses the state that has read tokens a..a+k, else a..a+k-1.
-
-    Args:
-        drafter (`DominoDraftModel`): For `prefix_gru`.
-        target (`TargetModel`): For embeddings.
-        tokens (`torch.Tensor`): True tokens of the blocks `[B, N, K]`.
-
-    Returns:
-        `torch.Tensor`: `[B, N, K, G]`.
-    """
+    # With `shift_label` position k uses the state that has read tokens a..a+k, else a..a+k-1.
+    tokens = gather_positions(input_ids, block_positions(anchors, drafter.config.block_size))  # [B, N, K]
     embeds = target.embed(tokens.flatten(0, 1)).to(drafter.dtype)  # [B*N, K, H]
     states = drafter.prefix_gru(embeds)
     if drafter.config.label_offset:
         states = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
-    return states.unflatten(0, tokens.shape[:2])
+    return hidden, states.unflatten(0, tokens.shape[:2])

@@ -10,9 +10,8 @@ drafted, all of the target's or fewer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,33 +55,6 @@ class ScoredBlocks:
         return (self.weights > 0) & (self.labels >= 0)
 
 
-class Selection:
-    """The M positions whose logits are made, of `[N, K]`: all of them, or those alone that carry a loss.
-
-    All of them have shapes that do not depend on the text, so that nothing waits for a device. Choosing some of them
-    reads how many there are, and saves their products: for a CPU.
-
-    Args:
-        has_loss (`torch.Tensor`): `[N, K]` bool.
-        gathers (`bool`): Whether to choose.
-    """
-
-    def __init__(self, has_loss: torch.Tensor, gathers: bool):
-        self._shape = has_loss.shape
-        self._places = has_loss.flatten().nonzero()[:, 0] if gathers else None
-
-    def take(self, values: torch.Tensor) -> torch.Tensor:
-        """Of values `[N, K, ...]` those of the positions, `[M, ...]`."""
-        flat = values.flatten(0, 1)
-        return flat if self._places is None else flat.index_select(0, self._places)
-
-    def put_back(self, values: torch.Tensor) -> torch.Tensor:
-        """Values `[M]` at their places, `[N, K]`; zeros elsewhere."""
-        if self._places is None:
-            return values.view(self._shape)
-        return values.new_zeros(self._shape.numel()).index_copy(0, self._places, values).view(self._shape)
-
-
 @dataclass(frozen=True)
 class LossOptions:
     """What the published loss does not have.
@@ -102,8 +74,6 @@ class LossOptions:
 
 PUBLISHED = LossOptions()
 ALPHA = 0.5  # smoothing of dynamic weights, in (0, 1]: at 0 all of them may vanish
-CrossEntropy = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-cross_entropies = partial(F.cross_entropy, reduction="none")
 
 
 @dataclass(frozen=True)
@@ -211,6 +181,25 @@ def draft_logits(
     return base, base + head.expand(low_rank).float() * is_corrected[..., None]
 
 
+class _LeanCrossEntropy(torch.autograd.Function):
+    """Cross-entropies `[M]` that keep one tensor `[M, D]`, in whose place their gradient is made; used once."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Of logits `[M, D]` and labels `[M]`; keeps the log-probabilities."""
+        log_probs = F.log_softmax(logits, dim=-1)
+        ctx.save_for_backward(log_probs, labels[:, None])
+        return log_probs.gather(1, labels[:, None])[:, 0].neg()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Probabilities less the labels, times `gradient` `[M]`."""
+        log_probs, labels = ctx.saved_tensors
+        probs = log_probs.exp_()
+        probs.scatter_add_(1, labels, probs.new_full(labels.shape, -1.0))
+        return probs.mul_(gradient[:, None]), None
+
+
 def score_chunk(
     drafter: DominoDraftModel,
     target: TargetModel,
@@ -218,48 +207,48 @@ def score_chunk(
     lambda_base: float,
     options: LossOptions = PUBLISHED,
     gathers: bool = True,
-    cross_entropy: CrossEntropy = cross_entropies,
 ) -> DraftLosses:
-    """Score blocks whose logits fit into memory, as the formula says.
+    """Score N blocks whose logits fit into memory, as the formula says.
 
-    Args:
-        drafter (`DominoDraftModel`): For the correction head.
-        target (`TargetModel`): For lm_head.
-        chunk (`ScoredBlocks`): N blocks.
-        lambda_base (`float`): Share of the base term in `loss`, in [0, 1].
-        options (`LossOptions`, *optional*): What else the loss is made of.
-        gathers (`bool`, *optional*, defaults to `True`): Whether logits are made where a loss is carried alone, as in
-            [`Selection`].
-        cross_entropy (`Callable`, *optional*): Of logits `[M, D]` and labels `[M]`, gives `[M]`.
-
-    Returns:
-        `DraftLosses`: Sums over the chunk.
+    With `gathers`, logits are made at the M positions alone that carry a loss: that reads how many there are and saves
+    their products, for a CPU. Else they are made at all, and shapes do not depend on the text.
     """
     counts, has_loss = chunk.weights > 0, chunk.has_loss
-    selection, weights = Selection(has_loss, gathers), torch.where(has_loss, chunk.weights, 0.0)
-    labels = selection.take(chunk.labels).clamp(min=0)
-    states = None if chunk.states is None else selection.take(chunk.states)
-    is_corrected = selection.take(corrected_positions(drafter.config, labels.device).expand_as(has_loss))
-    base, corrected = draft_logits(drafter, target, selection.take(chunk.hidden), states, is_corrected)
+    weights = torch.where(has_loss, chunk.weights, 0.0)
+    places = has_loss.flatten().nonzero()[:, 0] if gathers else None
+
+    def take(values: torch.Tensor) -> torch.Tensor:  # [N, K, ...] to [M, ...]
+        flat = values.flatten(0, 1)
+        return flat if places is None else flat.index_select(0, places)
+
+    def put_back(values: torch.Tensor) -> torch.Tensor:  # [M] to [N, K], zeros elsewhere
+        if places is not None:
+            values = values.new_zeros(has_loss.numel()).index_copy(0, places, values)
+        return values.view(has_loss.shape)
+
+    labels = take(chunk.labels).clamp(min=0)
+    states = None if chunk.states is None else take(chunk.states)
+    is_corrected = take(corrected_positions(drafter.config, labels.device).expand_as(has_loss))
+    base, corrected = draft_logits(drafter, target, take(chunk.hidden), states, is_corrected)
     taught = None
     if options.distillation_weight:
         assert chunk.final is not None
         with torch.no_grad():
-            taught = teach(drafter.vocabulary.logits(target, selection.take(chunk.final)))
+            taught = teach(drafter.vocabulary.logits(target, take(chunk.final)))
 
     def loss_of(logits: torch.Tensor) -> torch.Tensor:
-        losses, scale = cross_entropy(logits, labels), weights
+        losses, scale = _LeanCrossEntropy.apply(logits, labels), weights
         if options.dpace:
-            confidence = selection.put_back(losses.detach()).neg().exp() * has_loss
+            confidence = put_back(losses.detach()).neg().exp() * has_loss
             scale = weights * dynamic_weights(confidence, counts)
         if taught is not None:
             learned, weight = divergences(logits, *taught, options.divergence), options.distillation_weight
             # At 1, no passes over the logits are made for a gradient that counts nothing.
             losses = learned if weight == 1 else torch.lerp(losses, learned, weight)
-        return (selection.put_back(losses) * scale).sum()
+        return (put_back(losses) * scale).sum()
 
     def hits(logits: torch.Tensor) -> torch.Tensor:
-        return selection.put_back(logits.detach().argmax(dim=-1) == labels) & has_loss
+        return put_back(logits.detach().argmax(dim=-1) == labels) & has_loss
 
     is_correct = is_base_correct = hits(corrected)
     loss = base_loss = corrected_loss = loss_of(base)

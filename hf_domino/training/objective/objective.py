@@ -17,16 +17,20 @@ import torch
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
-from hf_domino.training.arguments import DominoTrainingArguments, default_loss_decay
+from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.hidden_states.reading import states_of_batch
 from hf_domino.training.objective.anchors import block_labels
-from hf_domino.training.objective.distillation import check_final, gather_final
+from hf_domino.training.objective.distillation import gather_final
 from hf_domino.training.objective.faults import find_fault
-from hf_domino.training.objective.forward import draft_blocks, read_target
-from hf_domino.training.objective.losses import PUBLISHED, DraftLosses, ScoredBlocks
+from hf_domino.training.objective.forward import draft_blocks
+from hf_domino.training.objective.losses import PUBLISHED, DraftLosses, LossOptions, ScoredBlocks
 from hf_domino.training.objective.scoring import draft_losses
 
 Batch = dict[str, torch.Tensor]
+# Positions after which a loss weight has fallen to 1/e (arXiv 2605.29707, 2602.06036); of others a little under half.
+LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
+MOST_LOGITS = 2**25  # that are held at once
+POSITIONS_IN_CACHE = 256  # their logits stay in a CPU's caches, and still share one reading of lm_head
 
 
 class ScoredBatch(NamedTuple):
@@ -70,13 +74,15 @@ class Objective:
         args: DominoTrainingArguments,
         autocast: Callable[[], AbstractContextManager],
     ):
-        self.drafter, self.target, self.options = drafter, target, args.loss_options()
+        self.drafter, self.target = drafter, target
+        is_dynamic = args.position_weights == "dpace"
+        self.options = LossOptions(args.distillation_weight, args.distillation_loss, is_dynamic)
         config = drafter.config
-        self.loss_decay = args.loss_decay or config.kind.loss_decay or default_loss_decay(config.block_size)
-        self.max_logits = args.logits_per_chunk(config.draft_width)
+        published = LOSS_DECAY_BY_BLOCK_SIZE.get(config.block_size, round(0.45 * config.block_size, 2))
+        self.loss_decay = args.loss_decay or config.kind.loss_decay or published
         self.gathers = not args.is_static
+        self.max_logits = min(MOST_LOGITS, POSITIONS_IN_CACHE * config.draft_width) if self.gathers else MOST_LOGITS
         self._autocast = autocast
-        self._final_is_known = False
 
     def label(self, batch: Batch, evaluating: bool = False) -> torch.Tensor:
         """Add columns of the labels, -1 where they are not drafted, and weights to a batch, both `[B, N, K]`.
@@ -116,9 +122,6 @@ class Objective:
             )  # fmt: skip
             final = None
             if read.final is not None:
-                if not self._final_is_known and read.logits is not None:
-                    check_final(self.target, read.final, read.logits)
-                    self._final_is_known = True
                 final = gather_final(
                     read.final, batch["anchors"], drafter.config.block_size, drafter.config.label_offset
                 )
@@ -133,7 +136,5 @@ class Objective:
 
     def find_fault(self, batch: Batch) -> str:
         """Say who is at fault for a loss that is not finite, as [`~training.objective.faults.find_fault`] does."""
-        with self._autocast(), torch.no_grad():
-            final = self.options.distillation_weight > 0
-            read = read_target(self.target, batch["input_ids"], batch.get("position_ids"), final)
-            return find_fault(self.target, read, batch)
+        with self._autocast():
+            return find_fault(self.target, batch, self.options.distillation_weight > 0)

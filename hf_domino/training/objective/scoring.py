@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
@@ -46,10 +45,7 @@ def draft_losses(
     Returns:
         `DraftLosses`: Sums over all blocks.
     """
-    score = partial(
-        score_chunk, drafter, target, lambda_base=lambda_base, options=options, gathers=gathers,
-        cross_entropy=_LeanCrossEntropy.apply,
-    )  # fmt: skip
+    score = partial(score_chunk, drafter, target, lambda_base=lambda_base, options=options, gathers=gathers)
     chunks = blocks.split(max(1, max_logits_per_chunk // (drafter.config.draft_width * drafter.config.block_size)))
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # which makes its own backward pass
         return _sum_up([score(chunk) for chunk in chunks])
@@ -65,25 +61,6 @@ def _sum_up(parts: list[DraftLosses]) -> DraftLosses:
     return DraftLosses(loss, base, corrected, *hits)
 
 
-class _LeanCrossEntropy(torch.autograd.Function):
-    """Cross-entropies `[M]` that keep one tensor `[M, D]`, in whose place their gradient is made; used once."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Of logits `[M, D]` and labels `[M]`; keeps the log-probabilities."""
-        log_probs = F.log_softmax(logits, dim=-1)
-        ctx.save_for_backward(log_probs, labels[:, None])
-        return log_probs.gather(1, labels[:, None])[:, 0].neg()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Probabilities less the labels, times `gradient` `[M]`."""
-        log_probs, labels = ctx.saved_tensors
-        probs = log_probs.exp_()
-        probs.scatter_add_(1, labels, probs.new_full(labels.shape, -1.0))
-        return probs.mul_(gradient[:, None]), None
-
-
 class _GradientsAtOnce(torch.autograd.Function):
     """Sums chunks, and keeps the gradients of hidden states `[N, K, H]`, prefix states and parameters."""
 
@@ -97,7 +74,8 @@ class _GradientsAtOnce(torch.autograd.Function):
         *parameters: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """The fields of [`DraftLosses`], the first with a gradient."""
-        names = [name for name, field in (("hidden", hidden), ("states", states)) if _is_trained(field)]
+        fields = {"hidden": hidden, "states": states}
+        names = [name for name, field in fields.items() if field is not None and field.requires_grad]
         parts, of_positions = [], []
         of_parameters: list[torch.Tensor] = []
         for chunk in chunks:
@@ -127,7 +105,3 @@ class _GradientsAtOnce(torch.autograd.Function):
         for gradient in (*of_positions.values(), *of_parameters):
             gradient.mul_(grad_loss)
         return None, None, of_positions.get("hidden"), of_positions.get("states"), *of_parameters
-
-
-def _is_trained(field: torch.Tensor | None) -> bool:
-    return field is not None and field.requires_grad

@@ -33,7 +33,6 @@ SHAPE = (
     *("sliding_window_non_causal", "draft_vocab_size", "hidden_act", "rms_norm_eps", "rope_parameters"),
     *KINDS["eagle3"].own,
 )
-GONE = ("ema_decay", "lora_alpha")  # fields that there were; a run with another value cannot be gone on with
 BASE = "digest of the drafter under the adapters"
 SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
@@ -102,11 +101,16 @@ def check_resumable(
     recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else adapter
     if found := TargetIdentity.recorded_in(config):
         check_same(recorded, found, str(checkpoint), START_AGAIN)
-    _check_equal(checkpoint, saved, {name: getattr(config, name) for name in SHAPE})
-    now = _facts(args, rows, config)
+    now = facts_of(args, rows, config)
+    wanted = {name: getattr(config, name) for name in SHAPE} | {name: now[name] for name in KEPT}
+    wanted |= {"ema_decay": None, "lora_alpha": args.lora_rank and 2 * args.lora_rank}  # of version 0.1
     if None not in (now[BASE], run.get(BASE)):
-        _check_equal(checkpoint, run, {BASE: now[BASE]})
-    _check_equal(checkpoint, run, {name: now[name] for name in (*KEPT, *GONE)})
+        wanted[BASE] = now[BASE]
+    for name, value in wanted.items():
+        before = (saved | run).get(name, value)
+        if before != value:
+            made = f"{before!r}, with which {checkpoint} was trained"
+            raise refusal(name, made, value, f"Set it back. {START_AGAIN}")
     names = (name for name in (*RECORDED, "rows") if name not in KEPT)
     changed = [name for name in names if name in run and now[name] != run[name]]
     if rows is not None:
@@ -114,36 +118,18 @@ def check_resumable(
         notice(f"training goes on from {checkpoint}{' with ' if words else ''}{words}.")
 
 
-def save_run(folder: str | Path, args: DominoTrainingArguments, rows: Any, config: DominoConfig) -> None:
-    """Write what a run is to `run.json`, beside a drafter that was saved."""
-    facts = _facts(args, rows, config)
-    (Path(folder) / RUN_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-
-
-def _facts(args: DominoTrainingArguments, rows: Any, config: DominoConfig) -> dict[str, Any]:
+def facts_of(args: DominoTrainingArguments, rows: Any, config: DominoConfig) -> dict[str, Any]:
+    """What a run is, for `run.json` beside a drafter that was saved."""
     values = {name: getattr(args, name) for name in RECORDED}
-    values |= {"ema_decay": None, "lora_alpha": args.lora_rank and 2 * args.lora_rank}
     values[BASE] = None if args.lora_rank is None else files_digest(config.name_or_path)
-    return {name: getattr(value, "value", value) for name, value in values.items()} | {"rows": _digest_rows(rows)}
-
-
-def _digest_rows(rows: Any) -> str | None:
-    """Number and digest of the training rows, from a few of them."""
-    if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
-        return None
     while hasattr(rows, "rows"):  # not packed, and without the hidden states that they may carry
         rows = rows.rows
-    some = [rows[index] for index in range(0, len(rows), max(1, len(rows) // SAMPLED_ROWS))]
-    digest = hashlib.sha256(json.dumps(some, default=str, sort_keys=True).encode()).hexdigest()[:8]
-    return f"{len(rows)} of {digest}"
-
-
-def _check_equal(checkpoint: str | Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    for name, value in now.items():
-        if name in before and before[name] != value:
-            raise refusal(
-                name, f"{before[name]!r}, with which {checkpoint} was trained", value, f"Set it back. {START_AGAIN}"
-            )
+    values["rows"] = None
+    if hasattr(rows, "__len__") and hasattr(rows, "__getitem__"):  # their number, and a digest of a few of them
+        some = [rows[index] for index in range(0, len(rows), max(1, len(rows) // SAMPLED_ROWS))]
+        digest = hashlib.sha256(json.dumps(some, default=str, sort_keys=True).encode()).hexdigest()[:8]
+        values["rows"] = f"{len(rows)} of {digest}"
+    return {name: getattr(value, "value", value) for name, value in values.items()}
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -26,32 +26,14 @@ PIECES, PIECE_LENGTH = 64, 4096  # of a file of weights, in bytes
 
 
 def place_target(target: PreTrainedModel, device: torch.device) -> PreTrainedModel:
-    """Freeze a target, and move it to a device, unless its parts were given places already.
-
-    Args:
-        target (`PreTrainedModel`): Loaded in any way: with a `device_map`, offloaded, quantised, sharded.
-        device (`torch.device`): Where the drafter is trained.
-
-    Returns:
-        `PreTrainedModel`: The same, in evaluation mode.
-    """
-    if not is_placed(target) and target.device != device:
-        target.to(device)
-    return target.requires_grad_(False).eval()
-
-
-def is_placed(target: PreTrainedModel) -> bool:
-    """Whether a target's parts have places that moving it would take from them.
-
-    Args:
-        target (`PreTrainedModel`): The target.
-    """
+    """Move a target to a device, unless its parts were given places: by a `device_map`, offloading or sharding."""
     weights = list(target.parameters())
-    return (
-        any(hasattr(module, "_hf_hook") for module in target.modules())
-        or any(weight.is_meta or hasattr(weight, "device_mesh") for weight in weights)
-        or len({weight.device for weight in weights}) > 1
+    is_placed = any(hasattr(module, "_hf_hook") for module in target.modules()) or any(
+        weight.is_meta or hasattr(weight, "device_mesh") or weight.device != target.device for weight in weights
     )
+    if not is_placed and target.device != device:
+        target.to(device)
+    return target
 
 
 def is_in_memory(target: PreTrainedModel) -> bool:

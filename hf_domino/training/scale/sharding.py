@@ -47,7 +47,7 @@ def check_finite(model: nn.Module, step: int) -> None:
     parameters = dict(model.named_parameters())
     locals_ = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in parameters.values()]
     broken = torch.stack([~torch.isfinite(weight.detach()).all() for weight in locals_]).int()
-    if distributed.is_available() and distributed.is_initialized():
+    if distributed.is_initialized():
         distributed.all_reduce(broken, op=distributed.ReduceOp.MAX)
     names = [name for name, is_broken in zip(parameters, broken.tolist(), strict=True) if is_broken]
     if names:
@@ -78,12 +78,7 @@ def shard_target(target: PreTrainedModel, args: DominoTrainingArguments) -> PreT
     mesh = init_device_mesh(args.device.type, (args.world_size,))
     ends = [end for end in (target.get_input_embeddings(), target.get_output_embeddings()) if end is not None]
     whole = {parameter for end in ends for parameter in end.to(args.device).parameters()}
-    for layer in _layers(target):
+    lists = [list(module) for module in target.modules() if isinstance(module, nn.ModuleList)]
+    for layer in max(lists, key=len):  # the decoder's
         fully_shard(layer, mesh=mesh, ignored_params=whole)
     return fully_shard(target, mesh=mesh, ignored_params=whole)
-
-
-def _layers(target: PreTrainedModel) -> list[nn.Module]:
-    """The decoder's layers: the longest list of modules in it."""
-    lists = [list(module) for module in target.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len)

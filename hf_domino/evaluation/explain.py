@@ -26,7 +26,6 @@ from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.chances import Chances
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.decoding.tree.support import why_chain
@@ -211,7 +210,7 @@ def _propose(
     session = DraftSession(drafter, target, law.without_state())
     if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
         return Tree(rollout(drafter, target, draft_hidden, prefixes, session.law)), None
-    grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, num_nodes=size, chances=Chances())
+    grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, num_nodes=size)
     return grown.tree, grown.chances[0].cpu()
 
 

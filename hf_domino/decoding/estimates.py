@@ -62,8 +62,8 @@ class PositionAcceptance:
             self._accepted[0], self._seen[0] = FIRST_RATE * FIRST_WEIGHT, FIRST_WEIGHT
 
     def rates(self, lift: float = 0.0) -> list[float]:
-        """Acceptance rates, each raised by so many standard deviations."""
-        likes = [] if self._chain is None else self._chain.rates()
+        """Acceptance rates, each of a chain raised by so many standard deviations."""
+        likes = [] if self._chain is None else self._chain.rates(lift)
         rates, rate = list[float](), FIRST_RATE
         for position, (accepted, seen) in enumerate(zip(self._accepted, self._seen, strict=True)):
             like = 1 - (1 - likes[position]) * (1 - BRANCHES_SAVE) if likes else rate
@@ -71,7 +71,7 @@ class PositionAcceptance:
             weight = FIRST_WEIGHT if likes or position else 1e-6
             count = seen + weight
             rate = (accepted + weight * like) / count
-            deviation = math.sqrt((rate * (1 - rate) + 0.25 / (count + 1)) / (count + 1)) if lift else 0.0
+            deviation = math.sqrt((rate * (1 - rate) + 0.25 / (count + 1)) / (count + 1)) if lift and not likes else 0.0
             rates.append(min(max(rate + lift * deviation, 0.0), 1.0))
         return rates
 

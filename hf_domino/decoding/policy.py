@@ -29,7 +29,8 @@ from hf_domino.drafter.stats import Pause
 SHORT_CHAINS = (2, 4)
 ADAPTIVE_SIZE = 16  # nodes of a tree that paid most where trees were measured
 LEAST_CHANCE = 0.03  # of a node that a CPU verifies: what it costs, in tokens
-FIRST_LOSS, LOSS = 2.3, 0.009  # steps, and share of the time, that trials may lose
+FIRST_LOSS, LOSS = 2.0, 0.009  # steps, and share of the time, that trials may lose
+PATIENCE = 4.0  # steps that drafting may lose while it is in doubt whether it pays
 SURE_BY = 1.0  # standard errors by which drafting must lose before it pauses
 HOPE = 2.0  # standard errors by which an arm may be better than it seems, where it is tried
 # Rounds after which a single step is made for the sake of its time, each time so many times as many, up to the most.
@@ -54,7 +55,7 @@ class _Pace:
     rounds_since_step: int = 0
     time: float = 0.0  # of all rounds, in single steps
     lost: float = 0.0  # by trials, and by drafting until it paused
-    losing: float = 0.0  # by drafting since it began
+    losing: float = 0.0  # by drafting of late
     rival: float = 0.0  # tokens per time of the arm that would be played, of a trial
     num_drafted: int = 0
     is_doubtful: bool = False  # whether the last single step's time was a surprise
@@ -144,7 +145,7 @@ class Policy:
             if pace.rival:
                 pace.lost = max(pace.lost + cost - outcome.tokens / pace.rival, 0.0)
             else:
-                pace.losing += cost - outcome.tokens
+                pace.losing = max(pace.losing + cost - outcome.tokens, 0.0)
         if (arm.is_drafted or outcome.plan.is_comparison) and not self._is_full:
             self._judge(pace)
 
@@ -158,8 +159,8 @@ class Policy:
         """Pause drafting where it surely brings less than single steps in the same time, or go on with it."""
         best = self._best(pace)
         ahead, doubt = self._ahead(pace, best, STEP)
-        if pace.pause is None and ahead < -SURE_BY * doubt:
-            pace.lost, pace.losing = pace.lost + max(pace.losing, 0.0), 0.0
+        if pace.pause is None and (ahead < -SURE_BY * doubt or (ahead < 0 and pace.losing > PATIENCE)):
+            pace.lost, pace.losing = pace.lost + pace.losing, 0.0
         elif pace.pause is None or ahead > 0:
             pace.pause = None
             return
@@ -169,14 +170,14 @@ class Policy:
     def _trial(self, pace: _Pace, favourite: Arm) -> Arm | None:
         """The arm that is tried in place of the favourite, if there is one that may well be better."""
         allowed = LOSS * pace.time - pace.lost + (FIRST_LOSS if pace.pause else 0.0)
-        lift, found = 0.0 if pace.pause else 1.0, dict[Arm, float]()
+        lift, found = 0.0 if pace.pause else 1.0, list[Arm]()
         value, most = self._value(pace, favourite, lift), self._value(pace, favourite, HOPE)
         for arm in self._arms:
             cost, doubt = pace.costs.of(arm, self._width(arm)), pace.costs.doubt(arm, favourite)
             hope = self._tokens(arm, HOPE) / (cost * math.exp(-HOPE * doubt))
             if arm is not favourite and hope > most and cost - self._tokens(arm, lift) / value <= allowed:
-                found[arm] = hope
-        return max(found, key=found.__getitem__) if found else None
+                found.append(arm)
+        return min(found, key=lambda arm: pace.costs.num_readings[arm], default=None)
 
     def _drafting(self, pace: _Pace, may_branch: Callable[[], bool]) -> list[Arm]:
         """Arms that draft."""

@@ -55,8 +55,7 @@ def rollout(
         noise (`torch.Tensor` or [`OwnNoise`], *optional*): Drafts are drawn with it: standard exponential, `[B, P, V]`
             or of more positions. Without it they are the likeliest tokens.
         table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
-        listener (`Callable`, *optional*): Told of each proposal, where these are drawn with noise of their own or are
-            the likeliest of a pool.
+        listener (`Callable`, *optional*): Told of each proposal; then they are chosen one after the other.
         is_fixed (`bool`, *optional*, defaults to `False`): Whether to read nothing back, so that it can be captured:
             then the whole vocabulary is gone through for every position.
 
@@ -74,7 +73,7 @@ def rollout(
         return choose_fused(drafter, target, draft_hidden, base_logits, anchors, noise=shared, temperature=temperature)
     pool, num_candidates = None, size or EXACT_POOL_SIZE
     # A guess can be checked where the check draws with its noise.
-    can_check = shared is noise and not is_fixed
+    can_check = shared is noise and not is_fixed and listener is None
     is_guessing = fits_pool(law, num_candidates) and (can_check or size is not None)
     if is_guessing and num_candidates < base_logits.shape[2]:
         pool = CandidatePool(base_logits, num_candidates, law, prefixes, shared)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.data.filters import distinct_ngram_ratio
-from hf_domino.decoding.pacing import ways
+from hf_domino.decoding import policy
 from hf_domino.drafter.phases import PHASES
 from hf_domino.evaluation.benchmark.options import MEASURABLE, keeps_seed
 from hf_domino.evaluation.benchmark.report import caption
@@ -81,7 +81,8 @@ def test_rows_carry_times(rows_file):
 
 
 def test_chains_and_trees_of_a_drafter_are_compared_on_request(tiny_pair_folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(ways.Way, "price", 0.0)  # however busy the machine is
+    monkeypatch.setattr(policy, "LEAST_CHANCE", 0.0)
+    monkeypatch.setattr(policy.Policy, "_judge", lambda self, pace: None)  # however busy the machine is
     path, methods = tmp_path / "rows.jsonl", "domino,domino_chain,domino_tree"
     assert bench(tiny_pair_folder, path, "--methods", methods) == cli.USER_ERROR
     assert "--methods domino_chain must be given with --tree-size, got 'none'" in capsys.readouterr().err

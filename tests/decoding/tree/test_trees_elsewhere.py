@@ -9,9 +9,9 @@ import pytest
 import torch
 from builders import build_drafter, left_padded
 from elsewhere import Elsewhere, elsewhere, move
+from hf_domino.decoding.pacing import ways
 
 import hf_domino
-from hf_domino.decoding.pacing import ways
 from hf_domino.decoding.tree import support
 
 PROMPTS = [torch.arange(7, 13).repeat(3), torch.arange(30, 37)]

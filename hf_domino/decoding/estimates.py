@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import mul
 
 from hf_domino.decoding.round import STEP, Arm
 
@@ -58,6 +60,7 @@ class PositionAcceptance:
     def __init__(self, length: int, chain: PositionAcceptance | None = None):
         self._chain = chain
         self._accepted, self._seen = [0.0] * length, [0.0] * length
+        self._expected: dict[float, list[float]] = {}  # tokens by lift, then by length, until more is known
         if chain is None and length:
             self._accepted[0], self._seen[0] = FIRST_RATE * FIRST_WEIGHT, FIRST_WEIGHT
 
@@ -77,22 +80,24 @@ class PositionAcceptance:
 
     def tokens(self, length: int, lift: float = 0.0) -> float:
         """Tokens that a round of so many positions may be expected to bring, a row."""
-        reach = total = 1.0
-        for rate in self.rates(lift)[:length]:
-            reach *= rate
-            total += reach
-        return total
+        if not length:
+            return 1.0
+        if lift not in self._expected:
+            self._expected[lift] = list(accumulate(accumulate(self.rates(lift), mul), initial=1.0))
+        return self._expected[lift][length]
 
     def forget(self, share: float = MEMORY) -> None:
         """Keep this share of what is known: as it was, but in doubt."""
         self._accepted = [share * count for count in self._accepted]
         self._seen = [share * count for count in self._seen]
+        self._expected.clear()
 
     def observe(self, length: int, num_accepted: int) -> None:
         """Learn from one row's round of so many positions."""
         for position in range(min(num_accepted + 1, length)):
             self._accepted[position] += position < num_accepted
             self._seen[position] += 1
+        self._expected.clear()
 
 
 class Costs:

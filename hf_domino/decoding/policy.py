@@ -103,6 +103,8 @@ class Policy:
             offer ([`Offer`], *optional*): What can be copied from the text.
             may_branch (`Callable`, *optional*): Says whether it may be a tree, once that is wanted.
         """
+        if not room:
+            return Plan(STEP, 0)
         pace = self._pace(num_rows)
         self._arms = self._drafting(pace, may_branch)
         favourite, pace.rival = STEP if pace.pause else self._best(pace), 0.0
@@ -129,13 +131,14 @@ class Policy:
         pace.rounds_since_step = pace.rounds_since_step + 1 if arm is not STEP else 0
         if outcome.plan.is_comparison:
             pace.gap = min(GAP_GROWTH * pace.gap, MOST_GAP)
-        self._acceptance.forget()
-        self._branching.forget()
+        for acceptance in (self._acceptance, self._branching) if self._tree else (self._acceptance,):
+            acceptance.forget()
         if arm.is_drafted:
             acceptance = self._acceptance if arm.tree_size is None else self._branching
             for count in outcome.num_brought:
-                acceptance.observe(arm.length, count - 1)
-        if self._is_timed and not (arm.is_drafted and self._is_first):
+                acceptance.observe(outcome.plan.length, count - 1)
+        is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
+        if self._is_timed and is_typical:
             surprises = pace.costs.observe(arm, num_proposals, seconds)
             if arm is STEP and surprises:  # the machine's pace was taken for an arm's cost, or the other way round
                 pace.gap = FIRST_GAP
@@ -170,6 +173,8 @@ class Policy:
     def _trial(self, pace: _Pace, favourite: Arm) -> Arm | None:
         """The arm that is tried in place of the favourite, if there is one that may well be better."""
         allowed = LOSS * pace.time - pace.lost + (FIRST_LOSS if pace.pause else 0.0)
+        if allowed <= 0:
+            return None
         lift, found = 0.0 if pace.pause else 1.0, list[Arm]()
         value, most = self._value(pace, favourite, lift), self._value(pace, favourite, HOPE)
         for arm in self._arms:

@@ -144,7 +144,7 @@ def tree_faults(truth: list[list[int]], vocab_size: int, most_nodes: int) -> Ite
             wrong = truth[row][start + len(right)] if start + len(right) < len(truth[row]) else None
             trees.append(_faulty_tree(draws, right, wrong, most, max(most_nodes, most), vocab_size))
         tokens, parents = torch.tensor(trees).unbind(dim=1)
-        return Grown(Tree(tokens, parents, most), torch.ones(tokens.shape), [], [])
+        return Grown(Tree(tokens, parents, most), torch.ones(tokens.shape))
 
     with _replaced("grow", grow_faulty):
         yield

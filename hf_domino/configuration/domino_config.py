@@ -95,8 +95,8 @@ class DominoConfig(PreTrainedConfig):
         draft_vocab_size (`int`, *optional*): Drafts are chosen among this many of the target's tokens, in
             `[1, vocab_size]`: base logits, W2 and training are of these alone (arXiv 2502.14856). Which they are is
             stored with the weights, as `d2t`; a new drafter's are the first. None for the whole vocabulary.
-        draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` ends a block where the next draft is
-            not worth its time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
+        draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` drafts as far as is worth its
+            time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
         draft_tree_size (`int` or `str`, *optional*, defaults to `"adaptive"`): Most proposals of a round where they
             form a tree: the likeliest branches, verified in one forward. `"adaptive"`: trees where rounds show that
             they bring more tokens in the same time than chains; None: chains. Where there can be no tree, such as under

@@ -15,7 +15,6 @@ from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import Grown, grow, grow_tree
 from hf_domino.decoding.tree.lanes import SteppingLanes, pool_size
@@ -53,7 +52,6 @@ class DraftSession:
         # On other devices, knowing which token to look up would have to be waited for.
         on_cpu = drafter.has_correction_head and drafter.device.type == "cpu"
         self._table = InputTable(drafter.prefix_gru, target) if on_cpu else None
-        self.copies: CopyLanes | None = None  # how the texts of the round's rows go on, where trees copy from them
         self._captured: list[tuple[torch.Tensor, ...]] = []  # [B, C, H] each, not yet fused and in the cache
         self._new_positions = torch.empty(0)  # [B, C], absolute
         self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
@@ -137,7 +135,7 @@ class DraftSession:
         prefixes: Prefixes,
         num_draft_tokens: int | None = None,
         noise: DraftNoise | None = None,
-        goes_on: Listener | None = None,
+        listener: Listener | None = None,
     ) -> torch.Tensor:
         """Draft the tokens after `prefixes`; all context before the anchors must have been observed.
 
@@ -145,7 +143,7 @@ class DraftSession:
             prefixes ([`Prefixes`]): Tokens so far, the anchor last.
             num_draft_tokens (`int`, *optional*): At most this many proposals; defaults to all the drafter makes.
             noise (`torch.Tensor` or [`OwnNoise`], *optional*): To draw them with, see [`rollout`].
-            goes_on (`Callable`, *optional*): Ends the block earlier, see [`rollout`].
+            listener (`Callable`, *optional*): Told of each proposal, see [`rollout`].
 
         Returns:
             `torch.Tensor`: Proposals `[B, P]`, on the device of the prefixes.
@@ -159,8 +157,8 @@ class DraftSession:
         with self.timer.phase("rollout"):
             noise = noise[:, :count] if isinstance(noise, torch.Tensor) else noise
             if (lanes := self._lanes(draft_hidden, prefixes, noise, count, is_tree=False)) is not None:
-                return lanes.chain(goes_on)
-            return self._choose(draft_hidden[:, :count], prefixes, noise, goes_on)
+                return lanes.chain(listener)
+            return self._choose(draft_hidden[:, :count], prefixes, noise, listener)
 
     def grow(self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, **options: Any) -> Grown:
         """Draft trees; all context before the anchors must have been observed.
@@ -175,7 +173,7 @@ class DraftSession:
             draft_hidden = self._draft(prefixes.last(), prefixes.endings)[:, :most]
         with self.timer.phase("rollout"):
             if (lanes := self._lanes(draft_hidden, prefixes, noise, most, is_tree=True)) is not None:
-                return grow(lanes, prefixes, self.law, self.copies, **options)
+                return grow(lanes, prefixes, self.law, **options)
             return self._grow(draft_hidden, prefixes, noise, **options)
 
     def _lanes(
@@ -191,14 +189,12 @@ class DraftSession:
     def _grow(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any
     ) -> Grown:
-        return grow_tree(
-            self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, self.copies, **options
-        )
+        return grow_tree(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, **options)
 
     def _choose(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None
+        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, listener: Listener | None
     ) -> torch.Tensor:
-        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, goes_on)
+        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, listener)
 
     def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Draft hidden states `[B, P, H]` behind anchors `[B, 1]`; stores the new context, also for `[B, 0]`."""

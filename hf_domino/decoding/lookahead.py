@@ -144,16 +144,16 @@ class LookaheadSession(TableSession):
         return [[path for path in chain(*zip_longest(pool, window.paths())) if path] for pool, window in rows]
 
     def _choose(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None
+        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, listener: Listener | None
     ) -> torch.Tensor:
         """The likeliest path, `[B, P]`."""
         paths = [paths[0] for paths in self._paths(prefixes, draft_hidden.shape[1])]
         count = min(max(len(path) for path in paths), draft_hidden.shape[1])
         paths = [(path + path[-1:] * count)[:count] for path in paths]
         tokens = torch.tensor(paths, device=draft_hidden.device)
-        for depth in range(count):  # each is as sure as the other
-            if goes_on is not None and not goes_on(depth, torch.zeros(len(paths), 1), tokens[:, depth : depth + 1]):
-                return tokens[:, : depth + 1]
+        if listener is not None:
+            for token in tokens.split(1, dim=1):  # each is certain
+                listener(torch.zeros_like(token, dtype=torch.float32), token)
         return tokens
 
     def _lanes(self, *args: Any, **kwargs: Any) -> None:
@@ -171,7 +171,7 @@ class LookaheadSession(TableSession):
         nodes = [each + each[-1:] * (count - len(each)) for each in nodes]  # the last one may be there twice
         parents, tokens = torch.tensor(nodes, device=draft_hidden.device).unbind(dim=2)
         tree = Tree(tokens, parents, most)
-        return Grown(tree, torch.zeros(tokens.shape, dtype=torch.float32, device=tokens.device), [], [])
+        return Grown(tree, torch.zeros(tokens.shape, dtype=torch.float32, device=tokens.device))
 
 
 def _joined(paths: Iterable[Sequence[int]], num_nodes: int, most: int, ends: frozenset[int]) -> list[tuple[int, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,13 +20,13 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches.conversation import keep_context, kept_context
+from hf_domino.decoding.copies import PromptLookup
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.pacing.blocks import Block
-from hf_domino.decoding.pacing.pacer import Pacer, most_proposals, pacer_for
+from hf_domino.decoding.policy import Policy, most_proposals, policy_for
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.prompt_lookup import PromptLookup
 from hf_domino.decoding.residual.rule import ResidualRule
+from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.sessions import session_of
@@ -87,22 +87,23 @@ def assisted_decoding(
     context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
     runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
     session = session_of(drafter, target, law.without_state(), timer, context)
-    reads_confidence = input_ids.device.type == "cpu" and generation_config.cache_implementation != "static"
     runner, session, judging = _parts(input_ids, runner, session, law, generation_config)
     do_sample = bool(generation_config.do_sample)
     rule = ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judging)
+    committed = CommittedSequences(input_ids, stopping_criteria, generation_config, streamer, law.stops)
     generation = _Generation(
         runner,
         session,
-        committed=CommittedSequences(input_ids, stopping_criteria, generation_config, streamer, law.stops),
+        committed=committed,
         law=law,
         rule=rule,
         stats=stats,
         timer=timer,
         step_outputs=step_outputs,
-        pacer=pacer_for(drafter, model, most, do_sample, reads_confidence, runner.is_fixed),
+        policy=policy_for(drafter, model, most, do_sample, runner.is_fixed),
+        lookup=PromptLookup.of_call(generation_config, drafter.config, committed),
         rows=list(range(batch_size)),
-        may_walk=batch_size == 1 and reads_confidence and isinstance(rule, CoupledRule),
+        may_walk=batch_size == 1 and input_ids.is_cpu and not runner.is_fixed and isinstance(rule, CoupledRule),
     )
     generation.run(input_ids, generation_config)
     generation.finish_stats(drafter, time.perf_counter() - start)
@@ -131,10 +132,10 @@ class _Generation:
     stats: DecodingStats
     timer: PhaseTimer
     step_outputs: StepOutputs
-    pacer: Pacer
+    policy: Policy
+    lookup: PromptLookup
     rows: list[int]
     may_walk: bool  # whether a round can be verified position by position at no cost
-    lookup: PromptLookup = field(init=False)
 
     @cached_property
     def _why_chain(self) -> str | None:
@@ -149,7 +150,6 @@ class _Generation:
         """Prefill and all rounds; a round that is broken off leaves a cache that can be gone on from."""
         # `generate` drops a mask of ones, and notes how long it was.
         mask_length = getattr(generation_config, "_mask_length", None)
-        self.lookup = PromptLookup.of_call(generation_config, self.session.drafter.config, self.committed, self.pacer)
         try:
             self.prefill(input_ids, generation_config.prefill_chunk_size, mask_length)
             self.timer.reset()  # phases are those of the rounds
@@ -207,13 +207,14 @@ class _Generation:
     def run_round(self) -> None:
         """Draft or copy, verify and commit one block per row."""
         start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
-        block, proposals = self._propose(prefixes)
+        plan = self._plan(prefixes)
+        proposals = self._propose(plan, prefixes)
         with self.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposals)
             if self.law.may_keep_state or (self.may_walk and logits.shape[2] >= WALKED_VOCABULARY):
-                kept, path = self._verify_one_by_one(block, proposals, logits)
+                outcome, kept, path = self._verify_one_by_one(plan, proposals, logits)
             else:
-                kept, path = self._verify_at_once(prefixes, block, proposals, logits)
+                outcome, kept, path = self._verify_at_once(prefixes, plan, proposals, logits)
             captured = self.runner.follow(path, captured)
         self.session.learn(prefixes, proposals, logits)
         if self.step_outputs.forward_kwargs:
@@ -223,68 +224,61 @@ class _Generation:
             self.session.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, proposals.num_nodes + 1, staying)
-        self.stats.count_round(self.rows, proposals.num_nodes, block.pause, block.is_comparison, block.is_copied)
-        # Not cut yet: what a text's last round would have brought is learnt from, too.
-        num_committed = [self.stats.rows[row][-1] for row in self.rows]
-        self.lookup.observe(block, num_committed)
-        if not block.is_copied:
-            self.pacer.observe(block, num_committed, time.perf_counter() - start)
+        self.lookup.observe(outcome)
+        self.policy.observe(outcome, time.perf_counter() - start)
         self._go_on_with(staying)
 
-    def _propose(self, prefixes: Prefixes) -> tuple[Block, Tree]:
-        """How the round proposes, and its proposals: copied where that promises more, or drafted."""
-        room = self._room(max(prefixes.lengths))
-        block: Block | None = self.lookup.begin_round(prefixes, room)
-        self.session.copies = None
-        if block is None:
-            drafted = min(room, self.stats.num_draft_tokens)
-            block = self.pacer.begin_round(len(self.rows), self._may_branch) if drafted else Block()
-            if block.tree_size is not None:
-                self.stats.tree_size, self.session.copies = block.tree_size, self.lookup.lanes(prefixes, room, drafted)
-            room = drafted
-        most = block.choose_length(room)
-        copies = self.session.copies.num_depths if most and self.session.copies else 0
-        self.rule.begin_round(prefixes, max(most, copies))
-        return block, block.propose(self.session, prefixes, most, self.rule)
+    def _plan(self, prefixes: Prefixes) -> Plan:
+        """What the round is to propose."""
+        count, room = len(self.rows), self._room(max(prefixes.lengths))
+        offer = self.lookup.offer(prefixes, room, self.policy.price(count)) if self.lookup.most else None
+        return self.policy.plan(count, min(room, self.stats.num_draft_tokens), offer, self._may_branch)
+
+    def _propose(self, plan: Plan, prefixes: Prefixes) -> Tree:
+        """The round's proposals."""
+        self.rule.begin_round(prefixes, plan.length)
+        if plan.offer is not None:
+            return Tree(self.lookup.proposals(plan.offer, prefixes))
+        noise, size = self.rule.draft_noise, plan.arm.tree_size
+        if size is None:
+            return Tree(self.session.propose(prefixes, plan.length, noise, self.rule.listener))
+        assert noise is None or isinstance(noise, torch.Tensor), "a tree is drafted with the noise of its steps"
+        self.stats.tree_size = size
+        grown = self.session.grow(prefixes, plan.length, noise, num_nodes=size, least_chance=plan.least_chance)
+        return grown.tree
 
     def _verify_at_once(
-        self, prefixes: Prefixes, block: Block, proposals: Tree, logits: torch.Tensor
-    ) -> tuple[list[int], torch.Tensor | None]:
-        """Commit what the acceptance rule gives; returns how many tokens each row kept, and where they stood."""
+        self, prefixes: Prefixes, plan: Plan, proposals: Tree, logits: torch.Tensor
+    ) -> tuple[Outcome, list[int], torch.Tensor | None]:
+        """Commit what the acceptance rule gives; returns how many tokens each row kept too, and where they stood."""
         judgement = self.rule.judge(prefixes, proposals, logits)
         # One transfer for the whole round: everything the host must know.
-        outcome = judgement.outcome.tolist()
-        counts = [values[0] for values in outcome]
+        found = judgement.outcome.tolist()
+        counts = [values[0] for values in found]
         check_drawn(min(counts) > 0)
-        values = [values[1:] for values in outcome]
-        self._note(block, [tokens[:count] for tokens, count in zip(values, counts, strict=True)])
+        values = [values[1:] for values in found]
+        outcome = self.stats.count_round(Outcome(plan, self.rows, proposals.num_nodes, counts))
         path = None if judgement.path is None else judgement.path[:, : max(counts)]
         logits, scores = along(path, logits), along(path, judgement.scores)
-        return self.committed.commit(self.rows, judgement.tokens, counts, logits, scores, values), path
+        return outcome, self.committed.commit(self.rows, judgement.tokens, counts, logits, scores, values), path
 
     def _verify_one_by_one(
-        self, block: Block, proposals: Tree, logits: torch.Tensor
-    ) -> tuple[list[int], torch.Tensor | None]:
+        self, plan: Plan, proposals: Tree, logits: torch.Tensor
+    ) -> tuple[Outcome, list[int], torch.Tensor | None]:
         """The same for one row, from the anchor on: no processor is shown what no token is chosen from."""
-        branches, path, brought = proposals.branches(), [0], list[int]()
+        branches, path = proposals.branches(), [0]
         while True:
             here, prefixes = logits[:, path[-1] : path[-1] + 1], self.committed.prefixes(self.rows)
             scores = self.law.scores(prefixes, here, prefixes.ids[:, :0])
-            token = self.rule.choose(len(brought), proposals.tokens, scores)
-            brought += token[0].tolist()
-            self.committed.commit(self.rows, token, [1], here, scores, [brought[-1:]])
-            position = branches.get((path[-1], brought[-1]))
+            token = self.rule.choose(len(path) - 1, proposals.tokens, scores)
+            value = int(token)
+            self.committed.commit(self.rows, token, [1], here, scores, [[value]])
+            position = branches.get((path[-1], value))
             if position is None or not self.committed.unfinished:
                 break
             path.append(position)
-        self._note(block, [brought])
-        return [len(brought)], None if proposals.parents is None else torch.tensor([path])
-
-    def _note(self, block: Block, brought: list[list[int]]) -> None:
-        """Note and learn from what a round brought each row."""
-        for row, tokens, copied in zip(self.rows, brought, block.teach(brought), strict=True):
-            self.stats.rows[row].append(len(tokens))
-            self.stats.copied_tokens[row].append(copied)
+        outcome = self.stats.count_round(Outcome(plan, self.rows, proposals.num_nodes, [len(path)]))
+        return outcome, outcome.num_brought, None if proposals.parents is None else torch.tensor([path])
 
     def _room(self, length: int) -> int:
         """Most proposals behind rows of this length: no copy goes further past the end than a draft may.

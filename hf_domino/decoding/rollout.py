@@ -27,8 +27,8 @@ from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
 
-# Told of a proposal: its index, scores `[B, M]`, and ids `[B, M]` or None for all tokens; says whether to go on.
-Listener = Callable[[int, torch.Tensor, torch.Tensor | None], bool]
+# Told of each proposal in turn: its scores `[B, M]`, and ids `[B, M]` or None for all tokens.
+Listener = Callable[[torch.Tensor, torch.Tensor | None], None]
 AnyNoise = TypeVar("AnyNoise", torch.Tensor | None, DraftNoise | None)
 EXACT_POOL_SIZE = 128  # candidates to guess from where the whole vocabulary is chosen from
 
@@ -41,7 +41,7 @@ def rollout(
     law: TokenLaw,
     noise: DraftNoise | None = None,
     table: InputTable | None = None,
-    goes_on: Listener | None = None,
+    listener: Listener | None = None,
     is_fixed: bool = False,
 ) -> torch.Tensor:
     """Choose the proposals of one block.
@@ -55,26 +55,25 @@ def rollout(
         noise (`torch.Tensor` or [`OwnNoise`], *optional*): Drafts are drawn with it: standard exponential, `[B, P, V]`
             or of more positions. Without it they are the likeliest tokens.
         table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
-        goes_on (`Callable`, *optional*): Told of each proposal; where it says no, that one is the last. An index that
-            comes again takes back what it was told of it and of later ones.
+        listener (`Callable`, *optional*): Told of each proposal; then they are chosen one after the other.
         is_fixed (`bool`, *optional*, defaults to `False`): Whether to read nothing back, so that it can be captured:
             then the whole vocabulary is gone through for every position.
 
     Returns:
-        `torch.Tensor`: P tokens per row, or fewer: ids `[B, P]`.
+        `torch.Tensor`: Ids `[B, P]`.
     """
     base_logits, law, noise = over_drafted(drafter, target, draft_hidden, prefixes, law, noise)
-    block = _Block(base_logits, prefixes, law, noise, goes_on)
+    block = _Block(base_logits, prefixes, law, noise, listener)
     if not (drafter.has_correction_head or law.needs_prefix):
         return block.choose_independently()
     size, anchors = drafter.config.draft_pool_size, prefixes.last()[:, 0]
     shared = None if isinstance(noise, OwnNoise) else noise
-    if goes_on is None and shared is noise and fits_kernels(drafter, law, base_logits, shared):
+    if listener is None and shared is noise and fits_kernels(drafter, law, base_logits, shared):
         temperature = None if shared is None else law.temperature
         return choose_fused(drafter, target, draft_hidden, base_logits, anchors, noise=shared, temperature=temperature)
     pool, num_candidates = None, size or EXACT_POOL_SIZE
     # A guess can be checked where the check draws with its noise.
-    can_check = shared is noise and not is_fixed
+    can_check = shared is noise and not is_fixed and listener is None
     is_guessing = fits_pool(law, num_candidates) and (can_check or size is not None)
     if is_guessing and num_candidates < base_logits.shape[2]:
         pool = CandidatePool(base_logits, num_candidates, law, prefixes, shared)
@@ -111,7 +110,7 @@ class _Block:
     prefixes: Prefixes
     law: TokenLaw
     noise: DraftNoise | None
-    goes_on: Listener | None
+    listener: Listener | None
     corrections: Corrections | None = None
 
     @property
@@ -131,17 +130,16 @@ class _Block:
             return self.law.vocabulary.ids(choice)
         return pool.token_ids[:, here].gather(2, choice[..., None])[..., 0]
 
-    def _ends(self, index: int, scores: torch.Tensor, candidates: torch.Tensor | None = None) -> bool:
-        if self.goes_on is None:
-            return False
-        ids = self.law.vocabulary.all_ids(len(scores)) if candidates is None else candidates
-        return not self.goes_on(index, scores, ids)
+    def _tell(self, scores: torch.Tensor, candidates: torch.Tensor | None = None) -> None:
+        if self.listener is not None:
+            self.listener(scores, self.law.vocabulary.all_ids(len(scores)) if candidates is None else candidates)
 
     def choose_independently(self) -> torch.Tensor:
         """All positions at once, which do not depend on each other."""
         scores = self.law.scores(self.prefixes, self.base_logits, self.no_tokens)
-        ends = (index + 1 for index in range(scores.shape[1]) if self._ends(index, scores[:, index]))
-        return self._choose(0, scores[:, : next(ends, scores.shape[1])])
+        for here in scores.unbind(dim=1):
+            self._tell(here)
+        return self._choose(0, scores)
 
     def choose_in_order(self, tokens: torch.Tensor, pool: CandidatePool | None = None) -> torch.Tensor:
         """Go on from the proposals `[B, N]` chosen so far, each from the candidates of its position or all tokens."""
@@ -155,9 +153,8 @@ class _Block:
             else:
                 scores, candidates = pool.scores(logits, tokens)[:, None], pool.token_ids[:, index]
             tokens = torch.cat((tokens, self._choose(index, scores, pool)), dim=1)
-            if self._ends(index, scores[:, 0], candidates) or index + 1 == base_logits.shape[1]:
-                break
-            if self.corrections is not None:
+            self._tell(scores[:, 0], candidates)
+            if self.corrections is not None and index + 1 < base_logits.shape[1]:
                 self.corrections.read(tokens[:, -1])
         return tokens
 

@@ -102,6 +102,7 @@ class CoupledRule:
     """
 
     draft_scores: torch.Tensor | None = None  # drafts are not drawn from a law of their own
+    listener: Listener | None = None  # nor is anything to be known of them
 
     def __init__(self, law: TokenLaw, do_sample: bool, judge: Judge = judge, is_watching: bool = True):
         self._law, self._do_sample, self._judge, self._is_watching = law, do_sample, judge, is_watching
@@ -128,18 +129,6 @@ class CoupledRule:
     def draft_noise(self) -> torch.Tensor | None:
         """The noise to choose proposals with, `[R, P, V]` or more positions; None for the likeliest tokens."""
         return self._noise
-
-    def listener(self, goes_on: Listener | None) -> Listener | None:
-        """Tell `goes_on` of each proposal's race: how far ahead of the others it is, its noise included."""
-        if goes_on is None or self._noise is None:
-            return goes_on
-        noise = self._noise
-
-        def goes_on_racing(index: int, scores: torch.Tensor, candidates: torch.Tensor | None) -> bool:
-            here = noise[:, index] if candidates is None else noise[:, index].gather(1, candidates)
-            return goes_on(index, scores - here.log(), candidates)
-
-        return goes_on_racing
 
     def judge(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> Judgement:
         """Verify the round's proposals from the target's logits `[R, W, V]`."""

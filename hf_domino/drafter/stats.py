@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from hf_domino.kinds.kind import Kind
+
+if TYPE_CHECKING:
+    from hf_domino.decoding.round import Outcome
 
 LEAST_CONTEXT = 128  # tokens; shorter texts count together
 # Acceptance length at which a drafter is doubted, and the drafted rounds that takes: as many as come before drafting
@@ -70,7 +73,6 @@ class DecodingStats:
         target (`str`, *optional*): In what the target differs from the one the drafter was trained for, such as dtype,
             name or an adapter; None if in nothing, or if the drafter's configuration does not say.
         copied (`list[list[bool]]`): Per row, whether each round copied its proposals from the text (prompt lookup).
-        copied_tokens (`list[list[int]]`): Per row, how many accepted tokens of each round were copied, in trees too.
         chain (`str`, *optional*): Why rounds could not propose trees, where they were to; None where nothing stood
             against these.
         tree_size (`int`, *optional*): Most nodes of a round's tree; None where all rounds proposed chains.
@@ -88,7 +90,6 @@ class DecodingStats:
     num_compared: int = 0
     target: str | None = None
     copied: list[list[bool]] = field(default_factory=list)
-    copied_tokens: list[list[int]] = field(default_factory=list)
     chain: str | None = None
     tree_size: int | None = None
     misfit: str | None = None
@@ -99,7 +100,7 @@ class DecodingStats:
     ) -> DecodingStats:
         """Statistics of a call that is about to begin, with a drafter of this kind."""
         stats = cls(num_draft_tokens, target=target)
-        for lists in (stats.rows, stats.proposed, stats.copied, stats.copied_tokens):
+        for lists in (stats.rows, stats.proposed, stats.copied):
             lists.extend([] for _ in range(num_rows))
         if not kind.has_table:  # a table is empty at first
             stats.misfit = "does not fit" + ("" if "shift_label" in kind.fixed else ", or is read one position off")
@@ -133,11 +134,7 @@ class DecodingStats:
     @property
     def num_tokens_by_source(self) -> dict[str, int]:
         """Tokens of all rounds: `drafted` and `copied` ones that were accepted, and the `target`'s own."""
-        copied = sum(
-            min(count, max(length - 1, 0))
-            for row, lengths in zip(self.copied_tokens, self.rows, strict=False)
-            for count, length in zip(row, lengths, strict=False)
-        )
+        copied = sum(max(length - 1, 0) for length in self._copied_lengths)
         own = sum(length > 0 for lengths in self.rows for length in lengths)
         return {"drafted": sum(map(sum, self.rows)) - copied - own, "copied": copied, "target": own}
 
@@ -156,7 +153,7 @@ class DecodingStats:
         """Share of drafted rounds that accepted proposal k, for k in `[0, num_draft_tokens)`; empty if none did.
 
         A round that made fewer proposals, or ended the text before, did not accept it; the sum is the acceptance length
-        less one, as long as no branch of a tree copies deeper than the drafter goes.
+        less one.
         """
         lengths = self._drafted_lengths
         return [sum(n > k + 1 for n in lengths) / len(lengths) for k in range(self.num_draft_tokens)] if lengths else []
@@ -214,33 +211,21 @@ class DecodingStats:
     def _copied_lengths(self) -> list[int]:
         return [length for length, _, is_copied in self._rounds if is_copied]
 
-    def count_round(
-        self,
-        rows: Sequence[int],
-        num_proposed: int,
-        pause: Pause | None,
-        is_comparison: bool,
-        is_copied: bool,
-    ) -> None:
-        """Note what a round of these rows proposed, or why nothing.
-
-        Args:
-            rows (`Sequence[int]`): Rows of the batch.
-            num_proposed (`int`): Tokens it proposed in each; 0 for a single step.
-            pause (`Pause`, *optional*): The pause it is part of.
-            is_comparison (`bool`): Whether it was made to compare its time with that of rounds.
-            is_copied (`bool`): Whether the proposals were copied from the text.
-        """
-        if pause is not None:
+    def count_round(self, outcome: Outcome) -> Outcome:
+        """Note what came of a round, and return it."""
+        plan, rows = outcome.plan, outcome.rows
+        if (pause := plan.pause) is not None:
             if not pause.num_steps:
                 pause.first_round = len(self.proposed[rows[0]])
                 self.pauses.append(pause)
             pause.num_steps += 1
             self.num_paused += len(rows)
-        self.num_compared += len(rows) * is_comparison
-        for row in rows:
-            self.proposed[row].append(num_proposed)
-            self.copied[row].append(is_copied)
+        self.num_compared += len(rows) * plan.is_comparison
+        for row, count in zip(rows, outcome.num_brought, strict=True):
+            self.rows[row].append(count)
+            self.proposed[row].append(outcome.num_proposed)
+            self.copied[row].append(plan.offer is not None)
+        return outcome
 
     def cut(self, num_new_tokens: Sequence[int]) -> None:
         """Count as tokens of a round those that are returned; behind the end of all texts it brought none.

@@ -26,7 +26,6 @@ from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.chances import Chances
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.decoding.tree.support import why_chain
@@ -187,7 +186,7 @@ def _explain(
     if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
         tree = Tree(rollout(drafter, target, draft_hidden, prefixes, session.law))
     else:
-        grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, num_nodes=size, chances=Chances())
+        grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, num_nodes=size)
         tree, chances = grown.tree, grown.chances[0].cpu()
     logits, _ = runner.check_block(prefixes.last(), tree)
     seen = tree.seen_by(prefixes)

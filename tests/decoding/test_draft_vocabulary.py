@@ -51,18 +51,16 @@ class Impossible(TargetModel):
 
 
 class Told:
-    """Keeps what it was told last of each proposal, over all tokens."""
+    """Keeps what it was told of each proposal, over all tokens."""
 
     def __init__(self):
         self.laws = []
 
-    def __call__(self, index, scores, candidates):
-        del self.laws[index:]
+    def __call__(self, scores, candidates):
         probs = scores.softmax(dim=-1)
         self.laws.append(
             probs if candidates is None else torch.zeros(len(probs), VOCAB_SIZE).scatter(1, candidates, probs)
         )
-        return True
 
 
 def blocks(target, **overrides):
@@ -97,7 +95,7 @@ def test_drafts_are_those_of_a_target_that_never_says_the_others(monkeypatch, ti
             assert torch.equal(found, expected)
         seen |= set(found.flatten().tolist())
         told, wanted = Told(), Told()
-        assert torch.equal(rollout(*block, law, noise, goes_on=told), rollout(*reference, law, noise, goes_on=wanted))
+        assert torch.equal(rollout(*block, law, noise, listener=told), rollout(*reference, law, noise, listener=wanted))
         torch.testing.assert_close(torch.stack(told.laws), torch.stack(wanted.laws), rtol=1e-4, atol=1e-5)
     assert seen <= set(IDS)
     assert len(seen) > 3

@@ -11,17 +11,18 @@ from oracle import oracle, proposed
 from recorded_graphs import recorded_graphs
 from test_families import build
 
-from hf_domino.decoding.matches import LENGTHS, MOST_PLACES, Text
-from hf_domino.decoding.pacing.blocks import Block, SingleStep
-from hf_domino.decoding.pacing.pacer import Pacer, WholeBlocks
+from hf_domino.decoding.copies import LENGTHS, MOST_PLACES, PromptLookup, Text
+from hf_domino.decoding.policy import COPY
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.prompt_lookup import DRAFT_TOKENS, PromptLookup
+from hf_domino.decoding.round import Outcome, Plan
 
 PASSAGE = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
 PROMPT = torch.tensor([[*PASSAGE, 5, 6, *PASSAGE, 7]])
 GREEDY = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": -1}
 SAMPLED = {"do_sample": True, "temperature": 0.3, "top_k": 0, "max_new_tokens": 60, "eos_token_id": -1}
 COPYING = {"prompt_lookup_num_tokens": 10}
+PRICE = 0.05
+"""Tokens that one more copy must bring."""
 
 
 def generate(target, prompt, seed=0, **options):
@@ -29,10 +30,10 @@ def generate(target, prompt, seed=0, **options):
     return target.generate(prompt, **options).tolist()
 
 
-def longest_by_hand(tokens, num_of_text=None):
+def longest_by_hand(tokens):
     """The longest repetition of the last tokens, by comparing with every place of the text."""
     best = (0, 0)
-    for end in range(2, len(tokens) if num_of_text is None else num_of_text):
+    for end in range(2, len(tokens)):
         length = 0
         while length < min(end, LENGTHS[-1]) and tokens[end - 1 - length] == tokens[-1 - length]:
             length += 1
@@ -47,9 +48,6 @@ def test_the_longest_match_is_found(tokens, split):
     text.extend(tokens[:split])
     text.extend(tokens[split:])
     assert text.longest_match() == longest_by_hand(tokens)
-    behind = Text()
-    behind.extend(tokens[:split])
-    assert behind.longest_match(tokens[split:]) == longest_by_hand(tokens, min(split, len(tokens)))
 
 
 def test_a_copy_goes_on_behind_the_end_with_what_was_copied():
@@ -105,10 +103,10 @@ def test_copies_under_the_residual_rule_are_certain(tiny_qwen3, make_drafter, dr
     assert certain == generate(tiny_qwen3, PROMPT, **GREEDY)
 
 
-def lookup_in(tokens, most=10, pacer=None, vocab_size=64, **options):
+def lookup_in(tokens, most=10, vocab_size=64, **options):
     """Prompt lookup in a text, and the text as a prefix."""
     committed = SimpleNamespace(tokens=lambda row, start: tokens[start:])
-    lookup = PromptLookup(committed, pacer or WholeBlocks(), most, vocab_size, **options)
+    lookup = PromptLookup(committed, most, vocab_size, **options)
     return lookup, Prefixes.of(torch.tensor([tokens]))
 
 
@@ -125,43 +123,28 @@ def test_no_copy_goes_further_past_the_end_than_a_draft_may(tiny_qwen3, make_dra
 
 def test_what_has_no_logits_is_not_copied():
     lookup, prefixes = lookup_in([*PASSAGE, 70, -200, 5, *PASSAGE], vocab_size=64)
-    block = lookup.begin_round(prefixes, 10)
-    assert block.proposals[0, :3].tolist() == [63, 0, 5]
+    offer = lookup.offer(prefixes, 10, PRICE)
+    assert lookup.proposals(offer, prefixes)[0, :3].tolist() == [63, 0, 5]
 
 
-def test_copies_that_fail_are_given_up_and_those_that_hold_go_on():
-    for brings, are_wanted in ((11, True), (1, False)):
+def test_copies_that_fail_promise_nothing_and_those_that_hold_more():
+    for num_accepted in (0, 10):
         lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]])
-        for _ in range(30):  # rounds in which a copy brings so many tokens, a draft two
-            block = lookup.begin_round(prefixes, 10)
-            lookup.observe(block or Block(), [min(brings, block.length + 1)] if block else [2])
-        assert (block is not None) == are_wanted
+        first = offer = lookup.offer(prefixes, 10, PRICE)
+        for _ in range(30):
+            plan = Plan(COPY, offer.length, offer)
+            lookup.observe(Outcome(plan, [0], offer.length, [min(num_accepted, offer.length) + 1]))
+            offer = lookup.offer(prefixes, 10, PRICE) or offer
+        assert (offer.expected > first.expected) == (num_accepted > 0)
+        assert offer.expected > 8 if num_accepted else offer.expected < 1.1
 
 
-def test_drafts_that_bring_more_than_copies_are_preferred():
-    lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]], most=2)
-    assert lookup.begin_round(prefixes, 10).expected > DRAFT_TOKENS
+def test_what_is_drafted_teaches_nothing_of_copies():
+    lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]])
+    first = lookup.offer(prefixes, 10, PRICE).expected
     for _ in range(10):
-        lookup.observe(Block(), [6])
-    assert lookup.begin_round(prefixes, 10) is None
-    for _ in range(60):
-        lookup.observe(SingleStep(), [1])  # made to compare times: says nothing of drafts
-    assert lookup.begin_round(prefixes, 10) is None
-
-
-def test_copies_must_bring_more_than_single_steps_in_the_time_of_a_round():
-    tokens = [*PASSAGE, 5, *PASSAGE[:2]]
-    lookup, prefixes = lookup_in(tokens)
-    lookup.observe(Block(), [1])
-    assert lookup.begin_round(prefixes, 10) is not None
-    pacer = Pacer(4, is_timed=True)
-    lookup, prefixes = lookup_in(tokens, pacer=pacer)
-    for seconds in (1.0, 4.0) * 20:  # of a single step, and of a round beside it
-        block = pacer.begin_round(1) if seconds > 1.0 else SingleStep()
-        block.choose_length(4)
-        pacer.observe(block, [1], seconds)
-    lookup.observe(Block(), [1])
-    assert lookup.begin_round(prefixes, 10) is None
+        lookup.observe(Outcome(Plan(COPY, 4), [0], 4, [1]))
+    assert lookup.offer(prefixes, 10, PRICE).expected == first
 
 
 @pytest.mark.parametrize(("wanted", "lengths"), [(10, {1, 2, 4, 6}), (3, {1, 2})])
@@ -182,14 +165,14 @@ def test_a_copy_is_as_long_as_its_match_is_sure():
     for match in (2, 4, 12):
         tokens = [*PASSAGE, *range(30, 60), 5, *PASSAGE[12 - match :]]
         lookup, prefixes = lookup_in(tokens, most=40)
-        block = lookup.begin_round(prefixes, 40)
-        lengths.append(block.length if block else 0)
-        if block:
-            assert block.proposals.tolist() == [tokens[12 : 12 + block.length]]
+        offer = lookup.offer(prefixes, 40, PRICE)
+        lengths.append(offer.length)
+        assert offer.tokens == [tokens[12 : 12 + offer.length]]
     assert lengths == sorted(set(lengths))
-    assert lookup_in(tokens, most=3)[0].begin_round(prefixes, 40).length == 3
-    assert lookup.begin_round(prefixes, 2).length == 2
-    assert lookup.begin_round(prefixes, 0) is None
+    assert lookup.offer(prefixes, 40, 0.3).length < offer.length
+    assert lookup_in(tokens, most=3)[0].offer(prefixes, 40, PRICE).length == 3
+    assert lookup.offer(prefixes, 2, PRICE).length == 2
+    assert lookup.offer(prefixes, 0, PRICE) is None
 
 
 ROPE = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}}

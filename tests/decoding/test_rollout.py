@@ -44,16 +44,9 @@ def exponential(block):
 
 
 def listened(block, law, noise):
-    """Proposals, and what was told last of each."""
+    """Proposals, and what was told of each."""
     told = []
-
-    def listen(index, scores, candidates):
-        assert index <= len(told)
-        del told[index:]
-        told.append((scores, candidates))
-        return True
-
-    proposals = rollout(*block, law, noise, goes_on=listen)
+    proposals = rollout(*block, law, noise, listener=lambda *proposal: told.append(proposal))
     assert len(told) == proposals.shape[1] == block[2].shape[1]
     return proposals, told
 

@@ -17,7 +17,7 @@ from transformers import (
 
 import hf_domino
 from hf_domino.decoding import loop
-from hf_domino.decoding.pacing.pacer import Pacer
+from hf_domino.decoding.policy import Policy
 from hf_domino.drafter.phases import PHASES, PhaseTimer
 from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.benchmark.measure import until_end
@@ -155,7 +155,7 @@ def test_what_is_printed_tells_nodes_of_trees_from_proposals_of_chains(tiny_qwen
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_pauses_are_told_with_their_reason(tiny_qwen3, make_drafter, monkeypatch, batch_size):
     monkeypatch.setattr(
-        loop, "pacer_for", lambda *arguments, **options: Pacer(6, is_timed=False)
+        loop, "policy_for", lambda *arguments, **options: Policy(6, is_timed=False)
     )  # whatever the clock says
     drafter = make_drafter(tiny_qwen3, draft_length="adaptive")
     options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": -1}

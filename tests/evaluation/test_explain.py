@@ -8,6 +8,7 @@ from families import build
 
 from hf_domino import explain_round
 from hf_domino.decoding.runner import TargetRunner
+from hf_domino.decoding.tree.lanes import SHARPNESS
 from hf_domino.evaluation.round_figure import draw_round
 from hf_domino.pair import read_prompts
 
@@ -55,11 +56,12 @@ def test_each_node_has_the_laws_of_its_own_path(tiny_qwen3, make_drafter):
     drafter = make_drafter(tiny_qwen3, draft_tree_size=11, draft_pool_size=None)
     opened = explain_round(drafter, tiny_qwen3, PROMPT, **ARGUMENTS)
     assert len(set(opened.parents.tolist())) < len(opened.proposals) == 11  # it branches
-    paths = [[]]
-    for token, parent in zip(opened.proposals.tolist(), opened.parents.tolist(), strict=True):
+    paths, chances = [[]], [1.0]
+    for node, (token, parent) in enumerate(zip(opened.proposals.tolist(), opened.parents.tolist(), strict=True)):
+        law = opened.corrected_probs[node].pow(SHARPNESS)
+        chances.append(chances[parent] * float(law[token] / law.sum()))
         paths.append([*paths[parent], token])
-    chances = [1.0, *opened.chances.tolist()]
-    assert all(0 < chance < chances[parent] for chance, parent in zip(chances[1:], opened.parents, strict=True))
+    assert opened.chances.tolist() == pytest.approx(chances[1:], rel=1e-3)
     for position, path in enumerate(paths):
         text = torch.cat((PROMPT, torch.tensor([path], dtype=torch.long)), dim=1)
         output = tiny_qwen3.generate(

@@ -9,6 +9,7 @@ import torch
 from calls_of_kinds import tree_of
 
 from hf_domino.decoding import drafting
+from hf_domino.decoding.tree.lanes import SHARPNESS
 
 
 @pytest.fixture(scope="module")
@@ -26,13 +27,12 @@ def rounds(monkeypatch):
 
     def recording(method):
         def record(self, prefixes, *args, **kwargs):
-            alpha = kwargs["chances"].sharpness.value if "chances" in kwargs else None
             found = method(self, prefixes, *args, **kwargs)
             for index, (row, length) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
                 text = prefixes.ids[index, :length].tolist()
                 text = text[next(place for place, token in enumerate(text) if token != 2) :]
                 drafted = found[index].tolist() if isinstance(found, torch.Tensor) else tree_of(found, index)
-                seen.append((row, text, drafted, alpha))
+                seen.append((row, text, drafted, SHARPNESS))
             return found
 
         return record

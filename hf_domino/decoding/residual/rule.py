@@ -50,22 +50,16 @@ class ResidualRule:
         """A round of at most so many proposals begins."""
         self._laws = []
 
-    def listener(self, goes_on: Listener | None) -> Listener | None:
-        """Keep the law of each proposal, if it is drawn."""
-        return self._keeping(goes_on) if self._draws_drafts else goes_on
+    @property
+    def listener(self) -> Listener | None:
+        """Keeps the law of each proposal, where they are drawn."""
+        return self._keep if self._draws_drafts else None
 
-    def _keeping(self, goes_on: Listener | None) -> Listener:
-        def keep(index: int, scores: torch.Tensor, candidates: torch.Tensor | None) -> bool:
-            if candidates is not None:  # no other can be drawn
-                nowhere = scores.new_full((len(scores), self._vocab_size), -torch.inf)
-                all_scores = nowhere.scatter(1, candidates, scores)
-            else:
-                all_scores = scores
-            del self._laws[index:]
-            self._laws.append(all_scores)
-            return goes_on is None or goes_on(index, scores, candidates)
-
-        return keep
+    def _keep(self, scores: torch.Tensor, candidates: torch.Tensor | None) -> None:
+        if candidates is not None:  # no other can be drawn
+            nowhere = scores.new_full((len(scores), self._vocab_size), -torch.inf)
+            scores = nowhere.scatter(1, candidates, scores)
+        self._laws.append(scores)
 
     @property
     def draft_scores(self) -> torch.Tensor | None:

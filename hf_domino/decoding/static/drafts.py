@@ -18,7 +18,7 @@ from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.workspace import Workspace
-from hf_domino.decoding.tree.chances import Chances
+from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import Grown, grow_tree
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
@@ -94,11 +94,11 @@ class StaticDraftSession(DraftSession):
         )
 
     def _choose(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, goes_on: Listener | None
+        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, listener: Listener | None
     ) -> torch.Tensor:
         # What is told of every proposal is on the host; noise of its own comes with that.
-        if self._law.key is None or goes_on is not None or isinstance(noise, OwnNoise):
-            return super()._choose(draft_hidden, prefixes, noise, goes_on)
+        if self._law.key is None or listener is not None or isinstance(noise, OwnNoise):
+            return super()._choose(draft_hidden, prefixes, noise, listener)
         inputs = (draft_hidden, self._law.text(prefixes)) + (() if noise is None else (noise,))
         return self._graphs(("rollout", self._law.key), self._rollout, *inputs)[0]
 
@@ -111,28 +111,23 @@ class StaticDraftSession(DraftSession):
     def _grow(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any
     ) -> Grown:
-        """Trees of always as many nodes; what is learnt of copies is left to chains."""
-        size, chances = options["num_nodes"], options["chances"]
+        """Trees of always as many nodes."""
+        size = options["num_nodes"]
         if self._law.key is None:
-            return self._tree(draft_hidden, prefixes, noise, size, chances)
-        sharpness = torch.full((), chances.sharpness.value, dtype=torch.float32, device=prefixes.ids.device)
-        inputs = (draft_hidden, self._law.text(prefixes), sharpness) + (() if noise is None else (noise,))
-        found = self._graphs(("grow", self._law.key, size), partial(self._grow_fixed, size), *inputs)
-        return Grown.of_tensors(found, num_depths=draft_hidden.shape[1])
+            return self._tree(draft_hidden, prefixes, noise, size)
+        inputs = (draft_hidden, self._law.text(prefixes)) + (() if noise is None else (noise,))
+        stage = partial(self._grow_fixed, size)
+        tokens, parents, chances = self._graphs(("grow", self._law.key, size), stage, *inputs)
+        return Grown(Tree(tokens, parents, draft_hidden.shape[1]), chances)
 
     def _grow_fixed(
-        self,
-        size: int,
-        draft_hidden: torch.Tensor,
-        text: torch.Tensor,
-        sharpness: torch.Tensor,
-        noise: torch.Tensor | None = None,
+        self, size: int, draft_hidden: torch.Tensor, text: torch.Tensor, noise: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, ...]:
-        return self._tree(draft_hidden, self._law.prefixes(text), noise, size, Chances(sharpness)).tensors()
+        grown = self._tree(draft_hidden, self._law.prefixes(text), noise, size)
+        assert grown.tree.parents is not None
+        return grown.tree.tokens, grown.tree.parents, grown.chances
 
-    def _tree(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, size: int, chances: Chances
-    ) -> Grown:
+    def _tree(self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, size: int) -> Grown:
         return grow_tree(
             self.drafter,
             self.target,
@@ -141,7 +136,6 @@ class StaticDraftSession(DraftSession):
             self.law,
             noise,
             num_nodes=size,
-            chances=chances,
             ends=self._ends,
             is_fixed=True,
         )

@@ -13,7 +13,7 @@ import torch
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches.alignment import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.pacing.blocks import fitting_length
+from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree.form import Tree, along

@@ -6,20 +6,16 @@ likelier than its parent, that is best-first search but for ties and for what L 
 
 Where the target samples, candidates race under the noise of their step, which target and drafts share: the one whose
 score plus luck is highest is drawn. The chance of a candidate is that of winning this race where scores are known up to
-a [`Sharpness`]: softmax(alpha * score - log E) with E the step's exponential noise; greedy is the case without noise.
-Beside the drafter the text itself is a source: where a lane's last tokens stood before, the token behind them takes the
-part of the chance that is learnt of such copies.
+a scale: softmax(alpha * score - log E) with E the step's exponential noise; greedy is the case without noise.
 
-Shapes: B rows, L lanes, M candidates of a depth, and with copies one more, K children kept of a depth, S of all depths,
-C depths, N nodes, V vocabulary, H hidden size.
+Shapes: B rows, L lanes, M candidates of a depth, K children kept of a depth, C depths, N nodes, V vocabulary, H hidden
+size.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, field
 
 import torch
 
@@ -29,8 +25,6 @@ from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import EXACT_POOL_SIZE, over_drafted
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.chances import Chances, Decided, Race
-from hf_domino.decoding.tree.copies import CopyLanes
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.lanes import DominoLanes, SteppingLanes
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -43,63 +37,15 @@ BRANCHING = 6
 
 @dataclass(frozen=True)
 class Grown:
-    """Trees, and how they grew.
+    """Trees, and what their nodes promise.
 
     Args:
         tree ([`Tree`]): N nodes of each row.
         chances (`torch.Tensor`): That a node and all before it are accepted, `[B, N]`.
-        races (`list[Race]`): Of each depth.
-        lanes (`list[tuple[torch.Tensor, torch.Tensor]]`): Of each depth but the first, the lane before each lane and
-            its last token, `[B, L]`.
     """
 
     tree: Tree
     chances: torch.Tensor
-    races: list[Race]
-    lanes: list[tuple[torch.Tensor, torch.Tensor]]
-
-    @property
-    def gain(self) -> float:
-        """Tokens that the trees may be expected to bring, in those of their likeliest paths alone; at least 1."""
-        if self.tree.parents is None:
-            return 1.0
-        whole = along = 0.0
-        for chances, parents in zip(self.chances.tolist(), self.tree.parents.tolist(), strict=True):
-            whole, along = whole + 1 + sum(chances), along + 1 + sum(chances[node] for node in _trunk(parents))
-        return whole / along
-
-    @property
-    def has_copies(self) -> bool:
-        """Whether any token may have been copied."""
-        return any(race.copied is not None for race in self.races)
-
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All it is made of, of C depths, where nothing was copied and the host has read nothing."""
-        assert self.tree.parents is not None
-        races = [race.tensors() for race in self.races]
-        return (self.tree.tokens, self.tree.parents, self.chances, *chain(*races, *self.lanes))
-
-    @classmethod
-    def of_tensors(cls, tensors: Sequence[torch.Tensor], num_depths: int) -> Grown:
-        """Put the tensors together again."""
-        (tokens, parents, chances), rest = tensors[:3], tensors[3:]
-        lanes = rest[len(rest) - 2 * (num_depths - 1) :]
-        each = (len(rest) - len(lanes)) // num_depths
-        races = [Race.of_tensors(rest[each * depth : each * (depth + 1)]) for depth in range(num_depths)]
-        return cls(Tree(tokens, parents, num_depths), chances, races, list(zip(lanes[::2], lanes[1::2], strict=True)))
-
-    def decided(self, row: int, tokens: Sequence[int]) -> Iterator[Decided]:
-        """The races that a text behind a row's anchor decided."""
-        lane = 0
-        for depth, (race, token) in enumerate(zip(self.races, tokens, strict=False)):
-            yield race.decided(row, lane, token)
-            if depth == len(self.lanes):
-                return
-            before, last = (each[row].tolist() for each in self.lanes[depth])
-            ways = list(zip(before, last, strict=True))
-            if (lane, token) not in ways:
-                return
-            lane = ways.index((lane, token))
 
 
 def grow_tree(
@@ -110,10 +56,8 @@ def grow_tree(
     law: TokenLaw,
     noise: torch.Tensor | None = None,
     table: InputTable | None = None,
-    copies: CopyLanes | None = None,
     *,
     num_nodes: int,
-    chances: Chances,
     least_chance: float = 0.0,
     ends: torch.Tensor | None = None,
     is_fixed: bool = False,
@@ -128,9 +72,7 @@ def grow_tree(
         law ([`TokenLaw`]): What drafts are chosen from; it passes [`fits_pool`].
         noise (`torch.Tensor`, *optional*): Standard exponential, `[B, C, V]` or of more positions.
         table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
-        copies ([`CopyLanes`], *optional*): How the rows' texts go on.
         num_nodes (`int`): Most nodes (N).
-        chances ([`Chances`]): What is known of them.
         least_chance (`float`, *optional*, defaults to 0.0): Nodes that are less likely to be accepted are left out,
             where the host reads chances.
         ends (`torch.Tensor`, *optional*): Tokens that end a text, on the device; defaults to those that the law knows.
@@ -141,16 +83,14 @@ def grow_tree(
     pool = CandidatePool(base_logits, size, law, prefixes, noise)
     is_fused = fits_kernels(drafter, law, base_logits, noise)
     lanes = DominoLanes(drafter, target, draft_hidden, prefixes, pool, noise, table, is_fused)
-    return grow(lanes, prefixes, law, copies, num_nodes, chances, least_chance, ends, is_fixed)
+    return grow(lanes, prefixes, law, num_nodes, least_chance, ends, is_fixed)
 
 
 def grow(
     source: DominoLanes | SteppingLanes,
     prefixes: Prefixes,
     law: TokenLaw,
-    copies: CopyLanes | None,
     num_nodes: int,
-    chances: Chances,
     least_chance: float = 0.0,
     ends: torch.Tensor | None = None,
     is_fixed: bool = False,
@@ -164,7 +104,7 @@ def grow(
     is_read = not is_fixed and device.type == "cpu"
     if ends is None:
         ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=device)
-    growth = _Growth(source, len(prefixes.rows), copies, num_nodes, chances, ends, least_chance, is_read)
+    growth = _Growth(source, len(prefixes.rows), num_nodes, ends, least_chance, is_read)
     growth.run()
     return growth.result()
 
@@ -179,14 +119,10 @@ class _Growth:
 
     source: DominoLanes | SteppingLanes
     num_rows: int
-    copies: CopyLanes | None
     num_nodes: int
-    chances: Chances
     ends: torch.Tensor
     least_chance: float
     is_read: bool
-    races: list[Race] = field(default_factory=list)
-    lanes: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     # Of the children of all depths, [B, K] each; a parent's place among them all, -1 for the anchor.
     values: list[torch.Tensor] = field(default_factory=list)
     tokens: list[torch.Tensor] = field(default_factory=list)
@@ -196,18 +132,13 @@ class _Growth:
     def __post_init__(self) -> None:
         self.best = [[] for _ in range(self.num_rows)]
 
-    @property
-    def num_depths(self) -> int:
-        """How deep the sources go."""
-        return max(self.source.num_depths, self.copies.num_depths if self.copies else 0)
-
     def run(self) -> None:
         """Grow depth by depth, until no child could be among the best."""
         num_rows, device = self.num_rows, self.ends.device
         places = torch.full((num_rows, 1), -1, device=device)  # [B, L], as parents have them
         values, num_found = torch.ones(num_rows, 1, dtype=torch.float32, device=device), 0  # values: [B, L]
-        for depth in range(self.num_depths):
-            chances, ids = self._race(depth)
+        for depth in range(self.source.num_depths):
+            chances, ids = self.source.children(depth)
             children = (values[..., None] * chances).flatten(1)
             found = children.topk(min(self.num_nodes, children.shape[1]))  # the likeliest first
             owners = found.indices // ids.shape[2]
@@ -215,21 +146,14 @@ class _Growth:
             self.values.append(found.values)
             self.tokens.append(tokens)
             self.parents.append(places.gather(1, owners))
-            width = self._width(found.values) if depth + 1 < self.num_depths else 0
-            if not width or not self._go_on(depth + 1, owners[:, :width], tokens[:, :width]):
+            width = self._width(found.values) if depth + 1 < self.source.num_depths else 0
+            if not width:
                 return
+            self.source.advance(owners[:, :width], tokens[:, :width])
             # Nothing grows behind an end of the text.
             values = found.values[:, :width].masked_fill(torch.isin(tokens[:, :width], self.ends), 0.0)
             places = torch.arange(num_found, num_found + width, device=device).expand(num_rows, -1)
             num_found += found.values.shape[1]
-
-    def _race(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Chances `[B, L, M]` of the children of all lanes, and their tokens `[B, 1 or L, M]`."""
-        race = self.source.race(depth) if depth < self.source.num_depths else Race()
-        if self.copies is not None:
-            race = replace(race, copied=self.copies.found(depth))
-        self.races.append(race)
-        return self.chances.of(race)
 
     def _width(self, values: torch.Tensor) -> int:
         """How many lanes go on behind children of these chances `[B, K]`."""
@@ -243,17 +167,6 @@ class _Growth:
             width = max(width, sum(value > least for value in found[:most]))
         return width
 
-    def _go_on(self, depth: int, owners: torch.Tensor, tokens: torch.Tensor) -> bool:
-        """Advance the sources that go so deep; returns whether there is any."""
-        self.lanes.append((owners, tokens))
-        if self.copies is not None:
-            rows = zip(owners.tolist(), tokens.tolist(), strict=True)
-            self.copies.advance([list(zip(*row, strict=True)) for row in rows])
-        if depth < self.source.num_depths:
-            self.source.advance(owners, tokens)
-            return True
-        return self.copies is not None and self.copies.found(depth) is not None
-
     def result(self) -> Grown:
         """The likeliest nodes of all depths."""
         all_values = torch.cat(self.values, dim=1)
@@ -266,17 +179,17 @@ class _Growth:
         tokens, parents = (torch.cat(pieces, dim=1).gather(1, kept) for pieces in (self.tokens, self.parents))
         parents, chances = torch.searchsorted(kept, parents, right=True), all_values.gather(1, kept)
         if not self.is_read:
-            return Grown(Tree(tokens, parents, len(self.races)), chances, self.races, self.lanes)
+            return Grown(Tree(tokens, parents, len(self.values)), chances)
         trunks = [_trunk(row) for row in parents.tolist()]
         if len(trunks) == 1 and not self._branches_pay(chances[0].tolist(), trunks[0]):
             alone = torch.tensor(trunks)
-            return Grown(Tree(tokens.gather(1, alone)), chances.gather(1, alone), self.races, self.lanes)
+            return Grown(Tree(tokens.gather(1, alone)), chances.gather(1, alone))
         # What is accepted most often stands where a chain's tokens do.
         orders = [trunk + [node for node in range(count) if node not in trunk] for trunk in trunks]
         behind = [[0] + [row.index(node) + 1 for node in range(count)] for row in orders]
         order, places = (torch.tensor(rows) for rows in (orders, behind))
-        tree = Tree(tokens.gather(1, order), places.gather(1, parents.gather(1, order)), len(self.races))
-        return Grown(tree, chances.gather(1, order), self.races, self.lanes)
+        tree = Tree(tokens.gather(1, order), places.gather(1, parents.gather(1, order)), len(self.values))
+        return Grown(tree, chances.gather(1, order))
 
     def _branches_pay(self, chances: list[float], trunk: list[int]) -> bool:
         """Whether the nodes of a tree beside its trunk are worth their time, and that of verifying a tree."""

@@ -16,10 +16,17 @@ from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import EXACT_POOL_SIZE, Listener
 from hf_domino.decoding.sampling import TokenLaw, choose
-from hf_domino.decoding.tree.chances import Race
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.kind import Branches
 from hf_domino.target.view import TargetModel
+
+SHARPNESS = 1.2  # alpha, the scale of the draft law's scores: a target is a little surer than its drafter
+
+
+def chances(scores: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
+    """Chances that candidates with these scores `[..., M]` win under their noise; where all are forbidden, none."""
+    raced = SHARPNESS * scores
+    return (raced if noise is None else raced - noise.log()).softmax(dim=-1).nan_to_num(0.0)
 
 
 class DominoLanes:
@@ -64,12 +71,12 @@ class DominoLanes:
         """How deep it can go (C)."""
         return self._pool.token_ids.shape[1]
 
-    def race(self, depth: int) -> Race:
-        """Scores that rank the children of the lanes at this depth."""
-        luck = None
+    def children(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chances `[B, L, M]` of the children of the lanes at this depth, and their tokens `[B, 1, M]`."""
+        noise = None
         if self._noise is not None:
-            luck = -self._noise[:, depth].gather(1, self._pool.columns[:, depth]).log()
-        return Race(self._scores(depth), luck, self._pool.token_ids[:, depth])
+            noise = self._noise[:, depth].gather(1, self._pool.columns[:, depth])[:, None]
+        return chances(self._scores(depth), noise), self._pool.token_ids[:, depth, None]
 
     def _scores(self, depth: int) -> torch.Tensor:
         """The draft law's scores `[B, L, M]` of the candidates behind each lane."""
@@ -135,10 +142,10 @@ class SteppingLanes:
         self._texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
         self._own = noise if isinstance(noise, OwnNoise) else None
 
-    def race(self, depth: int) -> Race:
-        """Scores that rank the children of the lanes at this depth."""
+    def children(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chances of the children of the lanes at this depth, and their tokens, `[B, L, M]` both."""
         scores, noise, token_ids = self._candidates(depth)
-        return Race(scores, None if noise is None else -noise.log(), token_ids)
+        return chances(scores, noise), token_ids
 
     def advance(self, lanes: torch.Tensor, tokens: torch.Tensor) -> None:
         """Go on with lanes behind these `[B, L']`, each by a token `[B, L']`."""
@@ -146,7 +153,7 @@ class SteppingLanes:
         self._texts = torch.cat((before, tokens[..., None]), dim=2)
         self._hidden = self._branches.advance(lanes, tokens)
 
-    def chain(self, goes_on: Listener | None = None) -> torch.Tensor:
+    def chain(self, listener: Listener | None = None) -> torch.Tensor:
         """Choose one token behind the other, in one lane: ids `[B, P]`. Arguments are those of [`rollout`]."""
         tokens = list[torch.Tensor]()
         for depth in range(self.num_depths):
@@ -155,8 +162,8 @@ class SteppingLanes:
             scores, noise, token_ids = self._candidates(depth)  # [B, 1, M]
             noise = noise if self._own is None else self._own.like(scores)
             tokens.append(token_ids.gather(2, choose(scores, noise)[..., None])[..., 0])
-            if goes_on is not None and not goes_on(depth, scores[:, 0], token_ids[:, 0]):
-                break
+            if listener is not None:
+                listener(scores[:, 0], token_ids[:, 0])
         return torch.cat(tokens, dim=1)
 
     def _candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:

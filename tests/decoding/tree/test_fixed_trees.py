@@ -13,7 +13,6 @@ from oracle import oracle, tree_faults
 from recorded_graphs import recorded_graphs
 
 import hf_domino
-from hf_domino.decoding.tree.growing import grow_tree
 
 PROMPT, NEW_TOKENS, MOST_NODES = torch.arange(7, 19)[None], 40, 12
 STATIC = {"cache_implementation": "static"}
@@ -100,15 +99,3 @@ def test_a_call_has_its_own_numbers(tiny_qwen3, draft_tree_size):
     assert len({tuple(text) for text in texts}) == len(laws)
     # The rollout and acceptance of each penalty; other lengths of a text have the graphs of the first.
     assert [now - before for before, now in pairwise(captured[1:])] == [2, 2, 0, 0]
-
-
-def test_rounds_learn_what_the_device_knows(tiny_qwen3, monkeypatch):
-    drafter, seen = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, draft_length="adaptive"), []
-
-    def noting(*args, chances, **kwargs):
-        seen.append(round(float(chances.sharpness.value), 4))
-        return grow_tree(*args, chances=chances, **kwargs)
-
-    monkeypatch.setattr("hf_domino.decoding.static.drafts.grow_tree", noting)
-    text_of(tiny_qwen3, drafter, **STATIC)
-    assert len(set(seen)) > 1

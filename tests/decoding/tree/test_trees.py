@@ -15,7 +15,6 @@ from transformers import DynamicCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding import loop
-from hf_domino.decoding.prompt_lookup import PromptLookup
 
 NEW_TOKENS, MOST_NODES = 32, 11
 TAKE_TREES = (
@@ -202,15 +201,12 @@ def test_a_second_turn_goes_on_from_the_cache(model_type, kind):
     ("draft_length", "is_batch", "do_sample"),
     [("adaptive", False, True), ("full", False, False), ("full", True, False)],
 )
-@pytest.mark.parametrize("takes_turns", [True, False])
-def test_copies_and_trees_write_plain_text(tiny_qwen3, draft_length, is_batch, do_sample, takes_turns, monkeypatch):
+def test_copies_and_trees_write_plain_text(tiny_qwen3, draft_length, is_batch, do_sample):
     prompt = torch.arange(7, 19).repeat(3)[None]
     options = {"prompt": prompt, "do_sample": do_sample}
     if is_batch:
         ids, mask = left_padded([prompt[0], torch.arange(30, 35)])  # there is nothing to copy in a row
         options |= {"prompt": ids, "attention_mask": mask}
-    if not takes_turns:  # all copies are branches
-        monkeypatch.setattr(PromptLookup, "begin_round", lambda self, prefixes, room: None)
     plain = text_of(tiny_qwen3, **options)[0]
     drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, draft_length=draft_length)
     for most in (1, 20):

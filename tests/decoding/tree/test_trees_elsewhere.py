@@ -11,7 +11,7 @@ from builders import build_drafter, left_padded
 from elsewhere import Elsewhere, elsewhere, move
 
 import hf_domino
-from hf_domino.decoding.pacing import ways
+from hf_domino.decoding import policy
 from hf_domino.decoding.tree import support
 
 PROMPTS = [torch.arange(7, 13).repeat(3), torch.arange(30, 37)]
@@ -32,8 +32,7 @@ def test_no_operation_meets_tensors_of_two_devices(
     tiny_qwen3, num_rows, tree_size, draft_length, law, options, monkeypatch
 ):
     monkeypatch.setattr(support, "_trial", lambda *args: None)
-    monkeypatch.setattr(ways, "FIRST_ROUNDS", 1)
-    monkeypatch.setattr(ways, "EACH", 1)
+    monkeypatch.setattr(policy, "CHAINS_FIRST", 1)
     (ids, mask), target, texts = left_padded(PROMPTS[:num_rows]), copy.deepcopy(tiny_qwen3).double(), []
     drafter = build_drafter(target, draft_tree_size=tree_size, draft_length=draft_length)
     kwargs = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None} | law

@@ -1,1 +1,0 @@
-"""How far a round drafts, and whether it drafts at all."""

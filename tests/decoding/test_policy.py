@@ -1,0 +1,367 @@
+"""Rounds on simulated machines: drafting that loses costs little, drafting that pays is hardly disturbed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+
+import pytest
+import torch
+from builders import build_drafter
+from oracle import oracle, tree_faults
+
+from hf_domino.decoding import loop
+from hf_domino.decoding.copies import Offer, PromptLookup
+from hf_domino.decoding.policy import ADAPTIVE_SIZE, CHAINS_FIRST, Policy, policy_for
+from hf_domino.decoding.round import Outcome, Plan
+
+MOST, SEEDS = 8, range(7)
+FLAT, RISING = (1.4, 0.0), (1.6, 0.05)
+"""Cost of a round in single steps, and of one proposal more."""
+
+
+def played(policy, accepted, seconds, num_rows=1, may_branch=bool, offer=None):
+    """One round: its plan, and the tokens it brought."""
+    plan = policy.plan(num_rows, MOST, offer, may_branch)
+    count = min(accepted, plan.length)
+    num_proposed = plan.arm.tree_size or plan.length
+    policy.observe(Outcome(plan, range(num_rows), num_proposed, [count + 1] * num_rows), seconds(plan))
+    return plan, count + 1
+
+
+def costs(first, slope):
+    """Seconds of a plan on a machine whose single step takes one."""
+    return lambda plan: first + slope * (plan.arm.tree_size or plan.length) if plan.length else 1.0
+
+
+def run(policy, rate, cost, clock=float, num_tokens=128, seed=0, plans=None):
+    """Expected tokens in the time of a single step, over a text whose proposals are accepted at this rate."""
+    draws = random.Random(seed)
+    is_right = [draws.random() < rate for _ in range(num_tokens + MOST)]
+    position, expected, seconds = 0, 0.0, 0.0
+    while position < num_tokens:
+        accepted = next(count for count, right in enumerate([*is_right[position:], False]) if not right)
+        plan, brought = played(policy, accepted, lambda plan: clock(cost(plan)))
+        position, seconds = position + brought, seconds + cost(plan)
+        expected += sum(rate**count for count in range(plan.length + 1))
+        if plans is not None:
+            plans.append(plan)
+    return expected / seconds
+
+
+class Whole:
+    """Always drafts whole blocks."""
+
+    def plan(self, *_):
+        return Policy(MOST, is_full=True).plan(1, MOST)
+
+    def observe(self, *_):
+        pass
+
+
+def noisy(draws):
+    """Every time is off by some, and one of twenty by factors."""
+    return lambda seconds: (
+        seconds * math.exp(draws.gauss(0, 0.15)) * (draws.choice([2, 3, 5]) if draws.random() < 0.05 else 1)
+    )
+
+
+def spiky(draws):
+    return lambda seconds: seconds * (draws.choice([3, 5, 10]) if draws.random() < 0.15 else 1)
+
+
+def drifting(draws):
+    levels = [0.0]
+
+    def clock(seconds):
+        levels.append(min(max(levels[-1] + draws.gauss(0, 0.12), -0.2), 1.8))
+        return seconds * math.exp(levels[-1])
+
+    return clock
+
+
+def of_two_speeds(draws):
+    factors = [1, 3]
+
+    def clock(seconds):
+        if draws.random() < 0.08:
+            factors.reverse()
+        return seconds * factors[0]
+
+    return clock
+
+
+def heavy_tailed(draws):
+    return lambda seconds: seconds * (math.exp(abs(draws.gauss(0, 0.5))) + 0.3 * (draws.paretovariate(1.2) - 1))
+
+
+def preempted(draws):
+    """Others take a slice now and then, the likelier the longer something runs."""
+
+    def clock(seconds):
+        left, total = seconds, seconds
+        while (left := left - draws.expovariate(1.25)) > 0:
+            total += draws.choice([0.3, 0.4, 0.8, 1.2])
+        return total
+
+    return clock
+
+
+@pytest.mark.parametrize("curve", [FLAT, RISING])
+def test_a_hopeless_drafter_costs_little(curve):
+    policy, cost = Policy(MOST), costs(*curve)
+    assert run(policy, 0.0, cost) >= 0.97
+    later = []
+    for _ in range(6):
+        policy.begin_call()
+        later.append(run(policy, 0.0, cost))
+    assert statistics.harmonic_mean(later) >= 0.985
+
+
+def test_a_round_of_four_steps_is_given_up_at_once():
+    policy, cost = Policy(MOST), costs(4.0, 0.0)
+    assert run(policy, 0.0, cost) >= 0.92
+    assert run(policy, 0.0, cost, num_tokens=1000) >= 0.98
+    assert run(Policy(MOST), 0.6, cost, num_tokens=500) >= 0.95  # which whole blocks make 0.61
+
+
+@pytest.mark.parametrize("curve", [FLAT, RISING])
+@pytest.mark.parametrize("make_clock", [noisy, lambda draws: float], ids=["noisy", "calm"])
+def test_a_good_drafter_is_hardly_disturbed_in_its_first_text(curve, make_clock):
+    cost = costs(*curve)
+    whole = run(Whole(), 0.8, cost)
+    assert whole > 2
+    found = [run(Policy(MOST), 0.8, cost, make_clock(random.Random(seed)), seed=seed) for seed in SEEDS]
+    assert min(found) >= 0.97 * whole
+
+
+@pytest.mark.parametrize("make_clock", [spiky, drifting, of_two_speeds, heavy_tailed, preempted])
+def test_clocks_that_lie(make_clock):
+    """The machine does other work, too: a good drafter goes on, and a bad one costs little."""
+    cost, whole = costs(*RISING), run(Whole(), 0.8, costs(*RISING))
+    good = [run(Policy(MOST), 0.8, cost, make_clock(random.Random(seed)), 256, seed) for seed in SEEDS]
+    bad = [run(Policy(MOST), 0.0, cost, make_clock(random.Random(seed)), 256, seed) for seed in SEEDS]
+    middling = [run(Policy(MOST), 0.35, cost, make_clock(random.Random(seed)), 256, seed) for seed in SEEDS]
+    assert min(good) > 0.75 * whole
+    assert statistics.fmean(good) > 0.9 * whole
+    assert min(bad) > 0.9
+    assert statistics.fmean(bad) > 0.955
+    assert statistics.fmean(middling) > 0.92
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(0.2, 0.97), (0.35, 0.97), (0.5, 1.0), (0.65, 1.35), (0.9, 3.0)])
+def test_what_pays_is_found(rate, expected):
+    """A machine on which whole blocks bring 0.77, 1.00, 1.40 and 3.06, and chains of four 0.85, 1.08, 1.40 and 2.28."""
+    speeds = [run(Policy(MOST), rate, costs(*RISING), noisy(random.Random(seed)), 1000, seed) for seed in SEEDS]
+    assert statistics.median(speeds) > expected
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 2.5), (2.5, 1.0)])
+def test_a_machine_that_changes_its_pace_is_not_the_drafters_fault(before, after):
+    policy, plans, now = Policy(MOST), [], itertools.count()
+    clock = lambda seconds: seconds * (before if next(now) < 150 else after)  # noqa: E731
+    run(policy, 0.8, costs(*RISING), clock, 1500, plans=plans)
+    assert sum(plan.length == 0 for plan in plans) < 20
+
+
+def test_a_cost_that_jumps_is_not_taken_for_the_machines_pace():
+    policy, plans, draws = Policy(MOST), [], random.Random(0)
+    for index in range(500):
+        first = 1.6 if index < 200 else 4.0
+        accepted = next((count for count in range(MOST) if draws.random() > 0.75), MOST)
+        plans.append(played(policy, accepted, costs(first, 0.05))[0])
+    assert sum(plan.length > 0 for plan in plans[50:200]) > 140
+    assert sum(plan.length > 0 for plan in plans[290:]) < 30
+
+
+@pytest.mark.parametrize("is_timed", [True, False])
+@pytest.mark.parametrize("is_new_call", [True, False])
+def test_drafting_comes_back_when_the_text_gets_easy(is_timed, is_new_call):
+    policy = Policy(MOST, is_timed=is_timed)
+    plans = [played(policy, 0, costs(*FLAT))[0] for _ in range(100)]
+    assert sum(plan.length > 0 for plan in plans) < 16
+    if is_new_call:
+        policy.begin_call()
+    plans = [played(policy, MOST, costs(*FLAT))[0] for _ in range(200)]
+    first = next(index for index, plan in enumerate(plans) if plan.length)
+    assert first <= 64
+    assert sum(plan.length == MOST for plan in plans[first + 10 :]) > 0.9 * len(plans[first + 10 :])
+
+
+def test_a_clock_that_stands_still():
+    policy = Policy(MOST)
+    assert {played(policy, index % 2, lambda plan: 0.0)[0].length for index in range(60)} <= {0, 2, 4, MOST}
+
+
+def test_pauses_tell_what_was_measured():
+    policy = Policy(MOST)
+    pauses = [plan.pause for plan, _ in (played(policy, 0, costs(*RISING)) for _ in range(40)) if plan.pause]
+    assert pauses
+    for pause in pauses:
+        assert 1 <= pause.tokens < pause.cost < 2.5
+        assert pause.num_readings > 0
+    nominal = Policy(MOST, is_timed=False)
+    pauses = [plan.pause for plan, _ in (played(nominal, 0, costs(*RISING)) for _ in range(40)) if plan.pause]
+    assert {pause.num_readings for pause in pauses} == {0}
+
+
+def test_whole_blocks_are_all_that_full_drafts():
+    policy = Policy(MOST, is_full=True)
+    plans = [played(policy, 0, costs(4.0, 0.0))[0] for _ in range(100)]
+    assert {(plan.length, plan.is_comparison, plan.pause) for plan in plans} == {(MOST, False, None)}
+    assert policy.plan(1, 3).length == 3  # where there is no more room
+    trees = Policy(MOST, 12, is_full=True)
+    assert {trees.plan(1, MOST, None, lambda may=may: may).arm.tree_size for may in (True, False)} == {12, None}
+
+
+@pytest.mark.parametrize(("seconds_of_tree", "accepted", "wins"), [(1.7, 4, True), (3.2, 4, False), (2.0, 2, False)])
+def test_trees_are_played_where_they_bring_more(seconds_of_tree, accepted, wins):
+    """Beside chains of which two are accepted, in two single steps."""
+    policy, sizes = Policy(MOST, "adaptive"), []
+    for _ in range(600):
+        plan = policy.plan(1, MOST, None, lambda: True)
+        count = min(accepted if plan.arm.tree_size else 2, plan.length)
+        seconds = (seconds_of_tree if plan.arm.tree_size else 2.0) if plan.length else 1.0
+        policy.observe(Outcome(plan, [0], plan.arm.tree_size or plan.length, [count + 1]), seconds)
+        sizes.append(plan.arm.tree_size)
+    assert set(sizes[:CHAINS_FIRST]) == {None}
+    assert (statistics.mode(sizes[-200:]) is not None) == wins
+
+
+def offer_of(length, expected):
+    return Offer([[5] * length], [[3] * length], expected)
+
+
+def test_copies_are_played_where_they_promise_more_tokens_in_their_time():
+    hopeless, good = Policy(MOST), Policy(MOST)
+    for _ in range(60):
+        played(hopeless, 0, costs(*RISING))
+        played(good, 6, costs(*RISING))
+    for policy, expected, is_copied in ((hopeless, 1.05, False), (hopeless, 3.0, True), (good, 3.0, False)):
+        offer = offer_of(4, expected)
+        plans = [policy.plan(1, MOST, offer) for _ in range(3)]
+        assert any(plan.offer is offer for plan in plans) == is_copied
+    assert good.plan(1, MOST, offer_of(10, 9.0)).offer is not None
+
+
+def test_copies_cost_what_they_are_measured_to_cost():
+    policy = Policy(MOST)
+    for _ in range(60):
+        played(policy, 1, lambda plan: 4.0 if plan.length else 1.0, offer=offer_of(4, 2.5))
+    assert policy.plan(1, MOST, offer_of(4, 2.5)).offer is None
+
+
+def test_knowledge_is_kept_between_calls_that_choose_alike(tiny_qwen3, tiny_drafter):
+    tiny_drafter.config.draft_length = "adaptive"
+    policy = policy_for(tiny_drafter, tiny_qwen3, 5, False)
+    assert policy_for(tiny_drafter, tiny_qwen3, 5, False) is policy
+    assert policy_for(tiny_drafter, tiny_qwen3, 3, False) is not policy  # shorter blocks cost less
+    assert policy_for(tiny_drafter, tiny_qwen3, 5, False, is_static=True) is not policy
+    sampling = policy_for(tiny_drafter, tiny_qwen3, 5, True)
+    assert policy_for(tiny_drafter, tiny_qwen3, 5, True) is sampling is not policy
+
+
+def test_trees_are_chosen_where_nothing_else_was_asked_for(tiny_qwen3, make_drafter):
+    def sizes(is_static=False, may_branch=True, **fields):
+        policy = policy_for(make_drafter(tiny_qwen3, **fields), tiny_qwen3, MOST, False, is_static)
+        cost = lambda plan: 1.8 if plan.length else 1.0  # noqa: E731
+        plans = [played(policy, 5, cost, may_branch=lambda: may_branch)[0] for _ in range(200)]
+        return {plan.arm.tree_size for plan in plans if plan.length}
+
+    assert sizes(draft_length="adaptive") == {None, ADAPTIVE_SIZE}
+    assert sizes(draft_length="adaptive", draft_tree_size=9) == sizes(draft_length="full", draft_tree_size=9) == {9}
+    for fields in (
+        {"draft_length": "full"},
+        {"is_static": True, "draft_length": "adaptive"},
+        {"draft_tree_size": None, "draft_length": "adaptive"},
+        {"may_branch": False, "draft_length": "adaptive", "draft_tree_size": 9},
+    ):
+        assert sizes(**fields) == {None}
+
+
+def test_the_residual_rule_learns_nothing_from_the_clock(tiny_qwen3, make_drafter, monkeypatch):
+    """Nor from earlier calls: what it drafts changes the text, and a seed is to give the same one again."""
+    drafter, texts = make_drafter(tiny_qwen3, draft_length="adaptive", acceptance_rule="residual"), []
+    for step in (0.0, 1.0, -1.0):
+        ticks = itertools.accumulate(itertools.repeat(1.0), lambda now, _, step=step: now + 2 + step * math.sin(now))
+        monkeypatch.setattr(loop.time, "perf_counter", ticks.__next__)
+        torch.manual_seed(5)
+        options = {"do_sample": True, "max_new_tokens": 60, "eos_token_id": -1}
+        texts.append(tiny_qwen3.generate(torch.arange(5, 25)[None], assistant_model=drafter, **options).tolist())
+    assert texts[0] == texts[1] == texts[2]
+
+
+class AllArms:
+    """Plays every arm in turn, as a policy may."""
+
+    def __init__(self, most, tree_size=None):
+        policy = Policy(most, tree_size)
+        self._arms = itertools.cycle([*policy._chains, *([policy._tree] if tree_size else [])])
+        self._count = itertools.count(1)
+
+    def price(self, num_rows):
+        return 0.03
+
+    def plan(self, num_rows, room, offer=None, may_branch=bool):
+        if next(self._count) % 5 == 0:
+            return Policy(0).plan(num_rows, 0)
+        arm = next(self._arms)
+        if arm.tree_size and not may_branch():
+            arm = next(self._arms)
+        return Plan(arm, min(arm.length, room))
+
+    def observe(self, outcome, seconds):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("projector_type", "batch_size", "accuracy"),
+    [("domino", 1, 0.95), ("domino", 3, 0.0), ("dflash", 3, 0.6)],
+)
+def test_output_is_the_targets_whatever_is_played(
+    tiny_qwen3, make_drafter, projector_type, batch_size, accuracy, monkeypatch
+):
+    monkeypatch.setattr(loop, "policy_for", lambda *arguments: AllArms(6))
+    drafter = make_drafter(tiny_qwen3, projector_type=projector_type)
+    prompts = torch.randint(4, 64, (batch_size, 11))
+    options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": -1}
+    plain = tiny_qwen3.generate(prompts, **options)
+    proposed = set()
+    with oracle(tiny_qwen3, prompts, accuracy, plain):
+        assert torch.equal(tiny_qwen3.generate(prompts, assistant_model=drafter, **options), plain)
+        stats = drafter.stats
+        for counts, lengths in zip(stats.proposed, stats.rows, strict=True):
+            assert all(length <= count + 1 for count, length in zip(counts, lengths, strict=True))
+            proposed |= set(counts)
+    assert {0, 2, 4} < proposed
+    assert stats.num_single_steps == sum(counts.count(0) for counts in stats.proposed)
+
+
+@pytest.mark.parametrize(("batch_size", "do_sample"), [(1, True), (3, False)])
+def test_chains_and_trees_in_turn_do_not_change_the_text(tiny_qwen3, monkeypatch, batch_size, do_sample):
+    monkeypatch.setattr(loop, "policy_for", lambda *arguments: AllArms(6, "adaptive"))
+    prompts = torch.randint(4, 64, (batch_size, 11))
+    options = {"do_sample": do_sample, "max_new_tokens": 60, "eos_token_id": -1}
+    drafter = build_drafter(tiny_qwen3, draft_length="adaptive")
+    torch.manual_seed(3)
+    plain = tiny_qwen3.generate(prompts, **options)
+    with tree_faults(plain.tolist(), tiny_qwen3.config.vocab_size, ADAPTIVE_SIZE):
+        torch.manual_seed(3)
+        assert torch.equal(tiny_qwen3.generate(prompts, assistant_model=drafter, **options), plain)
+    assert (drafter.stats.tree_size, drafter.stats.chain) == (ADAPTIVE_SIZE, None)
+    most = drafter.config.num_draft_tokens
+    assert {count <= most for count in itertools.chain(*drafter.stats.proposed) if count} == {True, False}
+
+
+def test_what_is_learnt_of_a_round_is_not_cut_where_the_text_ends(tiny_qwen3, make_drafter, monkeypatch):
+    drafter, learnt = make_drafter(tiny_qwen3, draft_length="adaptive"), []
+    for place in (Policy, PromptLookup):
+        monkeypatch.setattr(place, "observe", lambda self, outcome, *_: learnt.append(outcome.num_brought))
+    prompt, options = torch.randint(4, 64, (1, 11)), {"do_sample": False, "max_new_tokens": 2, "eos_token_id": -1}
+    with oracle(tiny_qwen3, prompt, 1.0, **(options | {"max_new_tokens": 20})):
+        tiny_qwen3.generate(prompt, assistant_model=drafter, **options)
+    assert drafter.stats.rows == [[1]]
+    assert learnt == [[drafter.stats.proposed[0][0] + 1]] * 2
+    assert learnt[0][0] > 2

@@ -19,7 +19,6 @@ EXAMPLES = """\
   hf-domino train my.yaml --plan
 """
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
-ON_POLICY = "The target writes its text before it is trained on: `hf-domino data --target ... --output FOLDER`."
 PAPER = Path(__file__).parents[1] / "training" / "paper.yaml"
 # Fields of Transformers that most trainings set; the others are in --help-all.
 FROM_TRANSFORMERS = {
@@ -78,14 +77,9 @@ def _begin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", nargs="?", help="YAML file with any of the fields below, or paper, the published recipe for GPUs"
     )
-    parser.add_argument("--on-policy", nargs="?", const="", type=_refuse_on_policy, help=argparse.SUPPRESS)
     parser.add_argument("--help-all", action="help", help="show all of Transformers' fields too")
     parser.add_argument("--plan", action="store_true", help="take a few steps, say their time and memory, keep nothing")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
-
-
-def _refuse_on_policy(value: str) -> None:
-    raise argparse.ArgumentTypeError(ON_POLICY)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -145,8 +139,7 @@ def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold a mapping of fields to values, got {type(fields).__name__}.")
     if unknown := sorted(name for name in fields if f"--{name}" not in known):
-        way_out = ON_POLICY if "on_policy" in unknown[0] else "`hf-domino train --help-all` lists all fields."
-        raise ValueError(f"{path}: field `{unknown[0]}` is not known. {way_out}")
+        raise ValueError(f"{path}: field `{unknown[0]}` is not known. `hf-domino train --help-all` lists all fields.")
     flags = []
     for name, value in fields.items():
         if isinstance(value, list):

@@ -107,12 +107,17 @@ def _cards() -> list[Path]:
 
 def domino_folder(target_folder: Path) -> Path:
     """Folder of the Domino drafter beside a target's folder."""
-    return target_folder.with_name(f"{target_folder.name}-domino")
+    return _beside(target_folder, "-domino")
 
 
 def dflash_folder(target_folder: Path) -> Path:
     """Folder of the DFlash twin beside a target's folder."""
-    return target_folder.with_name(f"{target_folder.name}-dflash")
+    return _beside(target_folder, "-dflash")
+
+
+def _beside(folder: Path, ending: str) -> Path:
+    found = folder.resolve() if folder.is_dir() else folder  # `.` has a name, too
+    return found.parent / f"{found.name}{ending}"
 
 
 def load_pair(

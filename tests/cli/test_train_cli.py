@@ -1,4 +1,4 @@
-"""`hf-domino train` from YAML and flags, on policy, with resume."""
+"""`hf-domino train` from YAML and flags, with resume."""
 
 from __future__ import annotations
 
@@ -74,13 +74,6 @@ def test_a_plan_is_a_few_steps_that_leave_nothing(recipe, train, tmp_path, capsy
     assert train(recipe | states, "--plan") == 0
     assert "hours" not in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "train.jsonl"]
-
-
-def test_text_of_the_target_is_written_by_another_command(recipe, train, capsys):
-    assert train(recipe | {"on_policy": True}) == 2
-    with pytest.raises(SystemExit):
-        train(recipe, "--on-policy", "true")
-    assert capsys.readouterr().err.count("`hf-domino data --target") == 2
 
 
 def test_yaml_is_converted_like_flags(recipe, tmp_path):

@@ -22,8 +22,10 @@ from hf_domino.pair import (
 )
 
 
-def test_load_pair(tiny_pair_folder):
-    pair = load_pair(tiny_pair_folder)
+@pytest.mark.parametrize("is_here", [False, True])
+def test_load_pair(is_here, tiny_pair_folder, monkeypatch):
+    monkeypatch.chdir(tiny_pair_folder)
+    pair = load_pair("." if is_here else tiny_pair_folder)
     assert pair.name == "tiny"
     assert pair.drafter.has_correction_head
     assert not pair.twin.has_correction_head

@@ -168,7 +168,8 @@ class Policy:
             pace.pause = None
             return
         cost, readings = pace.costs.of(best, self._width(best)), pace.costs.num_readings
-        pace.pause = Pause(self._tokens(best), cost, readings[best] if readings[STEP] else 0)
+        num_timed = sum(count for arm, count in readings.items() if arm.is_drafted) if readings[STEP] else 0
+        pace.pause = Pause(self._tokens(best), cost, num_timed)
 
     def _trial(self, pace: _Pace, favourite: Arm) -> Arm | None:
         """The arm that is tried in place of the favourite, if there is one that may well be better."""

@@ -86,10 +86,10 @@ class PositionAcceptance:
             self._expected[lift] = list(accumulate(accumulate(self.rates(lift), mul), initial=1.0))
         return self._expected[lift][length]
 
-    def forget(self, share: float = MEMORY) -> None:
-        """Keep this share of what is known: as it was, but in doubt."""
-        self._accepted = [share * count for count in self._accepted]
-        self._seen = [share * count for count in self._seen]
+    def forget(self) -> None:
+        """A round is over: what is known stays as it was, and is doubted more."""
+        self._accepted = [MEMORY * count for count in self._accepted]
+        self._seen = [MEMORY * count for count in self._seen]
         self._expected.clear()
 
     def observe(self, length: int, num_accepted: int) -> None:

@@ -36,7 +36,6 @@ HOPE = 2.0  # standard errors by which an arm may be better than it seems, where
 # Rounds after which a single step is made for the sake of its time, each time so many times as many, up to the most.
 FIRST_GAP, GAP_GROWTH, MOST_GAP = 2, 2, 64
 CHAINS_FIRST = 24  # rounds: in a short text trees have nothing to win
-NEW_TEXT = 0.25  # share of what is known of acceptance that is believed of the next text
 DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft token by token
 COPY = Arm(1, is_copied=True)
 
@@ -84,10 +83,8 @@ class Policy:
         self._is_first = True  # the first drafted round of a call, which stores the prompt's context too
 
     def begin_call(self) -> None:
-        """A call of `generate` begins: its text may be easier."""
+        """A call of `generate` begins."""
         self._is_first = True
-        self._acceptance.forget(NEW_TEXT)
-        self._branching.forget(NEW_TEXT)
 
     def price(self, num_rows: int) -> float:
         """Tokens a row that the time of one more proposal is worth."""
@@ -168,7 +165,8 @@ class Policy:
             pace.pause = None
             return
         cost, readings = pace.costs.of(best, self._width(best)), pace.costs.num_readings
-        pace.pause = Pause(self._tokens(best), cost, readings[best] if readings[STEP] else 0)
+        num_timed = sum(count for arm, count in readings.items() if arm.is_drafted) if readings[STEP] else 0
+        pace.pause = Pause(self._tokens(best), cost, num_timed)
 
     def _trial(self, pace: _Pace, favourite: Arm) -> Arm | None:
         """The arm that is tried in place of the favourite, if there is one that may well be better."""

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 LEAST_CONTEXT = 128  # tokens; shorter texts count together
 # Acceptance length at which a drafter is doubted, and the drafted rounds that takes: as many as come before drafting
-# pauses. In first calls of 96 tokens the bundled drafters are doubted 105 times of 120 where they are read one position
-# off, and 2 times of 200 where they are read right: sampled, behind prompts unlike what they were trained on.
-FLOOR, FLOOR_ROUNDS = 1.125, 6
+# pauses. With six of them, in first calls of 96 tokens, the bundled drafters were doubted 105 times of 120 where they
+# were read one position off, and 2 times of 200 where they were read right.
+FLOOR, FLOOR_ROUNDS = 1.125, 4
 
 _last = threading.local()
 _last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakref.WeakKeyDictionary()

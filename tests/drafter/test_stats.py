@@ -245,8 +245,8 @@ OFF = "does not fit, or is read one position off: hf-domino check"
         ("medusa", FLOOR, "does not fit: hf-domino check"),
         ("recycling", FLOOR, None),  # its table is empty at first
         ("domino", ABOVE, None),
-        ("domino", [1] * 5, None),
-        ("domino", [1] * 6, OFF),
+        ("domino", [1] * 3, None),
+        ("domino", [1] * 4, OFF),
     ],
 )
 def test_acceptance_at_the_floor_is_said(kind, lengths, said):

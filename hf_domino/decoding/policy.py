@@ -2,11 +2,11 @@
 
 Arms are a single step of the target, chains of a few lengths, a tree, and a copy where the text offers one. The best by
 tokens per time is played: whole blocks come first, and drafting pauses once it is sure that single steps bring more.
-Another arm is tried where it could be better for all that is known, as long as trials lose little.
+Another arm is tried where it may still be better, as long as trials lose little.
 
-Under the coupled rule no arm changes the text. Under the residual rule it does: there an arm is chosen by what was
-known before its tokens were drawn, so that the law is kept, and nominal costs stand and nothing is kept between calls,
-so that a seed gives the same text again.
+Under the coupled rule no arm changes the text. Under the residual rule it does. There an arm is chosen before its
+tokens are drawn, which keeps the law. Costs are nominal and nothing is kept between calls, so a seed gives the same
+text again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hf_domino.drafter.stats import Pause
 
 SHORT_CHAINS = (2, 4)
 ADAPTIVE_SIZE = 16  # nodes of a tree that paid most where trees were measured
-LEAST_CHANCE = 0.03  # of a node that a CPU verifies: what it costs, in tokens
+LEAST_CHANCE = 0.03  # of a node that a CPU verifies: its cost, in tokens
 FIRST_LOSS, LOSS = 2.0, 0.009  # steps, and share of the time, that trials may lose
 PATIENCE = 4.0  # steps that drafting may lose while it is in doubt whether it pays
 SURE_BY = 1.0  # standard errors by which drafting must lose before it pauses
 HOPE = 2.0  # standard errors by which an arm may be better than it seems, where it is tried
-# Rounds after which a single step is made for the sake of its time, each time so many times as many, up to the most.
+# Rounds between single steps that are made for their time: at first, factor after each, and at most.
 FIRST_GAP, GAP_GROWTH, MOST_GAP = 2, 2, 64
 CHAINS_FIRST = 24  # rounds: in a short text trees have nothing to win
 DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft token by token
@@ -67,7 +67,7 @@ class Policy:
         most (`int`): Proposals of a whole chain.
         tree_size (`int` or `str`, *optional*): Most nodes of a tree, `"adaptive"` for chains or trees; None for chains.
         is_timed (`bool`, *optional*, defaults to `True`): Whether costs are measured; nominal otherwise.
-        is_full (`bool`, *optional*, defaults to `False`): Whether all that is drafted is whole blocks, or such trees.
+        is_full (`bool`, *optional*, defaults to `False`): Whether only whole blocks, or trees as deep, are drafted.
     """
 
     def __init__(self, most: int, tree_size: int | str | None = None, is_timed: bool = True, is_full: bool = False):
@@ -87,7 +87,7 @@ class Policy:
         self._is_first = True
 
     def price(self, num_rows: int) -> float:
-        """Tokens a row that the time of one more proposal is worth."""
+        """Tokens per row that the time of one more proposal is worth."""
         pace = self._pace(num_rows)
         return NOMINAL_PROPOSAL * max(self._value(pace, self._whole), 1.0)
 
@@ -98,7 +98,7 @@ class Policy:
             num_rows (`int`): Rows of the batch.
             room (`int`): Most tokens of a path that there is room for.
             offer ([`Offer`], *optional*): What can be copied from the text.
-            may_branch (`Callable`, *optional*): Says whether it may be a tree, once that is wanted.
+            may_branch (`Callable`, *optional*): Called when a tree is wanted: whether the round may be one.
         """
         if not room:
             return Plan(STEP, 0)
@@ -150,7 +150,7 @@ class Policy:
             self._judge(pace)
 
     def _wants_step(self, pace: _Pace, favourite: Arm) -> bool:
-        """Whether to make a single step for the sake of its time: once at first, then often where that is in doubt."""
+        """Whether to make a single step to measure its time: once at first, then often where that is in doubt."""
         ahead, doubt = math.log(self._value(pace, favourite)), pace.costs.doubt(favourite, STEP)
         is_sure = ahead > HOPE * doubt and not pace.is_doubtful and pace.costs.num_readings[STEP]
         return pace.rounds_since_step >= (1 if ahead < 0 else MOST_GAP if is_sure else pace.gap)
@@ -169,7 +169,7 @@ class Policy:
         pace.pause = Pause(self._tokens(best), cost, num_timed)
 
     def _trial(self, pace: _Pace, favourite: Arm) -> Arm | None:
-        """The arm that is tried in place of the favourite, if there is one that may well be better."""
+        """The arm to try in place of the favourite, if one may well be better."""
         allowed = LOSS * pace.time - pace.lost + (FIRST_LOSS if pace.pause else 0.0)
         if allowed <= 0:
             return None
@@ -189,7 +189,7 @@ class Policy:
         return [*self._chains, self._tree] if self._is_optional else [self._tree]
 
     def _best(self, pace: _Pace) -> Arm:
-        """The best drafting arm if proposals are accepted as often as they may well be: whole blocks at first."""
+        """The best drafting arm at acceptance a standard deviation above what was seen: whole blocks at first."""
         return max(self._arms, key=lambda arm: self._value(pace, arm, 1.0))
 
     def _ahead(self, pace: _Pace, arm: Arm, other: Arm) -> tuple[float, float]:
@@ -224,8 +224,8 @@ _learnt = threading.local()
 def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: GenerationConfig) -> int:
     """Most drafted proposals of a round: what the drafter makes, or fewer where `num_assistant_tokens` was set to that.
 
-    `generate` fills in a default where it was not. Nothing tells that from the same number among the arguments of a
-    call, which then counts in the target's own generation configuration only.
+    `generate` fills in a default of 20 where it was not. An argument of 20 looks the same, so 20 counts in the target's
+    own generation configuration only.
 
     Args:
         drafter ([`DominoDraftModel`]): The drafter.
@@ -242,15 +242,15 @@ def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: Generat
 def policy_for(
     drafter: DominoDraftModel, target: nn.Module, most: int, do_sample: bool, is_static: bool = False
 ) -> Policy:
-    """The policy of a call of `generate`, with what the calling thread knows from earlier ones that chose alike.
+    """The policy of a call of `generate`, with what this thread learnt in earlier calls of the same settings.
 
     Args:
         drafter ([`DominoDraftModel`]): Its `draft_length` says whether whole blocks are all that is drafted.
         target (`nn.Module`): The target.
         most (`int`): Most proposals of a path.
         do_sample (`bool`): Whether the target samples.
-        is_static (`bool`, *optional*, defaults to `False`): Whether rounds are of fixed shape, where chains and trees
-            would be captured and compiled each.
+        is_static (`bool`, *optional*, defaults to `False`): Whether rounds are of fixed shape, where every length
+            and tree would be captured and compiled on its own.
     """
     config = drafter.config
     config.check()  # a field may have been set since

@@ -144,7 +144,7 @@ def test_public_names_are_documented():
 
 def test_every_room_stands_in_the_floor_plan():
     names = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
-    assert names - {"__init__"} == FLOOR_OF.keys(), "give each room a floor in CONTRIBUTING.md"
+    assert names - {"__init__"} == FLOOR_OF.keys(), "give each package a layer in CONTRIBUTING.md"
 
 
 @pytest.mark.parametrize("room", sorted(FLOOR_OF))

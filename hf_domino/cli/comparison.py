@@ -88,12 +88,12 @@ def show(console: Console, pair: Pair, comparison: Comparison) -> None:
     plain, forwards = len(comparison.plain) / comparison.plain_seconds, len(comparison.acceptance_lengths) + 1
     console.print(
         f"plain: {plain:.0f} tokens/s, {len(comparison.plain)} forwards of the target; with the drafter: "
-        f"{plain * comparison.speed_up:.0f} tokens/s, {forwards} forwards"
+        f"{plain * comparison.speed_up:.0f} tokens/s, {forwards} forwards, the prompt's included"
     )
     outcome = "identical, token for token" if comparison.equal else "DIFFERENT"
     rounds, tokens = len(comparison.acceptance_lengths), len(comparison.assisted)
     device, dtype = pair.target.device, pair.target.dtype
-    computes = f"{torch.get_num_threads()} threads" if device.type == "cpu" else str(device)
+    computes = f"threads: {torch.get_num_threads()}" if device.type == "cpu" else str(device)
     console.print(f"{rounds} rounds; outputs: {outcome} ({tokens} tokens, {SHORT_NAMES[dtype]}, {computes})")
     if pauses := pair.drafter.stats.pauses:
         console.print(f"drafting paused for {pair.drafter.stats.num_paused} tokens: {pauses[0].reason}")

@@ -58,7 +58,7 @@ def within_window(target_config: PreTrainedConfig, max_length: int, answer: int 
     if window <= answer:
         raise refusal("max_new_tokens", f"below {window}, all the target reads", answer, SHORTER)
     if window < max_length:
-        notice(f"rows are cut at {window} tokens, which is all that the target reads, in place of {max_length}.")
+        notice(f"rows are cut at {window} tokens, the most that the target reads, not at {max_length}.")
     return min(window, max_length)
 
 

@@ -43,7 +43,7 @@ from hf_domino.drafter.stats import DecodingStats, hand_out, record_stats
 from hf_domino.target.identity import recognise
 from hf_domino.target.view import TargetModel
 
-# Tokens from which on a position's law costs a CPU more than asking for one at a time: what is not accepted has none.
+# Vocabulary from which on a CPU judges one position at a time: those behind the first rejected proposal need no law.
 WALKED_VOCABULARY = 2**14
 
 
@@ -135,7 +135,7 @@ class _Generation:
     policy: Policy
     lookup: PromptLookup
     rows: list[int]
-    may_walk: bool  # whether a round can be verified position by position at no cost
+    may_walk: bool  # whether positions may be judged one by one: it costs no synchronisation
 
     @cached_property
     def _why_chain(self) -> str | None:

@@ -43,7 +43,7 @@ class Plan:
         length (`int`): Most proposals of a path.
         offer ([`Offer`], *optional*): What is copied.
         pause ([`Pause`], *optional*): The pause of drafting that a single step is part of.
-        is_comparison (`bool`, *optional*, defaults to `False`): Whether it is a single step for the sake of its time.
+        is_comparison (`bool`, *optional*, defaults to `False`): Whether it is a single step made to measure its time.
         least_chance (`float`, *optional*, defaults to 0.0): Nodes of a tree that are less likely are left out.
     """
 
@@ -62,8 +62,8 @@ class Outcome:
     Args:
         plan ([`Plan`]): What it was to propose.
         rows (`Sequence[int]`): Rows of the batch that were still generated.
-        num_proposed (`int`): Tokens it proposed in each, all nodes of a tree.
-        num_brought (`list[int]`): Tokens it brought in each, the bonus token included, however many are kept.
+        num_proposed (`int`): Proposals per row, all nodes of a tree.
+        num_brought (`list[int]`): Tokens per row, bonus token included, those behind a stop too.
     """
 
     plan: Plan
@@ -78,7 +78,7 @@ class Outcome:
 
 
 def fitting_length(length: int, most: int) -> int:
-    """The next of a few lengths, as each is a shape of its own: a power of two, or `most`.
+    """Round up to a power of two, or to `most`: few lengths, as each is a shape of its own.
 
     Args:
         length (`int`): Proposals, at most `most`.

@@ -71,7 +71,7 @@ def load_training_rows(
         notice(f"{train.counts.contaminated} of {len(rows['train'])} {said}")
     if (distinct := train.counts.rows - train.counts.copies) < FEW_ROWS:
         notice(
-            f"distinct rows to train on: {distinct}. A drafter learns so few by heart, and little of other text. "
+            f"distinct rows to train on: {distinct}. A drafter only memorises so few. "
             "Let the target write thousands (hf-domino data), or give more of its text."
         )
     return [train, evaluation]

@@ -134,7 +134,7 @@ def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(bench, t
         "domino_lookup",
     }
     assert re.match(
-        r"4 texts with each of plain generate, prompt lookup, [^\n]*\nby the first prompt, about 0:00:", err
+        r"methods: plain generate, prompt lookup, [^\n]*; texts of each: 4, [^\n]*\nthis takes about 0:00:", err
     )
     first, *_, last = out.splitlines()
     assert first.split()[0] == "greedy"

@@ -121,7 +121,7 @@ def test_a_chat_model_answers(tiny_pair_folder, tmp_path, capsys, monkeypatch):
 def test_the_dtype_is_said(tiny_pair_folder, capsys):
     assert compare(tiny_pair_folder, *FLAGS, "--dtype", "bfloat16") in (0, FAILED_CHECK)
     said = capsys.readouterr()
-    assert "24 tokens, bf16, 1 threads" in said.out
+    assert "24 tokens, bf16, threads: 1" in said.out
     last = said.out.splitlines()[-1]
     assert ("try --dtype float32, generate without it here" in last) == (not last.startswith("Faster"))
     assert f"loading {tiny_pair_folder} in bfloat16 on " in said.err

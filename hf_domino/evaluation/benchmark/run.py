@@ -80,13 +80,13 @@ def benchmark(options: BenchOptions, pair: Pair | None = None) -> list[Row]:
 def _warm_up(bench: Bench, batch: Sequence[dict], num_texts: int) -> None:
     """Run every method before it is timed, and say on stderr how long the rest will take."""
     options, names = bench.options, ", ".join(map(plain_label, bench.methods))
-    print(f"{num_texts} texts with each of {names}; {options.repeats} x each", file=sys.stderr)
+    print(f"methods: {names}; texts of each: {num_texts}, repeats: {options.repeats}", file=sys.stderr)
     if num_texts:
         start = time.perf_counter()
         bench.warm_up(batch)
         warm = WARM_UPS * len(bench.modes) * min(WARM_UP_TOKENS / options.max_new_tokens, 1)  # texts of each method
         seconds = (time.perf_counter() - start) / warm * num_texts * options.repeats
-        print(f"by the first prompt, about {timedelta(seconds=round(seconds))} (h:mm:ss)", file=sys.stderr)
+        print(f"this takes about {timedelta(seconds=round(seconds))} (h:mm:ss), by the first prompt", file=sys.stderr)
 
 
 def _load(options: BenchOptions) -> Pair:

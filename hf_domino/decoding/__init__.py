@@ -1,7 +1,8 @@
-"""One round: `drafting` and its `rollout`, the target's forward by `runner`, `verification`, `output`; and the `loop`.
+"""One round: the `policy` plans, `drafting` or `copies` propose, the `runner` runs the target, a rule verifies.
 
-`sampling` is the law of the next token for both sides, `prefixes` what it looks at, `stopping` where texts end. The
-stages' parts: `processors` (of the law), `correcting` (of the rollout), `caches` (of the runner), `static` (the same
-stages in fixed shapes). How a round proposes is chosen by the `policy`, which `estimates` what each way brings and
-costs; `copies` are what the text itself offers, and `round` is what all of them speak of.
+The `loop` goes from round to round. What is proposed is a `tree`; the rules are in `verification` and `residual`; what
+is accepted goes to the `output` and stays in the `caches`. `sampling` is the law of the next token for both sides,
+`prefixes` what it looks at, `processors` its steps, `stopping` where texts end, `noise` what it draws with. Drafts come
+from the `rollout`, whose corrections are in `correcting`. `parts` are chosen once a call: `static` has those of fixed
+shape. `round` is what policy, statistics and loop tell each other, and `estimates` is what the policy knows.
 """

@@ -1,4 +1,4 @@
-"""One generation's drafting: context features in, draft proposals out. Both generation loops use it.
+"""One call's drafting: context features in, proposals out.
 
 Shapes: B batch, C new context positions, P proposals, H hidden size.
 """
@@ -15,35 +15,32 @@ from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree.form import Tree, along
 from hf_domino.decoding.tree.growing import Grown, grow, grow_tree
 from hf_domino.decoding.tree.lanes import SteppingLanes, pool_size
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.kinds.context import ContextCache
-from hf_domino.target.view import TargetModel
+from hf_domino.target.view import Captured, TargetModel
 
 MAX_WAITING = 256  # context positions that rounds without proposals may leave to be stored
 
 
 class DraftSession:
-    """Drafts the rounds of one generation, keeping the context features' keys and values between them.
+    """Proposes in the rounds of one call, and keeps the keys and values of context features between them.
 
-    Args:
-        drafter ([`DominoDraftModel`]): The drafter; not changed.
-        target ([`TargetModel`]): View of the target.
-        law ([`TokenLaw`]): What drafts are chosen from.
-        timer ([`PhaseTimer`], *optional*): Times the drafter's forward as `draft` and the rest as `rollout`.
-        context ([`ContextCache`], *optional*): Context of an earlier generation to go on from.
+    `observe` comes once, with the prompt. Each round may then ask either `propose` or `grow`, not both; once it is
+    verified, `learn` and then `observe_block` are called whether or not its proposals came from here, and `select`
+    where rows are done.
     """
 
     def __init__(
         self,
         drafter: DominoDraftModel,
         target: TargetModel,
-        law: TokenLaw,
+        law: TokenLaw,  # what drafts are chosen from
         timer: PhaseTimer | None = None,
-        context: ContextCache | None = None,
+        context: ContextCache | None = None,  # of an earlier call, to go on from
     ):
         self.drafter, self.target, self.law = drafter, target, law
         drafter.vocabulary.prepare(target)
@@ -52,19 +49,15 @@ class DraftSession:
         # On other devices, knowing which token to look up would have to be waited for.
         on_cpu = drafter.has_correction_head and drafter.device.type == "cpu"
         self._table = InputTable(drafter.prefix_gru, target) if on_cpu else None
-        self._captured: list[tuple[torch.Tensor, ...]] = []  # [B, C, H] each, not yet fused and in the cache
+        self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and in the cache
         self._new_positions = torch.empty(0)  # [B, C], absolute
         self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
         self._anchors = torch.empty(0)  # [B, 1], absolute position of each row's anchor
 
-    def observe(self, captured: tuple[torch.Tensor, ...], length: int, mask: torch.Tensor | None = None) -> None:
-        """Take the target's hidden states of a prompt's last positions, the one before the next anchor last.
-
-        Args:
-            captured (`tuple[torch.Tensor]`): L hidden states `[B, C, H]`.
-            length (`int`): Positions of the prompt, with those that the target had cached before and with padding.
-            mask (`torch.Tensor`, *optional*): Which of them are no padding, `[B, length]`; None for all.
-        """
+    def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
+        """Take the target's hidden states of a prompt's last positions, the one before the next anchor last."""
+        # The prompt's length counts positions that the target had cached before, and padding, where the mask
+        # [B, length] is zero.
         num_rows, num_new = captured[0].shape[:2]
         counts = [num_new] * num_rows
         if mask is None:
@@ -77,29 +70,21 @@ class DraftSession:
             # Valid positions first, in order: the cache stores the first ones of each row.
             counts = mask.sum(dim=1).tolist()
             order = mask.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, *counts)]
-            captured = tuple(
-                states.gather(1, order[..., None].expand(-1, -1, states.shape[2]).to(states.device))
-                for states in captured
-            )
+            captured = tuple(along(order, states) for states in captured)
             position_ids = position_ids.gather(1, order)
         self._take(captured, position_ids, counts)
 
-    def observe_block(self, captured: tuple[torch.Tensor, ...], counts: Sequence[int]) -> None:
-        """Take the hidden states of a verified block's committed positions, the anchor first.
-
-        Args:
-            captured (`tuple[torch.Tensor]`): L hidden states `[B, P + 1, H]` of anchor and proposals.
-            counts (`Sequence[int]`): How many tokens the round committed in each row; the last is the next anchor,
-                not yet seen.
-        """
+    def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
+        """Take the hidden states of a verified block's committed positions, the anchor first."""
+        # Of the tokens committed in each row, the last is the next anchor, which the target has not seen.
         longest = max(counts)
         positions = self._anchors + torch.arange(longest, device=self._anchors.device)
         self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
-        """Learn from verified proposals behind `prefixes`, and the target's logits `[B, N + 1, V]`; here nothing."""
+        """Learn nothing, here, from verified proposals behind `prefixes` and the target's logits `[B, N + 1, V]`."""
 
-    def _take(self, captured: tuple[torch.Tensor, ...], position_ids: torch.Tensor, counts: list[int]) -> None:
+    def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
         device = self.drafter.device
         position_ids = position_ids.to(device)
         # What rounds without proposals leave is stored in one go, as long as no row has gaps in it.
@@ -114,7 +99,7 @@ class DraftSession:
         self._anchors = self._new_positions.gather(1, last.clamp_min(0)) + 1
 
     def context(self) -> ContextCache | None:
-        """All context observed so far, stored; None where nothing of a text is kept."""
+        """Store and give all context observed so far; None where nothing of a text is kept."""
         if self._captured:
             with self.timer.phase("draft"):
                 self._draft(self._new_positions.new_zeros(len(self._new_counts), 0))
@@ -133,21 +118,11 @@ class DraftSession:
     def propose(
         self,
         prefixes: Prefixes,
-        num_draft_tokens: int | None = None,
+        num_draft_tokens: int | None = None,  # at most so many; defaults to all that the drafter makes
         noise: DraftNoise | None = None,
         listener: Listener | None = None,
     ) -> torch.Tensor:
-        """Draft the tokens after `prefixes`; all context before the anchors must have been observed.
-
-        Args:
-            prefixes ([`Prefixes`]): Tokens so far, the anchor last.
-            num_draft_tokens (`int`, *optional*): At most this many proposals; defaults to all the drafter makes.
-            noise (`torch.Tensor` or [`OwnNoise`], *optional*): To draw them with, see [`rollout`].
-            listener (`Callable`, *optional*): Told of each proposal, see [`rollout`].
-
-        Returns:
-            `torch.Tensor`: Proposals `[B, P]`, on the device of the prefixes.
-        """
+        """Draft a chain `[B, P]` behind each row, the anchor last in it, beside the prefixes."""
         config, anchors = self.drafter.config, prefixes.last()
         count = config.num_draft_tokens if num_draft_tokens is None else min(num_draft_tokens, config.num_draft_tokens)
         if count <= 0:
@@ -161,14 +136,7 @@ class DraftSession:
             return self._choose(draft_hidden[:, :count], prefixes, noise, listener)
 
     def grow(self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, **options: Any) -> Grown:
-        """Draft trees; all context before the anchors must have been observed.
-
-        Args:
-            prefixes ([`Prefixes`]): Tokens so far, the anchor last.
-            most (`int`): Most tokens of a path.
-            noise (`torch.Tensor`, *optional*): Of the steps, `[B, C, V]` or of more of them.
-            options: Those of [`~hf_domino.decoding.tree.growing.grow_tree`].
-        """
+        """Draft trees with at most so many tokens on a path; options are those of `grow_tree`."""
         with self.timer.phase("draft"):
             draft_hidden = self._draft(prefixes.last(), prefixes.endings)[:, :most]
         with self.timer.phase("rollout"):
@@ -209,3 +177,23 @@ class DraftSession:
         )
         self._captured = []
         return draft_hidden
+
+
+class TableSession(DraftSession):
+    """Drafts by a table of tokens that the target fills: it reads no hidden states, and keeps no context."""
+
+    def observe(self, *args: Any, **kwargs: Any) -> None:
+        """Read no hidden states."""
+
+    observe_block = observe
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Do nothing: rows are told apart by their prefixes."""
+
+    def context(self) -> ContextCache | None:
+        """None."""
+        return None
+
+    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+        """One for each token of a path, `[B, P]`; nothing is read of them but how many there are."""
+        return anchors.expand(-1, self.drafter.config.num_draft_tokens)

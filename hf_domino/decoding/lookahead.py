@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
+from hf_domino.decoding.drafting import TableSession
 from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import Listener
-from hf_domino.decoding.tables import TableSession
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.growing import Grown
 from hf_domino.kinds.lookahead import begun_with, remember
+from hf_domino.target.view import Captured
 
 
 @dataclass
@@ -79,7 +80,7 @@ class LookaheadSession(TableSession):
         self._drafted = False  # whether the round's proposals are of the windows
         self._noise: DraftNoise | None = None  # that the round's proposals were made for
 
-    def observe(self, captured: tuple[torch.Tensor, ...], length: int, mask: torch.Tensor | None = None) -> None:
+    def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
         """See how far the prompts are padded."""
         self._padded = [0] * len(captured[0]) if mask is None else mask.int().argmax(dim=1).tolist(), length
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,29 +19,27 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.caches.conversation import keep_context, kept_context
+from hf_domino.decoding.caches import keep_context, kept_context
 from hf_domino.decoding.copies import PromptLookup
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.output import CommittedSequences
+from hf_domino.decoding.parts import parts_of
 from hf_domino.decoding.policy import Policy, most_proposals, policy_for
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.residual.rule import ResidualRule
+from hf_domino.decoding.residual import ResidualRule
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.sessions import session_of
-from hf_domino.decoding.static.compiling import compile_options
-from hf_domino.decoding.static.rounds import make_static
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree.form import Tree, along
 from hf_domino.decoding.tree.support import why_chain
-from hf_domino.decoding.verification import CoupledRule, Judge, check_drawn, judge
+from hf_domino.decoding.verification import CoupledRule, Rule, Verification, check_drawn
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.drafter.stats import DecodingStats, hand_out, record_stats
 from hf_domino.target.identity import recognise
-from hf_domino.target.view import TargetModel
+from hf_domino.target.view import Captured, TargetModel
 
 # Vocabulary from which on a CPU judges one position at a time: those behind the first rejected proposal need no law.
 WALKED_VOCABULARY = 2**14
@@ -85,39 +83,26 @@ def assisted_decoding(
     stats = DecodingStats.of_rows(most, batch_size, drafter.config.kind, recognise(drafter.config, model))
     hand_out(streamer, stats)
     context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
-    runner = TargetRunner(target, model_kwargs, step_outputs.forward_kwargs, timer)
-    session = session_of(drafter, target, law.without_state(), timer, context)
-    runner, session, judging = _parts(input_ids, runner, session, law, generation_config)
+    runner, proposer, verify = parts_of(
+        target, drafter, law, input_ids, model_kwargs, generation_config, timer, step_outputs.forward_kwargs, context
+    )
     do_sample = bool(generation_config.do_sample)
-    rule = ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, judging)
+    rule = ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, verify)
     committed = CommittedSequences(input_ids, stopping_criteria, generation_config, streamer, law.stops)
     generation = _Generation(
         runner,
-        session,
-        committed=committed,
-        law=law,
-        rule=rule,
-        stats=stats,
-        timer=timer,
-        step_outputs=step_outputs,
+        proposer,
+        rule,
+        committed,
+        stats,
+        step_outputs,
         policy=policy_for(drafter, model, most, do_sample, runner.is_fixed),
         lookup=PromptLookup.of_call(generation_config, drafter.config, committed),
         rows=list(range(batch_size)),
-        may_walk=batch_size == 1 and input_ids.is_cpu and not runner.is_fixed and isinstance(rule, CoupledRule),
     )
     generation.run(input_ids, generation_config)
-    generation.finish_stats(drafter, time.perf_counter() - start)
-    return generation.result(drafter, batch_size, generation_config.return_dict_in_generate, has_gap)
-
-
-def _parts(
-    input_ids: torch.Tensor, runner: TargetRunner, session: DraftSession, law: TokenLaw, config: GenerationConfig
-) -> tuple[TargetRunner, DraftSession, Judge]:
-    """Target runner, draft session and judge: with fixed shapes, where the call asks for them."""
-    compiling = compile_options(runner.target.model, config)
-    if config.cache_implementation != "static":
-        return runner, session, judge
-    return make_static(input_ids, runner, session, law, config, compiling)
+    generation.finish_stats(timer, time.perf_counter() - start)
+    return generation.result(batch_size, generation_config.return_dict_in_generate, has_gap)
 
 
 @dataclass
@@ -125,36 +110,30 @@ class _Generation:
     """The parts of one call, and the rows of the batch that are still generated."""
 
     runner: TargetRunner
-    session: DraftSession
+    proposer: DraftSession
+    rule: Rule
     committed: CommittedSequences
-    law: TokenLaw
-    rule: CoupledRule | ResidualRule
     stats: DecodingStats
-    timer: PhaseTimer
     step_outputs: StepOutputs
     policy: Policy
     lookup: PromptLookup
     rows: list[int]
-    may_walk: bool  # whether positions may be judged one by one: it costs no synchronisation
+    is_walked: bool = False  # whether rounds are verified position by position
 
     @cached_property
-    def _why_chain(self) -> str | None:
-        return why_chain(self.runner, self.session, self.rule)
-
     def _may_branch(self) -> bool:
-        """Whether a round can propose trees, now that one wants to."""
-        self.stats.chain = self._why_chain
-        return self._why_chain is None
+        """Whether rounds can propose trees, asked once one wants to."""
+        self.stats.chain = why_chain(self.runner, self.proposer, self.rule)
+        return self.stats.chain is None
 
     def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
-        """Prefill and all rounds; a round that is broken off leaves a cache that can be gone on from."""
-        # `generate` drops a mask of ones, and notes how long it was.
-        mask_length = getattr(generation_config, "_mask_length", None)
+        """Prefill and run all rounds; a round that is broken off leaves a cache that can be gone on from."""
+        timer = self.proposer.timer
         try:
-            self.prefill(input_ids, generation_config.prefill_chunk_size, mask_length)
-            self.timer.reset()  # phases are those of the rounds
+            self.prefill(input_ids, generation_config)
+            timer.reset()  # phases are those of the rounds
             while self.rows:
-                with self.timer.phase("rest"):  # what no phase inside it covers
+                with timer.phase("rest"):  # what no phase inside it covers
                     self.run_round()
         except BaseException:
             try:
@@ -166,110 +145,101 @@ class _Generation:
             self.rule.end(self.committed.num_steps)
         self.runner.end(len(input_ids))
 
-    def result(
-        self, drafter: DominoDraftModel, batch_size: int, has_outputs: bool, has_gap: bool
-    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        """The output of `generate`; the drafter's context goes with a cache that is seen again."""
+    def result(self, batch_size: int, has_outputs: bool, has_gap: bool) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """Return what `generate` returns; the drafter's context goes with a cache that is seen again."""
         cache = self.runner.cache
         is_seen_again = batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True))
-        if is_seen_again and (context := self.session.context()) is not None:
-            keep_context(cache, drafter, context, has_gap)
+        if is_seen_again and (context := self.proposer.context()) is not None:
+            keep_context(cache, self.proposer.drafter, context, has_gap)
         self.runner.release()
         result = self.committed.result(cache, **self.step_outputs.results())
         if has_outputs:
             hand_out(result, self.stats)
         return result
 
-    def finish_stats(self, drafter: DominoDraftModel, seconds: float) -> None:
+    def finish_stats(self, timer: PhaseTimer, seconds: float) -> None:
         """Note what the whole call did, in that time, as the drafter's last statistics."""
         self.stats.cut(self.committed.num_new_tokens)
         self.stats.seconds = seconds
-        self.stats.phases = self.timer.seconds() if self.timer.enabled else None
-        record_stats(drafter, self.stats)
+        self.stats.phases = timer.seconds() if timer.enabled else None
+        record_stats(self.proposer.drafter, self.stats)
 
-    def prefill(self, input_ids: torch.Tensor, chunk_size: int | None, mask_length: int | None) -> None:
+    def prefill(self, input_ids: torch.Tensor, config: GenerationConfig) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
-        logits, captured = self.runner.prefill(input_ids, chunk_size, mask_length)
+        # `generate` drops a mask of ones, and notes how long it was.
+        mask_length = getattr(config, "_mask_length", None)
+        logits, captured = self.runner.prefill(input_ids, config.prefill_chunk_size, mask_length)
         length = int(self.runner.cache.get_seq_length())
-        self.session.observe(captured, length, self.runner.mask(length))
+        self.proposer.observe(captured, length, self.runner.mask(length))
         prefixes = self.committed.prefixes(self.rows)
         no_proposals = input_ids[:, :0]
-        scores = self.law.scores(prefixes, logits, no_proposals)
+        scores = self.rule.law.scores(prefixes, logits, no_proposals)
         self.rule.begin(prefixes, logits.shape[2])
         tokens = self.rule.choose(0, no_proposals, scores)
         self.committed.commit(self.rows, tokens, [1] * len(self.rows), logits, scores)
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_prompt(self.runner.outputs)
+        is_single = len(self.rows) == 1 and input_ids.is_cpu and not self.runner.is_fixed
+        is_cheaper = self.rule.may_walk and is_single and logits.shape[2] >= WALKED_VOCABULARY
+        self.is_walked = self.rule.law.may_keep_state or is_cheaper
         unfinished = self.committed.unfinished
         self.runner.begin(unfinished)
         self._go_on_with(unfinished)
 
     def run_round(self) -> None:
-        """Draft or copy, verify and commit one block per row."""
+        """Propose, verify and commit: of each row what the target itself would have written."""
         start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
         plan = self._plan(prefixes)
         proposals = self._propose(plan, prefixes)
-        with self.timer.phase("verify"):
+        with self.proposer.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposals)
-            if self.law.may_keep_state or (self.may_walk and logits.shape[2] >= WALKED_VOCABULARY):
-                outcome, kept, path = self._verify_one_by_one(plan, proposals, logits)
+            if self.is_walked:
+                outcome = self._walk(plan, proposals, logits)
             else:
-                outcome, kept, path = self._verify_at_once(prefixes, plan, proposals, logits)
-            captured = self.runner.follow(path, captured)
-        self.session.learn(prefixes, proposals, logits)
-        if self.step_outputs.forward_kwargs:
-            self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows, path)
-        unfinished = self.committed.unfinished
-        if unfinished or len(self.rows) == 1:
-            self.session.observe_block(captured, kept)
-        staying = [self.rows.index(row) for row in unfinished]
-        self.runner.commit(kept, proposals.num_nodes + 1, staying)
-        self.lookup.observe(outcome)
+                verification = self.rule.verify(prefixes, proposals, logits)
+                outcome = self._commit(plan, proposals, logits, verification)
+            captured = self.runner.follow(outcome.path, captured)
+        self.proposer.learn(prefixes, proposals, logits)
+        self._settle(outcome, captured)
         self.policy.observe(outcome, time.perf_counter() - start)
-        self._go_on_with(staying)
 
     def _plan(self, prefixes: Prefixes) -> Plan:
-        """What the round is to propose."""
+        """Choose what the round is to propose."""
         count, room = len(self.rows), self._room(max(prefixes.lengths))
         offer = self.lookup.offer(prefixes, room, self.policy.price(count)) if self.lookup.most else None
-        return self.policy.plan(count, min(room, self.stats.num_draft_tokens), offer, self._may_branch)
+        return self.policy.plan(count, min(room, self.stats.num_draft_tokens), offer, lambda: self._may_branch)
 
     def _propose(self, plan: Plan, prefixes: Prefixes) -> Tree:
-        """The round's proposals."""
+        """Copy or draft the round's proposals."""
         self.rule.begin_round(prefixes, plan.length)
         if plan.offer is not None:
             return Tree(self.lookup.proposals(plan.offer, prefixes))
         noise, size = self.rule.draft_noise, plan.arm.tree_size
         if size is None:
-            return Tree(self.session.propose(prefixes, plan.length, noise, self.rule.listener))
+            return Tree(self.proposer.propose(prefixes, plan.length, noise, self.rule.listener))
         assert noise is None or isinstance(noise, torch.Tensor), "a tree is drafted with the noise of its steps"
-        self.stats.tree_size = size
-        grown = self.session.grow(prefixes, plan.length, noise, num_nodes=size, least_chance=plan.least_chance)
+        grown = self.proposer.grow(prefixes, plan.length, noise, num_nodes=size, least_chance=plan.least_chance)
         return grown.tree
 
-    def _verify_at_once(
-        self, prefixes: Prefixes, plan: Plan, proposals: Tree, logits: torch.Tensor
-    ) -> tuple[Outcome, list[int], torch.Tensor | None]:
-        """Commit what the acceptance rule gives; returns how many tokens each row kept too, and where they stood."""
-        judgement = self.rule.judge(prefixes, proposals, logits)
+    def _commit(self, plan: Plan, proposals: Tree, logits: torch.Tensor, verification: Verification) -> Outcome:
+        """Append to the texts what was accepted of all positions together."""
         # One transfer for the whole round: everything the host must know.
-        found = judgement.outcome.tolist()
+        found = verification.decided.tolist()
         counts = [values[0] for values in found]
         check_drawn(min(counts) > 0)
+        path = None if verification.path is None else verification.path[:, : max(counts)]
+        outcome = self._counted(Outcome(plan, self.rows, proposals.num_nodes, counts, path=path))
+        logits, scores = along(path, logits), along(path, verification.scores)
         values = [values[1:] for values in found]
-        outcome = self.stats.count_round(Outcome(plan, self.rows, proposals.num_nodes, counts))
-        path = None if judgement.path is None else judgement.path[:, : max(counts)]
-        logits, scores = along(path, logits), along(path, judgement.scores)
-        return outcome, self.committed.commit(self.rows, judgement.tokens, counts, logits, scores, values), path
+        kept = self.committed.commit(self.rows, verification.tokens, counts, logits, scores, values)
+        return replace(outcome, num_kept=kept)
 
-    def _verify_one_by_one(
-        self, plan: Plan, proposals: Tree, logits: torch.Tensor
-    ) -> tuple[Outcome, list[int], torch.Tensor | None]:
-        """The same for one row, from the anchor on: no processor is shown what no token is chosen from."""
+    def _walk(self, plan: Plan, proposals: Tree, logits: torch.Tensor) -> Outcome:
+        """Verify and commit one row token by token: each is in the text before the law behind it is asked for."""
         branches, path = proposals.branches(), [0]
         while True:
             here, prefixes = logits[:, path[-1] : path[-1] + 1], self.committed.prefixes(self.rows)
-            scores = self.law.scores(prefixes, here, prefixes.ids[:, :0])
+            scores = self.rule.law.scores(prefixes, here, prefixes.ids[:, :0])
             token = self.rule.choose(len(path) - 1, proposals.tokens, scores)
             value = int(token)
             self.committed.commit(self.rows, token, [1], here, scores, [[value]])
@@ -277,21 +247,39 @@ class _Generation:
             if position is None or not self.committed.unfinished:
                 break
             path.append(position)
-        outcome = self.stats.count_round(Outcome(plan, self.rows, proposals.num_nodes, [len(path)]))
-        return outcome, outcome.num_brought, None if proposals.parents is None else torch.tensor([path])
+        places, count = None if proposals.parents is None else torch.tensor([path]), [len(path)]
+        return self._counted(Outcome(plan, self.rows, proposals.num_nodes, count, count, places))
+
+    def _counted(self, outcome: Outcome) -> Outcome:
+        """Let statistics and copies learn from a round; a streamer may ask for the statistics while it commits."""
+        self.stats.count_round(outcome)
+        self.lookup.observe(outcome)
+        return outcome
+
+    def _settle(self, outcome: Outcome, captured: Captured) -> None:
+        """Bring the target's cache and the proposer's context to the committed tokens, and drop rows that are done."""
+        kept = outcome.num_kept
+        if self.step_outputs.forward_kwargs:
+            self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows, outcome.path)
+        unfinished = self.committed.unfinished
+        if unfinished or len(self.rows) == 1:
+            self.proposer.observe_block(captured, kept)
+        staying = [self.rows.index(row) for row in unfinished]
+        self.runner.commit(kept, outcome.num_proposed + 1, staying)
+        self._go_on_with(staying)
 
     def _room(self, length: int) -> int:
         """Most proposals behind rows of this length: no copy goes further past the end than a draft may.
 
         Where the target has no positions left, there are none.
         """
-        most, limit = max(self.stats.num_draft_tokens, self.lookup.most), self.session.target.position_limit
-        if (wanted := self.law.stops.room(length)) is not None:
-            most = min(most, max(wanted, self.session.drafter.config.num_draft_tokens))
+        most, limit = max(self.stats.num_draft_tokens, self.lookup.most), self.proposer.target.position_limit
+        if (wanted := self.rule.law.stops.room(length)) is not None:
+            most = min(most, max(wanted, self.proposer.drafter.config.num_draft_tokens))
         return most if limit is None else min(most, max(limit - self.runner.next_position() - 1, 0))
 
     def _go_on_with(self, staying: list[int]) -> None:
         """Drop all rows but these, of those there are."""
         if staying and len(staying) < len(self.rows):
-            self.session.select(staying)
+            self.proposer.select(staying)
         self.rows = [self.rows[index] for index in staying]

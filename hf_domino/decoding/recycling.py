@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from hf_domino.decoding.drafting import TableSession
 from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.tables import TableSession
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.lanes import SteppingLanes
 from hf_domino.drafter.modeling import DominoDraftModel

@@ -1,4 +1,4 @@
-"""What one round is: the arm that is played, the plan of it, and what came of it."""
+"""What is said of one round: how it proposes (arm and plan), and what came of it (outcome)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from hf_domino.decoding.copies import Offer
     from hf_domino.drafter.stats import Pause
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to make a round.
+    """A way to make a round."""
 
-    Args:
-        length (`int`): Most proposals of a path; 0 for a single step of the target.
-        tree_size (`int`, *optional*): Most nodes, where proposals form a tree.
-        is_copied (`bool`, *optional*, defaults to `False`): Whether proposals are copied from the text.
-    """
-
-    length: int
-    tree_size: int | None = None
-    is_copied: bool = False
+    length: int  # most proposals of a path; 0 for a single step of the target
+    tree_size: int | None = None  # most nodes, where proposals form a tree
+    is_copied: bool = False  # whether proposals are copied from the text
 
     @property
     def is_drafted(self) -> bool:
@@ -36,40 +32,26 @@ STEP = Arm(0)
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next round is to propose.
-
-    Args:
-        arm ([`Arm`]): How.
-        length (`int`): Most proposals of a path.
-        offer ([`Offer`], *optional*): What is copied.
-        pause ([`Pause`], *optional*): The pause of drafting that a single step is part of.
-        is_comparison (`bool`, *optional*, defaults to `False`): Whether it is a single step made to measure its time.
-        least_chance (`float`, *optional*, defaults to 0.0): Nodes of a tree that are less likely are left out.
-    """
+    """What the next round is to propose."""
 
     arm: Arm
-    length: int
-    offer: Offer | None = None
-    pause: Pause | None = None
-    is_comparison: bool = False
-    least_chance: float = 0.0
+    length: int  # most proposals of a path
+    offer: Offer | None = None  # what is copied
+    pause: Pause | None = None  # the pause of drafting that a single step is part of
+    is_comparison: bool = False  # whether it is a single step for the sake of its time
+    least_chance: float = 0.0  # nodes of a tree that are less likely are left out
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a round.
+    """What came of a round."""
 
-    Args:
-        plan ([`Plan`]): What it was to propose.
-        rows (`Sequence[int]`): Rows of the batch that were still generated.
-        num_proposed (`int`): Proposals per row, all nodes of a tree.
-        num_brought (`list[int]`): Tokens per row, bonus token included, those behind a stop too.
-    """
-
-    plan: Plan
-    rows: Sequence[int]
-    num_proposed: int
-    num_brought: list[int]
+    plan: Plan  # what it was to propose
+    rows: Sequence[int]  # of the batch, those that were still generated
+    num_proposed: int  # tokens it proposed in each, all nodes of a tree
+    num_brought: list[int]  # tokens it brought in each, the bonus token included, those behind a stop too
+    num_kept: Sequence[int] = ()  # how many of those the texts took, up to their ends
+    path: torch.Tensor | None = None  # the position that each token was chosen at, [R, C]; None for a chain
 
     @property
     def tokens(self) -> float:

@@ -14,14 +14,16 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.caches.alignment import PER_POSITION, Alignment, empty
-from hf_domino.decoding.caches.rewind import (
+from hf_domino.decoding.caches import (
+    PER_POSITION,
     PLACEHOLDERS,
+    Alignment,
     StateSnapshot,
     activate_past_recording,
     attention_kind,
     crop_attention,
     crop_attention_to,
+    empty,
     end_past_recording,
     move_forward,
     recurrent_layers,
@@ -29,26 +31,19 @@ from hf_domino.decoding.caches.rewind import (
 from hf_domino.decoding.tree.form import Tree, along
 from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.drafter.phases import PhaseTimer
-from hf_domino.target.view import TargetModel
+from hf_domino.target.view import Captured, TargetModel
 
 
 class TargetRunner:
-    """Runs the target through `generate`'s own input preparation and keeps its cache at the committed tokens.
-
-    Args:
-        target ([`TargetModel`]): View of the target.
-        model_kwargs (`dict`): What `generate` prepared: cache, attention mask, positions and model-specific inputs.
-        forward_kwargs (`dict`, *optional*): What else to ask the forwards for; see [`StepOutputs`].
-        timer ([`PhaseTimer`], *optional*): Times the target's forwards as `target_forward`.
-    """
+    """Runs the target through `generate`'s own input preparation and keeps its cache at the committed tokens."""
 
     is_fixed = False  # whether its cache has a fixed shape
 
     def __init__(
         self,
         target: TargetModel,
-        model_kwargs: dict[str, Any],
-        forward_kwargs: Mapping[str, bool] | None = None,
+        model_kwargs: dict[str, Any],  # as `generate` prepared them
+        forward_kwargs: Mapping[str, bool] | None = None,  # what else to ask the forwards for
         timer: PhaseTimer | None = None,
     ):
         self._timer = timer or PhaseTimer(enabled=False)
@@ -74,18 +69,10 @@ class TargetRunner:
 
     def prefill(
         self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Process the prompt `[B, T]`, less what the cache already holds.
-
-        Args:
-            input_ids (`torch.Tensor`): The prompt.
-            chunk_size (`int`, *optional*): Positions per forward, which bounds the memory; None for all in one.
-            mask_length (`int`, *optional*): Length of the attention mask where there is none because it was all ones.
-
-        Returns:
-            `tuple`: Logits `[B, 1, V]` of the next token, and the captured hidden states `[B, C, H]` of the positions
-            that were processed, which are the last C.
-        """
+    ) -> tuple[torch.Tensor, Captured]:
+        """Process the prompt `[B, T]`, less what the cache already holds, which are the last C positions."""
+        # Gives logits [B, 1, V] of the next token, and captured hidden states [B, C, H]. Chunks bound the memory. The
+        # length is that of an attention mask which is not there, as it was all ones.
         self._device = input_ids.device  # the target's own may be meta, where parts of it are offloaded
         new_length = self._uncached_length(input_ids, mask_length)
         if chunk_size is None or self.kwargs.get("inputs_embeds") is not None:
@@ -99,9 +86,7 @@ class TargetRunner:
         self._settled = cached
         return logits, captured
 
-    def _prefill_in_chunks(
-        self, new_ids: torch.Tensor, chunk_size: int
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def _prefill_in_chunks(self, new_ids: torch.Tensor, chunk_size: int) -> tuple[torch.Tensor, Captured]:
         total = int(self.cache.get_seq_length()) + new_ids.shape[1]
         pieces = []
         for chunk in new_ids.split(chunk_size, dim=1):
@@ -151,12 +136,8 @@ class TargetRunner:
         positions = self.kwargs.get("position_ids")
         return self.cache.get_seq_length() if positions is None else int(positions.max())
 
-    def check_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        """Verification forward over anchors `[B, 1]` and N proposals, W positions of each row.
-
-        Returns:
-            `tuple`: Logits `[B, W, V]` and captured hidden states `[B, W, H]`.
-        """
+    def check_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
+        """Run the target over anchors `[B, 1]` and proposals: logits `[B, W, V]` and captured hidden states."""
         width = proposed.num_nodes + 1
         self._checked = self._advanced(copy.copy(self.kwargs), width - 1) if width > 1 else self.kwargs
         self._block = torch.cat((anchors, proposed.tokens), dim=1)
@@ -167,27 +148,17 @@ class TargetRunner:
             width,
             logits_to_keep=width,
             is_first_iteration=False,
-            arrange=dict if proposed.parents is None else partial(self._arranged, proposed),
+            arrange=None if proposed.parents is None else partial(tree_inputs, proposed.depths, proposed.sees),
         )
 
-    def follow(self, path: torch.Tensor | None, captured: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Move what was accepted of the verified block to its front, where it stands in a chain.
-
-        Args:
-            path (`torch.Tensor`, *optional*): Its places in the block `[B, C]`, the anchor's first; None for a chain.
-            captured (`tuple[torch.Tensor]`): Hidden states `[B, W, H]` of the block.
-
-        Returns:
-            `tuple[torch.Tensor]`: The accepted ones first.
-        """
+    def follow(self, path: torch.Tensor | None, captured: Captured) -> Captured:
+        """Move what was accepted of the block to its front, where a chain has it, and give its hidden states."""
+        # The path has its places in the block, [B, C], the anchor's first; None for a chain.
         in_place = torch.arange(path.shape[1]).expand_as(path) if path is not None and path.is_cpu else None
         if path is not None and (in_place is None or not torch.equal(path, in_place)):
             assert self._block is not None
             move_forward(self.cache, path, self._block.shape[1])
         return tuple(along(path, states) for states in captured)
-
-    def _arranged(self, tree: Tree, inputs: dict[str, Any]) -> dict[str, Any]:
-        return tree_inputs(tree.depths, tree.sees, inputs, self.model)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Go on with these rows, after prefill and the first new token of each."""
@@ -198,13 +169,8 @@ class TargetRunner:
             self._align(Alignment(rows, [0] * len(rows), self._lengths), self.kwargs)
 
     def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
-        """Keep each row's committed tokens in the cache and drop the rest.
-
-        Args:
-            counts (`Sequence[int]`): Committed tokens per row; the last of them has not been through the target.
-            num_checked (`int`): Positions of the verification forward.
-            rows (`Sequence[int]`): The rows that go on, of those there are.
-        """
+        """Keep each row's committed tokens in the cache, and drop other positions and the rows that do not go on."""
+        # Of the tokens committed in each row, the last one has not been through the target.
         lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
         rows = rows or ([0] if len(counts) == 1 else [])  # a single sequence leaves a cache to go on with
         if len(rows) == len(counts) and min(counts) == max(counts):
@@ -217,11 +183,8 @@ class TargetRunner:
         self._settled, self._snapshot = self.cache.get_seq_length(), None
 
     def end(self, batch_size: int) -> None:
-        """Leave a cache that `generate` can go on from: of a single sequence, less what a broken-off round has left.
-
-        Rows of a batch left at different times, and are aligned to a width of their own: an empty cache is left.
-        """
-        if batch_size > 1:
+        """Leave a cache that `generate` can go on from: of a single sequence, less what a broken-off round has left."""
+        if batch_size > 1:  # rows left at different times, and are aligned to a width of their own
             empty(self.cache)
         else:
             if self._snapshot is not None:  # a round was broken off
@@ -231,7 +194,7 @@ class TargetRunner:
         end_past_recording(self.cache)
 
     def release(self) -> None:
-        """The call is over."""
+        """Do nothing: a cache that grows is not kept for the next call."""
 
     def _rewind(self, num_kept: int, num_checked: int) -> None:
         """Drop the last positions of all rows."""
@@ -274,12 +237,12 @@ class TargetRunner:
         new_length: int | None,
         logits_to_keep: int,
         is_first_iteration: bool,
-        arrange: Callable[[dict[str, Any]], dict[str, Any]] = dict,
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        arrange: Callable[[dict[str, Any], PreTrainedModel], dict[str, Any]] | None = None,
+    ) -> tuple[torch.Tensor, Captured]:
         inputs = self.model.prepare_inputs_for_generation(
             input_ids, next_sequence_length=new_length, is_first_iteration=is_first_iteration, **kwargs
         )
-        inputs = arrange(inputs)
+        inputs = arrange(inputs, self.model) if arrange is not None else inputs
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
         with self._timer.phase("target_forward"):

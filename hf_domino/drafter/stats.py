@@ -211,9 +211,10 @@ class DecodingStats:
     def _copied_lengths(self) -> list[int]:
         return [length for length, _, is_copied in self._rounds if is_copied]
 
-    def count_round(self, outcome: Outcome) -> Outcome:
-        """Note what came of a round, and return it."""
+    def count_round(self, outcome: Outcome) -> None:
+        """Note what came of a round."""
         plan, rows = outcome.plan, outcome.rows
+        self.tree_size = plan.arm.tree_size or self.tree_size
         if (pause := plan.pause) is not None:
             if not pause.num_steps:
                 pause.first_round = len(self.proposed[rows[0]])
@@ -225,7 +226,6 @@ class DecodingStats:
             self.rows[row].append(count)
             self.proposed[row].append(outcome.num_proposed)
             self.copied[row].append(plan.offer is not None)
-        return outcome
 
     def cut(self, num_new_tokens: Sequence[int]) -> None:
         """Count as tokens of a round those that are returned; behind the end of all texts it brought none.

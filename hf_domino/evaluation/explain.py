@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino.decoding.caches.alignment import PER_POSITION
+from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.prefixes import Prefixes

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, StaticCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
-from hf_domino.decoding.caches.alignment import unalignable
+from hf_domino.decoding.caches import unalignable
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.decoding.stopping import KnownStops

@@ -19,6 +19,8 @@ from transformers.utils import ModelOutput, output_capturing
 from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.from_target import LENGTH_LIMITS
 
+Captured = tuple[torch.Tensor, ...]  # hidden states `[B, T, H]` of each of the L layers
+
 # A list of wanted hidden states counts as the full tuple does, embedding output first, from Transformers 5.23 on, and
 # from the first layer's output before.
 _FIRST_LAYER_ENTRY = 1 if hasattr(output_capturing, "selected_hidden_states") else 0
@@ -65,7 +67,7 @@ class TargetModel:
         wanted = True if capture_all else [layer_id + _FIRST_LAYER_ENTRY for layer_id in layer_ids]
         return {"output_hidden_states": wanted, "return_dict": True}
 
-    def captured(self, outputs: ModelOutput) -> tuple[torch.Tensor, ...]:
+    def captured(self, outputs: ModelOutput) -> Captured:
         """The L hidden states `[B, T, H]` of `target_layer_ids` in a forward's outputs."""
         hidden_states = outputs.hidden_states
         if hidden_states is None:

@@ -11,8 +11,7 @@ from scipy.stats import chisquare
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.residual.block import accept_block
-from hf_domino.decoding.residual.rule import ResidualRule
+from hf_domino.decoding.residual import ResidualRule, accept_block
 from hf_domino.decoding.sampling import TokenLaw
 
 VOCAB, DRAFTED = 3, 3

@@ -45,7 +45,6 @@ class StepNoise:
         device (`torch.device`): Where tokens are drawn.
         num_steps (`int`, *optional*): At which the text is full: behind it nothing is drawn, and any noise will do.
         max_bytes (`int`, *optional*, defaults to 256 MiB): Most memory to keep noise in.
-        is_watching (`bool`, *optional*, defaults to `True`): Whether to say if something else draws meanwhile.
     """
 
     def __init__(
@@ -55,12 +54,11 @@ class StepNoise:
         device: torch.device,
         num_steps: int | None = None,
         max_bytes: int = MAX_BYTES,
-        is_watching: bool = True,
     ):
         self._shape, self._device = (batch_size, vocab_size), device
         self._num_steps = sys.maxsize if num_steps is None else num_steps
         self._behind = torch.ones(vocab_size, dtype=torch.float32, device=device)
-        self._call = CallGenerator(device, is_watching)
+        self._call = CallGenerator(device)
         self._again = torch.Generator(device)
         self._states: dict[int, torch.Tensor] = {}  # before each step, from that of the last row on
         self._num_drawn = 0

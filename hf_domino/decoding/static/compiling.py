@@ -25,7 +25,7 @@ MAX_COMPILED = 64  # of one workspace
 MODES = {"default": None, "reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
 MAKES_GRAPHS = "triton.cudagraphs"  # an option of inductor
 
-Stage = Callable[..., tuple[torch.Tensor, ...]]
+Stage = Callable[..., Any]  # of tensors; gives tensors, or something that holds some
 
 
 def signature(key: Hashable, inputs: tuple[torch.Tensor, ...]) -> Hashable:
@@ -115,7 +115,7 @@ class CompiledStage:
     run: Stage
     stage: Stage
 
-    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, *inputs: torch.Tensor) -> Any:
         """Run it; the first time, with inputs of some shapes, compile it."""
         # Two tensors of one shape may differ in the stride of an axis of length 1, which would be traced anew.
         return self.run(self.stage, *(tensor.reshape(-1).view(tensor.shape) for tensor in inputs))
@@ -160,6 +160,6 @@ class StageCompiler:
         logger.warning("hf_domino runs the stage %r without compiling it, as that failed: %s", compiled.key[0], reason)
 
 
-def _run(stage: Stage, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _run(stage: Stage, *inputs: torch.Tensor) -> Any:
     """Run the traced stage: the stage is an argument, so that nothing that is kept holds a model."""
     return stage(*inputs)

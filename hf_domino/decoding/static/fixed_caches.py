@@ -15,7 +15,7 @@ import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
-from hf_domino.decoding.caches.rewind import PLACEHOLDERS
+from hf_domino.decoding.caches import PLACEHOLDERS
 from hf_domino.kinds.context import ContextCache
 
 # Sliding-window layers keep all positions here: one that keeps its window only cannot step back.
@@ -56,7 +56,7 @@ class FixedLayer(StaticLayer):
         return self.keys, self.values
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Nothing to do: what is behind the length is not there."""
+        """Do nothing: what is behind the length is not read."""
 
 
 class FixedCache(Cache):
@@ -96,17 +96,15 @@ class FixedCache(Cache):
             with torch.inference_mode(False):
                 self._carried = [torch.empty_like(states[:, :, :count]) for states in self._states()]
 
-    def take(self, path: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def take(self, path: torch.Tensor) -> None:
         """Copy what stands at some places `[1, C]` behind the length; C is what there is room for."""
         for states, carried in zip(self._states(), self._carried, strict=True):
             torch.index_select(states, 2, self.length + path[0], out=carried)
-        return ()
 
-    def put(self) -> tuple[torch.Tensor, ...]:
+    def put(self) -> None:
         """Write what was taken right behind the length: apart from taking, so that each can be run again."""
         for states, carried in zip(self._states(), self._carried, strict=True):
             states.index_copy_(2, self.length + torch.arange(carried.shape[2], device=self.length.device), carried)
-        return ()
 
     def _states(self) -> list[torch.Tensor]:
         """Keys and values of all layers that have any."""
@@ -191,7 +189,7 @@ class FixedContext:
         return results[0], results[1]
 
     def advance(self) -> None:
-        """Nothing to do: [`~FixedContext.announce`] has moved the length."""
+        """Do nothing: [`~FixedContext.announce`] has moved the length."""
 
     @torch.no_grad()
     def clear(self) -> None:

@@ -54,7 +54,7 @@ class StageGraphs:
         self._graphs: dict[Hashable, StageGraph | None] = {}
         self._pool: Any = None
 
-    def __call__(self, key: Hashable, stage: Stage, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, key: Hashable, stage: Stage, *inputs: torch.Tensor) -> Any:
         """Run a stage.
 
         Args:
@@ -64,7 +64,7 @@ class StageGraphs:
             inputs (`torch.Tensor`): Copied to where the graph reads them.
 
         Returns:
-            `tuple[torch.Tensor]`: What the stage returns; valid until its next run.
+            What the stage returns; valid until its next run.
         """
         if (compiled := self.compiler.compiled(key, stage, inputs)) is not None:
             try:
@@ -73,7 +73,7 @@ class StageGraphs:
                 self.compiler.give_up(compiled, inputs, error)
         return self._run(key, stage, inputs)
 
-    def _run(self, key: Hashable, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def _run(self, key: Hashable, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> Any:
         """Replay the stage's graph, captured where there is none; call it where nothing is captured."""
         if not (self.enabled and _using_graphs.get()):
             return stage(*inputs)
@@ -148,14 +148,14 @@ class StageGraph:
     Args:
         graph (`torch.cuda.CUDAGraph`): Its launches.
         inputs (`tuple[torch.Tensor]`): Where it reads its inputs.
-        outputs (`tuple[torch.Tensor]`): Where it leaves what it returns.
+        outputs (`Any`): Where it leaves what it returns.
     """
 
     graph: Any
     inputs: tuple[torch.Tensor, ...]
-    outputs: tuple[torch.Tensor, ...]
+    outputs: Any
 
-    def replay(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def replay(self, inputs: tuple[torch.Tensor, ...]) -> Any:
         """Run it on new inputs of the same shapes."""
         for buffer, tensor in zip(self.inputs, inputs, strict=True):
             buffer.copy_(tensor)

@@ -66,16 +66,9 @@ class Tree:
 
     @cached_property
     def sees(self) -> torch.Tensor:
-        """Which positions of the block each position sees, itself and those before it on its path: `[B, W, W]` bool."""
-        width = self.num_nodes + 1
-        if self.parents is None:
-            return (
-                torch.ones(width, width, dtype=torch.bool, device=self.tokens.device)
-                .tril()
-                .expand(len(self.tokens), -1, -1)
-            )
-        own = torch.eye(width, dtype=torch.bool, device=self.tokens.device).repeat(len(self.tokens), 1, 1)
-        return own.scatter(2, self._jumps, True)  # the anchor, which all see, is all there is behind it
+        """Which positions each one of a tree's block sees, itself and those before it on its path: `[B, W, W]`."""
+        own = torch.eye(self.num_nodes + 1, dtype=torch.bool, device=self.tokens.device).repeat(len(self.tokens), 1, 1)
+        return own.scatter(2, self._jumps, True)  # where there is no ancestor, it is the anchor, which all see
 
     def seen_by(self, prefixes: Prefixes) -> Prefixes:
         """The text that each position sees: `B * W` texts, those of the first row first."""

@@ -1,4 +1,4 @@
-"""Which calls verify trees: a mask of its own for each position, and positions by depth, must mean what they say.
+"""Which calls can verify trees: the target must follow a mask for each position, and positions that go by depth.
 
 Transformers takes a four-dimensional mask as it is, but not every target follows it, and some count positions by
 columns. So what is known is asked first, and then each target is tried once.
@@ -14,45 +14,40 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.caches.alignment import PER_POSITION, unalignable
+from hf_domino.decoding.caches import PER_POSITION, unalignable
 from hf_domino.decoding.correcting.candidates import fits_pool
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.residual.rule import ResidualRule
 from hf_domino.decoding.rollout import EXACT_POOL_SIZE
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.masks import tree_inputs
-from hf_domino.decoding.verification import CoupledRule
+from hf_domino.decoding.verification import Rule
 from hf_domino.target.view import input_device, rounded_to
 
 # Attention whose window or temperature goes by columns, which are positions in a chain only.
 COUNTS_COLUMNS = ("gpt_neo", "llama4_text")
-# Tensors that a target may read: masks are rearranged, token types stay the same behind the prompt, and positions of
-# several axes go up by one in each.
+# Tensors that a target may read: masks are rearranged, token types stay the same behind the prompt, and positions, of
+# several axes too, go up by one with each token.
 FOLLOW_TREES = (*PER_POSITION, "inputs_embeds", "logits_to_keep")
-# Of most of a right tree's laws, the root mean square in standard deviations of logits: sums in another order, and less
-# than a wrong position or mask costs.
+# How far the logits of a right tree may be from a chain's: their root mean square difference, in standard deviations.
+# Another order of sums makes less than that, and a wrong position or mask makes more.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
 NUM_TRIED = 7  # tokens of the text that a target is tried with
 
 _tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
 
 
-def why_chain(
-    runner: TargetRunner,
-    session: DraftSession,
-    rule: CoupledRule | ResidualRule,
-) -> str | None:
+def why_chain(runner: TargetRunner, session: DraftSession, rule: Rule) -> str | None:
     """Why a call's rounds cannot propose trees; None where nothing stands against these.
 
     Args:
         runner ([`TargetRunner`]): Runs the target.
         session ([`DraftSession`]): Drafts.
-        rule ([`CoupledRule`] or [`ResidualRule`]): Accepts proposals.
+        rule ([`Rule`]): Accepts proposals.
     """
     config, text = session.drafter.config, runner.target.text_config
-    if isinstance(rule, ResidualRule):
-        return "the residual rule"
+    if rule.why_chain is not None:
+        return rule.why_chain
     if not fits_pool(session.law, config.draft_pool_size or EXACT_POOL_SIZE):
         return "logits processors that look at all tokens"
     if runner.kwargs.get("position_ids") is None:

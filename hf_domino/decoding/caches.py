@@ -1,0 +1,250 @@
+"""The target's cache between rounds and between calls.
+
+After a round each row of a batch drops its own rejected positions. Moved to the right until all rows end together, a
+batch looks to the target like any left-padded one, sliding windows included; holes inside a row would be counted by
+their windows. Columns that are padding in every row are cut away, and rows that are done leave.
+
+What linear-attention and state-space layers keep cannot be cropped token by token. Their states are copied before a
+verification forward and put back where a proposal was rejected; the committed tokens are then run once more.
+
+`generate(..., return_dict_in_generate=True)` returns the cache, and a later call takes it. The target does not run over
+the cached prefix again, so the drafter could not see it; its context is kept on the cache object instead. A prefix it
+has not seen costs acceptance, never exactness.
+
+Shapes: B rows before, R rows after, S positions of a row, A heads, D head width.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import Cache, cache_utils
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.context import ContextCache
+
+# In place of layers that keep nothing (they use the keys of others, or have no attention); older versions of
+# Transformers leave those out.
+PLACEHOLDERS = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
+ALIGNABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, *PLACEHOLDERS)
+# Keyword arguments of the target's forward with one entry per position, the last dimension; rows are the one before.
+PER_POSITION = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
+_ATTRIBUTE = "_hf_domino_context"
+_STATES = ("conv_states", "recurrent_states", "has_previous_state")
+
+
+def recurrent_layers(cache: Any) -> list[Any]:
+    """Layers of a cache that keep recurrent or convolution states."""
+    return [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, LinearAttentionCacheLayerMixin)]
+
+
+def activate_past_recording(cache: Any) -> None:
+    """Let sliding-window layers remember what they need to step back; recurrent layers are rewound by a snapshot."""
+    cache.activate_past_recording()
+    for layer in recurrent_layers(cache):
+        if not isinstance(layer, DynamicSlidingWindowLayer):
+            layer.record_past = False
+
+
+def end_past_recording(cache: Any) -> None:
+    """Let sliding-window layers keep their window only, as plain generation does."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            layer.record_past = False
+
+
+def crop_attention(cache: Any, num_positions: int) -> None:
+    """Drop the last `num_positions` positions of the attention layers, and of the attention part of mixed ones."""
+    for layer in cache.layers:
+        if (kind := attention_kind(layer)) is not None:
+            kind.crop(layer, -num_positions)
+
+
+def crop_attention_to(cache: Any, length: int) -> None:
+    """Drop all positions behind the first `length`; layers may differ where a forward was broken off."""
+    for layer in cache.layers:
+        kind = attention_kind(layer)
+        if kind is not None and layer.is_initialized:
+            kind.crop(layer, -max(kind.get_seq_length(layer) - length, 0))
+
+
+def move_forward(cache: Any, path: torch.Tensor, num_checked: int) -> None:
+    """Move some of the last `num_checked` positions, `path` `[B, C]` among them, to their front, in place."""
+    for layer in cache.layers:
+        if isinstance(layer, PLACEHOLDERS) or layer.keys is None:
+            continue
+        start, index = layer.keys.shape[2] - num_checked, path.to(layer.keys.device)
+        for states in (layer.keys, layer.values):
+            block = states[:, :, start:]
+            if len(path) == 1:
+                block[:, :, : path.shape[1]] = block.index_select(2, index[0])
+            else:
+                where = index[:, None, :, None].expand(-1, block.shape[1], -1, block.shape[3])
+                block[:, :, : path.shape[1]] = block.gather(2, where)
+
+
+def attention_kind(layer: Any) -> Any:
+    """The class that keeps a layer's keys and values; None where it has none."""
+    if isinstance(layer, PLACEHOLDERS):
+        return None
+    if not isinstance(layer, LinearAttentionCacheLayerMixin):
+        return type(layer)
+    kinds = (DynamicSlidingWindowLayer, DynamicLayer)
+    return next((kind for kind in kinds if isinstance(layer, kind)), None)
+
+
+class StateSnapshot:
+    """Copies of all recurrent states of a cache, made just before a verification forward."""
+
+    def __init__(self, cache: Any):
+        self._saved = [
+            (layer, {name: _clone(getattr(layer, name)) for name in _STATES if hasattr(layer, name)})
+            for layer in recurrent_layers(cache)
+        ]
+
+    def restore(self) -> None:
+        """Put copies of the states back: the forward that follows may be broken off in the middle of a layer."""
+        for layer, states in self._saved:
+            for name, value in states.items():
+                setattr(layer, name, _clone(value))
+
+
+def _clone(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _clone(item) for key, item in value.items()}
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How to realign a batch after a round."""
+
+    rows: Sequence[int]  # that stay, of those there are now
+    dropped: Sequence[int]  # positions that each of them drops at its end
+    lengths: Sequence[int]  # positions that are left in each of them, padding not counted
+
+    def sources(self, num_positions: int, num_kept: int, device: torch.device) -> torch.Tensor:
+        """Find where each of so many positions comes from, `[R, num_kept]`; clamped where it is padding."""
+        ends = num_positions - torch.tensor(self.dropped)
+        return (ends[:, None] - num_kept + torch.arange(num_kept)).clamp_min(0).to(device)
+
+    def align_positions(self, values: torch.Tensor) -> torch.Tensor:
+        """Realign `[..., B, S]` to `[..., R, longest]`."""
+        longest = max(self.lengths)
+        index = self.sources(values.shape[-1], longest, values.device)
+        chosen = values[..., list(self.rows), :]
+        return chosen.gather(-1, index.expand(*chosen.shape[:-2], -1, -1))
+
+    def padding_mask(self, device: torch.device) -> torch.Tensor:
+        """1 where a position after is no padding, `[R, longest]` int64."""
+        longest = max(self.lengths)
+        return (torch.arange(longest) >= longest - torch.tensor(self.lengths)[:, None]).long().to(device)
+
+    def align_cache(self, cache: Cache) -> None:
+        """Realign all layers in place; sliding ones must have recorded their past."""
+        longest, indices = max(self.lengths), {}
+        for layer in cache.layers:
+            if layer.keys is None:  # uses those of another layer
+                continue
+            kept = min(longest, layer.sliding_window - 1) if layer.is_sliding else longest
+            shape = (*layer.keys.shape[:3], kept, layer.keys.device)
+            if shape not in indices:
+                indices[shape] = self._flat_index(*shape)
+            layer.keys = _select(layer.keys, indices[shape], len(self.rows), kept)
+            layer.values = _select(layer.values, indices[shape], len(self.rows), kept)
+            if layer.is_sliding:
+                layer.cumulative_length = longest
+
+    def _flat_index(self, _: int, num_heads: int, num_positions: int, kept: int, device: torch.device) -> torch.Tensor:
+        """Indices `[R * A * kept]` into keys flattened to `[B * A * S, D]`: whole vectors are copied."""
+        positions = self.sources(num_positions, kept, device)  # [R, kept]
+        rows = torch.tensor(list(self.rows), device=device)[:, None] * num_heads
+        heads = rows + torch.arange(num_heads, device=device)  # [R, A]
+        return (heads[..., None] * num_positions + positions[:, None]).flatten()
+
+
+def _select(states: torch.Tensor, index: torch.Tensor, num_rows: int, kept: int) -> torch.Tensor:
+    flat = states.reshape(-1, states.shape[-1]).index_select(0, index)
+    return flat.view(num_rows, states.shape[1], kept, states.shape[-1])
+
+
+def empty(cache: Cache) -> None:
+    """Drop all positions of a cache of `ALIGNABLE_LAYERS`."""
+    for layer in cache.layers:
+        if isinstance(layer, PLACEHOLDERS):
+            continue
+        layer.keys = layer.values = None
+        layer.is_initialized = False
+        if layer.is_sliding:
+            layer.cumulative_length = 0
+
+
+def unalignable(cache: Any) -> str | None:
+    """Name of a part of the cache that rows cannot be realigned in, or None."""
+    layers = getattr(cache, "layers", None)
+    if layers is None:
+        return type(cache).__name__
+    return next((type(layer).__name__ for layer in layers if type(layer) not in ALIGNABLE_LAYERS), None)
+
+
+@dataclass
+class KeptContext:
+    """One drafter's context of one sequence."""
+
+    drafter: weakref.ref
+    context: ContextCache  # keys and values of the positions it has seen
+    length: int  # positions of the target's cache when it was kept
+    has_gap: bool  # whether the drafter has missed some of them
+    mark: torch.Tensor | None  # the target's last cached key, to notice that the cache was rewritten
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeptContext:
+        """Copy the tensors, for a cache that serves several continuations; the drafter is not copied."""
+        return KeptContext(self.drafter, copy.deepcopy(self.context, memo), self.length, self.has_gap, self.mark)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave a saved cache without it."""
+        return (type(None), ())
+
+
+def keep_context(cache: Any, drafter: DominoDraftModel, context: ContextCache, has_gap: bool) -> None:
+    """Leave the drafter's context on the target's cache of a single sequence."""
+    length = cache.get_seq_length()
+    kept = KeptContext(weakref.ref(drafter), context, length, has_gap, _last_key(cache, length))
+    setattr(cache, _ATTRIBUTE, kept)
+
+
+def kept_context(cache: Any, drafter: DominoDraftModel, batch_size: int = 1) -> tuple[ContextCache | None, bool]:
+    """Take the drafter's context back from the target's cache, and say whether it has missed part of the prefix."""
+    # The cache may have been cropped since. Contexts are kept of single sequences.
+    kept, length = getattr(cache, _ATTRIBUTE, None), cache.get_seq_length()
+    if kept is None:
+        return None, length > 0
+    delattr(cache, _ATTRIBUTE)
+    cropped, is_own = max(kept.length - length, 0), batch_size == 1 and kept.drafter() is drafter
+    # It cannot be gone on with where the drafter has been moved or cast since.
+    if not (is_own and kept.context.can_grow(drafter.dtype, drafter.device)):
+        return None, length > 0
+    if cropped and (kept.has_gap or cropped > kept.context.lengths[0]):
+        return None, length > 0
+    mark = None if cropped else _last_key(cache, kept.length)
+    if mark is not None and kept.mark is not None and not torch.equal(mark, kept.mark):
+        return None, length > 0
+    kept.context.truncate(kept.context.lengths[0] - cropped)
+    if length > kept.length:
+        kept.context.leave_gap()
+    return kept.context, kept.has_gap or length > kept.length
+
+
+def _last_key(cache: Any, length: int) -> torch.Tensor | None:
+    """Key of position `length - 1` in the first layer that keeps all positions, `[A, D]`."""
+    for layer in cache.layers:
+        keys = getattr(layer, "keys", None)
+        if keys is not None and keys.dim() == 4 and not getattr(layer, "is_sliding", False) and keys.shape[2] >= length:
+            return keys[0, :, length - 1].clone()
+    return None

@@ -1,0 +1,69 @@
+"""The parts of a call that have shapes: with `cache_implementation="static"` fixed ones, else shapes that grow.
+
+The loop is the same. Parts of fixed shape run the same functions as stages of fixed-shape tensors: backbone, rollout or
+growth, verification forward, acceptance. On a GPU each stage is a graph, launched as one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.lookahead import LookaheadSession
+from hf_domino.decoding.recycling import RecyclingSession
+from hf_domino.decoding.runner import TargetRunner
+from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.static.compiling import compile_options
+from hf_domino.decoding.static.laws import FixedLaw
+from hf_domino.decoding.static.stages import StaticDraftSession, StaticRunner
+from hf_domino.decoding.static.workspace import take_workspace
+from hf_domino.decoding.verification import Verify, verify
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.drafter.phases import PhaseTimer
+from hf_domino.kinds.context import ContextCache
+from hf_domino.target.view import TargetModel
+
+# Of kinds that read no hidden states; all others share one.
+SESSIONS: dict[str, type[DraftSession]] = {"recycling": RecyclingSession, "lookahead": LookaheadSession}
+
+
+def parts_of(
+    target: TargetModel,
+    drafter: DominoDraftModel,
+    law: TokenLaw,
+    input_ids: torch.Tensor,
+    model_kwargs: dict[str, Any],
+    config: GenerationConfig,
+    timer: PhaseTimer,
+    forward_kwargs: dict[str, bool],
+    context: ContextCache | None,
+) -> tuple[TargetRunner, DraftSession, Verify]:
+    """Make the target's runner, the draft session and the coupled verification of a call."""
+    compiling, draft_law = compile_options(target.model, config), law.without_state()
+    if config.cache_implementation != "static":
+        session_of_kind = SESSIONS.get(drafter.config.projector_type, DraftSession)
+        return (
+            TargetRunner(target, model_kwargs, forward_kwargs, timer),
+            session_of_kind(drafter, target, draft_law, timer, context),
+            partial(verify, law),
+        )
+    drafter.config.kind.refuse_what_it_lacks("cache_implementation='static'")
+    embeds, limit = model_kwargs.get("inputs_embeds"), law.stops.max_length
+    num_embeds = 0 if embeds is None else max(embeds.shape[1] - input_ids.shape[1], 0)
+    assert limit is not None, "generate always has a length limit, its own or the caller's"
+    longest = max(limit, getattr(config, "max_cache_len", None) or 0) + num_embeds
+    # The last block may begin at the last position and be rejected as a whole.
+    longest += max(drafter.config.num_draft_tokens, drafter.config.fixed_tree_size or 0) + 1
+    workspace = take_workspace(target.model, drafter, model_kwargs[CACHE], longest, input_ids.device)
+    workspace.graphs.compiler.options = compiling
+    is_returned = bool(config.return_dict_in_generate)
+    return (
+        StaticRunner(target, drafter, model_kwargs, timer, workspace, is_returned),
+        StaticDraftSession(drafter, target, draft_law, timer, workspace),
+        partial(FixedLaw(law, workspace).run, "judge", verify),
+    )

@@ -16,6 +16,7 @@ from hf_domino.decoding import loop
 from hf_domino.decoding.copies import Offer, PromptLookup
 from hf_domino.decoding.policy import ADAPTIVE_SIZE, CHAINS_FIRST, Policy, policy_for
 from hf_domino.decoding.round import Outcome, Plan
+from hf_domino.drafter.stats import DecodingStats
 
 MOST, SEEDS = 8, range(7)
 FLAT, RISING = (1.4, 0.0), (1.6, 0.05)
@@ -205,6 +206,18 @@ def test_pauses_tell_what_was_measured():
     nominal = Policy(MOST, is_timed=False)
     pauses = [plan.pause for plan, _ in (played(nominal, 0, costs(*RISING)) for _ in range(40)) if plan.pause]
     assert {pause.num_readings for pause in pauses} == {0}
+
+
+def test_a_pause_that_outlasts_a_call_is_counted_in_each_call():
+    policy, calls = Policy(MOST), []
+    for num_rounds in (20, 6):
+        policy.begin_call()
+        calls.append(DecodingStats(MOST, [[]], [[]], copied=[[]]))
+        for _ in range(num_rounds):
+            plan = policy.plan(1, MOST)
+            policy.observe(calls[-1].count_round(Outcome(plan, [0], plan.length, [1])), costs(*RISING)(plan))
+    assert all(stats.num_paused == sum(pause.num_steps for pause in stats.pauses) > 0 for stats in calls)
+    assert calls[1].pauses[0].first_round == 0
 
 
 def test_whole_blocks_are_all_that_full_drafts():

@@ -85,8 +85,8 @@ class Policy:
     def begin_call(self) -> None:
         """A call of `generate` begins."""
         self._is_first = True
-        for pace in self._paces.values():
-            pace.pause = pace.pause and replace(pace.pause, num_steps=0)  # the call before keeps its own
+        for known in self._known.values():
+            known.pause = known.pause and replace(known.pause, num_steps=0)  # the call before keeps its own
 
     def price(self, num_rows: int) -> float:
         """Tokens per row that the time of one more proposal is worth."""

@@ -80,12 +80,10 @@ def details_table(rows: Sequence[Row], mode: str) -> str:
 
 
 def details(rows: Sequence[Row]) -> str:
-    """Render all that is measured beside the table of results: details and lengths by context of each mode, ratios."""
+    """Render all that is measured beside the table of results: details of each mode, ratios."""
     parts = []
     for mode, name in modes_of(rows).items():
         parts.append(f"{name}:\n\n{details_table(rows, mode)}")
-        if by_context := context_table(rows, mode):
-            parts.append(f"{name}, acceptance length by tokens of context:\n\n{by_context}")
     parts.append("".join(f"- {comparison}\n" for comparison in comparisons(rows)))
     return "\n".join(part for part in parts if part)
 
@@ -103,21 +101,6 @@ def _details(summary: Summary) -> dict[str, str]:
         "outside forwards and rollout": "" if share is None else f"{100 * share:.1f} %",
         "accepted at": " ".join(f"{rate:.2f}" for rate in summary.acceptance_rate_at),
     }
-
-
-def context_table(rows: Sequence[Row], mode: str) -> str:
-    """Render acceptance lengths by the tokens before a round as Markdown; empty where all texts are about as long."""
-    lines: dict[str, dict[int, str]] = {}
-    for method in methods_of(rows):
-        counted: dict[int, list[tuple[int, int]]] = {}
-        for row in rows_of(rows, method, mode):
-            for length, found in (row["rounds_by_context"] or {}).items():
-                counted.setdefault(int(length), []).append(found)
-        sums = {length: list(map(sum, zip(*found, strict=True))) for length, found in counted.items()}
-        lines[label(method)] = {length: number(tokens / rounds) for length, (rounds, tokens) in sums.items()}
-    lengths = sorted({length for line in lines.values() for length in line})
-    body = [[name, *(line.get(length, "") for length in lengths)] for name, line in lines.items() if line]
-    return markdown_table([f"up to {length}" for length in lengths], body) if len(lengths) > 1 else ""
 
 
 def comparisons(rows: Sequence[Row]) -> list[str]:

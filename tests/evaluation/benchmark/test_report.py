@@ -10,7 +10,6 @@ from hf_domino.evaluation.benchmark.report import (
     caption,
     comparisons,
     conclusion,
-    context_table,
     details,
     details_table,
     fill_readme,
@@ -54,15 +53,6 @@ def test_trees_and_chains_are_compared_on_equal_prompts(factors, low, high):
     found = f"1.10 x (95 %: {low} to {high}) tokens/s, 2.50 over 2.00 tokens per forward, {len(factors)} equal prompts."
     assert comparisons(rows) == [f"greedy: Domino, trees over Domino, chains {found}"]
     assert comparisons(ALL) == []
-
-
-def test_acceptance_is_told_by_length_of_context():
-    rows = [row("domino", prompt, [100], [3, 1]) | {"rounds_by_context": {"128": [2, 5]}} for prompt in range(2)]
-    assert context_table(rows, "greedy") == ""
-    rows[0]["rounds_by_context"]["1024"] = [4, 6]
-    line = "| Domino, whole blocks | 2.50 | 1.50 |\n"
-    assert context_table([*rows, row("plain", 0, [50])], "greedy").endswith(line)
-    assert context_table(rows, "greedy").startswith("| | up to 128 | up to 1024 |\n")
 
 
 def test_single_steps_are_told_from_drafted_rounds():

@@ -197,9 +197,9 @@ def _explain(
     behind = Prefixes(seen.ids[parents], [seen.lengths[parent] for parent in parents], [0] * tree.num_nodes)
     draft_law = session.law.over(drafter.vocabulary)
     base_logits, corrected_logits = _draft_logits(drafter, target, draft_hidden, prefixes, tree, seen)
-    before = torch.cat((prefixes.last()[0], tree.tokens[0]))[parents]
+    read = torch.cat((prefixes.last()[0], tree.tokens[0]))[parents]  # [N]
     depths = (tree.depths[0, 1:] - 1).to(draft_hidden.device)
-    confidences = drafter.kind.confidence(draft_hidden[0, depths], before)
+    confidences = drafter.kind.confidence(draft_hidden[0, depths], read)
     return Round(
         anchor=int(input_ids[0, -1]),
         proposals=tree.tokens[0].cpu(),

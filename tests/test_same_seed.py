@@ -46,11 +46,14 @@ DRAFTERS = {
     "adaptive": {"draft_length": "adaptive"},
     "adaptive, all tokens": {"draft_length": "adaptive", "draft_pool_size": None},
     "twin": {"projector_type": "dflash"},
+    "dspark": {"projector_type": "dspark", "markov_head_type": "gated"},
+    "dspark, rnn": {"projector_type": "dspark", "markov_head_type": "rnn", "draft_pool_size": None},
     "medusa": {"projector_type": "medusa"},
     "eagle3": {"projector_type": "eagle3"},
     "recycling": {"projector_type": "recycling", "draft_tree_size": None},
     "lookahead": {"projector_type": "lookahead", "draft_tree_size": None, "ngram_size": 7},
 }
+OTHERS = ("dspark", "dspark, rnn", "medusa", "eagle3", "recycling", "lookahead")
 ENDS = {"full": {"eos_token_id": -1}, "early": {"eos_token_id": list(range(1, 7))}}
 FEATURES = {
     "several sequences": (1, {"num_return_sequences": 3}),
@@ -114,8 +117,8 @@ def cases():
         ("T 0.7", 8, "pool 16", "full"),
         ("top-p", 1, "adaptive, all tokens", "full"),
         ("T 1.0", 3, "twin", "early"),
-        *(("T 1.0", 3, kind, "full") for kind in ("medusa", "eagle3", "recycling", "lookahead")),
-        *(("penalty", 8, kind, "early") for kind in ("medusa", "eagle3", "recycling", "lookahead")),
+        *(("T 1.0", 3, kind, "full") for kind in OTHERS),
+        *(("penalty", 8, kind, "early") for kind in OTHERS),
     ]
 
 
@@ -137,7 +140,7 @@ def test_the_text_is_plain_generations(target, drafters, law, batch_size, kind, 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_every_feature(target, drafters, feature):
     batch_size, options = FEATURES[feature]
-    for kind in ("pool 16", "medusa", "eagle3", "recycling", "lookahead"):
+    for kind in ("pool 16", *OTHERS):
         if kind in ("eagle3", "recycling", "lookahead") and "cache_implementation" in options:
             continue  # refused by name
         assert_same(target, drafters[kind], prompt_of(batch_size), **options)

@@ -10,6 +10,7 @@ from transformers.utils import logging
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ROPE_TYPES
 from hf_domino.kinds import KINDS
+from hf_domino.kinds.dspark import HEADS
 from hf_domino.kinds.kind import MOST_LAYERS, Kind
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ logger = logging.get_logger(__name__)
 ADAPTIVE = "adaptive"
 CHOICES = {
     "projector_type": tuple(KINDS),
+    "markov_head_type": tuple(HEADS),
     "acceptance_rule": ("coupled", "residual"),
     "draft_law": ("sampled", "greedy"),
     "draft_length": (ADAPTIVE, "full"),
@@ -32,7 +34,7 @@ MOST = 10**15  # products of two numbers up to it, or down to its inverse, are n
 MOST_WIDTH = 2**20  # of a tensor, but for rows of tokens; products of three are counted in 64 bits
 WIDTHS = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("emb_dim", "gru_hidden_dim"),
+    *("emb_dim", "gru_hidden_dim", "markov_rank"),
 )
 SIZES = {
     "vocab_size": (1, MOST_POSITIONS),
@@ -78,6 +80,9 @@ def _check_fields_of_kinds(config: DominoConfig) -> None:
         if (given := getattr(config, name)) != value:
             remedy = "Leave it out; no other drafter of this kind can be run."
             raise refusal(fields_of(config.kind, name), value, given, remedy)
+    if config.projector_type == "dspark" and config.markov_head_type == "rnn" and not config.shift_label:
+        remedy = "Where its state begins is not the same in all projects then; vanilla and gated heads are read."
+        raise refusal("shift_label with markov_head_type='rnn'", True, False, remedy)
 
 
 def _check_range(field: str, value: Any, low: float, high: float | None = None, hint: str = "", is_whole=True) -> None:

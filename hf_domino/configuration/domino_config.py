@@ -31,7 +31,7 @@ END_AS_MASK = (
 
 @strict
 class DominoConfig(PreTrainedConfig):
-    """Configuration of a Domino drafter (arXiv 2605.29707), or of a plain DFlash one (arXiv 2602.06036).
+    """Configuration of a Domino drafter (arXiv 2605.29707), or of another kind.
 
     The defaults are the shape of the released Qwen3-8B drafter. Use [`~DominoConfig.for_target`] for another target.
 
@@ -64,11 +64,17 @@ class DominoConfig(PreTrainedConfig):
             for a new drafter; files must tell them, but one of EAGLE-3 may leave them to the target that it meets.
         target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
         projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, `"dflash"` for no correction head,
-            `"medusa"` for heads on the target's last hidden state (arXiv 2401.10774), `block_size` of them, or
-            `"eagle3"` for a layer that reads its own drafts (arXiv 2503.01840), at most `block_size` of them. Two need
-            no training, [`recycling`] and [`lookahead`].
+            `"dspark"` for one that reads the token before (arXiv 2607.05147), `"medusa"` for heads on the target's last
+            hidden state (arXiv 2401.10774), `block_size` of them, or `"eagle3"` for a layer that reads its own drafts
+            (arXiv 2503.01840), at most `block_size` of them. Two need no training, [`recycling`] and [`lookahead`].
         emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
         gru_hidden_dim (`int`, *optional*, defaults to 1024): Width of the prefix state.
+        markov_rank (`int`, *optional*, defaults to 256): Of DSpark, as are the next three: rank of its head.
+        markov_head_type (`str`, *optional*, defaults to `"vanilla"`): `"vanilla"`, `"gated"` by the draft hidden state,
+            or `"rnn"` with a state along the block.
+        enable_confidence_head (`bool`, *optional*, defaults to `False`): Whether it has a confidence head, which
+            [`explain_round`] shows and no training here trains.
+        confidence_head_with_markov (`bool`, *optional*, defaults to `True`): Whether that reads the token before, too.
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
             (`block_size` proposals) or its own (`block_size - 1` proposals).
@@ -150,6 +156,10 @@ class DominoConfig(PreTrainedConfig):
     projector_type: str = "domino"
     emb_dim: int = 256
     gru_hidden_dim: int = 1024
+    markov_rank: int = 256
+    markov_head_type: str = "vanilla"
+    enable_confidence_head: bool = False
+    confidence_head_with_markov: bool = True
     pure_draft_prefix_len: int = 0
     shift_label: bool = True
     norm_before_residual: bool = False

@@ -87,7 +87,7 @@ def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[st
             "rope_parameters": _rope_parameters(text),
             "num_target_layers": num_layers,
             "target_model_type": text.model_type,
-            "emb_dim": max(16, min(256, hidden_size // 4)),
+            **dict.fromkeys(("emb_dim", "markov_rank"), max(16, min(256, hidden_size // 4))),
             "gru_hidden_dim": max(32, min(1024, hidden_size // 2)),
         }
     )

@@ -47,8 +47,8 @@ class DraftSession:
         self.timer = timer or PhaseTimer(enabled=False)
         self._cache = context or drafter.new_context()
         # On other devices, knowing which token to look up would have to be waited for.
-        on_cpu = drafter.has_correction_head and drafter.device.type == "cpu"
-        self._table = InputTable(drafter.prefix_gru, target) if on_cpu else None
+        gru = drafter.head.gru if drafter.head and drafter.device.type == "cpu" else None
+        self._table = None if gru is None else InputTable(gru, target)
         self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and in the cache
         self._new_positions = torch.empty(0)  # [B, C], absolute
         self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones

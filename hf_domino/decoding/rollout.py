@@ -1,9 +1,9 @@
 """Rollout: the sequential corrections that turn draft hidden states into proposals.
 
-Domino (arXiv 2605.29707): proposal i is chosen from base_i + W2 SiLU(W_z z + W_s state), where the prefix state has
-read the anchor and the i proposals before. The GRU takes one step per token; the block is never run again. Proposals
-are chosen among the `draft_pool_size` likeliest tokens of each position, chance included, where the draft law allows
-it, else among all that are drafted. Logits and scores are those of the draft vocabulary's columns; proposals are ids.
+Proposal i is chosen from base_i + W2 activate(part_i, state), where the state of the correction head has read the
+anchor and the i proposals before. The head takes one step per token; the block is never run again. Proposals are
+chosen among the `draft_pool_size` likeliest tokens of each position, chance included, where the draft law allows it,
+else among all that are drafted. Logits and scores are those of the draft vocabulary's columns; proposals are ids.
 
 Shapes: B batch, P proposals, R low rank, H hidden size, M candidates per position, V tokens of the target, D of the
 draft vocabulary, which is V without one.

@@ -14,7 +14,6 @@ from transformers.utils.peft_utils import find_adapter_config_file
 from hf_domino._common.refusal import refusal
 from hf_domino.formats.loading import check_finite, shown
 from hf_domino.formats.source import check_source, read_object
-from hf_domino.target.compatibility import HEAD_MODULES
 from hf_domino.target.identity import TargetIdentity
 
 _FIELD = "base_model_name_or_path in adapter_config.json"
@@ -40,7 +39,7 @@ def add_lora(drafter: Any, rank: int, alpha: int) -> Any:
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
-        target_modules=[name for name in LAYERS if has_head or name.split(".")[0] not in HEAD_MODULES],
+        target_modules=[name for name in LAYERS if has_head or not name.startswith("embed_proj")],
         target_parameters=list(GRU_WEIGHTS) if has_head else None,
     )
     wrapped = get_peft_model(drafter, config)
@@ -55,7 +54,7 @@ def load_adapter(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
     field, again = f"the adapter {name}", "Save it again, or download it again."
     try:
         stored = {_own_name(key): tensor for key, tensor in load_peft_weights(name, device="cpu", **download).items()}
-        of_head = any(key.split(".")[0] in HEAD_MODULES for key in stored)
+        of_head = any(key.split(".")[0] in drafter.config.kind.head_modules() for key in stored)
         # Nothing is made in the sizes that its configuration tells.
         if of_head:
             wrapped = PeftModel.from_pretrained(drafter, name, low_cpu_mem_usage=True, **download)

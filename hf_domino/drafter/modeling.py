@@ -31,6 +31,7 @@ from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_finite, translat
 from hf_domino.formats.standalone import write_bundle
 from hf_domino.kinds.context import ContextCache
 from hf_domino.kinds.domino import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.kinds.head import CorrectionHead
 from hf_domino.kinds.kind import Kind
 
 
@@ -66,7 +67,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
     _supports_sdpa = True
     supports_gradient_checkpointing = True
     _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
-    prefix_gru: PrefixGRU  # of kinds with a correction head
+    prefix_gru: PrefixGRU  # of Domino
     embed_proj: CorrectionProjection
 
     def __init__(self, config: DominoConfig):
@@ -85,8 +86,13 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
 
     @property
     def has_correction_head(self) -> bool:
-        """Whether drafts are corrected token by token (Domino) or taken as they are (DFlash)."""
-        return self.config.kind.has_correction_head
+        """Whether drafts are corrected token by token (Domino, DSpark) or taken as they are (DFlash)."""
+        return bool(self.config.kind.head_layers)
+
+    @property
+    def head(self) -> CorrectionHead | None:
+        """What corrects them."""
+        return self.kind.head
 
     def new_context(self) -> ContextCache:
         """An empty cache of its context."""

@@ -52,6 +52,8 @@ class Round:
         corrected_probs (`torch.Tensor`): `[N, V]` after the correction head has read the anchor and the proposals
             before; `base_probs` itself where nothing is corrected.
         target_probs (`torch.Tensor`): The target's `[N + 1, V]`, each position behind the proposals before it.
+        confidences (`torch.Tensor`, *optional*): That each is accepted behind those before it, `[N]`, by the drafter's
+            own confidence head, if it has one.
     """
 
     anchor: int
@@ -61,6 +63,7 @@ class Round:
     base_probs: torch.Tensor
     corrected_probs: torch.Tensor
     target_probs: torch.Tensor
+    confidences: torch.Tensor | None = None
 
     @cached_property
     def choices(self) -> torch.Tensor:
@@ -194,6 +197,9 @@ def _explain(
     behind = Prefixes(seen.ids[parents], [seen.lengths[parent] for parent in parents], [0] * tree.num_nodes)
     draft_law = session.law.over(drafter.vocabulary)
     base_logits, corrected_logits = _draft_logits(drafter, target, draft_hidden, prefixes, tree, seen)
+    read = torch.cat((prefixes.last()[0], tree.tokens[0]))[parents]  # [N]
+    depths = (tree.depths[0, 1:] - 1).to(draft_hidden.device)
+    confidences = drafter.kind.confidence(draft_hidden[0, depths], read)
     return Round(
         anchor=int(input_ids[0, -1]),
         proposals=tree.tokens[0].cpu(),
@@ -202,6 +208,7 @@ def _explain(
         base_probs=_probs(draft_law, prefixes, behind, base_logits),
         corrected_probs=_probs(draft_law, prefixes, behind, corrected_logits),
         target_probs=_probs(law, prefixes, seen, logits[0]),
+        confidences=None if confidences is None else confidences.cpu(),
     )
 
 
@@ -230,15 +237,16 @@ def _draft_logits(
     """Base logits and corrected ones of each node, `[N, D]`, with the tokens before it on its path read."""
     depths = tree.depths[0, 1:] - 1
     base_logits = drafter.kind.logits(target, draft_hidden.to(depths.device))[0, depths]
-    if not drafter.has_correction_head:
+    if drafter.head is None:
         return base_logits, base_logits
     count, corrected = tree.num_nodes, base_logits
     paths = seen.ids[1:, prefixes.lengths[0] :]  # [N, C]
     corrections = Corrections(drafter, target, draft_hidden.expand(count, -1, -1), prefixes.last()[0].expand(count))
     for depth in range(tree.depth):
         here = (depths == depth)[:, None]
+        if depth:
+            corrections.read(paths[:, depth - 1])
         corrected = torch.where(here, corrections.apply(depth, base_logits), corrected)
-        corrections.read(paths[:, depth])
     return base_logits, corrected
 
 

@@ -1,8 +1,8 @@
 """Checkpoints with a `dflash_config`: z-lab's DFlash, SpecForge's and the authors' Domino, Model-Optimizer's exports.
 
-And those that have its fields at the top alone: DeepSpec's DFlash, verl-SpeCo's Domino, and Transformers' own DFlash
-drafter, `MuseGlimmerAssistantModel`. Of that one, whose configuration says nothing of its target, a query of a sliding
-layer sees all of its block, and as many positions before its own as the window has.
+And those that have its fields at the top alone: DeepSpec's DFlash and DSpark, verl-SpeCo's Domino, and Transformers'
+own DFlash drafter, `MuseGlimmerAssistantModel`. Of that one, whose configuration says nothing of its target, a query of
+a sliding layer sees all of its block, and as many positions before its own as the window has.
 
 Fields of the drafter stand in `dflash_config`, at the top level, or in both. Layer ids count the layers whose outputs
 are read from 0, as ours do. Layers that `layer_types` calls sliding are causal inside the block unless `causal` says
@@ -30,6 +30,7 @@ from hf_domino.formats.fields import (
     backbone_fields,
     classes_of,
     decoder_of,
+    markov_fields,
     merged,
     predicts_next,
     refuse_unread,
@@ -42,9 +43,9 @@ from hf_domino.formats.fields import (
 SECTION = "dflash_config"
 HEAD_SECTION = "domino_config"  # where early configurations of SpecForge put the head's fields
 DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
-DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head (`others`)
+DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS}
-PROJECTOR_TYPES = {"domino": "domino", "causal_v5": "domino", "dflash": "dflash"}  # theirs -> ours
+PROJECTOR_TYPES = {"domino": "domino", "causal_v5": "domino", "dflash": "dflash", "dspark": "dspark"}  # theirs -> ours
 MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
 
 
@@ -72,6 +73,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "target_config_digest": stored.get("target_config_digest"),
     }
     fields |= _window_fields(stored, fields)
+    if fields["projector_type"] == "dspark":
+        fields |= markov_fields(stored)
     if fields["projector_type"] == "domino":
         names = ("emb_dim", "gru_hidden_dim")
         required(stored, *names)
@@ -94,7 +97,8 @@ def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, 
 def _projector_type(stored: StoredConfig) -> str:
     """Read our `projector_type`; the class tells it if the field is absent."""
     is_domino = DOMINO_CLASS in classes_of(stored)
-    given = stored.get("projector_type") or ("domino" if is_domino else "dflash")
+    told = "domino" if is_domino else "dspark" if stored.get("markov_rank") else "dflash"
+    given = stored.get("projector_type") or told
     if given not in PROJECTOR_TYPES:
         raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(PROJECTOR_TYPES)}", given, CANNOT_RUN)
     if is_domino and PROJECTOR_TYPES[given] != "domino":
@@ -131,8 +135,14 @@ DFLASH_CONFIG = Format(
     matches=lambda stored: SECTION in stored or bool(ARCHITECTURES & classes_of(stored)),
     fields=_fields,
     stored=_stored,
-    # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter.
-    renames={r"^dflash_module\.": "", r"^logit_head\.": ""},
+    # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter, and its DSpark's head
+    # stands beside all else.
+    renames={
+        r"^dflash_module\.": "",
+        r"^logit_head\.": "",
+        **{rf"^{name}\.": f"markov_head.{name}." for name in ("markov_w1", "markov_w2", "gate_proj", "joint_proj")},
+        r"^confidence_proj\.": "confidence_head.proj.",
+    },
 )
 
 

@@ -26,7 +26,11 @@ from hf_domino.target.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
 D2T, T2D, W2 = "d2t", "t2d", "embed_proj.2.weight"  # tensors that are of the draft vocabulary
-OF_DRAFTED = (W2, "lm_head.weight")  # those with a row for each of its tokens, where they are the drafter's
+OF_DRAFTED = (
+    W2,
+    "markov_head.markov_w2.weight",
+    "lm_head.weight",
+)  # those with a row for each of its tokens, where they are the drafter's
 SPREAD = (
     "The layout has no draft vocabulary. hf_domino's plugin for vLLM reads t2d; in other engines the drafter proposes "
     "all {} tokens instead of {}"

@@ -41,6 +41,7 @@ ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
 # What is done to embeddings, logits and attention of other block drafters, with the values that do nothing.
 UNREAD = {"output_multiplier": 1.0, "input_embedding_scale": 1.0, "final_logit_softcapping": 0.0}
 UNREAD |= dict.fromkeys(("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal"), False)
+MARKOV = ("markov_rank", "markov_head_type")  # fields of DSpark's head that are called the same everywhere
 LABELS = "num_labels"  # of a classifier; Transformers makes a list of as many
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
@@ -99,6 +100,12 @@ def predicts_next(stored: StoredConfig, default: bool) -> Any:
         if value != said[first]:  # read in the wrong order, hardly a draft is accepted
             raise misfit(name, f"{said[first]!r} as {first}", value)
     return next(iter(said.values()), default)
+
+
+def markov_fields(stored: StoredConfig) -> dict[str, Any]:
+    """Read DSpark's fields; its tensors tell of a confidence head."""
+    required(stored, MARKOV[0])
+    return {name: stored[name] for name in MARKOV if stored.get(name) is not None}
 
 
 def classes_of(stored: StoredConfig) -> set[str]:

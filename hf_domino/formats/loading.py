@@ -36,11 +36,11 @@ from hf_domino.formats.fields import (
 from hf_domino.formats.registry import OURS, format_of, refuse_others
 from hf_domino.formats.source import AGAIN, StoredTensor, check_source, read_config, stored_tensors
 from hf_domino.kinds import KINDS
-from hf_domino.target.compatibility import HEAD_MODULES
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
+CONFIDENCE = "confidence_head.proj.weight"  # of DSpark
 OWN = ("embed_tokens.weight", "lm_head.weight")  # of the target, unless a checkpoint of EAGLE-3 holds them
 NAME = "pretrained_model_name_or_path"
 MOST_SHOWN = 4  # names of tensors in an error
@@ -73,6 +73,10 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     tensors = stored_tensors(name, found, download, arguments.get("variant"))
     if found is EAGLE3:
         arguments["config"].own_embeddings, arguments["config"].own_lm_head = (each in tensors for each in OWN)
+    if found is not OURS and arguments["config"].projector_type == "dspark":
+        width = tensors[CONFIDENCE].shape[-1] if CONFIDENCE in tensors else None
+        arguments["config"].enable_confidence_head = width is not None
+        arguments["config"].confidence_head_with_markov = width != arguments["config"].hidden_size
     token_ids = None if is_told else untold(tensors, arguments["config"])
     check_tensors(arguments["config"], found, tensors)
     arguments["force_download"] = False  # all of it is here now
@@ -181,22 +185,17 @@ def check_finite(tensors: Mapping[str, torch.Tensor], place: str) -> None:
 
 
 def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:
-    has_head = config.kind.has_correction_head
-    parts = {name.split(".")[0] for name in stored}
-    if has_head and parts.isdisjoint(HEAD_MODULES):
-        raise refusal(
-            "projector_type",
-            "'dflash' for this checkpoint (it has no prefix_gru and embed_proj: plain DFlash)",
-            config.projector_type,
-            "Set projector_type='dflash' in its configuration, or load a Domino checkpoint.",
-        )
-    if not has_head and (surplus := sorted(name for name in stored if name.split(".")[0] in HEAD_MODULES)):
-        raise refusal(
-            "projector_type",
-            f"'domino' for this checkpoint (it has a correction head: {', '.join(surplus)})",
-            config.projector_type,
-            "Set projector_type='domino' in its configuration, or load a DFlash checkpoint.",
-        )
+    parts, own = {name.split(".")[0] for name in stored}, config.kind.head_modules()
+    fitting, why = config.projector_type, ""
+    if own and parts.isdisjoint(own):
+        fitting, why = "dflash", f"it has no {' and '.join(own)}: plain DFlash"
+    for name, kind in KINDS.items():
+        heads = set(kind.head_modules()).difference(own)
+        if surplus := sorted(tensor for tensor in stored if tensor.split(".")[0] in heads):
+            fitting, why = name, f"it has a correction head: {', '.join(surplus)}"
+    if why:
+        remedy = f"Set projector_type={fitting!r} in its configuration, or load a {config.kind.title} checkpoint."
+        raise refusal("projector_type", f"{fitting!r} for this checkpoint ({why})", config.projector_type, remedy)
 
 
 def shown(names: list[str]) -> str:

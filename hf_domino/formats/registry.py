@@ -14,6 +14,7 @@ from hf_domino.formats.speculators import SPECULATORS
 
 ALWAYS_OURS = "acceptance_rule"  # stands in every file that we wrote, and in no other project's
 NAMING_FIELDS = ("architectures", "model_type", "speculators_model_type", "projector_type")
+OTHER_DSPARK = "DSpark in another layout"
 # Kinds that are not ours: patterns of parts of their classes' and types' names, and fields that only they set.
 OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "P-EAGLE": (("peagle",), ("parallel_drafting",)),
@@ -21,7 +22,7 @@ OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Medusa with lm_heads of its own": (("medusa",), ("medusa_num_heads", "medusa_num_layers")),
     "DFlash 2": (("dflash2",), ("selector_rank", "conv_kernel_size")),
     "DFlash or DSpark on Gemma": (("gemma4dspark",), ()),
-    "DSpark": (("dspark",), ("markov_rank", "markov_head_type", "enable_confidence_head")),
+    OTHER_DSPARK: (("dspark",), ("markov_rank", "markov_head_type", "enable_confidence_head")),
     "LiLiCorr": (("lilicorr",), ("lilicorr_enabled",)),
     "JetSpec": (("jetspec",), ()),
     "MTP": (("mtp",), ()),
@@ -61,8 +62,13 @@ def refuse_others(stored: StoredConfig) -> None:
     names = " ".join(str(name).lower() for value in values for name in (value if isinstance(value, list) else [value]))
     if stored.get("markov_rank") == 0:  # without a Markov head DeepSpec's class is plain DFlash
         names = names.replace("qwen3dspark", "")
+    is_markov = format_of(stored) in (SPECULATORS, DFLASH_CONFIG) and any(place.get("markov_rank") for place in places)
     for kind, (words, fields) in OTHER_KINDS.items():
+        if is_markov and kind == OTHER_DSPARK:
+            continue
         evidence = [found[0] for word in words if (found := re.search(word, names))]
         evidence += [f"{field}={place[field]!r}" for place in places for field in fields if place.get(field)]
         if evidence:
-            raise refusal("the drafter's kind", "Domino, DFlash or EAGLE-3", f"{kind} ({evidence[0]})", CANNOT_RUN)
+            raise refusal(
+                "the drafter's kind", "Domino, DFlash, DSpark or EAGLE-3", f"{kind} ({evidence[0]})", CANNOT_RUN
+            )

@@ -1,6 +1,6 @@
-"""Checkpoints of vllm-project/speculators: `dflash`, and Domino, which is provisional (pull requests 685 and 773).
+"""Checkpoints of vllm-project/speculators: `dflash`, `dspark` and a provisional Domino (pull requests 685 and 773).
 
-Those call it `domino`, or `dflash` with a `projector_type`, and the head `logits_correction` or `domino_head`.
+Those call the last `domino`, or `dflash` with a `projector_type`, and the head `logits_correction` or `domino_head`.
 
 The backbone is nested as `transformer_layer_config`, a difference from its architecture's defaults. Layer ids count the
 embeddings as 0, so they are one higher than ours. Embeddings, lm_head and, at times, more of the target are stored.
@@ -23,6 +23,7 @@ from hf_domino.formats.fields import (
     Format,
     StoredConfig,
     backbone_fields,
+    markov_fields,
     merged,
     predicts_next,
     refuse_unread,
@@ -33,13 +34,14 @@ from hf_domino.formats.fields import (
 
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"
+KINDS_READ = ("dflash", "domino", "dspark")
 DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
 GRU_HIDDEN_DIM, EMB_DIM, PREFIX_LEN = 1024, 256, 1  # and of its Domino class
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
-    if stored[KIND] not in ("dflash", "domino"):
-        raise refusal(KIND, "'dflash' or 'domino'", stored[KIND], CANNOT_RUN)
+    if stored[KIND] not in KINDS_READ:
+        raise refusal(KIND, f"one of {', '.join(KINDS_READ)}", stored[KIND], CANNOT_RUN)
     stored = merged(stored, "dflash_config")  # copies that are made for engines have both
     required(stored, SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
     decoder = dict(section_of(stored, SECTION))
@@ -54,17 +56,19 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
             raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
         raise refusal("target_hidden_size", f"{fields['hidden_size']} ({SECTION}.hidden_size)", width, CANNOT_RUN)
-    is_domino = "domino" in (stored[KIND], stored.get("projector_type"))
+    kind = next(kind for kind in ("domino", "dspark", "dflash") if kind in (stored[KIND], stored.get("projector_type")))
     fields |= {
         "block_size": stored.get("block_size", BLOCK_SIZE),
         "draft_vocab_size": stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE,
         "mask_token_id": stored["mask_token_id"],
         "num_target_layers": None,  # not stored; compared with the target when they meet
         "target_layer_ids": layer_ids_of(stored, "aux_hidden_state_layer_ids"),
-        "projector_type": "domino" if is_domino else "dflash",
-        "shift_label": predicts_next(stored, is_domino),
+        "projector_type": kind,
+        "shift_label": predicts_next(stored, kind != "dflash"),
     }
-    if is_domino:
+    if kind == "dspark":
+        fields |= markov_fields(stored)
+    if kind == "domino":
         fields |= {
             "emb_dim": stored.get("logits_correction_emb_dim", stored.get("emb_dim", EMB_DIM)),
             "gru_hidden_dim": stored.get("gru_hidden_dim", GRU_HIDDEN_DIM),

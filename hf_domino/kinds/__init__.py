@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from hf_domino.kinds.block import DFlash
 from hf_domino.kinds.domino import Domino
+from hf_domino.kinds.dspark import DSpark
 from hf_domino.kinds.eagle3 import Eagle3
 from hf_domino.kinds.kind import KINDS
 from hf_domino.kinds.lookahead import Lookahead
@@ -16,6 +17,7 @@ from hf_domino.kinds.recycling import Recycling
 KINDS |= {
     "domino": Domino,
     "dflash": DFlash,
+    "dspark": DSpark,
     "medusa": Medusa,
     "eagle3": Eagle3,
     "recycling": Recycling,

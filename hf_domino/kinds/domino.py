@@ -10,15 +10,20 @@ drafted, which have columns: all of the target's or fewer.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import domino_kernels
+from domino_kernels.dispatch import FLOATS
 from domino_kernels.reference import step_from_products
 from hf_domino.kinds.block import DFLASH_LINK, Block
+from hf_domino.kinds.head import CorrectionHead
+
+if TYPE_CHECKING:
+    from hf_domino.target.view import TargetModel
 
 
 class Domino(Block):
@@ -28,7 +33,7 @@ class Domino(Block):
     link = "[Domino](https://arxiv.org/abs/2605.29707)"
     papers = ("domino", "dflash")
     way = f" (a {DFLASH_LINK} backbone), a GRU corrects them token by token"
-    has_correction_head = True
+    head_layers = {"prefix_gru": "weight_hh_l0", "embed_proj.0": "weight", "embed_proj.2": "weight"}
     defaults = {"pure_draft_prefix_len": 1}  # which SGLang wants, and which costs nothing: docs/results.md
 
     def build(self) -> None:
@@ -40,9 +45,53 @@ class Domino(Block):
             config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.draft_width
         )
 
+    @property
+    def head(self) -> DominoHead:
+        """See [`Kind`]."""
+        return DominoHead(self.drafter.prefix_gru, self.drafter.embed_proj)
+
     def head_parameters(self) -> list[nn.Parameter]:
         """See [`Kind`]."""
         return list(self.drafter.embed_proj.parameters())
+
+
+class DominoHead(CorrectionHead):
+    """A prefix state that has read all tokens from the anchor on, and a low-rank projection of it."""
+
+    def __init__(self, gru: PrefixGRU, projection: CorrectionProjection):
+        self.gru, self.projection = gru, projection
+
+    @property
+    def up(self) -> nn.Linear:
+        """See [`CorrectionHead`]."""
+        return cast(nn.Linear, self.projection[2])
+
+    def initial_state(self, num_rows: int) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return self.gru.initial_state(num_rows)
+
+    def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return self.projection.project_hidden(draft_hidden)
+
+    def step(
+        self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
+    ) -> torch.Tensor:
+        """See [`CorrectionHead`]; what is drafted at a position does not matter."""
+        return self.gru.step(target.embed(token_ids).to(states), states)
+
+    def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return self.gru(target.embed(token_ids).to(draft_hidden.device, self.up.weight.dtype))
+
+    def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return F.silu(part + self.projection.project_state(states))
+
+    def fits_kernels(self, device: torch.device) -> bool:
+        """See [`CorrectionHead`]."""
+        weight = self.gru.weight_hh_l0
+        return weight.dtype in FLOATS and weight.device == device
 
 
 class PrefixGRU(nn.Module):
@@ -159,11 +208,6 @@ class CorrectionProjection(nn.Sequential):
     def _w1(self) -> torch.Tensor:
         return weight_of(cast(nn.Linear, self[0]))  # [R, H + G]
 
-    @property
-    def up_weight(self) -> torch.Tensor:
-        """W2, `[D, R]`."""
-        return cast(nn.Linear, self[2]).weight
-
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """The draft hidden states' part of W1: `[..., H]` to `[..., R]`."""
         return F.linear(draft_hidden, self._w1[:, : self.hidden_size])
@@ -171,12 +215,3 @@ class CorrectionProjection(nn.Sequential):
     def project_state(self, state: torch.Tensor) -> torch.Tensor:
         """The prefix state's part of W1: `[..., G]` to `[..., R]`."""
         return F.linear(state, self._w1[:, self.hidden_size :])
-
-    def rows(self, columns: torch.Tensor) -> torch.Tensor:
-        """The rows of W2 of some tokens: their columns `[...]` to `[..., R]`."""
-        return F.embedding(columns.to(self.up_weight.device), self.up_weight)
-
-    def expand(self, low_rank: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """SiLU and W2: the sum of both parts `[B, R]` to corrections `[B, D]`, or `[B, M]` of rows `[B, M, R]`."""
-        activated = self[1](low_rank)
-        return self[2](activated) if rows is None else (rows @ activated[..., None])[..., 0]

@@ -23,7 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from hf_domino.kinds.backbone import RotaryTable, rotate
 from hf_domino.kinds.entries import EntryCache
-from hf_domino.kinds.kind import FIFTH_LESS, ONE_LAYER, Branches, Kind
+from hf_domino.kinds.kind import FIFTH_LESS, HEAD_FIELDS, ONE_LAYER, Branches, Kind
 from hf_domino.kinds.view import block_positions, gather_positions
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Eagle3(Kind):
     own = dict.fromkeys(
         ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "own_embeddings", "own_lm_head"), False
     )
-    unread = ("mask_token_id", "gru_hidden_dim", "emb_dim")
+    unread = ("mask_token_id", *HEAD_FIELDS)
     lacks = {
         "own_prefix_share": "It reads its own drafts always; leave it out.",
         "lora_rank": "It is one layer; train it whole.",

@@ -24,6 +24,7 @@ from hf_domino.kinds.context import ContextCache
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
+    from hf_domino.kinds.head import CorrectionHead
     from hf_domino.target.view import TargetModel
 
 Shapes = dict[str, tuple[int, ...]]
@@ -31,6 +32,7 @@ KINDS: dict[str, type[Kind]] = {}  # by `projector_type`; `hf_domino.kinds` puts
 MOST_LAYERS = 10**6  # of a target that does not say how many it has
 FIFTH_LESS = -1 / math.log(0.8)  # positions after which weights of 0.8^i fall to 1/e
 NO_HEAD = "It has no correction head that reads a prefix; leave it out."
+HEAD_FIELDS = ("gru_hidden_dim", "emb_dim", "markov_rank", "markov_head_type")  # what correction heads are told by
 ONE_LAYER = {"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0}
 READS_LM_HEADS = "reads what lm_head reads, the last layer's output after the final norm"
 
@@ -56,7 +58,8 @@ class Kind:
     papers: tuple[str, ...] = ()  # cited with it, in `cards/papers`
     way = ""  # how it drafts, in a card's sentence
     drafts_in_turn = False  # whether a draft reads those before it
-    has_correction_head = False  # whether drafts are corrected token by token
+    head_layers: Mapping[str, str] = {}  # of its correction head: what is read past any wrapper, and a weight of each
+    frozen: tuple[str, ...] = ()  # modules that no training of ours trains
     reads_last_state = False  # whether it reads what the target's lm_head reads, in place of inner layers' outputs
     has_table = False  # whether it has no weights, but a table of tokens that the target fills while it generates
     may_ask_target = False  # whether files leave it to the target which layers are read, as EAGLE-3's do
@@ -81,6 +84,11 @@ class Kind:
             cls(described).build()
         found = {name: tuple(weight.shape) for name, weight in described.named_parameters()}
         return found if config.draft_vocab_size is None else found | {"d2t": (config.draft_vocab_size,)}
+
+    @classmethod
+    def head_modules(cls) -> list[str]:
+        """The parts of a drafter that its correction head is made of; none where drafts are taken as they are."""
+        return list(dict.fromkeys(name.split(".")[0] for name in cls.head_layers))
 
     @classmethod
     def context_shape(cls, config: DominoConfig) -> tuple[int, int, int]:
@@ -161,6 +169,15 @@ class Kind:
         """Base logits `[..., D]` in fp32 of draft hidden states `[..., H]`, on their device."""
         return self.drafter.vocabulary.logits(target, hidden)
 
+    @property
+    def head(self) -> CorrectionHead | None:
+        """What corrects its drafts token by token; None where they are taken as they are."""
+        return None
+
+    def confidence(self, draft_hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor | None:
+        """Chances `[N]` that drafts of these `[N, H]` behind tokens `[N]` are accepted, where weights tell them."""
+        return None
+
     def head_parameters(self) -> list[nn.Parameter]:
         """Weights that turn draft hidden states into logits, beside the target's lm_head."""
         return []
@@ -201,7 +218,7 @@ class Table(Kind):
     reads_last_state = True  # the least that a drafter is given
     why_readable = f"it {READS_LM_HEADS}"
     has_table = True
-    unread = ("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim")
+    unread = ("intermediate_size", "mask_token_id", *HEAD_FIELDS)
     lacks = dict.fromkeys(
         ("training", "plan", "export", "save_pretrained", "check_fit", "explain_round"),
         "It has no weights, and fills its table while hf_domino's own loop generates.",

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hf_domino.kinds.domino import ZeroLinear
-from hf_domino.kinds.kind import FIFTH_LESS, NO_HEAD, ONE_LAYER, READS_LM_HEADS, Kind
+from hf_domino.kinds.kind import FIFTH_LESS, HEAD_FIELDS, NO_HEAD, ONE_LAYER, READS_LM_HEADS, Kind
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -35,7 +35,7 @@ class Medusa(Kind):
     why_readable = f"Medusa {READS_LM_HEADS}"
     defaults = {"block_size": 5, "num_hidden_layers": 1}
     fixed = ONE_LAYER
-    unread = ("intermediate_size", "mask_token_id", "gru_hidden_dim", "emb_dim")
+    unread = ("intermediate_size", "mask_token_id", *HEAD_FIELDS)
     lacks = {
         "own_prefix_share": NO_HEAD,
         "lora_rank": "Its heads are small; train them whole.",

@@ -17,7 +17,7 @@ from torch import nn
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.correcting.corrections import Corrections
-from hf_domino.kinds.domino import CorrectionProjection, PrefixGRU
+from hf_domino.kinds.domino import CorrectionProjection, DominoHead, PrefixGRU
 
 
 class BlockHead(nn.Module):
@@ -29,6 +29,11 @@ class BlockHead(nn.Module):
         self.config = config
         self.prefix_gru = PrefixGRU(*sizes)
         self.embed_proj = CorrectionProjection(*sizes, config.emb_dim, config.vocab_size)
+
+    @property
+    def head(self) -> DominoHead:
+        """See [`DominoDraftModel`]."""
+        return DominoHead(self.prefix_gru, self.embed_proj)
 
     def forward(
         self,

@@ -52,7 +52,11 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     if not isinstance(section, Mapping):
         return None
     kind, shifts = (section.get(name, stored.get(name)) for name in ("projector_type", "shift_label"))
-    return interpret(stored)[1] if PROJECTOR_TYPES.get(kind or "") == "domino" or shifts else None
+    if PROJECTOR_TYPES.get(kind or "") != "domino" and not shifts:
+        return None
+    config = interpret(stored)[1]
+    config.kind.refuse_what_it_lacks("the plugin for vLLM")
+    return config
 
 
 def check_settings(

@@ -21,7 +21,6 @@ from hf_domino.formats.loading import check_tensors
 from hf_domino.serving.head import BlockHead, anchors_of
 from hf_domino.serving.settings import check_settings, check_target, served_config, version_notice
 from hf_domino.serving.vllm_faults import mend_context_norms, mend_expansion
-from hf_domino.target.compatibility import HEAD_MODULES
 
 logger = init_logger("vllm.hf_domino")
 V2_NOTICE = (
@@ -80,7 +79,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
             self.left_out = torch.ones(told.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
             self.left_out = self.left_out.to(self.lm_head.weight.device)
         if self.head is not None:
-            own = [name for name in tensors if name.partition(".")[0] in HEAD_MODULES]
+            own = [name for name in tensors if name.partition(".")[0] in told.kind.head_modules()]
             self.head.load_state_dict({name: tensors.pop(name) for name in own})
         return tensors
 

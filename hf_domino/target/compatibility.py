@@ -16,9 +16,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 
-HEAD_MODULES = ("prefix_gru", "embed_proj")
-# Layers that are read weight by weight, past any wrapper around them, each with a weight of its own.
-HEAD_LAYERS = {"prefix_gru": "weight_hh_l0", "embed_proj.0": "weight", "embed_proj.2": "weight"}
 # Targets whose forward over several positions behind a cache gives other logits than one position at a time (measured),
 # or none, with the reason.
 _IGNORES_STATE = "ignores its recurrent state there"
@@ -185,10 +182,8 @@ def check_drafter(drafter: PreTrainedModel) -> None:
     if empty:
         remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."
         raise refusal("the drafter's device", "one that holds its weights", f"meta ({len(empty)} tensors)", remedy)
-    if drafter.config.kind.has_correction_head:
-        modules = dict(drafter.named_modules())
-        own = {name: dict(modules[name].named_parameters(recurse=False)) for name in HEAD_LAYERS if name in modules}
-        wrapped = [name for name, weight in HEAD_LAYERS.items() if weight not in own.get(name, {})]
-        if wrapped:
-            remedy = "Merge the adapter first: peft.PeftModel.from_pretrained(drafter, adapter).merge_and_unload()."
-            raise refusal("the layers of the drafter's correction head", "without adapters", wrapped, remedy)
+    modules, layers = dict(drafter.named_modules()), drafter.config.kind.head_layers
+    own = {name: dict(modules[name].named_parameters(recurse=False)) for name in layers if name in modules}
+    if wrapped := [name for name in own if layers[name] not in own[name]]:
+        remedy = "Merge the adapter first: peft.PeftModel.from_pretrained(drafter, adapter).merge_and_unload()."
+        raise refusal("the layers of the drafter's correction head", "without adapters", wrapped, remedy)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_domino._common.dtypes import fast_dtype
 
+BY_TOKEN = ("embed", "markov_w")  # in names of matrices with a row for each token, and of those beside them
 MOMENTUM = 0.95  # of Muon, as torch has it
 RMS_OF_ADAMW = 0.2  # of its updates, which torch's "match_rms_adamw" takes over
 SMALLEST_NORM = 1e-7  # that a matrix is divided by
@@ -52,7 +53,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         inner: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
-            (inner if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
+            is_inner = parameter.ndim == 2 and not any(part in name for part in BY_TOKEN)
+            (inner if is_inner else rest).append(parameter)
         muon = {"params": inner, "lr": muon_lr, "weight_decay": weight_decay, "momentum": MOMENTUM}
         # A group, which may be empty: some drafters are matrices alone.
         self._adamw = torch.optim.AdamW(

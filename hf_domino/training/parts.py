@@ -12,10 +12,10 @@ from hf_domino._common.refusal import refusal
 from hf_domino.drafter.adapters import add_lora
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds import KINDS
-from hf_domino.target.compatibility import HEAD_MODULES
+from hf_domino.kinds.kind import HEAD_FIELDS
 from hf_domino.training.arguments import DominoTrainingArguments
 
-OF_A_HEAD = ("projector_type", "gru_hidden_dim", "emb_dim", "pure_draft_prefix_len")
+OF_A_HEAD = ("projector_type", "pure_draft_prefix_len", *HEAD_FIELDS)
 BLOCK_SIZE = "block_size"  # no weight depends on it
 
 
@@ -32,17 +32,21 @@ def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn
     Raises:
         ValueError: If the drafter has no such part, or no name that an adapter could be loaded over.
     """
+    kind = drafter.config.kind
+    for name, parameter in drafter.named_parameters():
+        if name.split(".")[0] in kind.frozen:
+            parameter.requires_grad_(False)
     if args.lora_rank is not None:
         return add_lora(drafter, args.lora_rank, 2 * args.lora_rank)
     if args.train_only == "head":
         if not drafter.has_correction_head:
-            kind, gets_one = drafter.config.kind.title, drafter.config.projector_type == "dflash"
+            gets_one = drafter.config.projector_type == "dflash"
             remedy = (
                 "Give it a new one: projector_type='domino' beside drafter." if gets_one else "Leave train_only out."
             )
-            raise refusal("the drafter of train_only='head'", "one with a correction head", kind, remedy)
+            raise refusal("the drafter of train_only='head'", "one with a correction head", kind.title, remedy)
         for name, parameter in drafter.named_parameters():
-            parameter.requires_grad_(name.split(".")[0] in HEAD_MODULES)
+            parameter.requires_grad_(name.split(".")[0] in kind.head_modules())
     return drafter
 
 
@@ -60,7 +64,7 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
         if config.projector_type != "dflash":
             remedy = "Leave projector_type out, or start from a DFlash drafter."
             raise refusal("the drafter of a new head", "plain DFlash", config.kind.title, remedy)
-        overrides = {**KINDS["domino"].defaults, **overrides}
+        overrides = {**KINDS[overrides["projector_type"]].defaults, **overrides}
     for name, value in overrides.items():
         setattr(config, name, value)
     config.check()

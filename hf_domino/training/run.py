@@ -17,6 +17,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import RECORD_SUFFIXES, read_records
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds import KINDS
 from hf_domino.target.identity import identify
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
@@ -130,11 +131,12 @@ def check_fields(
     if names.drafter is None or not overrides:
         return
     of_head = [name for name in overrides if name != BLOCK_SIZE]
-    if of_head and (overrides.get("projector_type") != "domino" or not set(of_head) <= set(OF_A_HEAD)):
+    kind = KINDS.get(overrides.get("projector_type", ""))
+    if of_head and (kind is None or not kind.head_layers or not set(of_head) <= set(OF_A_HEAD)):
         raise ValueError(
             f"{', '.join(of_head)} must not be set with drafter={names.drafter!r}: the "
-            f"drafter has its own shape. Only another block_size, or with projector_type=domino a new correction head "
-            f"for a DFlash drafter, goes with its weights."
+            f"drafter has its own shape. Only another block_size, or with projector_type=domino (or dspark) a new "
+            f"correction head for a DFlash drafter, goes with its weights."
         )
     if args.lora_rank is not None:
         remedy = "An adapter has the shape of its drafter: leave one of them out."

@@ -73,11 +73,18 @@ def test_every_family_can_be_recorded(family, make_drafter, recorded):
 
 
 @pytest.mark.parametrize(
-    ("projector_type", "shift_label", "draft_pool_size"),
-    [("domino", True, None), ("domino", False, 16), ("dflash", True, 16), ("dflash", False, None)],
+    ("projector_type", "shift_label", "draft_pool_size", "markov_head_type"),
+    [
+        *(("domino", True, None, None), ("domino", False, 16, None)),
+        *(("dflash", True, 16, None), ("dflash", False, None, None)),
+        *(("dspark", False, 16, "gated"), ("dspark", True, None, "rnn")),
+    ],
 )
-def test_every_kind_of_drafter(tiny_qwen3, make_drafter, recorded, projector_type, shift_label, draft_pool_size):
+def test_every_kind_of_drafter(
+    tiny_qwen3, make_drafter, recorded, projector_type, shift_label, draft_pool_size, markov_head_type
+):
     options = {"projector_type": projector_type, "shift_label": shift_label, "draft_pool_size": draft_pool_size}
+    options |= {"markov_head_type": markov_head_type} if markov_head_type else {}
     drafter = make_drafter(tiny_qwen3, **options)
     assert_equal_to_plain(tiny_qwen3, drafter, eos_token_id=-1)
     lengths = []

@@ -70,10 +70,11 @@ def test_the_halves_of_an_adapted_projection_are_the_whole(make_drafter, tiny_qw
         adapted.merge_adapter()
     elif state == "off":
         adapted.base_model.disable_adapter_layers()
-    head, hidden, states = adapted.get_base_model().embed_proj, torch.randn(3, 32), torch.randn(3, 16)
+    drafter, hidden, states = adapted.get_base_model(), torch.randn(3, 32), torch.randn(3, 16)
+    head = drafter.head
     with torch.no_grad():
-        halves = head.expand(head.project_hidden(hidden) + head.project_state(states))
-        torch.testing.assert_close(halves, head(torch.cat((hidden, states), dim=1)), atol=1e-5, rtol=1e-5)
+        halves = head.expand(head.activate(head.project_hidden(hidden), states))
+        torch.testing.assert_close(halves, drafter.embed_proj(torch.cat((hidden, states), dim=1)), atol=1e-5, rtol=1e-5)
 
 
 def test_checked(adapted, tiny_qwen3):

@@ -29,7 +29,10 @@ def real_rounds(monkeypatch):
     return rounds
 
 
-SHAPES = [{}, {"shift_label": False}, {"projector_type": "dflash"}, {"draft_tree_size": 11}]
+SHAPES = [
+    *({}, {"shift_label": False}, {"projector_type": "dflash"}, {"draft_tree_size": 11}),
+    {"projector_type": "dspark", "markov_head_type": "rnn", "draft_tree_size": 11},
+]
 
 
 @pytest.mark.parametrize("fields", SHAPES, ids=str)

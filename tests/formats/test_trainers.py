@@ -63,7 +63,10 @@ MROPE = {"type": "mrope", "mrope_section": [16, 24, 24]}
 NOT_READ = {
     "qwen2-5-vl-7b-eagle3": (EAGLE | {"rope_theta": 1e6, "rope_scaling": MROPE}, "must be one of .* got 'mrope'"),
     "qwen2.5-vl-32b-eagle3": (EAGLE | {"hidden_size": 5120, "num_attention_heads": 28}, "5120. is not a multiple"),
-    "qwen3-8b-dspark": (DFLASH | {"architectures": ["DSparkDraftModel"]}, r"Domino, .* got 'DSpark \(dspark\)'"),
+    "qwen3-8b-dspark": (
+        DFLASH | {"architectures": ["DSparkDraftModel"]},
+        r"Domino, .* got 'DSpark in another layout \(dspark\)'",
+    ),
     "qwen3-8b-peagle": (
         EAGLE | {"architectures": ["PEagleDraftModel"], "num_hidden_layers": 4},
         "kind must be .*EAGLE",

@@ -38,12 +38,31 @@ def naive_positions(drafter, target, batch, weight):
                     continue
                 base = corrected = (drafter.lm_head.weight if config.own_lm_head else weight) @ z[k]
                 if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
-                    state = torch.zeros(1, config.gru_hidden_dim)
-                    for token in ids[row, anchor:position]:
-                        state = drafter.prefix_gru.step(target.model.embed_tokens(token)[None], state)
-                    corrected = base + drafter.embed_proj(torch.cat((z[k], state[0])))
+                    correction = _markov if config.projector_type == "dspark" else _domino
+                    corrected = base + correction(drafter, target, ids[row, anchor:position], z[first : k + 1])
                 law = weight @ hidden[-1][row, position - 1]
                 yield (row, anchor), k, base, corrected, law, int(ids[row, position])
+
+
+def _domino(drafter, target, tokens, z):
+    """What Domino's head adds behind the tokens from the anchor on."""
+    state = torch.zeros(1, drafter.config.gru_hidden_dim)
+    for token in tokens:
+        state = drafter.prefix_gru.step(target.model.embed_tokens(token)[None], state)
+    return drafter.embed_proj(torch.cat((z[-1], state[0])))
+
+
+def _markov(drafter, target, tokens, z):
+    """What DSpark's head adds, of the draft hidden states of the positions so far `[T, H]`."""
+    head, state = drafter.markov_head, torch.zeros(drafter.config.markov_rank)
+    for token, h in zip(tokens, z, strict=True):
+        read = head.markov_w1.weight[token]
+        if hasattr(head, "gate_proj"):
+            read = head.gate_proj(torch.cat((h, read))).sigmoid() * read
+        if hasattr(head, "joint_proj"):
+            gate, candidate, read = head.joint_proj(torch.cat((state, read, h))).chunk(3)
+            state, read = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh(), read.tanh()
+    return head.markov_w2(read)
 
 
 def _along(drafter, target, ids, context, anchor):

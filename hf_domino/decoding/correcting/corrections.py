@@ -1,9 +1,9 @@
 """The correction head along one block: which tokens it has read, and what it adds to the base logits.
 
-Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W_z z_k + W_s state_k), one GRU step per token.
+corrected_k = base_k + W2 activate(part_k, state_k), one step of the head per token; heads are in `hf_domino.kinds`.
 
-Shapes: B batch, P proposals, H hidden size, G width of the prefix state, R low rank, M candidates, D tokens that are
-drafted, all of the target's or fewer.
+Shapes: B batch, P proposals, H hidden size, G width of a state, M candidates, D tokens that are drafted, all of the
+target's or fewer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.domino import PrefixGRU
+from hf_domino.kinds.head import CorrectionHead
 from hf_domino.target.view import TargetModel
 
 FORESEEN = 2  # likeliest tokens of every position whose input products are computed together
@@ -40,21 +40,24 @@ class Corrections:
         candidates: torch.Tensor | None = None,
         table: InputTable | None = None,
     ):
-        self._target, self._gru, self._projection = target, drafter.prefix_gru, drafter.embed_proj
+        head = drafter.head
+        assert head is not None
+        self._target, self._head, self._table = target, head, table
         self._first_corrected = drafter.config.pure_draft_prefix_len
-        self._block_part = self._projection.project_hidden(draft_hidden)  # [B, P, R], once
-        self._rows = None if candidates is None else self._projection.rows(candidates)  # [B, P, M, R]
-        self._table = table
+        self._parts = head.project_hidden(draft_hidden)  # [B, P, ...], once
+        self._rows = None if candidates is None else head.rows(candidates)  # [B, P, M, R]
         if table is not None and candidates is not None:
             likeliest = drafter.vocabulary.ids(candidates[:, :-1, :FORESEEN])
             table.add([*anchors.tolist(), *likeliest.flatten().tolist()])
         # [B, G] each; the one of proposal i has read the anchor and the i proposals before.
-        self._states = [read_tokens(self._gru, target, anchors, self._gru.initial_state(len(anchors)), table)]
+        self._states: list[torch.Tensor] = []
+        self.read(anchors)
 
     def read(self, token_ids: torch.Tensor) -> None:
-        """Advance the prefix state by the next proposal, ids `[B]`."""
-        state = read_tokens(self._gru, self._target, token_ids, self._states[-1], self._table)
-        self._states.append(state)
+        """Advance the state by the anchor or the next proposal, ids `[B]`; not by the last, behind which is none."""
+        index = len(self._states)
+        state = self._states[-1] if index else self._head.initial_state(len(token_ids))
+        self._states.append(read_tokens(self._head, self._target, token_ids, state, self._parts[:, index], self._table))
 
     def forget(self, num_proposals: int) -> None:
         """Go back to where only the first `num_proposals` had been read."""
@@ -69,9 +72,9 @@ class Corrections:
         """
         if index < self._first_corrected:
             return base_logits
-        low_rank = self._block_part[:, index] + self._projection.project_state(self._states[index])
+        activated = self._head.activate(self._parts[:, index], self._states[index])
         rows = None if self._rows is None else self._rows[:, index]
-        return base_logits + self._projection.expand(low_rank, rows).to(base_logits)
+        return base_logits + self._head.expand(activated, rows).to(base_logits)
 
     def apply_to_all(self, base_logits: torch.Tensor) -> torch.Tensor:
         """Corrected logits of all columns of the first N proposals; those before each must have been read.
@@ -83,15 +86,20 @@ class Corrections:
         if count <= first:
             return base_logits
         states = torch.stack(self._states[first:count], dim=1)  # [B, N - first, G]
-        low_rank = self._block_part[:, first:count] + self._projection.project_state(states)
-        corrected = base_logits[:, first:] + self._projection.expand(low_rank).to(base_logits)
+        activated = self._head.activate(self._parts[:, first:count], states)
+        corrected = base_logits[:, first:] + self._head.expand(activated).to(base_logits)
         return torch.cat((base_logits[:, :first], corrected), dim=1) if first else corrected
 
 
 def read_tokens(
-    gru: PrefixGRU, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, table: InputTable | None = None
+    head: CorrectionHead,
+    target: TargetModel,
+    token_ids: torch.Tensor,
+    states: torch.Tensor,
+    part: torch.Tensor,
+    table: InputTable | None = None,
 ) -> torch.Tensor:
-    """Advance prefix states `[N, G]` by a token each, ids `[N]`."""
+    """Advance states `[N, G]` by a token each, ids `[N]`, before positions of these parts."""
     if table is not None:
-        return gru.advance(table.rows(token_ids.tolist()), states)
-    return gru.step(target.embed(token_ids).to(states), states)
+        return head.gru.advance(table.rows(token_ids.tolist()), states)
+    return head.step(target, token_ids, states, part)

@@ -12,11 +12,11 @@ import torch
 from transformers import TemperatureLogitsWarper
 
 from domino_kernels import correct_and_choose, runs_triton
-from domino_kernels.dispatch import FLOATS
 from domino_kernels.reference import add_noise
 from hf_domino.decoding.correcting.candidates import with_luck
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.domino import DominoHead
 from hf_domino.target.view import TargetModel
 
 
@@ -33,10 +33,8 @@ def fits_kernels(
     """
     # Of steps, as torch 2.9 compiles no `not` of a list of processors.
     is_plain = not law.steps or (noise is not None and all(map(_is_temperature, law.processors)))
-    if not (is_plain and drafter.has_correction_head and runs_triton(base_logits)):
-        return False
-    weight = drafter.prefix_gru.weight_hh_l0
-    return weight.dtype in FLOATS and weight.device == base_logits.device
+    head = drafter.head
+    return is_plain and head is not None and runs_triton(base_logits) and head.fits_kernels(base_logits.device)
 
 
 def _is_temperature(processor: object) -> bool:
@@ -68,22 +66,22 @@ def choose_fused(
     Returns:
         `torch.Tensor`: Proposals `[B, P]`.
     """
-    gru, projection, vocabulary = drafter.prefix_gru, drafter.embed_proj, drafter.vocabulary
-    up_weight, size = projection.up_weight, drafter.config.draft_pool_size
-    block_part, logits, candidates = projection.project_hidden(draft_hidden), base_logits, None
+    head, vocabulary = DominoHead(drafter.prefix_gru, drafter.embed_proj), drafter.vocabulary
+    up_weight, size = head.up.weight, drafter.config.draft_pool_size
+    parts, logits, candidates = head.project_hidden(draft_hidden), base_logits, None
     if size is not None and size < base_logits.shape[2]:
         candidates = with_luck(base_logits, noise, temperature or 1.0).topk(size, dim=2).indices  # [B, P, M]
         logits = base_logits.gather(2, candidates)
     first = slice(drafter.config.pure_draft_prefix_len)
     columns = _choose_uncorrected(logits[:, first], _at(candidates, first), _at(noise, first), temperature)
     uncorrected = vocabulary.ids(columns)
-    tokens, state = [anchors], gru.initial_state(len(anchors))
+    tokens, state = [anchors], head.initial_state(len(anchors))
     for index in range(base_logits.shape[1]):
-        state = gru.step(target.embed(tokens[-1]).to(state), state)
+        state = head.step(target, tokens[-1], state, parts[:, index])
         if index < uncorrected.shape[1]:
             tokens.append(uncorrected[:, index])
             continue
-        low_rank = block_part[:, index] + projection.project_state(state)
+        low_rank = parts[:, index] + head.projection.project_state(state)
         row, pool, drawn = logits[:, index], _at(candidates, index), _at(noise, index)
         column = correct_and_choose(row, low_rank, up_weight, pool, noise=drawn, temperature=temperature)
         tokens.append(vocabulary.ids(column))

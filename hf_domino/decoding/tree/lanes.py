@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from domino_kernels import advance_lanes, correct_lanes, reference
+from domino_kernels import advance_lanes, correct_lanes
 from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.correcting.corrections import FORESEEN, read_tokens
 from hf_domino.decoding.correcting.input_table import InputTable
@@ -56,15 +56,14 @@ class DominoLanes:
     ):
         self._noise, self._pool, self._target, self._table, self._is_fused = noise, pool, target, table, is_fused
         self._texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
-        self._has_head = drafter.has_correction_head
-        if self._has_head:
-            self._gru, self._projection = drafter.prefix_gru, drafter.embed_proj
+        self._head = head = drafter.head
+        if head is not None:
             self._first_corrected = drafter.config.pure_draft_prefix_len
             if table is not None:
                 likeliest = pool.token_ids[:, :-1, :FORESEEN]
                 table.add([*prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
-            self._block_part = self._projection.project_hidden(draft_hidden)  # [B, C, R]
-            self._states = self._read(prefixes.last(), self._gru.initial_state(len(draft_hidden))[:, None])  # [B, L, G]
+            self._parts = head.project_hidden(draft_hidden)  # [B, C, ...]
+            self._states = self._read(prefixes.last(), head.initial_state(len(draft_hidden))[:, None])  # [B, L, G]
 
     @property
     def num_depths(self) -> int:
@@ -80,12 +79,14 @@ class DominoLanes:
 
     def _scores(self, depth: int) -> torch.Tensor:
         """The draft law's scores `[B, L, M]` of the candidates behind each lane."""
-        logits = self._pool.logits[:, depth, None]
-        if self._has_head and depth >= self._first_corrected:
-            correct = correct_lanes if self._is_fused else reference.correct_lanes
-            state_part, up_weight = self._projection.project_state(self._states), self._projection.up_weight
-            columns = self._pool.columns[:, depth].to(up_weight.device)
-            logits = correct(self._pool.logits[:, depth], self._block_part[:, depth], state_part, up_weight, columns)
+        logits, columns, head = self._pool.logits[:, depth, None], self._pool.columns[:, depth], self._head
+        if head is not None and depth >= self._first_corrected:
+            if self._is_fused:
+                up_weight, state_part = head.up.weight, head.projection.project_state(self._states)
+                logits = correct_lanes(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
+            else:
+                activated = head.activate(self._parts[:, depth, None], self._states)  # [B, L, R]
+                logits = logits + (activated @ head.rows(columns).mT).to(logits)
         logits = logits.expand(-1, self._texts.shape[1], -1)
         return self._pool.scores(logits.flatten(0, 1), self._texts.flatten(0, 1)).view(logits.shape)
 
@@ -93,18 +94,22 @@ class DominoLanes:
         """Go on with lanes behind these `[B, L']`, each by a token `[B, L']`."""
         before = self._texts.gather(1, lanes[..., None].expand(-1, -1, self._texts.shape[2]))
         self._texts = torch.cat((before, tokens[..., None]), dim=2)
-        if not self._has_head:
+        if self._head is None:
             return
         lanes = lanes.to(self._states.device)
         if self._is_fused:
-            products = self._gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]
-            self._states = advance_lanes(products, self._states, lanes, self._gru.weight_hh_l0)
+            gru = self._head.gru
+            products = gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]
+            self._states = advance_lanes(products, self._states, lanes, gru.weight_hh_l0)
         else:
             states = self._states.gather(1, lanes[..., None].expand(-1, -1, self._states.shape[2]))
             self._states = self._read(tokens, states)
 
     def _read(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        flat = read_tokens(self._gru, self._target, tokens.flatten(), states.flatten(0, 1), self._table)
+        """Read the tokens `[B, L]` that the texts of lanes end with, behind states before these `[B, L, G]`."""
+        assert self._head is not None
+        part = self._parts[:, self._texts.shape[2], None].expand(-1, states.shape[1], -1).flatten(0, 1)
+        flat = read_tokens(self._head, self._target, tokens.flatten(), states.flatten(0, 1), part, self._table)
         return flat.view(*states.shape)
 
 

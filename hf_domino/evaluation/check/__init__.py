@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
@@ -116,7 +115,7 @@ def _joined(measurements: Sequence[Measurement]) -> list[Measurement]:
 def _is_fresh(drafter: DominoDraftModel) -> bool:
     """Whether the norms are still as initialised; training changes them within a few steps."""
     # In half precision a little training rounds to 1 again, so a correction head that is not zero counts, too.
-    if drafter.has_correction_head and bool(cast(nn.Linear, drafter.embed_proj[2]).weight.any()):
+    if (head := drafter.head) is not None and bool(head.up.weight.any()):
         return False
     norms = [weight for name, weight in drafter.named_parameters() if "norm" in name]
     return all(bool((weight == 1).all()) for weight in norms)

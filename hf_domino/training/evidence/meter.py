@@ -41,7 +41,7 @@ class Meter:
     """Sums of losses and weights since the last reset, and of proposals that are right, in blocks whose all count."""
 
     def __init__(self, config: DominoConfig, device: torch.device):
-        self._label_offset, self._has_head = config.label_offset, config.kind.has_correction_head
+        self._label_offset, self._has_head = config.label_offset, bool(config.kind.head_layers)
         self._sums = torch.zeros(3, device=device)
         self._places = torch.arange(config.num_draft_tokens + 1, device=device)
         # Blocks with at least 0, 1, ..., P proposals right, of base and corrected logits.

@@ -1,8 +1,8 @@
 """The teacher-forced forward that training and its acceptance metric share.
 
-The target runs once over the sequences; the drafter then drafts every block, and its GRU reads the true tokens.
+The target runs once over the sequences; the drafter then drafts every block, and its head reads the true tokens.
 
-Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden size, G width of the prefix state.
+Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden size, G width of a head's state.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.view import block_positions, gather_positions
@@ -76,16 +77,15 @@ def draft_blocks(
             [`~kinds.kind.Kind.draft_blocks`].
 
     Returns:
-        `tuple`: Draft hidden states `[B, N, K, H]`, and the prefix state used with each `[B, N, K, G]`; None without a
+        `tuple`: Draft hidden states `[B, N, K, H]`, and the head's state used with each `[B, N, K, G]`; None without a
         correction head.
     """
     hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors, position_ids)
-    if not drafter.has_correction_head:
+    if drafter.head is None:
         return hidden, None
     # With `shift_label` position k uses the state that has read tokens a..a+k, else a..a+k-1.
-    tokens = gather_positions(input_ids, block_positions(anchors, drafter.config.block_size))  # [B, N, K]
-    embeds = target.embed(tokens.flatten(0, 1)).to(drafter.dtype)  # [B*N, K, H]
-    states = drafter.prefix_gru(embeds)
-    if drafter.config.label_offset:
-        states = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
+    first, size = drafter.config.label_offset, drafter.config.block_size
+    tokens = gather_positions(input_ids, block_positions(anchors, size)[..., : size - first])  # [B, N, K - first]
+    states = drafter.head.read(target, tokens.flatten(0, 1), hidden[..., first:, :].flatten(0, 1))
+    states = F.pad(states, (0, 0, first, 0)) if first else states
     return hidden, states.unflatten(0, tokens.shape[:2])

@@ -4,7 +4,7 @@ L = (1 - lambda_base) CE(corrected) + lambda_base CE(base), each a weighted sum 
 sum of the weights; lambda_base falls linearly from 1 to 0 (arXiv 2605.29707). Without a correction head it is CE(base).
 With a draft vocabulary both are over its tokens, and labels that are not among them carry no loss.
 
-Shapes: N blocks, K block size, M of their positions, H hidden size, G width of the prefix state, D tokens that are
+Shapes: N blocks, K block size, M of their positions, H hidden size, G width of a head's state, D tokens that are
 drafted, all of the target's or fewer.
 """
 
@@ -28,7 +28,7 @@ class ScoredBlocks:
 
     Args:
         hidden (`torch.Tensor`): Draft hidden states `[N, K, H]`.
-        states (`torch.Tensor`, *optional*): Prefix states `[N, K, G]` used with them; None without a correction head.
+        states (`torch.Tensor`, *optional*): The head's states `[N, K, G]` used with them; None without a head.
         labels (`torch.Tensor`): Columns of the labels `[N, K]` int64; -1 where the label is not drafted, which counts
             and carries no loss.
         weights (`torch.Tensor`): `[N, K]` fp32, 0 where a label does not count.
@@ -167,18 +167,18 @@ def draft_logits(
         drafter (`DominoDraftModel`): For the correction head.
         target (`TargetModel`): For lm_head.
         hidden (`torch.Tensor`): Draft hidden states `[..., H]`.
-        states (`torch.Tensor`, *optional*): Prefix states `[..., G]`; None without a correction head.
+        states (`torch.Tensor`, *optional*): The head's states `[..., G]`; None without a correction head.
         is_corrected (`torch.Tensor`): `[...]` bool, from [`corrected_positions`].
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Both `[..., D]` in fp32; the same tensor without a correction head.
     """
     base = drafter.kind.logits(target, hidden).float()
-    if states is None:
+    head = drafter.head
+    if head is None or states is None:
         return base, base
-    head = drafter.embed_proj
-    low_rank = head.project_hidden(hidden) + head.project_state(states)
-    return base, base + head.expand(low_rank).float() * is_corrected[..., None]
+    activated = head.activate(head.project_hidden(hidden), states)
+    return base, base + head.expand(activated).float() * is_corrected[..., None]
 
 
 class _LeanCrossEntropy(torch.autograd.Function):

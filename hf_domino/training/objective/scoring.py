@@ -4,7 +4,7 @@ Positions are scored chunk by chunk, and the gradients of a chunk are made while
 computed again in the backward pass, which only scales what was found (as Liger's fused losses do, arXiv 2410.10989).
 lm_head is called and differentiated as a module, so it may be quantised or offloaded.
 
-Shapes: N blocks, K block size, M of their positions, H hidden size, G width of the prefix state, D tokens that are
+Shapes: N blocks, K block size, M of their positions, H hidden size, G width of a head's state, D tokens that are
 drafted.
 """
 
@@ -62,7 +62,7 @@ def _sum_up(parts: list[DraftLosses]) -> DraftLosses:
 
 
 class _GradientsAtOnce(torch.autograd.Function):
-    """Sums chunks, and keeps the gradients of hidden states `[N, K, H]`, prefix states and parameters."""
+    """Sums chunks, and keeps the gradients of hidden states `[N, K, H]`, states of the head and parameters."""
 
     @staticmethod
     def forward(

@@ -62,7 +62,16 @@ def test_recorded_rounds_write_plain_text(model_type, law):
 
 @pytest.mark.parametrize(
     ("law", "options"),
-    [*zip(LAWS, [{}, {"projector_type": "dflash"}, {"draft_pool_size": None}, {"shift_label": True}], strict=True)],
+    [
+        *zip(
+            LAWS,
+            [
+                *({"projector_type": "dspark", "markov_head_type": "rnn"}, {"projector_type": "dflash"}),
+                *({"draft_pool_size": None}, {"shift_label": True}),
+            ],
+            strict=True,
+        )
+    ],
 )
 def test_trees_are_those_of_rounds_that_grow(tiny_qwen3, law, options):
     drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, draft_length="full", **options)

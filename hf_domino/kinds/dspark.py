@@ -1,0 +1,186 @@
+"""DSpark: a Markov head corrects each draft of a DFlash block by the token before it (arXiv 2607.05147).
+
+With e = W1[x_{k-1}] and h_k the draft hidden state, the scores of position k get W2 applied to
+
+- vanilla: e
+- gated: sigmoid(G [h_k ; e] + b) * e
+- rnn: tanh(o), where (g, c, o) = J [s ; e ; h_k] + b, and s becomes sigmoid(g) s + (1 - sigmoid(g)) tanh(c).
+
+The first two are of first order: their state is e alone, and nothing is carried along a block. Names are those of the
+releases (`markov_head.*`, `confidence_head.proj`). The confidence head tells the chance that a draft is accepted; it is
+loaded, kept and shown by `explain_round`, and no round depends on it.
+
+Shapes: N rows or lanes, T tokens, H hidden size, R Markov rank, D tokens that are drafted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hf_domino.kinds.block import DFLASH_LINK, Block
+from hf_domino.kinds.domino import ZeroLinear
+from hf_domino.kinds.head import CorrectionHead
+
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
+    from hf_domino.target.view import TargetModel
+
+
+class DSpark(Block):
+    """DSpark: DFlash's backbone, and a head that corrects each draft by the token before it."""
+
+    title = "DSpark"
+    link = "[DSpark](https://arxiv.org/abs/2607.05147)"
+    papers = ("dspark", "dflash")
+    way = f" (a {DFLASH_LINK} backbone), a Markov head corrects each by the token before it"
+    head_layers = {
+        f"markov_head.{name}": "weight" for name in ("markov_w1", "markov_w2", "gate_proj", "joint_proj")
+    }  # the last two in some
+    frozen = ("confidence_head",)
+    fixed = {"pure_draft_prefix_len": 0}
+    lacks = {
+        "lora_rank": "Its head is read weight by weight; train it whole, or the head alone (train_only).",
+        "the plugin for vLLM": "vLLM runs DSpark itself, in the layout of DeepSpec or speculators.",
+        "export": "Engines' layouts are read, not written; save_pretrained writes hf_domino's own format.",
+    }
+
+    def build(self) -> None:
+        """See [`Kind`]; the names are those of the releases."""
+        super().build()
+        drafter, config = self.drafter, self.config
+        drafter.markov_head = HEADS[config.markov_head_type](config)
+        if config.enable_confidence_head:
+            drafter.confidence_head = ConfidenceHead(config)
+
+    @property
+    def head(self) -> MarkovHead:
+        """See [`Kind`]."""
+        return self.drafter.markov_head
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        """See [`Kind`]."""
+        return [weight for name, weight in self.head.named_parameters() if not name.startswith("markov_w1")]
+
+    def confidence(self, draft_hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor | None:
+        """See [`Kind`]."""
+        if not self.config.enable_confidence_head:
+            return None
+        read = draft_hidden
+        if self.config.confidence_head_with_markov:
+            read = torch.cat((draft_hidden, self.head.embed(token_ids).to(draft_hidden)), dim=-1)
+        return self.drafter.confidence_head.proj(read)[..., 0].float().sigmoid()
+
+
+class ConfidenceHead(nn.Module):
+    """The chance that a draft is accepted, of its draft hidden state and the embedding of the token before it."""
+
+    def __init__(self, config: DominoConfig):
+        super().__init__()
+        width = config.hidden_size + config.confidence_head_with_markov * config.markov_rank
+        self.proj = nn.Linear(width, 1)
+
+
+class MarkovHead(nn.Module, CorrectionHead):
+    """The vanilla head: a table of each token's embedding, which W2 reads as it is."""
+
+    def __init__(self, config: DominoConfig):
+        super().__init__()
+        self.rank, self.hidden_size = config.markov_rank, config.hidden_size
+        self.markov_w1 = nn.Embedding(config.vocab_size, self.rank)
+        self.markov_w2 = ZeroLinear(self.rank, config.draft_width, bias=False)
+
+    @property
+    def up(self) -> nn.Linear:
+        """See [`CorrectionHead`]."""
+        return self.markov_w2
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings `[..., R]` of tokens, on the head's device."""
+        return self.markov_w1(token_ids.to(self.markov_w1.weight.device))
+
+    def initial_state(self, num_rows: int) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return self.markov_w1.weight.new_zeros(num_rows, self.rank)
+
+    def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]; it does not look at them."""
+        return draft_hidden[..., :0]
+
+    def step(
+        self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
+    ) -> torch.Tensor:
+        """See [`CorrectionHead`]; of tokens before, nothing is kept."""
+        return self.embed(token_ids)
+
+    def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return self.embed(token_ids)
+
+    def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return states
+
+
+class GatedMarkovHead(MarkovHead):
+    """The embedding of the token before, each number as far as a gate of it and the draft hidden state lets pass."""
+
+    def __init__(self, config: DominoConfig):
+        super().__init__(config)
+        self.gate_proj = nn.Linear(self.hidden_size + self.rank, self.rank)
+
+    def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return F.linear(draft_hidden, self.gate_proj.weight[:, : self.hidden_size], self.gate_proj.bias)
+
+    def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return (part + F.linear(states, self.gate_proj.weight[:, self.hidden_size :])).sigmoid() * states
+
+
+class RecurrentMarkovHead(MarkovHead):
+    """A state along the block, s, beside which that of the interface holds o: what W2 reads at the position."""
+
+    def __init__(self, config: DominoConfig):
+        super().__init__(config)
+        self.joint_proj = nn.Linear(2 * self.rank + self.hidden_size, 3 * self.rank)
+
+    def initial_state(self, num_rows: int) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return self.joint_proj.weight.new_zeros(num_rows, 2 * self.rank)
+
+    def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return F.linear(draft_hidden, self.joint_proj.weight[:, 2 * self.rank :], self.joint_proj.bias)
+
+    def step(
+        self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
+    ) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return self._advance(self.embed(token_ids), states, part)
+
+    def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        states = [self.initial_state(len(token_ids))]
+        for embeds, part in zip(
+            self.embed(token_ids).unbind(1), self.project_hidden(draft_hidden).unbind(1), strict=True
+        ):
+            states.append(self._advance(embeds, states[-1], part))
+        return torch.stack(states[1:], dim=1)
+
+    def _advance(self, embeds: torch.Tensor, states: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        before = states[..., : self.rank]
+        joint = part + F.linear(torch.cat((before, embeds), dim=-1), self.joint_proj.weight[:, : 2 * self.rank])
+        gate, candidate, output = joint.chunk(3, dim=-1)
+        kept = gate.sigmoid()
+        return torch.cat((kept * before + (1 - kept) * candidate.tanh(), output), dim=-1)
+
+    def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """See [`CorrectionHead`]."""
+        return states[..., self.rank :].tanh()
+
+
+HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RecurrentMarkovHead}  # by `markov_head_type`

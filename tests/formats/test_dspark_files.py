@@ -1,0 +1,132 @@
+"""Files of DSpark in the layouts of others draft as their formulas say, by the tensors that were written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from builders import MASK
+from markov import RANK, Markov, build
+from oracle import proposed
+from released import IDS, SPECULATORS_DFLASH, changed, reduced, write_checkpoint
+
+from hf_domino import DominoDraftModel
+
+HIDDEN, PROMPT = 32, torch.arange(7, 19)[None]
+GREEDY = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": -1}
+# DeepSpec's flat layout: the target's configuration, and no field that tells the order of a block.
+DEEPSPEC = {
+    "architectures": ["Qwen3DSparkModel"],
+    "model_type": "qwen3",
+    "vocab_size": 64,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "layer_types": ["full_attention"] * 2,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "block_size": 4,
+    "mask_token_id": MASK,
+    "num_target_layers": 4,
+    "target_layer_ids": [0, 2],
+    "num_anchors": 512,
+    "confidence_head_with_markov": True,
+    "enable_confidence_head": True,
+    "markov_rank": RANK,
+    "markov_head_type": "vanilla",
+}
+SPECULATORS = reduced(SPECULATORS_DFLASH) | {
+    "architectures": ["DSparkSpeculator"],
+    "speculators_model_type": "dspark",
+    "block_size": 4,
+    "draft_vocab_size": len(IDS),
+    "markov_rank": RANK,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
+FLAT = {name: value for name, value in DEEPSPEC.items() if name not in ("markov_rank", "markov_head_type")}
+SPECFORGE = changed(FLAT, dict.fromkeys(("enable_confidence_head", "confidence_head_with_markov", "target_layer_ids")))
+SPECFORGE |= {
+    "architectures": ["DSparkDraftModel"],
+    "dflash_config": {
+        "projector_type": "dspark",
+        "markov_rank": RANK,
+        "target_layer_ids": [0, 2],
+        "mask_token_id": MASK,
+    },
+}
+MODEL_OPTIMIZER = SPECFORGE | {
+    "architectures": ["DFlashDraftModel"],
+    "dflash_config": SPECFORGE["dflash_config"] | {"shift_label": True, "use_confidence_head": True},
+}
+LAYOUTS = {"deepspec": DEEPSPEC, "speculators": SPECULATORS, "specforge": SPECFORGE, "model_optimizer": MODEL_OPTIMIZER}
+TOP = {"markov_head.": "", "confidence_head.proj": "confidence_proj"}  # Model-Optimizer's names
+
+
+def written(target, layout, kind):
+    """Tensors of a file under DeepSpec's names, random, and what is stored beside them."""
+    width = len(IDS) if layout == "speculators" else 64
+    drafter = build(target, kind, target_layer_ids=[0, 2], enable_confidence_head=layout != "specforge")
+    tensors = {name: tensor.float() for name, tensor in drafter.state_dict().items()}
+    tensors["markov_head.markov_w2.weight"] = torch.randn(width, RANK)
+    beside = {}
+    if layout in ("deepspec", "speculators"):
+        beside = {"embed_tokens.weight": torch.zeros(64, HIDDEN), "lm_head.weight": torch.zeros(width, HIDDEN)}
+    if layout == "speculators":
+        tensors["d2t"] = torch.tensor(IDS) - torch.arange(width)
+        beside["t2d"] = torch.zeros(64, dtype=torch.bool).index_fill(0, torch.tensor(IDS), True)
+    return tensors, beside
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+@pytest.mark.parametrize("order", [None, True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_of_others_draft_as_their_formulas_say(tiny_qwen3, tmp_path, layout, order, kind):
+    tensors, beside = written(tiny_qwen3, layout, kind)
+    theirs = tensors
+    if layout == "model_optimizer":
+        theirs = dict(tensors)
+        for ours, their in TOP.items():
+            theirs = {name.replace(ours, their): tensor for name, tensor in theirs.items()}
+    place = "dflash_config." if "dflash_config" in LAYOUTS[layout] else ""
+    stored = changed(LAYOUTS[layout], {f"{place}markov_head_type": kind})
+    if order is not None:
+        stored = stored | {"sample_from_anchor": order}
+        if place:
+            stored = changed(stored, {"dflash_config.shift_label": order})
+    write_checkpoint(tmp_path, stored, theirs | beside)
+    if (order, kind) == (False, "rnn"):
+        with pytest.raises(ValueError, match="shift_label with markov_head_type='rnn' must be True, got False"):
+            DominoDraftModel.from_pretrained(tmp_path)
+        return
+    drafter = DominoDraftModel.from_pretrained(
+        tmp_path, draft_pool_size=None, draft_tree_size=None, dtype=torch.float32
+    )
+    assert (drafter.config.projector_type, drafter.config.markov_head_type) == ("dspark", kind)
+    assert drafter.config.shift_label is (order is not False)  # all of them are trained so where nothing is said
+    assert drafter.config.num_draft_tokens == (3 if order is False else 4)
+    assert drafter.state_dict().keys() == tensors.keys()
+    with proposed() as rounds:
+        text = tiny_qwen3.generate(PROMPT, assistant_model=drafter, **GREEDY)
+    assert torch.equal(text, tiny_qwen3.generate(PROMPT, **GREEDY))
+    reference = Markov(drafter, tiny_qwen3, tensors)
+    assert len(rounds) > 8
+    for _, ids, proposals in rounds[::5]:
+        assert proposals == reference.chain(ids, None, len(proposals))
+
+
+def test_a_confidence_head_of_other_width_and_a_rank_of_0_are_named(tiny_qwen3, tmp_path):
+    tensors, beside = written(tiny_qwen3, "deepspec", "vanilla")
+    wrong = tensors | {"confidence_head.proj.weight": torch.zeros(1, HIDDEN + 1)}
+    write_checkpoint(tmp_path / "width", DEEPSPEC, wrong | beside)
+    with pytest.raises(ValueError, match=r"confidence_head.proj.weight must be of shape \(1, 40\)"):
+        DominoDraftModel.from_pretrained(tmp_path / "width")
+    write_checkpoint(tmp_path / "rank", SPECULATORS | {"markov_rank": 0}, tensors | beside)
+    with pytest.raises(ValueError, match=r"kind must be .* got 'DSpark in another layout"):
+        DominoDraftModel.from_pretrained(tmp_path / "rank")

@@ -1,0 +1,89 @@
+"""DSpark's formulas (arXiv 2607.05147), beside the package: what a Markov head makes of draft hidden states."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import torch
+from builders import build_drafter
+from rederived import Rederived
+
+HEADS = {
+    "vanilla": {"markov_head_type": "vanilla"},
+    "gated": {"markov_head_type": "gated"},
+    "rnn": {"markov_head_type": "rnn"},
+    "vanilla behind the anchor": {"markov_head_type": "vanilla", "shift_label": False},
+    "gated behind the anchor": {"markov_head_type": "gated", "shift_label": False},
+}
+RANK = 8
+TEMPERATURE = 0.8
+
+
+def build(target, name="vanilla", **fields):
+    """A drafter whose head decides on what is proposed, and none of whose tensors are zero."""
+    fields = {"block_size": 4, "draft_pool_size": None, "markov_rank": RANK} | HEADS[name] | fields
+    drafter = build_drafter(target, projector_type="dspark", **fields).double()
+    for name, parameter in drafter.named_parameters():
+        if name.startswith(("markov_head", "confidence_head")):
+            torch.nn.init.normal_(parameter, std=0.7)
+        elif parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
+    return drafter
+
+
+class Markov(Rederived):
+    """The formulas, with the tensors of a file under DeepSpec's names, or those of a drafter."""
+
+    def __init__(self, drafter, target, tensors=None):
+        super().__init__(drafter, target)
+        self.weights = self.weights if tensors is None else dict(tensors)
+        self.first = 0 if drafter.config.shift_label else 1
+        d2t = self.weights.get("d2t")
+        self.ids = torch.arange(len(self.head)) if d2t is None else d2t + torch.arange(len(d2t))
+
+    def correct(self, hidden, anchor, chosen=None):
+        return hidden[self.first :], None
+
+    def part(self, name):
+        return self.weights[f"markov_head.{name}"]
+
+    def logits(self, hidden, path):
+        """Of all tokens, behind a path that begins with the anchor."""
+        state = torch.zeros(RANK, dtype=hidden.dtype)
+        for h, token in zip(hidden, path, strict=False):
+            e = self.part("markov_w1.weight")[token]
+            if "markov_head.gate_proj.weight" in self.weights:
+                gate = self.part("gate_proj.weight") @ torch.cat((h, e)) + self.part("gate_proj.bias")
+                e = e / (1 + torch.exp(-gate))
+            if "markov_head.joint_proj.weight" in self.weights:
+                joint = self.part("joint_proj.weight") @ torch.cat((state, e, h)) + self.part("joint_proj.bias")
+                kept = 1 / (1 + torch.exp(-joint[:RANK]))
+                e = torch.tanh(joint[2 * RANK :])
+                state = kept * state + (1 - kept) * torch.tanh(joint[RANK : 2 * RANK])
+        row = self.head[self.ids] @ h + self.part("markov_w2.weight") @ e
+        return torch.full((len(self.head),), -math.inf, dtype=row.dtype).index_copy(0, self.ids, row)
+
+    def chain(self, text, noise=None, count=None):
+        hidden, _ = self.draft(torch.tensor(text))
+        path = [text[-1]]
+        for index in range(len(hidden) if count is None else count):
+            scores = self.logits(hidden, path)
+            scores = scores if noise is None else (scores / TEMPERATURE).softmax(dim=0) / noise[index]
+            path.append(int(scores.argmax()))
+        return path[1:]
+
+    def likeliest(self, text, alpha, noise, count):
+        """The likeliest paths, each with its chance."""
+        hidden, _ = self.draft(torch.tensor(text))
+        found, ahead = {}, [(-1.0, ())]
+        while len(found) <= count:
+            chance, path = heapq.heappop(ahead)
+            found[path] = -chance
+            if len(path) < len(hidden):
+                scores = alpha * self.logits(hidden, [text[-1], *path]) / (1 if noise is None else TEMPERATURE)
+                scores = scores if noise is None else scores - noise[len(path)].log()
+                for token, value in enumerate(scores.softmax(dim=0).tolist()):
+                    heapq.heappush(ahead, (chance * value, (*path, token)))
+        found.pop(())
+        return found

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hf_domino.drafter.modeling import DominoDraftModel
     from hf_domino.drafter.phases import timed_phases
     from hf_domino.drafter.stats import DecodingStats
-    from hf_domino.drafter.untrained import lookahead, recycling
+    from hf_domino.drafter.untrained import recycling
     from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.evaluation.explain import Round, explain_round
     from hf_domino.integration.grammar import AllowedByGrammar
@@ -42,7 +42,6 @@ __all__ = [
     "explain_round",
     "install",
     "is_installed",
-    "lookahead",
     "plain",
     "probe_width",
     "recycling",
@@ -68,7 +67,6 @@ _LATER = {
     "AllowedByGrammar": "integration.grammar",
     "DecodingStats": "drafter.stats",
     "timed_phases": "drafter.phases",
-    "lookahead": "drafter.untrained",
     "recycling": "drafter.untrained",
 }
 if not TYPE_CHECKING:

@@ -34,7 +34,6 @@ def row(method, prompt, speeds, lengths=(), mode="greedy", equal=True, phases=No
         "num_copied": 0,
         "acceptance_length": sum(lengths) / len(lengths) if lengths else None,
         "tokens_per_forward": sum(lengths) / len(lengths) if lengths else None,
-        "rounds_by_context": None,
         "distinct_4gram": 0.8,
         "equals_plain": equal,
         "device": "cpu",

@@ -86,7 +86,7 @@ FEATURES = [greedy, end_of_text, processors, stop_strings, conversation, sampled
 SELECTED = [
     pytest.param(family, kind, marks=() if (family, kind) in IN_CI else pytest.mark.slow)
     for family in FAMILIES
-    for kind in ("domino", "medusa", "eagle3", "recycling", "lookahead")
+    for kind in ("domino", "medusa", "eagle3", "recycling")
     if family != "GPT2"
 ]
 

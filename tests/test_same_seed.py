@@ -51,9 +51,8 @@ DRAFTERS = {
     "medusa": {"projector_type": "medusa"},
     "eagle3": {"projector_type": "eagle3"},
     "recycling": {"projector_type": "recycling", "draft_tree_size": None},
-    "lookahead": {"projector_type": "lookahead", "draft_tree_size": None, "ngram_size": 7},
 }
-OTHERS = ("dspark", "dspark, rnn", "medusa", "eagle3", "recycling", "lookahead")
+OTHERS = ("dspark", "dspark, rnn", "medusa", "eagle3", "recycling")
 ENDS = {"full": {"eos_token_id": -1}, "early": {"eos_token_id": list(range(1, 7))}}
 FEATURES = {
     "several sequences": (1, {"num_return_sequences": 3}),
@@ -141,7 +140,7 @@ def test_the_text_is_plain_generations(target, drafters, law, batch_size, kind, 
 def test_every_feature(target, drafters, feature):
     batch_size, options = FEATURES[feature]
     for kind in ("pool 16", *OTHERS):
-        if kind in ("eagle3", "recycling", "lookahead") and "cache_implementation" in options:
+        if kind in ("eagle3", "recycling") and "cache_implementation" in options:
             continue  # refused by name
         assert_same(target, drafters[kind], prompt_of(batch_size), **options)
     if feature == "fixed shapes":

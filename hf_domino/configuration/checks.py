@@ -42,9 +42,6 @@ SIZES = {
     **dict.fromkeys(WIDTHS, (1, MOST_WIDTH)),
     "max_position_embeddings": (1, MOST_POSITIONS),
     "block_size": (2, MOST_DRAFTED),
-    "ngram_size": (3, MOST_DRAFTED),
-    "window_size": (1, MOST_DRAFTED),
-    "num_candidates": (1, MOST_DRAFTED),
 }
 NUMBERS = {"rms_norm_eps": (1 / MOST, MOST), "attention_dropout": (0, 1), "initializer_range": (0, MOST)}
 _ABOVE_0 = (

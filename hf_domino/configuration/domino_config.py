@@ -66,7 +66,7 @@ class DominoConfig(PreTrainedConfig):
         projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, `"dflash"` for no correction head,
             `"dspark"` for one that reads the token before (arXiv 2607.05147), `"medusa"` for heads on the target's last
             hidden state (arXiv 2401.10774), `block_size` of them, or `"eagle3"` for a layer that reads its own drafts
-            (arXiv 2503.01840), at most `block_size` of them. Two need no training, [`recycling`] and [`lookahead`].
+            (arXiv 2503.01840), at most `block_size` of them. One needs no training, [`recycling`].
         emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
         gru_hidden_dim (`int`, *optional*, defaults to 1024): Width of the prefix state.
         markov_rank (`int`, *optional*, defaults to 256): Of DSpark, as are the next three: rank of its head.
@@ -85,11 +85,6 @@ class DominoConfig(PreTrainedConfig):
         norm_output (`bool`, *optional*, defaults to `False`): Whether the state that goes on is the normed one.
         own_embeddings (`bool`, *optional*, defaults to `False`): Whether embeddings are its own, not the target's.
         own_lm_head (`bool`, *optional*, defaults to `False`): Whether lm_head is its own, of the drafted tokens.
-        ngram_size (`int`, *optional*, defaults to 5): Of lookahead (arXiv 2402.02057), as are the next two: tokens of
-            an n-gram, at least 3.
-        window_size (`int`, *optional*, defaults to 7): Columns of the window, as far as `block_size` reaches (the last
-            one's path has `window_size + ngram_size - 3` tokens) and half of the tree holds them.
-        num_candidates (`int`, *optional*, defaults to 7): n-grams of each first token that are kept, and proposed.
         acceptance_rule (`str`, *optional*, defaults to `"coupled"`): How drafts are accepted where the target samples.
             `"coupled"`: while they are the tokens that the target draws with the same noise, so that the text is the
             one plain `generate` writes from the same seed. `"residual"`: by the ratio of the probabilities, which
@@ -168,9 +163,6 @@ class DominoConfig(PreTrainedConfig):
     norm_output: bool = False
     own_embeddings: bool = False
     own_lm_head: bool = False
-    ngram_size: int = 5
-    window_size: int = 7
-    num_candidates: int = 7
     acceptance_rule: str = "coupled"
     draft_law: str = "sampled"
     draft_pool_size: int | None = 128

@@ -177,23 +177,3 @@ class DraftSession:
         )
         self._captured = []
         return draft_hidden
-
-
-class TableSession(DraftSession):
-    """Drafts by a table of tokens that the target fills: it reads no hidden states, and keeps no context."""
-
-    def observe(self, *args: Any, **kwargs: Any) -> None:
-        """Read no hidden states."""
-
-    observe_block = observe
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Do nothing: rows are told apart by their prefixes."""
-
-    def context(self) -> ContextCache | None:
-        """None."""
-        return None
-
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        """One for each token of a path, `[B, P]`; nothing is read of them but how many there are."""
-        return anchors.expand(-1, self.drafter.config.num_draft_tokens)

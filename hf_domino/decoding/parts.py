@@ -14,7 +14,6 @@ from transformers import GenerationConfig
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.lookahead import LookaheadSession
 from hf_domino.decoding.recycling import RecyclingSession
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
@@ -27,9 +26,6 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.kinds.context import ContextCache
 from hf_domino.target.view import TargetModel
-
-# Of kinds that read no hidden states; all others share one.
-SESSIONS: dict[str, type[DraftSession]] = {"recycling": RecyclingSession, "lookahead": LookaheadSession}
 
 
 def parts_of(
@@ -46,7 +42,7 @@ def parts_of(
     """Make the target's runner, the draft session and the coupled verification of a call."""
     compiling, draft_law = compile_options(target.model, config), law.without_state()
     if config.cache_implementation != "static":
-        session_of_kind = SESSIONS.get(drafter.config.projector_type, DraftSession)
+        session_of_kind = RecyclingSession if drafter.config.kind.has_table else DraftSession
         return (
             TargetRunner(target, model_kwargs, forward_kwargs, timer),
             session_of_kind(drafter, target, draft_law, timer, context),

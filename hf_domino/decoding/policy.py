@@ -29,7 +29,8 @@ from hf_domino.drafter.stats import Pause
 SHORT_CHAINS = (2, 4)
 ADAPTIVE_SIZE = 16  # nodes of a tree that paid most where trees were measured
 LEAST_CHANCE = 0.03  # of a node that a CPU verifies: its cost, in tokens
-FIRST_LOSS, LOSS = 2.0, 0.009  # steps, and share of the time, that trials may lose
+FIRST_LOSS, LOSS = 2.0, 0.009  # steps, and share of a text's time, that trials may lose
+LEAST_CREDIT = 1.0  # steps that trials may lose in any text: about a round that brings nothing
 PATIENCE = 4.0  # steps that drafting may lose while it is in doubt whether it pays
 SURE_BY = 1.0  # standard errors by which drafting must lose before it pauses
 HOPE = 2.0  # standard errors by which an arm may be better than it seems, where it is tried
@@ -52,7 +53,8 @@ class _Known:
     pause: Pause | None = None  # the one that drafting is in
     gap: int = FIRST_GAP  # rounds between single steps that are made for their time
     rounds_since_step: int = 0
-    time: float = 0.0  # of all rounds, in single steps
+    credit: float = FIRST_LOSS  # steps that trials of a pause may lose, beside their share of the time
+    time: float = 0.0  # of the call's rounds, in single steps
     lost: float = 0.0  # by trials, and by drafting until it paused
     losing: float = 0.0  # by drafting of late
     rival: float = 0.0  # in a trial, tokens per time of the favourite that it replaces
@@ -86,6 +88,9 @@ class Policy:
         """A call of `generate` begins."""
         self._is_first = True
         for known in self._known.values():
+            # Debts are of one text. Where drafting did not pay, the next text is tried for a little less.
+            known.credit = max(0.9 * known.credit, LEAST_CREDIT) if known.pause else FIRST_LOSS
+            known.time = known.lost = known.losing = 0.0
             known.pause = known.pause and replace(known.pause, num_steps=0)  # the call before keeps its own
 
     def price(self, num_rows: int) -> float:
@@ -172,7 +177,7 @@ class Policy:
 
     def _trial(self, known: _Known, favourite: Arm) -> Arm | None:
         """The arm to try in place of the favourite, if one may well be better."""
-        allowed = LOSS * known.time - known.lost + (FIRST_LOSS if known.pause else 0.0)
+        allowed = LOSS * known.time - known.lost + (known.credit if known.pause else 0.0)
         if allowed <= 0:
             return None
         lift, found = 0.0 if known.pause else 1.0, list[Arm]()

@@ -5,19 +5,39 @@ Shapes: B batch, L lanes, M successors, N proposals, C depths, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
-from hf_domino.decoding.drafting import TableSession
+from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.lanes import SteppingLanes
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.context import ContextCache
 from hf_domino.kinds.recycling import learn
 
 
-class RecyclingSession(TableSession):
+class RecyclingSession(DraftSession):
     """Drafts the successors of successors, and learns from all that is verified; it keeps nothing of a text."""
+
+    def observe(self, *args: Any, **kwargs: Any) -> None:
+        """Read no hidden states."""
+
+    observe_block = observe
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Do nothing: rows are told apart by their prefixes."""
+
+    def context(self) -> ContextCache | None:
+        """None."""
+        return None
+
+    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+        """One for each token of a path, `[B, P]`; nothing is read of them but how many there are."""
+        return anchors.expand(-1, self.drafter.config.num_draft_tokens)
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
         """Take what the target made of all positions, rejected ones too."""

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -18,7 +17,6 @@ from hf_domino.kinds.kind import Kind
 if TYPE_CHECKING:
     from hf_domino.decoding.round import Outcome
 
-LEAST_CONTEXT = 128  # tokens; shorter texts count together
 # Acceptance length at which a drafter is doubted, and the drafted rounds that takes: as many as come before drafting
 # pauses. With six of them, in first calls of 96 tokens, the bundled drafters were doubted 105 times of 120 where they
 # were read one position off, and 2 times of 200 where they were read right.
@@ -164,26 +162,6 @@ class DecodingStats:
         return _mean(
             [count for _, count, is_copied in self._rounds if count and not is_copied] if self.proposed else []
         )
-
-    def rounds_by_context(self, num_prompt_tokens: Sequence[int]) -> dict[int, tuple[int, int]]:
-        """How many rounds drafted, and the tokens they brought, by the length of the text before them.
-
-        Args:
-            num_prompt_tokens (`Sequence[int]`): Of each row, without padding.
-
-        Returns:
-            `dict[int, tuple[int, int]]`: By the next power of two that is at least the length, from 128 on.
-        """
-        found: dict[int, tuple[int, int]] = {}
-        rounds = iter(self._rounds)
-        for length, row in zip(num_prompt_tokens, self.rows, strict=True):
-            for num_tokens, num_proposed, is_copied in islice(rounds, len(row)):
-                if num_proposed and not is_copied:
-                    key = max(LEAST_CONTEXT, 1 << (length - 1).bit_length())
-                    before = found.get(key, (0, 0))
-                    found[key] = before[0] + 1, before[1] + num_tokens
-                length += num_tokens
-        return found
 
     @property
     def num_single_steps(self) -> int:

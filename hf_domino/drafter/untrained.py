@@ -1,4 +1,4 @@
-"""Drafters without weights, made where they are needed."""
+"""A drafter without weights, made where it is needed."""
 
 from __future__ import annotations
 
@@ -42,45 +42,11 @@ def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
 
     ```
     """
-    return _made_for(target, "recycling", fields)
-
-
-def lookahead(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
-    """Make a drafter that needs no training: it proposes what the target has guessed far ahead (arXiv 2402.02057).
-
-    Beside what it verifies the target guesses tokens of later positions. Runs of these and of the text are n-grams,
-    which are proposed where their first token stands again. They are kept from one call to the next; so keep the
-    drafter, too.
-
-    Args:
-        target (`PreTrainedModel`): The target it is for, on its device.
-        fields: Fields of [`DominoConfig`], such as `ngram_size`, `window_size`, `num_candidates` or `draft_tree_size`.
-
-    Raises:
-        ValueError: If the target is no model, or a field is unknown or out of its range.
-
-    Example:
-    ```python
-    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
-    >>> import hf_domino
-    >>> target = Qwen3ForCausalLM(Qwen3Config(
-    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-    ...     num_key_value_heads=1, head_dim=16,
-    ... ))
-    >>> hf_domino.lookahead(target, window_size=5).ngrams.shape
-    torch.Size([64, 7, 4])
-
-    ```
-    """
-    return _made_for(target, "lookahead", fields)
-
-
-def _made_for(target: PreTrainedModel, kind: str, fields: dict[str, Any]) -> DominoDraftModel:
     embeddings = getattr(target, "get_input_embeddings", lambda: None)()
     if embeddings is None:
         remedy = "Pass the model itself, as from_pretrained returned it."
         raise refusal("target", "a causal language model", type(target).__name__, remedy)
     device = embeddings.weight.device
-    config = DominoConfig.for_target(target.config, projector_type=kind, **fields)
-    with torch.inference_mode(False):  # a table is written to later, in any mode
+    config = DominoConfig.for_target(target.config, projector_type="recycling", **fields)
+    with torch.inference_mode(False):  # the table is written to later, in any mode
         return DominoDraftModel(config).to("cpu" if device.type == "meta" else device)

@@ -10,7 +10,6 @@ from hf_domino.kinds.domino import Domino
 from hf_domino.kinds.dspark import DSpark
 from hf_domino.kinds.eagle3 import Eagle3
 from hf_domino.kinds.kind import KINDS
-from hf_domino.kinds.lookahead import Lookahead
 from hf_domino.kinds.medusa import Medusa
 from hf_domino.kinds.recycling import Recycling
 
@@ -21,7 +20,6 @@ KINDS |= {
     "medusa": Medusa,
     "eagle3": Eagle3,
     "recycling": Recycling,
-    "lookahead": Lookahead,
 }
 
 __all__ = ["KINDS"]

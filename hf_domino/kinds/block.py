@@ -17,7 +17,7 @@ from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from hf_domino.kinds.backbone import AttentionInputs, BackboneLayer, RotaryTable, windowed
-from hf_domino.kinds.kind import NO_HEAD, Kind
+from hf_domino.kinds.kind import Kind
 from hf_domino.kinds.view import BlockView, block_positions, gather_positions
 
 if TYPE_CHECKING:
@@ -144,7 +144,6 @@ class DFlash(Block):
     title = "DFlash"
     link = f"plain {DFLASH_LINK}"
     papers = ("dflash",)
-    lacks = {"own_prefix_share": NO_HEAD}
 
 
 def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:

@@ -103,7 +103,6 @@ class Eagle3(Kind):
     )
     unread = ("mask_token_id", *HEAD_FIELDS)
     lacks = {
-        "own_prefix_share": "It reads its own drafts always; leave it out.",
         "lora_rank": "It is one layer; train it whole.",
         "start_from_target": "Its layer reads embeddings beside states; leave it out.",
         "plan": "What its training takes is not counted yet.",

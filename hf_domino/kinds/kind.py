@@ -31,7 +31,6 @@ Shapes = dict[str, tuple[int, ...]]
 KINDS: dict[str, type[Kind]] = {}  # by `projector_type`; `hf_domino.kinds` puts them in
 MOST_LAYERS = 10**6  # of a target that does not say how many it has
 FIFTH_LESS = -1 / math.log(0.8)  # positions after which weights of 0.8^i fall to 1/e
-NO_HEAD = "It has no correction head that reads a prefix; leave it out."
 HEAD_FIELDS = ("gru_hidden_dim", "emb_dim", "markov_rank", "markov_head_type")  # what correction heads are told by
 ONE_LAYER = {"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0}
 READS_LM_HEADS = "reads what lm_head reads, the last layer's output after the final norm"
@@ -209,25 +208,6 @@ class Kind:
             `torch.Tensor`: Draft hidden states `[B, N, K, H]`; proposals are those from `label_offset` on.
         """
         raise NotImplementedError
-
-
-class Table(Kind):
-    """A kind without weights or hidden states, whose table the target fills; one call's serves the next."""
-
-    fixed = ONE_LAYER | {"acceptance_rule": "coupled", "draft_vocab_size": None}
-    reads_last_state = True  # the least that a drafter is given
-    why_readable = f"it {READS_LM_HEADS}"
-    has_table = True
-    unread = ("intermediate_size", "mask_token_id", *HEAD_FIELDS)
-    lacks = dict.fromkeys(
-        ("training", "plan", "export", "save_pretrained", "check_fit", "explain_round"),
-        "It has no weights, and fills its table while hf_domino's own loop generates.",
-    ) | {"cache_implementation='static'": "Its trees are no rounds of fixed shape yet; leave it out."}
-
-    @classmethod
-    def context_shape(cls, config: DominoConfig) -> tuple[int, int, int]:
-        """Nothing is kept."""
-        return 0, 1, 1
 
 
 def spread_layer_ids(num_target_layers: int, num_captured: int) -> list[int]:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hf_domino.kinds.domino import ZeroLinear
-from hf_domino.kinds.kind import FIFTH_LESS, HEAD_FIELDS, NO_HEAD, ONE_LAYER, READS_LM_HEADS, Kind
+from hf_domino.kinds.kind import FIFTH_LESS, HEAD_FIELDS, ONE_LAYER, READS_LM_HEADS, Kind
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -37,7 +37,6 @@ class Medusa(Kind):
     fixed = ONE_LAYER
     unread = ("intermediate_size", "mask_token_id", *HEAD_FIELDS)
     lacks = {
-        "own_prefix_share": NO_HEAD,
         "lora_rank": "Its heads are small; train them whole.",
         "start_from_target": "Its heads begin as the target's own guess anyway; leave it out.",
         "block_size": "Each of its heads is for one position; train a new drafter.",

@@ -8,22 +8,39 @@ Shapes: N positions of a verification forward, of all rows, M successors, V voca
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from hf_domino.kinds.kind import Table
+from hf_domino.kinds.kind import HEAD_FIELDS, ONE_LAYER, READS_LM_HEADS, Kind
+
+if TYPE_CHECKING:
+    from hf_domino.configuration import DominoConfig
 
 NUM_SUCCESSORS = 8  # of a token (arXiv 2408.08696)
 
 
-class Recycling(Table):
+class Recycling(Kind):
     """Token recycling. The table has each token's successors and their scores."""
 
     title = "token recycling"
     link = "[token recycling](https://arxiv.org/abs/2408.08696)"
     defaults = {"block_size": 8, "num_hidden_layers": 1, "draft_tree_size": 32}
+    fixed = ONE_LAYER | {"acceptance_rule": "coupled", "draft_vocab_size": None}
+    reads_last_state = True  # the least that a drafter is given
+    why_readable = f"it {READS_LM_HEADS}"
+    has_table = True
+    unread = ("intermediate_size", "mask_token_id", *HEAD_FIELDS)
+    lacks = dict.fromkeys(
+        ("training", "plan", "export", "save_pretrained", "check_fit", "explain_round"),
+        "It has no weights, and fills its table while hf_domino's own loop generates.",
+    ) | {"cache_implementation='static'": "Its trees are no rounds of fixed shape yet; leave it out."}
+
+    @classmethod
+    def context_shape(cls, config: DominoConfig) -> tuple[int, int, int]:
+        """Nothing is kept."""
+        return 0, 1, 1
 
     def build(self) -> None:
         """See [`Kind`]. Successors of a token that was not seen have no chance."""

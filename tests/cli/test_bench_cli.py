@@ -76,7 +76,7 @@ def test_outputs_are_equal_and_rounds_are_counted_and_timed(rows_file):
         assert row["tokens_per_second"] == pytest.approx(row["new_tokens"] / row["seconds"], rel=DIGITS)
         assert row["ttft_seconds"] > 0
         assert row["peak_memory_bytes"] is None  # meaningless on a CPU
-        has_phases = row["method"].startswith(("dflash", "domino", "recycling", "lookahead"))
+        has_phases = row["method"].startswith(("dflash", "domino", "recycling"))
         assert list(row["ms_per_round"] or ()) == list(PHASES) * has_phases
 
 
@@ -98,8 +98,8 @@ def test_what_needs_no_drafter_is_measured_without_one(bench, tiny_pair_folder, 
     flags = "--target", str(target), "--temperature", "0", "--prompts", str(tiny_pair_folder / "prompts.jsonl")
     code, _, _, err = bench("--methods", "recycling,domino", *flags)
     assert (code, f"--drafter must be given: there is no {target}-domino beside" in err) == (cli.USER_ERROR, True)
-    _, rows, _, _ = bench("--methods", "prompt_lookup,recycling,lookahead", *flags)
-    methods = ["plain", "prompt_lookup", "recycling", "lookahead"]
+    _, rows, _, _ = bench("--methods", "prompt_lookup,recycling", *flags)
+    methods = ["plain", "prompt_lookup", "recycling"]
     assert [(row["method"], row["drafter_commit"], row["equals_plain"]) for row in measured(rows)] == [
         (method, None, True) for _ in range(2) for method in methods
     ]
@@ -117,7 +117,7 @@ def test_a_drafter_of_another_kind_has_its_own_name(bench, tiny_pair_folder, tmp
 def test_batches(bench):
     _, rows, out, _ = bench("--temperature", "0", "--batch-size", "2", "--methods", "all")
     assert [row["method"] for row in measured(rows)] == [
-        *("plain", "lean", "recycling", "lookahead"),
+        *("plain", "lean", "recycling"),
         *("dflash", "dflash_adaptive", "domino", "domino_adaptive", "domino_lookup"),
     ]
     assert all(len(row["sources"]) == 2 and row["new_tokens"] <= 16 for row in measured(rows))
@@ -223,10 +223,9 @@ def test_drafters_of_several_kinds_are_compared(bench, tiny_pair_folder):
     named = ["tiny-dflash (DFlash)", "tiny-domino (Domino)"]
     assert [row["method"] for row in measured(rows)] == 2 * ["plain", "prompt_lookup", *named]
     drafted = [row for row in measured(rows) if row["method"] in named]
-    assert all(row["equals_plain"] and set(row["rounds_by_context"]) == {"128", "256"} for row in drafted)
+    assert all(row["equals_plain"] for row in drafted)
     compared = re.findall(r"^- (.*): tiny-domino \(Domino\) over tiny-dflash .* 1 equal prompt\.$", found, re.M)
     assert compared == ["greedy", "T = 0.7"]
-    assert found.count("acceptance length by tokens of context") == 2
     shapes = ["--methods", "plain", "--tree-size", "6", "--temperature", "0"]
     methods = [
         row["method"] for row in bench(*flags, *few, *shapes, rows="shapes.jsonl")[1] if row["method"] != "plain"

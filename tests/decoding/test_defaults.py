@@ -72,6 +72,5 @@ def test_drafters(tiny_qwen3, make_drafter, fields, value):
 
 
 @pytest.mark.parametrize("value", DEFAULTS)
-@pytest.mark.parametrize("make", [hf_domino.recycling, hf_domino.lookahead])
-def test_tables(tiny_qwen3, make, value):
-    check(tiny_qwen3, make(tiny_qwen3), 1, DEFAULTS[value], {})
+def test_tables(tiny_qwen3, value):
+    check(tiny_qwen3, hf_domino.recycling(tiny_qwen3), 1, DEFAULTS[value], {})

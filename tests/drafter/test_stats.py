@@ -126,12 +126,6 @@ def test_drafted_rounds_are_told_from_single_steps():
     assert stats.acceptance_rate_at == [1.0, 1.0, 0.5]
 
 
-def test_rounds_are_counted_by_the_text_before_them():
-    rows = [[3, 1, 5], [2, 4]]
-    stats = DecodingStats(7, rows, proposed=[[4, 0, 8], [8, 8]], copied=[[False] * 3, [True, False]])
-    assert stats.rounds_by_context([125, 255]) == {128: (1, 3), 256: (1, 5), 512: (1, 4)}
-
-
 def test_rounds_of_unknown_proposals_count_as_drafted():
     stats = DecodingStats(2, rows=[[1, 3]])
     assert stats.num_drafted == 2

@@ -69,7 +69,6 @@ FIELDS = {
         "block_size": [1, 1025, 10**9, 0.5],
         "max_position_embeddings": [0, HUGE, 10**400],
         "draft_tree_size": [10**9, HUGE, 2.5],
-        **{name: [10**9] for name in ("ngram_size", "window_size", "num_candidates")},
         "mask_token_id": [64],
         "target_layer_ids": [None, "0,2", [0.5], [0, 0], [0, 4]],
         "projector_type": ["dspark", "dflash"],

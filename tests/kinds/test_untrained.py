@@ -1,4 +1,4 @@
-"""Kinds without weights: what holds for all of them."""
+"""A kind without weights: what it refuses, and how it goes with conversations, copies and offloaded targets."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.trainer import DominoTrainer
 
 
-@pytest.fixture(params=["recycling", "lookahead"])
-def drafter(wide, request):
-    return getattr(hf_domino, request.param)(wide, draft_length="full").double()
+@pytest.fixture
+def drafter(wide):
+    return hf_domino.recycling(wide, draft_length="full").double()
 
 
 def test_a_second_turn_and_a_rewound_cache_write_plain_text(wide, drafter):
@@ -71,27 +71,24 @@ def test_what_it_lacks_is_refused_by_name(wide, drafter, tmp_path, use, feature)
         use(drafter, wide, tmp_path / "out")
 
 
-@pytest.mark.parametrize("kind", ["recycling", "lookahead"])
-def test_the_command_does_not_train_it(recipe, train, capsys, kind):
+def test_the_command_does_not_train_it(recipe, train, capsys):
     fields = {name: value for name, value in recipe.items() if name not in ("num_hidden_layers", "shift_label")}
-    assert train(fields | {"projector_type": kind}) == 2
+    assert train(fields | {"projector_type": "recycling"}) == 2
     assert "the drafter's kind with training must be" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("make", [hf_domino.recycling, hf_domino.lookahead])
-def test_what_it_cannot_be_made_of_is_refused(wide, make):
-    for other in (wide.config, "Qwen/Qwen3-8B", make(wide)):
+def test_what_it_cannot_be_made_of_is_refused(wide):
+    for other in (wide.config, "Qwen/Qwen3-8B", hf_domino.recycling(wide)):
         with pytest.raises(ValueError, match=f"target must be a causal language model, got '{type(other).__name__}'"):
-            make(other)
+            hf_domino.recycling(other)
     with pytest.raises(ValueError, match="window must be a field of DominoConfig, got none of that name"):
-        make(wide, window=3)
+        hf_domino.recycling(wide, window=3)
 
 
-@pytest.mark.parametrize("make", [hf_domino.recycling, hf_domino.lookahead])
-def test_it_drafts_for_an_offloaded_target_and_in_inference_mode(wide, make):
+def test_it_drafts_for_an_offloaded_target_and_in_inference_mode(wide):
     offloaded, ids = accelerate.cpu_offload(copy.deepcopy(wide), execution_device="cpu"), PROMPTS[0][None]
     with torch.inference_mode():
-        drafter = make(offloaded)
+        drafter = hf_domino.recycling(offloaded)
     assert torch.equal(generate(offloaded, drafter, ids), generate(wide, None, ids))
 
 

@@ -152,7 +152,7 @@ class Bench:
 
     def _rounds(self, stats: DecodingStats | None, inputs: Any, call: Arguments) -> Row:
         """Acceptance and the time in a round; where the timed runs do not say, from another one."""
-        phases, loops, by_context = None, 0, None
+        phases, loops = None, 0
         if (drafter := drafter_in(call)) is not None and stats is not None:
             if stats.phases is None:
                 self._empty_tables()
@@ -160,7 +160,6 @@ class Bench:
                     self.pair.target.generate(**inputs, **call)
                 stats = drafter.stats
             phases, loops = stats.phases, max(map(len, stats.rows))
-            by_context = stats.rounds_by_context(inputs["attention_mask"].sum(dim=1).add(1).tolist())
         elif call.keys() & {"prompt_lookup_num_tokens", "assistant_model"}:
             lengths = streamed_rounds(self.pair.target, inputs, **call)
             stats = DecodingStats(max(lengths, default=1) - 1, rows=[lengths])
@@ -175,7 +174,6 @@ class Bench:
             "acceptance_length": stats.acceptance_length if stats.num_drafted else None,
             "tokens_per_forward": stats.tokens_per_forward if stats.num_rounds else None,
             "acceptance_rate_at": stats.acceptance_rate_at or None,
-            "rounds_by_context": by_context,
             "ms_per_round": {name: 1000 * s / loops for name, s in phases.items()} if phases and loops else None,
         }
 

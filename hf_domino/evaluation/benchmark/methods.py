@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.untrained import lookahead, recycling
+from hf_domino.drafter.untrained import recycling
 from hf_domino.evaluation.benchmark.lean import lean_decoding
 from hf_domino.evaluation.benchmark.options import COPIES, TRANSFORMERS_OWN, BenchOptions
 from hf_domino.pair import Pair
@@ -33,9 +33,8 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
     """The arguments of a method, or the reason why it cannot be measured here."""
     if name in TRANSFORMERS_OWN and options.batch_size > 1:
         return "Transformers decodes it one sequence at a time"
-    untrained = {"recycling": recycling, "lookahead": lookahead}
-    if name in untrained:
-        return {"assistant_model": untrained[name](pair.target)}
+    if name == "recycling":
+        return {"assistant_model": recycling(pair.target)}
     if name == "assistant":
         _check_assistant(pair)
     copies: Arguments = {"prompt_lookup_num_tokens": options.lookup_tokens}

@@ -31,7 +31,7 @@ METHODS = {
 BASELINE, FLOOR, COPIES = "plain", "lean", "prompt_lookup"
 DEFAULT = (BASELINE, COPIES, "domino_adaptive", "domino_lookup")
 ALL = "all"
-ONLY_SHOWN = ("early_exit", "native_dflash")  # published rows have them
+ONLY_SHOWN = ("lookahead", "early_exit", "native_dflash")  # published rows have them
 # Transformers' own assistants decode one sequence at a time, and sample other texts than plain generation.
 TRANSFORMERS_OWN = (COPIES, "assistant", *ONLY_SHOWN)
 NEEDED_OPTION = {"assistant": "assistant", "domino_chain": "tree_size", "domino_tree": "tree_size"}

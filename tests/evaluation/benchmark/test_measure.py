@@ -18,8 +18,7 @@ from hf_domino.pair import load_pair
 
 
 @pytest.mark.parametrize("has_events", [False, True], ids=["", "gpu"])
-@pytest.mark.parametrize("make", [hf_domino.recycling, hf_domino.lookahead])
-def test_each_text_begins_with_an_empty_table(tiny_pair_folder, make, has_events, monkeypatch):
+def test_each_text_begins_with_an_empty_table(tiny_pair_folder, has_events, monkeypatch):
     if has_events:  # phases have a run of their own there
         run = Bench._run
 
@@ -30,14 +29,14 @@ def test_each_text_begins_with_an_empty_table(tiny_pair_folder, make, has_events
 
         monkeypatch.setattr(Bench, "_run", without_phases)
     pair = load_pair(str(tiny_pair_folder), dtype=torch.float32, device="cpu")
-    drafter = make(pair.target, draft_length="full")
+    drafter = hf_domino.recycling(pair.target, draft_length="full")
     options = BenchOptions(temperature=0.0, max_new_tokens=24)
     bench = Bench(pair, {"plain": {}, "drafted": {"assistant_model": drafter}}, options)
     batch = [{"text": "t7 t8 t9"}]
     bench.warm_up(batch)
     _, row = bench.measure("greedy", 0, batch)
     assert row["ms_per_round"] is not None
-    alone = make(pair.target, draft_length="full")
+    alone = hf_domino.recycling(pair.target, draft_length="full")
     call = {"do_sample": False, "max_new_tokens": 24, "assistant_model": alone}
     inputs = encode(pair.tokenizer, batch)
     pair.target.generate(**inputs, **call)

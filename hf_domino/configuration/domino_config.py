@@ -18,7 +18,9 @@ from hf_domino.kinds.kind import Kind
 
 # What Transformers gives to any configuration or stores in it, beside the fields of its base class; and the old name of
 # a part of `rope_parameters`.
+GONE = "ngram_size", "window_size", "num_candidates"  # in files of before, of a kind that is no more
 OF_TRANSFORMERS = {
+    *GONE,
     *("model_type", "torch_dtype", "num_labels", "name_or_path", "_name_or_path", "_commit_hash", "auto_map"),
     *("attn_implementation", "experts_implementation", "output_attentions", "use_cache", "is_decoder", "rope_theta"),
     *("_attn_implementation_internal", "_experts_implementation_internal", "per_layer_config"),
@@ -192,7 +194,7 @@ class DominoConfig(PreTrainedConfig):
             raise refusal("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
         if self.draft_vocab_size == self.vocab_size:
             self.draft_vocab_size = None
-        super().__post_init__(**kwargs)
+        super().__post_init__(**{name: value for name, value in kwargs.items() if name not in GONE})
         self.check()
 
     def check(self) -> None:

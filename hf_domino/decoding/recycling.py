@@ -5,7 +5,7 @@ Shapes: B batch, L lanes, M successors, N proposals, C depths, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.lanes import SteppingLanes
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.context import ContextCache
 from hf_domino.kinds.recycling import learn
 
 
@@ -24,16 +23,9 @@ class RecyclingSession(DraftSession):
     """Drafts the successors of successors, and learns from all that is verified; it keeps nothing of a text."""
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
-        """Read no hidden states."""
+        """Do nothing: it reads no hidden states, and prefixes tell rows apart."""
 
-    observe_block = observe
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Do nothing: rows are told apart by their prefixes."""
-
-    def context(self) -> ContextCache | None:
-        """None."""
-        return None
+    observe_block = select = context = observe
 
     def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """One for each token of a path, `[B, P]`; nothing is read of them but how many there are."""

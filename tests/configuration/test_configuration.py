@@ -252,7 +252,8 @@ def test_windows_are_kept_and_are_none_in_older_configurations(tmp_path):
     fields = json.loads((tmp_path / "config.json").read_text())
     for name in (*windows, "sliding_window_non_causal"):
         del fields[name]
-    (tmp_path / "config.json").write_text(json.dumps(fields))
+    gone = {"ngram_size": 5, "window_size": 7, "num_candidates": 7}  # of a kind that is no more
+    (tmp_path / "config.json").write_text(json.dumps(fields | gone))
     older = DominoConfig.from_pretrained(tmp_path)
     assert older.to_dict() == DominoConfig().to_dict() | {"transformers_version": older.transformers_version}
     assert not older.has_sliding_layers

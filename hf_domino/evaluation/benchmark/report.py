@@ -81,11 +81,9 @@ def details_table(rows: Sequence[Row], mode: str) -> str:
 
 def details(rows: Sequence[Row]) -> str:
     """Render all that is measured beside the table of results: details of each mode, ratios."""
-    parts = []
-    for mode, name in modes_of(rows).items():
-        parts.append(f"{name}:\n\n{details_table(rows, mode)}")
-    parts.append("".join(f"- {comparison}\n" for comparison in comparisons(rows)))
-    return "\n".join(part for part in parts if part)
+    parts = [f"{name}:\n\n{details_table(rows, mode)}" for mode, name in modes_of(rows).items()]
+    said = "".join(f"- {comparison}\n" for comparison in comparisons(rows))
+    return "\n".join([*parts, said] if said else parts)
 
 
 def _details(summary: Summary) -> dict[str, str]:

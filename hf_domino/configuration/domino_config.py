@@ -194,7 +194,9 @@ class DominoConfig(PreTrainedConfig):
             raise refusal("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
         if self.draft_vocab_size == self.vocab_size:
             self.draft_vocab_size = None
-        super().__post_init__(**{name: value for name, value in kwargs.items() if name not in GONE})
+        for name in GONE:
+            kwargs.pop(name, None)
+        super().__post_init__(**kwargs)
         self.check()
 
     def check(self) -> None:

@@ -55,6 +55,7 @@ def test_bundled_drafter_fits(pair, held_out):
     assert re.search(rf"than plain: {result.speed_up:.2f} x .*, slower than plain in [0-4] of 4 prompts", shown)
 
 
+@pytest.mark.slow
 def test_twin_fits(pair, held_out):
     result = checked(pair, pair.twin, held_out)
     assert result.fits

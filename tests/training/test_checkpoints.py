@@ -129,7 +129,7 @@ def weights(folder):
     return DominoDraftModel.from_pretrained(folder).state_dict()
 
 
-def test_a_run_that_is_asked_to_stop_saves_first(killed):
+def check_a_run_that_is_asked_to_stop_saves_first(killed):
     work, codes, said = killed
     for point, code in (("asked", 143), ("interrupted", 130)):
         assert codes[point] == [code, ["checkpoint-2", "checkpoint-3"], 0]
@@ -140,10 +140,7 @@ def test_a_run_that_is_asked_to_stop_saves_first(killed):
         torch.testing.assert_close(weights(work / folder), weights(work / "whole"), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    ("point", "why"), [("full", "File too large"), ("full for the optimizer", "a write fell short")]
-)
-def test_a_full_disk_ends_a_run_in_one_sentence_and_costs_what_came_after_the_last_checkpoint(point, why, killed):
+def check_a_full_disk_ends_a_run_in_one_sentence_and_costs_what_came_after_the_last_checkpoint(point, why, killed):
     work, codes, said = killed
     assert codes[point] == [2, ["checkpoint-2"], 0]
     assert f"hf-domino train: {work / point / 'checkpoint-4'} could not be written: {why}. " in said
@@ -151,7 +148,7 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_costs_what_came_after_the_la
     torch.testing.assert_close(weights(work / point), weights(work / "whole"), rtol=0, atol=0)
 
 
-def test_a_second_run_in_the_folder_of_a_live_one_is_refused_and_changes_nothing(killed):
+def check_a_second_run_in_the_folder_of_a_live_one_is_refused_and_changes_nothing(killed):
     work, codes, said = killed
     holder, second, left, after_its_death, is_locked = codes["held"]
     assert second == 2
@@ -160,6 +157,14 @@ def test_a_second_run_in_the_folder_of_a_live_one_is_refused_and_changes_nothing
     assert left == ["checkpoint-2", "checkpoint-4"]
     assert (after_its_death, is_locked) == (0, False)
     torch.testing.assert_close(weights(work / "held"), weights(work / "whole"), rtol=0, atol=0)
+
+
+def test_runs_that_stop_halfway(killed):
+    """One test, as its runs take long and are made once."""
+    check_a_run_that_is_asked_to_stop_saves_first(killed)
+    for point, why in (("full", "File too large"), ("full for the optimizer", "a write fell short")):
+        check_a_full_disk_ends_a_run_in_one_sentence_and_costs_what_came_after_the_last_checkpoint(point, why, killed)
+    check_a_second_run_in_the_folder_of_a_live_one_is_refused_and_changes_nothing(killed)
 
 
 def test_partial_checkpoints_are_skipped_with_a_word(tmp_path, caplog):

@@ -157,6 +157,7 @@ def test_nothing_that_is_kept_holds_a_model(make_drafter, config):
     assert [one() for one in kept] == [None] * 2
 
 
+@pytest.mark.slow
 def test_paced_blocks(tiny_qwen3, make_drafter, config, warned):
     drafter = make_drafter(tiny_qwen3, draft_length="adaptive", block_size=3)  # a stage for each of its widths
     plain = tiny_qwen3.generate(PROMPT, **GREEDY)

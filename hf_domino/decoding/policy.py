@@ -30,7 +30,8 @@ SHORT_CHAINS = (2, 4)
 ADAPTIVE_SIZE = 16  # nodes of a tree that paid most where trees were measured
 LEAST_CHANCE = 0.03  # of a node that a CPU verifies: its cost, in tokens
 FIRST_LOSS, LOSS = 2.0, 0.009  # steps, and share of a text's time, that trials may lose
-LEAST_CREDIT = 1.0  # steps that trials may lose in any text: about a round that brings nothing
+# Steps that trials may lose in any text, about a round that brings nothing; share kept after each that did not pay.
+LEAST_CREDIT, CREDIT_KEPT = 1.0, 0.9
 PATIENCE = 4.0  # steps that drafting may lose while it is in doubt whether it pays
 SURE_BY = 1.0  # standard errors by which drafting must lose before it pauses
 HOPE = 2.0  # standard errors by which an arm may be better than it seems, where it is tried
@@ -89,7 +90,7 @@ class Policy:
         self._is_first = True
         for known in self._known.values():
             # Debts are of one text. Where drafting did not pay, the next text is tried for a little less.
-            known.credit = max(0.9 * known.credit, LEAST_CREDIT) if known.pause else FIRST_LOSS
+            known.credit = max(CREDIT_KEPT * known.credit, LEAST_CREDIT) if known.pause else FIRST_LOSS
             known.time = known.lost = known.losing = 0.0
             known.pause = known.pause and replace(known.pause, num_steps=0)  # the call before keeps its own
 

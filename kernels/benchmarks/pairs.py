@@ -28,8 +28,9 @@ from hf_domino._common.provenance import provenance
 from hf_domino._common.whole_files import check_writable
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
+from hf_domino.evaluation.benchmark.run import prompts_of
 from hf_domino.evaluation.benchmark.timing import generate_timed
-from hf_domino.pair import PROMPTS, Pair, find_pair, load_pair, read_prompts
+from hf_domino.pair import Pair, load_pair, read_prompts
 
 STATIC = {"cache_implementation": "static"}
 COPIES = {"prompt_lookup_num_tokens": 10}
@@ -160,8 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_writable(options.rows.parent, "the folder of --rows")
     dtype = dtype_of(options.dtype)
     pair = load_pair(options.target, options.drafter, dtype=dtype, device=options.device)
-    own = pair.folder / PROMPTS
-    options.prompts = options.prompts or (own if own.is_file() else find_pair() / PROMPTS)
+    options.prompts = prompts_of(pair, options.prompts)
     options.rows.write_text("")
     methods = {name: how for name, how in methods_of(pair).items() if name not in options.without}
     measure(pair, methods, options)

@@ -103,10 +103,10 @@ class Tree:
             found.append(race(pieces[0], noise[rows, pieces[1]]))
         return torch.cat([one.values for one in found], dim=1), torch.cat([one.indices for one in found], dim=1)
 
-    def branches(self, row: int = 0) -> dict[tuple[int, int], int]:
-        """The position of each node of a row, by its parent's position and by its token."""
-        tokens = self.tokens[row].tolist()
-        parents = range(len(tokens)) if self.parents is None else self.parents[row].tolist()
+    def branches(self) -> dict[tuple[int, int], int]:
+        """The position of each node of the first row, by its parent's position and by its token."""
+        tokens = self.tokens[0].tolist()
+        parents = range(len(tokens)) if self.parents is None else self.parents[0].tolist()
         return {key: place for place, key in enumerate(zip(parents, tokens, strict=True), start=1)}
 
     def accepted(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

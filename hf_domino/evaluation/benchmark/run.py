@@ -58,7 +58,7 @@ def benchmark(options: BenchOptions, pair: Pair | None = None) -> list[Row]:
         check_writable(path.parent, "the folder of --rows")
     pair = pair or _load(options)
     methods, skipped = choose_methods(pair, options)
-    batches = read_batches(_prompts_of(options, pair), options.num_prompts, options.batch_size)
+    batches = read_batches(prompts_of(pair, options.prompts), options.num_prompts, options.batch_size)
     bench, origin = Bench(pair, methods, options), origin_of(options, pair, methods)
     todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
     kept = finished(path, origin, todo, options.temperature) if path is not None and options.resume else []
@@ -105,11 +105,11 @@ def _load(options: BenchOptions) -> Pair:
     )
 
 
-def _prompts_of(options: BenchOptions, pair: Pair) -> Path:
+def prompts_of(pair: Pair, given: Path | None) -> Path:
     """File of prompts: the one that was named, else the target's, else the bundled pair's."""
     own = pair.folder / PROMPTS
-    if options.prompts or own.is_file():
-        return options.prompts or own
+    if given or own.is_file():
+        return given or own
     try:
         return find_pair() / PROMPTS
     except FileNotFoundError as error:

@@ -115,7 +115,7 @@ def test_compiled_stages_are_captured(law, captures, monkeypatch):
 @pytest.mark.parametrize("lengths", [(20, 40, 80)])
 def test_graphs_outlive_what_transformers_compiles(lengths, captures):
     """Transformers' own graphs free the workspaces of products, of which ours must not read any."""
-    target = build("Llama").cuda().bfloat16()
+    target = build("Qwen2").cuda().bfloat16()
     drafter, prompt = build_drafter(target).cuda(), PROMPT.cuda()
     options = {"do_sample": False, "assistant_model": drafter, **STATIC}
     text = target.generate(prompt, max_new_tokens=lengths[0], **options)

@@ -10,11 +10,12 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import geometric_mean
 
 from hf_domino.evaluation.benchmark.options import BASELINE, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
-from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, summarize
+from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, summarize
 from study.page import signed
 from study.plan import load_study
 from study.rows import of_budget
@@ -22,8 +23,10 @@ from study.rows import read_rows as read_runs
 from study.summary import Summary
 from study.summary import summarize as summarize_runs
 
-EXAMPLES = "  python model_cards/workshop tables README.md docs/results.md\n"
+EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
+COMPILED, FIXED = "plain, static", "drafter, static"  # of kernels/benchmarks/pairs.py
+LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
 
@@ -40,14 +43,26 @@ def speed(folder: Path, files: Sequence[str]) -> str:
 
 
 def gain(folder: Path, files: Sequence[str]) -> str:
-    """The gain of each file, greedy and sampled, and in how many cases the text was plain generation's."""
-    runs = [read_rows(folder / name) for name in files]
+    """The gain of each file, greedy and sampled, and in how many cases the text on a CPU was plain generation's."""
+    runs = [_read(folder / name) for name in files]
     modes = {mode: name for rows in runs for mode, name in modes_of(rows).items()}
     lines = [[_name(rows), *(_gain(rows, mode) for mode in modes)] for rows in runs]
-    exact = "; ".join(f"{_name(rows)} {_equal(rows)}" for rows in runs)
+    exact = "; ".join(f"{_name(rows)} {_equal(rows)}" for rows in runs if not _is_on_gpu(rows))
     return (
         f"{markdown_table(list(modes.values()), lines)}\nTexts that are plain `generate`'s, token by token: {exact}.\n"
     )
+
+
+def gpu(folder: Path, files: Sequence[str]) -> str:
+    """Tokens a second of every method on a GPU, and in brackets over compiled plain generation."""
+    columns: dict[str, tuple[list[Row], str]] = {}
+    for rows in (_read(folder / name) for name in files):
+        columns |= {f"{rows[0]['pair']}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+    names = dict.fromkeys(row["method"] for rows, _ in columns.values() for row in rows)
+    body = [[name, *(_speed_on_gpu(rows, name, mode) for rows, mode in columns.values())] for name in names]
+    body.append(["prompts", *(str(len(rows_of(rows, BASELINE, mode))) for rows, mode in columns.values())])
+    origins = "".join(f"- {_origin(_read(folder / name), name)}\n" for name in files)
+    return f"{markdown_table(list(columns), body)}\n{origins}"
 
 
 def methods(folder: Path, files: Sequence[str]) -> str:
@@ -100,12 +115,13 @@ def variants(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-RENDERED = {function.__name__: function for function in (speed, gain, methods, kinds, variants)}
+RENDERED = {function.__name__: function for function in (speed, gain, gpu, methods, kinds, variants)}
 
 
 def _name(rows: Sequence[Row]) -> str:
     first = measured(rows)[0]
-    return f"{first['pair']} in {first['dtype']}"
+    card = f", {first['hardware']}" if _is_on_gpu(rows) else ""
+    return f"{first['pair']} in {first['dtype']}{card}"
 
 
 def _speed_up(rows: Sequence[Row], method: str, mode: str) -> float | None:
@@ -113,6 +129,9 @@ def _speed_up(rows: Sequence[Row], method: str, mode: str) -> float | None:
 
 
 def _gain(rows: Sequence[Row], mode: str) -> str:
+    if _is_on_gpu(rows):
+        plain, compiled = (number(speed_ratio(rows, FIXED, base, mode)[0], " x") for base in (BASELINE, COMPILED))
+        return f"{plain}; over compiled plain {compiled}"
     alone, both = (_speed_up(rows, method, mode) for method in (ALONE, WITH_LOOKUP))
     parts = [number(alone, " x")] * (alone is not None) + [f"with copies {number(both, ' x')}"] * (both is not None)
     return ", ".join(parts)
@@ -129,6 +148,28 @@ def _speed_and_tokens(rows: Sequence[Row], method: str, mode: str) -> str:
     one = summarize(rows, method, mode)
     tokens = f" ({number(one.tokens_per_forward)})" if one.tokens_per_forward else ""
     return number(one.speed_up, " x") + tokens
+
+
+def _read(path: Path) -> list[Row]:
+    """Measured rows; of those of `kernels/benchmarks/pairs.py` the prompts whose texts are all long."""
+    rows = read_rows(path)
+    if "seconds_each" in rows[-1]:
+        return rows
+    short = {(row["mode"], row["prompt"]) for row in rows if row["new_tokens"] < LONG}
+    return [
+        row | {"pair": row["target"], "tokens_per_second": row["new_tokens"] / row["seconds"]}
+        for row in rows
+        if (row["mode"], row["prompt"]) not in short
+    ]
+
+
+def _is_on_gpu(rows: Sequence[Row]) -> bool:
+    return bool(rows_of(rows, FIXED, "greedy"))
+
+
+def _speed_on_gpu(rows: Sequence[Row], method: str, mode: str) -> str:
+    speeds = [row["tokens_per_second"] for row in rows_of(rows, method, mode)]
+    return f"{geometric_mean(speeds):.0f} ({speed_ratio(rows, method, COMPILED, mode)[0]:.2f})" if speeds else ""
 
 
 def _kinds_first(name: str) -> tuple[bool, str]:
@@ -150,9 +191,10 @@ def _origin(rows: Sequence[Row], name: str) -> str:
     parted = [row for row in others if row.get("partings")]
     ties = f" (of ours that differ, {sum(map(are_ties, parted))} of {len(parted)} at a tie)" if parted else ""
     prompts = {row["prompt"] for row in measured(rows)}
+    threads = f"{first['threads']} threads of " if first.get("device") == "cpu" else ""
     return (
         f"[{Path(name).name}]({name}): {len(prompts)} prompts x {first['max_new_tokens']} tokens, {first['dtype']}, "
-        f"{first['threads']} threads of {first['hardware']}; texts as plain `generate`'s {' and '.join(texts)}{ties}; "
+        f"{threads}{first['hardware']}; texts as plain `generate`'s {' and '.join(texts)}{ties}; "
         f"commit {first['commit'][:7]}, {first['date']}."
     )
 

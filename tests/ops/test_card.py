@@ -28,8 +28,8 @@ def test_example():
     assert scope["token_ids"].shape == (1,)
 
 
-def rows_of(name):
-    return [json.loads(line) for line in (FOLDER / "benchmarks" / "h100" / f"{name}.jsonl").read_text().splitlines()]
+def rows_of(name, card="h100"):
+    return [json.loads(line) for line in (FOLDER / "benchmarks" / card / f"{name}.jsonl").read_text().splitlines()]
 
 
 def test_times_on_a_gpu():
@@ -56,3 +56,10 @@ def test_times_of_a_round_on_a_gpu():
     stages = next(row["stage_ms"] for row in rows_of("profile") if "stage_ms" in row)
     said = "verification takes {verify:.1f}, the backbone {backbone:.1f}, the rollout {rollout:.1f}"
     assert said.format(**stages) in text
+
+
+def test_times_of_a_round_of_trees_on_a_gpu():
+    text = " ".join((FOLDER.parent / "docs" / "speed.md").read_text().split())
+    graphs, compiled = rows_of("trees", "h200")
+    assert f"of {graphs['tree_size']} took {graphs['ms']:.1f} ms on an H200 at" in text
+    assert f"and {compiled['ms']:.1f} ms compiled, measured once; the floor is {graphs['floor_ms']:.1f} ms" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -36,8 +37,28 @@ def test_a_line_is_what_the_rows_give(tmp_path):
     assert f"| tiny in float32 | {number(greedy, ' x')} | {number(sampled, ' x')} |" in text
 
 
+def test_speeds_on_a_gpu_are_those_of_long_texts(tmp_path):
+    origin = {"target": "tiny", "dtype": "float32", "hardware": "a card", "max_new_tokens": 64, "equals_plain": True}
+    origin |= {"temperature": 0.7, "commit": "0123456789", "date": "2026-11-26"}
+    speeds = {"plain": 10, "plain, static": 100, "drafter, static": 150}
+    rows = [
+        origin | {"method": method, "mode": mode, "prompt": prompt, "new_tokens": 64, "seconds": 64 / speed}
+        for (method, speed), mode, prompt in itertools.product(speeds.items(), ("greedy", "sample"), range(3))
+    ]
+    rows[1] |= {"new_tokens": 12, "seconds": 1}  # of the second prompt, greedy
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- {name}:begin rows.jsonl -->\n<!-- {name}:end -->\n" for name in ("gpu", "gain")))
+    text = filled(page)
+    assert "| plain | 10 (0.10) | 10 (0.10) |" in text
+    assert "| drafter, static | 150 (1.50) | 150 (1.50) |" in text
+    assert "| prompts | 2 | 3 |" in text
+    gained = "15.00 x; over compiled plain 1.50 x"
+    assert f"| tiny in float32, a card | {gained} | {gained} |" in text
+
+
 @pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="no rows are published in this checkout")
-@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/gpu.md", "docs/results.md"])
 def test_the_pages_say_what_the_rows_do(name, tmp_path):
     (tmp_path / "docs").mkdir()
     (tmp_path / "model_cards").symlink_to(ROOT / "model_cards")

@@ -49,8 +49,10 @@ class DraftSession:
         # On other devices, knowing which token to look up would have to be waited for.
         gru = drafter.head.gru if drafter.head and drafter.device.type == "cpu" else None
         self._table = None if gru is None else InputTable(gru, target)
+        self._device = drafter.device  # the drafter looks it up among its parameters
         self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and in the cache
-        self._new_positions = torch.empty(0)  # [B, C], absolute
+        self._positions: list[torch.Tensor] = []  # [B, C] each, absolute
+        self._num_waiting = 0  # their columns
         self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
         self._anchors = torch.empty(0)  # [B, 1], absolute position of each row's anchor
 
@@ -78,31 +80,31 @@ class DraftSession:
         """Take the hidden states of a verified block's committed positions, the anchor first."""
         # Of the tokens committed in each row, the last is the next anchor, which the target has not seen.
         longest = max(counts)
-        positions = self._anchors + torch.arange(longest, device=self._anchors.device)
+        positions = self._anchors if longest == 1 else self._anchors + torch.arange(longest, device=self._device)
         self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
         """Learn nothing, here, from verified proposals behind `prefixes` and the target's logits `[B, N + 1, V]`."""
 
     def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
-        device = self.drafter.device
-        position_ids = position_ids.to(device)
+        position_ids = position_ids.to(self._device)
         # What rounds without proposals leave is stored in one go, as long as no row has gaps in it.
-        if self._captured and min(self._new_counts) == self._new_positions.shape[1] < MAX_WAITING:
-            position_ids = torch.cat((self._new_positions, position_ids), dim=1)
-            counts = [self._new_positions.shape[1] + count for count in counts]
-        else:
+        if self._captured and not (min(self._new_counts) == self._num_waiting < MAX_WAITING):
             self.context()
+        last = position_ids[:, -1:]
+        if min(counts) < position_ids.shape[1]:
+            last = position_ids.gather(1, torch.tensor(counts, device=self._device)[:, None].sub(1).clamp_min(0))
+        self._anchors = last + 1
         self._captured.append(captured)
-        self._new_positions, self._new_counts = position_ids, counts
-        last = torch.tensor(counts, device=device)[:, None] - 1
-        self._anchors = self._new_positions.gather(1, last.clamp_min(0)) + 1
+        self._positions.append(position_ids)
+        self._new_counts = [self._num_waiting + count for count in counts]
+        self._num_waiting += position_ids.shape[1]
 
     def context(self) -> ContextCache | None:
         """Store and give all context observed so far; None where nothing of a text is kept."""
         if self._captured:
             with self.timer.phase("draft"):
-                self._draft(self._new_positions.new_zeros(len(self._new_counts), 0))
+                self._draft(self._anchors[:, :0])
         return self._cache
 
     def select(self, rows: Sequence[int]) -> None:
@@ -111,7 +113,7 @@ class DraftSession:
         kept = list(rows)
         if self._captured:
             self._captured = [tuple(states[kept] for states in captured) for captured in self._captured]
-            self._new_positions = self._new_positions[kept]
+            self._positions = [positions[kept] for positions in self._positions]
             self._new_counts = [self._new_counts[row] for row in rows]
         self._anchors = self._anchors[kept]
 
@@ -170,10 +172,10 @@ class DraftSession:
         features = feature_positions = counts = None
         if self._captured:
             layers = [torch.cat(pieces, dim=1) for pieces in zip(*self._captured, strict=True)]
-            features = self.drafter.fuse_context([states.to(self.drafter.device) for states in layers])
-            feature_positions, counts = self._new_positions, self._new_counts
+            features = self.drafter.fuse_context([states.to(self._device) for states in layers])
+            feature_positions, counts = torch.cat(self._positions, dim=1), self._new_counts
         draft_hidden = self.drafter.kind.draft(
             self.target, anchors, self._anchors, features, feature_positions, self._cache, counts, endings
         )
-        self._captured = []
+        self._captured, self._positions, self._num_waiting = [], [], 0
         return draft_hidden

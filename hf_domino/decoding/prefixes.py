@@ -111,6 +111,8 @@ class Prefixes:
         Returns:
             [`Prefixes`]: B * N of them, the positions of the first row first.
         """
+        if num_positions == 1 and not continuation.shape[1]:
+            return self
         first = continuation.shape[1] - num_positions + 1
         return self._behind(lambda: self._joined(continuation), num_positions, first, 1)
 

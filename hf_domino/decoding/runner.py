@@ -199,7 +199,6 @@ class TargetRunner:
     def _rewind(self, num_kept: int, num_checked: int) -> None:
         """Drop the last positions of all rows."""
         if self._snapshot is None or num_kept == num_checked:
-            # Also when nothing is dropped: sliding-window layers shrink back to their window here.
             crop_attention(self.cache, num_checked - num_kept)
             return
         self._snapshot.restore()

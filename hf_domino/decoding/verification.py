@@ -51,6 +51,9 @@ def verify(
     scores = law.scores_behind(lambda: proposals.seen_by(prefixes), prefixes, logits)
     # [R, W] both. Wrong branches have tokens too, which are passed over.
     values, chosen = (None, choose(scores)) if noise is None else proposals.race(scores, noise)
+    if not proposals.num_nodes:
+        counts = torch.ones_like(chosen) if values is None else (values == values).to(chosen.dtype)  # no NaN
+        return Verification(scores, torch.cat((counts, chosen), dim=1))
     accepted, path = proposals.accepted(chosen)
     if path is not None:
         chosen = chosen.gather(1, path)

@@ -21,7 +21,7 @@ import torch
 from transformers import GenerationConfig
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.decoding.estimates import ClassAcceptance
+from hf_domino.decoding.estimates import Acceptance
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import Outcome, fitting_length
@@ -126,7 +126,7 @@ class PromptLookup:
 
     def __init__(self, committed: CommittedSequences, most: int, vocab_size: int, is_static: bool = False):
         self.most, self._last_id, self._committed, self._is_static = most, vocab_size - 1, committed, is_static
-        self._acceptance = ClassAcceptance(GUESSES.values())
+        self._acceptance = Acceptance(len(GUESSES), lambda lift: list(GUESSES.values()))
         self._texts: defaultdict[int, Text] = defaultdict(Text)
 
     @classmethod
@@ -160,12 +160,13 @@ class PromptLookup:
         texts = [self._text(row) for row in prefixes.rows]
         matches = [text.longest_match() for text in texts]
         kinds: list[list[int]] = [[] for _ in matches]
+        rates = self._acceptance.rates()
         reaches, expected, worthwhile = [1.0] * len(matches), 1.0, 0
         for position in range(most):
             for row, (match, _) in enumerate(matches):
                 # Where all before a token are accepted, its match is longer by those.
                 kinds[row].append(bisect.bisect(LENGTHS, match + position) - 1 if match else 0)
-                reaches[row] *= self._acceptance.rate(kinds[row][-1])
+                reaches[row] *= rates[kinds[row][-1]]
             promise = sum(reaches) / len(reaches)
             if promise >= price and worthwhile == position:
                 worthwhile += 1
@@ -186,6 +187,7 @@ class PromptLookup:
     def observe(self, outcome: Outcome) -> None:
         """Learn from a round."""
         if (offer := outcome.plan.offer) is not None:
+            self._acceptance.forget()
             for kinds, count in zip(offer.kinds, outcome.num_brought, strict=True):
                 if kinds[0]:  # there was a match
                     self._acceptance.observe(kinds, count - 1)

@@ -21,23 +21,19 @@ from torch import nn
 from transformers import GenerationConfig
 
 from hf_domino.decoding.copies import Offer
-from hf_domino.decoding.estimates import NOMINAL_PROPOSAL, Costs, PositionAcceptance
+from hf_domino.decoding.estimates import NOMINAL_PROPOSAL, Acceptance, Costs
 from hf_domino.decoding.round import STEP, Arm, Outcome, Plan
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.stats import Pause
 
 SHORT_CHAINS = (2, 4)
 ADAPTIVE_SIZE = 16  # nodes of a tree that paid most where trees were measured
-LEAST_CHANCE = 0.03  # of a node that a CPU verifies: its cost, in tokens
-FIRST_LOSS, LOSS = 2.0, 0.009  # steps, and share of a text's time, that trials may lose
-# Steps that trials may lose in any text, about a round that brings nothing; share kept after each that did not pay.
-LEAST_CREDIT, CREDIT_KEPT = 1.0, 0.9
-PATIENCE = 4.0  # steps that drafting may lose while it is in doubt whether it pays
-SURE_BY = 1.0  # standard errors by which drafting must lose before it pauses
-HOPE = 2.0  # standard errors by which an arm may be better than it seems, where it is tried
-# Rounds between single steps that are made for their time: at first, factor after each, and at most.
-FIRST_GAP, GAP_GROWTH, MOST_GAP = 2, 2, 64
+BRANCHES_SAVE = 0.25  # share of a chain's rejections that a tree's branches avoid, before it is known
 CHAINS_FIRST = 24  # rounds: in a short text trees have nothing to win
+# Single steps that a text may lose by trials and by drafting in doubt, and share of its time that it may on top.
+LOSS, LOST_SHARE = 2.0, 0.009
+SURE_BY = 1.5  # standard errors by which drafting must lose before it pauses, and may be better where it is tried
+FIRST_GAP, MOST_GAP = 2, 64  # rounds between single steps that are made for their time: twice as many after each
 DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft token by token
 COPY = Arm(1, is_copied=True)
 
@@ -54,7 +50,7 @@ class _Known:
     pause: Pause | None = None  # the one that drafting is in
     gap: int = FIRST_GAP  # rounds between single steps that are made for their time
     rounds_since_step: int = 0
-    credit: float = FIRST_LOSS  # steps that trials of a pause may lose, beside their share of the time
+    num_hard: int = 0  # texts in a row at whose end drafting was paused
     time: float = 0.0  # of the call's rounds, in single steps
     lost: float = 0.0  # by trials, and by drafting until it paused
     losing: float = 0.0  # by drafting of late
@@ -79,8 +75,8 @@ class Policy:
         self._whole = Arm(most)
         self._chains = [self._whole] if is_full else [*(Arm(n) for n in SHORT_CHAINS if n < most), self._whole]
         self._tree = None if size is None else Arm(most, size)
-        self._acceptance = PositionAcceptance(most)
-        self._branching = PositionAcceptance(most, self._acceptance if self._is_optional else None)
+        self._acceptance = Acceptance(most)
+        self._branching = Acceptance(most, self._branches_guessed if self._is_optional else None)
         self._known: dict[int, _Known] = {}
         self._arms = self._chains  # that may draft the round
         self._is_first = True  # the first drafted round of a call, which stores the prompt's context too
@@ -89,8 +85,8 @@ class Policy:
         """A call of `generate` begins."""
         self._is_first = True
         for known in self._known.values():
-            # Debts are of one text. Where drafting did not pay, the next text is tried for a little less.
-            known.credit = max(CREDIT_KEPT * known.credit, LEAST_CREDIT) if known.pause else FIRST_LOSS
+            # Debts are of one text. Where drafting did not pay, the next text is tried for less.
+            known.num_hard = known.num_hard + 1 if known.pause else 0
             known.time = known.lost = known.losing = 0.0
             known.pause = known.pause and replace(known.pause, num_steps=0)  # the call before keeps its own
 
@@ -124,7 +120,7 @@ class Policy:
             favourite,
             min(favourite.length, room),
             pause=known.pause if favourite is STEP else None,
-            least_chance=0.0 if self._is_full else LEAST_CHANCE,
+            least_chance=0.0 if self._is_full else NOMINAL_PROPOSAL,  # a node that costs more than it brings
         )
 
     def observe(self, outcome: Outcome, seconds: float) -> None:
@@ -135,13 +131,13 @@ class Policy:
         known.time += cost
         known.rounds_since_step = known.rounds_since_step + 1 if arm is not STEP else 0
         if outcome.plan.is_comparison:
-            known.gap = min(GAP_GROWTH * known.gap, MOST_GAP)
+            known.gap = min(2 * known.gap, MOST_GAP)
         for acceptance in (self._acceptance, self._branching) if self._tree else (self._acceptance,):
             acceptance.forget()
         if arm.is_drafted:
             acceptance = self._acceptance if arm.tree_size is None else self._branching
             for count in outcome.num_brought:
-                acceptance.observe(outcome.plan.length, count - 1)
+                acceptance.observe(range(outcome.plan.length), count - 1)
         is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
         if self._is_timed and is_typical:
             surprises = known.costs.observe(arm, num_proposals, seconds)
@@ -160,14 +156,14 @@ class Policy:
     def _wants_step(self, known: _Known, favourite: Arm) -> bool:
         """Whether to make a single step to measure its time: once at first, then often where that is in doubt."""
         ahead, doubt = math.log(self._value(known, favourite)), known.costs.doubt(favourite, STEP)
-        is_sure = ahead > HOPE * doubt and not known.is_doubtful and known.costs.num_readings[STEP]
+        is_sure = ahead > SURE_BY * doubt and not known.is_doubtful and known.costs.num_readings[STEP]
         return known.rounds_since_step >= (1 if ahead < 0 else MOST_GAP if is_sure else known.gap)
 
     def _judge(self, known: _Known) -> None:
         """Pause drafting where it surely brings less than single steps in the same time, or go on with it."""
         best = self._best(known)
         ahead, doubt = self._ahead(known, best, STEP)
-        if known.pause is None and (ahead < -SURE_BY * doubt or (ahead < 0 and known.losing > PATIENCE)):
+        if known.pause is None and (ahead < -SURE_BY * doubt or (ahead < 0 and known.losing > LOSS)):
             known.lost, known.losing = known.lost + known.losing, 0.0
         elif known.pause is None or ahead > 0:
             known.pause = None
@@ -178,14 +174,16 @@ class Policy:
 
     def _trial(self, known: _Known, favourite: Arm) -> Arm | None:
         """The arm to try in place of the favourite, if one may well be better."""
-        allowed = LOSS * known.time - known.lost + (known.credit if known.pause else 0.0)
+        allowed = LOST_SHARE * known.time - known.lost
+        if known.pause:
+            allowed += LOSS / math.sqrt(1 + known.num_hard)
         if allowed <= 0:
             return None
         lift, found = 0.0 if known.pause else 1.0, list[Arm]()
-        value, most = self._value(known, favourite, lift), self._value(known, favourite, HOPE)
+        value, most = self._value(known, favourite, lift), self._value(known, favourite, SURE_BY)
         for arm in self._arms:
             cost, doubt = known.costs.of(arm, self._width(arm)), known.costs.doubt(arm, favourite)
-            hope = self._tokens(arm, HOPE) / (cost * math.exp(-HOPE * doubt))
+            hope = self._tokens(arm, SURE_BY) / (cost * math.exp(-SURE_BY * doubt))
             if arm is not favourite and hope > most and cost - self._tokens(arm, lift) / value <= allowed:
                 found.append(arm)
         return min(found, key=lambda arm: known.costs.num_readings[arm], default=None)
@@ -212,6 +210,10 @@ class Policy:
 
     def _tokens(self, arm: Arm, lift: float = 0.0) -> float:
         return (self._acceptance if arm.tree_size is None else self._branching).tokens(arm.length, lift)
+
+    def _branches_guessed(self, lift: float) -> list[float]:
+        """First guesses of acceptance rates in a tree, whose branches avoid some of a chain's rejections."""
+        return [1 - (1 - BRANCHES_SAVE) * (1 - rate) for rate in self._acceptance.rates(lift)]
 
     @staticmethod
     def _width(arm: Arm) -> int:

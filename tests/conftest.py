@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import hashlib
 import json
 import os
 import string
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +42,11 @@ torch.set_num_threads(1)  # tiny models run faster on one thread, and tests run 
 def pytest_report_header() -> str:
     """Say which ends of the supported versions a run is about."""
     return f"torch {torch.__version__}, transformers {transformers.__version__}"
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is imported by now out of garbage collections, of which every training begins with one."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -178,10 +185,15 @@ def recipe(saved_pair, tmp_path):
 
 
 @pytest.fixture
-def train(tmp_path):
-    """A function that writes the fields to a YAML file and runs the command with it and further flags."""
+def train(tmp_path, monkeypatch):
+    """A function that writes the fields to a YAML file and runs the command with it and further flags.
+
+    Its picture, which takes longer than the training, is not drawn, as where there is no matplotlib.
+    """
 
     from hf_domino.cli.main import main
+
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
     def run(fields, *flags) -> int:
         path = tmp_path / "recipe.yaml"

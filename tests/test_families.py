@@ -12,7 +12,7 @@ from hf_domino.target.view import TargetModel
 
 VOCAB = 96
 PROMPT = torch.arange(7, 27)[None]
-NEW_TOKENS = 28
+NEW_TOKENS = 20
 WINDOW = 16  # shorter than the prompt: rewinding must restore what the window had dropped
 
 BASE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "initializer_range": 0.2}
@@ -61,19 +61,11 @@ def build(family, **overrides):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_is_lossless(family, make_drafter):
-    """Drafts of which most are accepted, and some are not."""
-    target = build(family)
-    drafter, options = make_drafter(target), {"do_sample": False, "max_new_tokens": NEW_TOKENS}
-    plain = target.generate(PROMPT, **options)
-    with oracle(target, PROMPT, 0.7, plain):
-        assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **options), plain)
-    assert 1.5 < drafter.stats.acceptance_length < drafter.config.num_draft_tokens
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_every_row_of_a_batch_is_lossless(family, make_drafter):
-    """Left-padded rows that accept different numbers of tokens; a row is the same whatever stands beside it."""
+    """Left-padded rows that accept different numbers of tokens; a row is the same whatever stands beside it.
+
+    Most drafts are accepted, and some are not.
+    """
     target = build(family)
     drafter = make_drafter(target)
     options = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
@@ -83,6 +75,7 @@ def test_every_row_of_a_batch_is_lossless(family, make_drafter):
         batch = target.generate(ids, attention_mask=mask, assistant_model=drafter, **options)
     assert torch.equal(batch, plain)
     assert len({len(row) for row in drafter.stats.rows}) > 1  # rows advanced by themselves
+    assert 1.5 < drafter.stats.acceptance_length < drafter.config.num_draft_tokens
     alone = target.generate(ids[:1, mask[0].bool()], assistant_model=drafter, **options)
     assert torch.equal(alone[0, -NEW_TOKENS:], batch[0, -NEW_TOKENS:])
 
@@ -91,33 +84,32 @@ def test_every_row_of_a_batch_is_lossless(family, make_drafter):
 def test_prefill_in_chunks(family, make_drafter):
     target = build(family)
     drafter = make_drafter(target)
-    options = {"do_sample": False, "max_new_tokens": 20}
+    options = {"do_sample": False, "max_new_tokens": 12}
     ids, mask = left_padded([PROMPT[0, :5], PROMPT[0]])
     for prompt in ({"input_ids": PROMPT}, {"input_ids": ids, "attention_mask": mask}):
         plain = target.generate(**prompt, **options)
         whole = target.generate(**prompt, assistant_model=drafter, **options)
         rounds = drafter.stats.acceptance_lengths
         assert torch.equal(whole, plain)
-        for chunk_size in (1, 7, 64):
+        for chunk_size in (1, 7):
             chunked = target.generate(**prompt, assistant_model=drafter, prefill_chunk_size=chunk_size, **options)
             assert torch.equal(chunked, plain)
             assert drafter.stats.acceptance_lengths == rounds  # the drafter saw all of the prompt
 
 
 @pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3", "Gemma4", "GPT2"])
-@pytest.mark.parametrize("accuracy", [0.0, 0.7])
-def test_hidden_states_and_attentions(family, accuracy, make_drafter):
+def test_hidden_states_and_attentions(family, make_drafter):
     target = build(family)
-    check_step_outputs(target, make_drafter(target), accuracy)
+    check_step_outputs(target, make_drafter(target))
 
 
-def check_step_outputs(target, drafter, accuracy):
+def check_step_outputs(target, drafter):
     """Hidden states and attentions are those of plain generation, token by token."""
     target.set_attn_implementation("eager")
     wanted = {"return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": True}
     options = {"do_sample": False, "max_new_tokens": 14}
     plain = target.generate(PROMPT, **options, **wanted)
-    with oracle(target, PROMPT, accuracy, plain.sequences):
+    with oracle(target, PROMPT, 0.7, plain.sequences):
         assisted = target.generate(PROMPT, assistant_model=drafter, **options, **wanted)
     for name in ("hidden_states", "attentions"):
         ours, theirs = getattr(assisted, name), getattr(plain, name)

@@ -13,7 +13,7 @@ from hf_domino.decoding.runner import TargetRunner
 
 VOCAB = 96
 PROMPT = torch.arange(7, 27)[None]
-OPTIONS = {"do_sample": False, "max_new_tokens": 40}
+OPTIONS = {"do_sample": False, "max_new_tokens": 24}
 
 BASE = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2}
@@ -44,12 +44,11 @@ def test_greedy_is_lossless(family, make_drafter):
     target = build(family)
     drafter = make_drafter(target)
     plain = target.generate(PROMPT, **OPTIONS)
-    for accuracy in (0.7, 1.0):
-        with oracle(target, PROMPT, accuracy, plain):
-            assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **OPTIONS), plain)
-    assert drafter.stats.acceptance_length > 4
+    with oracle(target, PROMPT, 0.7, plain):
+        assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **OPTIONS), plain)
+    assert drafter.stats.acceptance_length > 1.5
     # Copies, which are longer than a block.
-    again = torch.cat((plain, plain[:, :30]), dim=1)
+    again = torch.cat((plain, plain[:, :26]), dim=1)
     options = OPTIONS | {"assistant_model": drafter, "prompt_lookup_num_tokens": 12}
     assert torch.equal(target.generate(again, **options), target.generate(again, **OPTIONS))
     assert drafter.stats.num_copied
@@ -59,22 +58,22 @@ def test_greedy_is_lossless(family, make_drafter):
 def test_hidden_states_and_attentions(family, make_drafter):
     """Layers without attention have none; `generate` returns those of the others."""
     target = build(family)
-    check_step_outputs(target, make_drafter(target), accuracy=0.7)
+    check_step_outputs(target, make_drafter(target))
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_the_cache_can_be_gone_on_with(family, make_drafter):
     target = build(family)
-    options = OPTIONS | {"max_new_tokens": 60}
+    options = OPTIONS | {"max_new_tokens": 36}
     whole = target.generate(PROMPT, **options)
     with oracle(target, PROMPT, 0.6, whole):
         first = target.generate(
             PROMPT,
             assistant_model=make_drafter(target),
             return_dict_in_generate=True,
-            **(OPTIONS | {"max_new_tokens": 33}),
+            **(OPTIONS | {"max_new_tokens": 21}),
         )
-    rest = target.generate(first.sequences, past_key_values=first.past_key_values, do_sample=False, max_new_tokens=27)
+    rest = target.generate(first.sequences, past_key_values=first.past_key_values, do_sample=False, max_new_tokens=15)
     assert torch.equal(rest, whole)
 
 

@@ -15,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 from hf_domino._common.cache_name import CACHE
 
 LENGTHS = [5, 20, 9, 1]
-NEW_TOKENS = 32
+NEW_TOKENS = 24
 PAD = 2
 
 

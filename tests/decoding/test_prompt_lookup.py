@@ -18,8 +18,8 @@ from hf_domino.decoding.round import Outcome, Plan
 
 PASSAGE = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
 PROMPT = torch.tensor([[*PASSAGE, 5, 6, *PASSAGE, 7]])
-GREEDY = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": -1}
-SAMPLED = {"do_sample": True, "temperature": 0.3, "top_k": 0, "max_new_tokens": 60, "eos_token_id": -1}
+GREEDY = {"do_sample": False, "max_new_tokens": 36, "eos_token_id": -1}
+SAMPLED = {"do_sample": True, "temperature": 0.3, "top_k": 0, "max_new_tokens": 36, "eos_token_id": -1}
 COPYING = {"prompt_lookup_num_tokens": 10}
 PRICE = 0.05
 """Tokens that one more copy must bring."""

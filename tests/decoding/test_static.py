@@ -25,7 +25,6 @@ from hf_domino.decoding.static import graphs
 GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
 STATIC = {"cache_implementation": "static"}
 LAWS = {
-    "temperature": {"temperature": 0.7},
     "warpers": {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
     "eta": {"eta_cutoff": 1e-3},
     "penalty": {"repetition_penalty": 1.3},
@@ -55,7 +54,7 @@ def target():
     return build("Mistral")  # a sliding window shorter than the prompt
 
 
-def assert_equal_to_plain(target, drafter, prompt=PROMPT, accuracies=(0.0, 0.7), **options):
+def assert_equal_to_plain(target, drafter, prompt=PROMPT, accuracies=(0.7,), **options):
     options = GREEDY | options
     plain, length = target.generate(prompt, **options), {"max_new_tokens": options["max_new_tokens"]}
     has_ended = plain.shape[1] < prompt.shape[1] + options["max_new_tokens"]
@@ -66,7 +65,13 @@ def assert_equal_to_plain(target, drafter, prompt=PROMPT, accuracies=(0.0, 0.7),
     return plain
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Built of the same parts as others here, where a stage is concerned.
+ALIKE = "Qwen2", "Olmo2", "Olmo3", "Granite", "Phi3", "Cohere2", "Qwen3Moe"
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=pytest.mark.slow if family in ALIKE else ()) for family in FAMILIES]
+)
 def test_every_family_can_be_recorded(family, make_drafter, recorded):
     target = build(family)
     assert_equal_to_plain(target, make_drafter(target), accuracies=(0.8,))
@@ -86,7 +91,7 @@ def test_every_kind_of_drafter(
     options = {"projector_type": projector_type, "shift_label": shift_label, "draft_pool_size": draft_pool_size}
     options |= {"markov_head_type": markov_head_type} if markov_head_type else {}
     drafter = make_drafter(tiny_qwen3, **options)
-    assert_equal_to_plain(tiny_qwen3, drafter, eos_token_id=-1)
+    assert_equal_to_plain(tiny_qwen3, drafter, accuracies=(0.0, 0.7), eos_token_id=-1)
     lengths = []
     for cache in ({}, STATIC):  # and the drafts are the same ones
         tiny_qwen3.generate(PROMPT, assistant_model=drafter, **GREEDY, **cache)
@@ -127,7 +132,7 @@ def test_stop_strings(tiny_qwen3, tiny_drafter, tiny_tokenizer, recorded):
 )
 def test_draws_are_those_of_growing_rounds(target, make_drafter, law, rule):
     """The law itself is tested where rounds grow; here every draw is the same one."""
-    drafter, options = make_drafter(target, **RULES[rule]), {"do_sample": True, "max_new_tokens": 20, **LAWS[law]}
+    drafter, options = make_drafter(target, **RULES[rule]), {"do_sample": True, "max_new_tokens": 16, **LAWS[law]}
 
     def draw(**cache):
         torch.manual_seed(5)
@@ -206,7 +211,7 @@ def test_a_returned_cache_is_a_copy_to_go_on_from(tiny_qwen3, tiny_drafter, stag
 
 def test_later_calls_take_the_buffers_and_graphs_of_the_first(target, make_drafter, recorded):
     drafter = make_drafter(target)
-    for prompt, new_tokens in ((PROMPT, 30), (PROMPT[:, :3], 40), (PROMPT.flip(1), 20), (PROMPT.repeat(1, 2), 3)):
+    for prompt, new_tokens in ((PROMPT, 20), (PROMPT[:, :3], 30), (PROMPT.flip(1), 10), (PROMPT.repeat(1, 2), 3)):
         assert_equal_to_plain(target, drafter, prompt, max_new_tokens=new_tokens)
     assert [made.num_captured for made in recorded] == [4]  # backbone, rollout, verification, acceptance
     assert_equal_to_plain(target, drafter, PROMPT, max_new_tokens=70)  # longer than what is there
@@ -310,7 +315,7 @@ def test_inference_mode_and_after(target, make_drafter, stages):
     drafter = make_drafter(target)
     for mode in (True, False, True):
         with torch.inference_mode(mode):
-            assert_equal_to_plain(target, drafter, accuracies=(0.7,))
+            assert_equal_to_plain(target, drafter)
 
 
 def test_a_stage_that_cannot_be_captured_is_launched(target, make_drafter, monkeypatch, recorded):
@@ -341,7 +346,7 @@ def test_graphs_are_bounded(tiny_qwen3, make_drafter, monkeypatch, recorded):
 def test_short_rounds_are_filled_up(target, stages, make_drafter):
     """A round that proposes fewer tokens, or none, is verified at one of a few widths."""
     with at_most(itertools.cycle((3, 0, 5, 0, 0, 1, 6))):
-        assert_equal_to_plain(target, make_drafter(target), accuracies=(0.0, 0.8))
+        assert_equal_to_plain(target, make_drafter(target), accuracies=(0.8,))
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
@@ -350,7 +355,7 @@ def test_paced_blocks(target, recorded, make_drafter, do_sample):
     if do_sample:
         target.generate(PROMPT, assistant_model=drafter, do_sample=True, max_new_tokens=40, **STATIC)
     else:
-        assert_equal_to_plain(target, drafter, accuracies=(0.0, 0.5, 1.0), max_new_tokens=40)
+        assert_equal_to_plain(target, drafter, accuracies=(0.0, 1.0), max_new_tokens=40)
     assert set(drafter.stats.proposed[0]) <= {0, 1, 2, 4, drafter.config.num_draft_tokens}
 
 

@@ -23,7 +23,7 @@ from hf_domino.evaluation.check.measure import AS_CONFIGURED, Measurement
 from hf_domino.pair import domino_folder, read_prompts
 from hf_domino.target.identity import TargetIdentity
 
-NUM_PROMPTS, NEW_TOKENS = 8, 40  # the first four are mostly enough
+NUM_PROMPTS, NEW_TOKENS = 8, 24  # the first four are mostly enough
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}a:{% if enable_thinking %} think{% endif %}{% endif %}"

@@ -45,8 +45,7 @@ def generate(pair, grammar):
     return new_tokens
 
 
-@pytest.mark.parametrize("sampling", [{"do_sample": False}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("count", "sampling"), [(1, SAMPLED), (2, {"do_sample": False})], ids=["one", "two"])
 def test_the_text_is_the_one_of_plain_generate(pair, generate, sampling, count):
     prompts, beside = PROMPTS[:count], sampling | {"assistant_model": pair.drafter}
     plain = generate(prompts, **sampling)

@@ -28,7 +28,7 @@ from hf_domino.integration import assisted_call, replay
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
 BATCH = torch.tensor([[PAD, PAD, 33, 20, 7, 41], [5, 9, 11, 20, 7, 12], [PAD, 8, 30, 31, 32, 33]])
 MASK = (BATCH != PAD).long()
-NEW_TOKENS = 30
+NEW_TOKENS = 20
 EDGE_SEED = 8  # whose noise leaves the likeliest of four tokens behind the last two
 MAX_FP32_KL = 1e-9  # a block forward sums in another order: 1e-6 of a logit, squared
 

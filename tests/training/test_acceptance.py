@@ -8,7 +8,7 @@ import torch
 from hf_domino.integration.patch import install
 from hf_domino.training.evidence.acceptance import mean_acceptance_length, walk_acceptance
 
-NUM_TOKENS = 40
+NUM_TOKENS = 24
 KINDS = [
     {"shift_label": True, "pure_draft_prefix_len": 1},
     {"shift_label": False},
@@ -22,7 +22,7 @@ def test_walk_equals_generation(kind, repetition_penalty, target, make_drafter, 
     install()
     target.generation_config.repetition_penalty = repetition_penalty
     drafter = make_drafter(target, **kind)
-    make_trainer(drafter, greedy_rows, max_steps=30).train()  # a drafter that accepts something
+    make_trainer(drafter, greedy_rows, max_steps=20).train()  # a drafter that accepts something
     drafter.eval()
     longer, found = drafter.config.num_draft_tokens, []
     for row in greedy_rows[:2]:

@@ -46,8 +46,8 @@ def test_overfitting_lowers_the_loss_and_raises_acceptance(
 ):
     drafter = make_drafter(target, **kind)
     trainer = make_trainer(
-        drafter, greedy_rows, greedy_rows, max_steps=80, num_anchors=16, logging_steps=10, eval_strategy="steps",
-        eval_steps=80,
+        drafter, greedy_rows, greedy_rows, max_steps=40, num_anchors=16, logging_steps=5, eval_strategy="steps",
+        eval_steps=40, learning_rate=6e-3,
     )  # fmt: skip
     before = trainer.evaluate()
     trainer.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -42,6 +43,7 @@ def test_the_picture_follows_the_log_and_nothing_else(tmp_path):
 
 def test_without_matplotlib_one_notice_and_no_picture(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    logging.Logger.warning_once.cache_clear()  # of other trainings without it
     assert [draw_training(log(4), tmp_path) for _ in range(2)] == [None, None]
     assert caplog.text.count("pip install matplotlib") == 1
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from recorded_graphs import recorded_graphs
 
 import hf_domino
 
-PROMPT, NEW_TOKENS, MOST_NODES = torch.arange(7, 19)[None], 40, 12
+PROMPT, NEW_TOKENS, MOST_NODES = torch.arange(7, 19)[None], 29, 12
 STATIC = {"cache_implementation": "static"}
 LAWS = {
     "greedy": {},
@@ -87,7 +87,7 @@ def test_an_end_inside_a_branch_and_a_second_call(tiny_qwen3):
     drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
     plain = text_of(tiny_qwen3)
     with recorded_graphs(), tree_faults([plain], tiny_qwen3.config.vocab_size, MOST_NODES):
-        for place in (17, 25, 38):
+        for place in (17, 25, 35):
             ended = text_of(tiny_qwen3, eos_token_id=plain[place])
             assert text_of(tiny_qwen3, drafter, eos_token_id=plain[place], **STATIC) == ended
 
@@ -100,7 +100,7 @@ def test_a_call_has_its_own_numbers(tiny_qwen3, draft_tree_size):
     laws = [{"repetition_penalty": penalty, "eos_token_id": 63} for penalty in (1.1, 1.6)]
     laws += [{"min_new_tokens": least, "eos_token_id": token} for least, token in ((9, end), (30, end), (2, end + 1))]
     with recorded_graphs() as made:
-        for law in laws:
+        for law in ({"max_new_tokens": 40} | law for law in laws):
             texts.append(text_of(tiny_qwen3, **law))
             with oracle(tiny_qwen3, PROMPT, 0.8, torch.tensor([texts[-1]])):
                 assert text_of(tiny_qwen3, drafter, **STATIC, **law) == texts[-1]

@@ -16,30 +16,20 @@ from transformers import DynamicCache
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding import loop
 
-NEW_TOKENS, MOST_NODES = 32, 11
+NEW_TOKENS, MOST_NODES = 29, 11  # rounds of every length
 TAKE_TREES = (
-    "cohere",
-    "cohere2",
     "cohere_compass_text",
     "deepseek_v3",
-    "gemma2",
     "gemma3_text",
     "gemma4_text",
-    "glm",
     "gpt2",
     "gpt_neox",
     "gpt_oss",
     "llama",
     "mistral",
-    "mixtral",
-    "olmo2",
     "opt",
-    "phi3",
     "qwen2_moe",
-    "qwen3",
     "roberta",
-    "stablelm",
-    "starcoder2",
 )
 WHY_CHAIN = {
     "bamba": "a cache with",
@@ -158,7 +148,7 @@ def test_a_stop_string_ends_the_text(tiny_qwen3, tiny_tokenizer):
 
 def test_an_end_inside_a_branch_ends_the_text(tiny_qwen3):
     plain = text_of(tiny_qwen3)[0][0].tolist()
-    for place in range(15, 30, 4):
+    for place in range(15, 30, 5):
         check_equal(tiny_qwen3, eos_token_id=plain[place])
 
 
@@ -188,7 +178,7 @@ def test_a_second_turn_goes_on_from_the_cache(model_type, kind):
     drafter = build_drafter(target, draft_tree_size=MOST_NODES, projector_type=kind)
     caches = DynamicCache(config=target.config), DynamicCache(config=target.config)
     prompt = torch.arange(7, 19)[None]
-    for _ in range(3):
+    for _ in range(2):
         plain = text_of(target, prompt=prompt, past_key_values=caches[0], max_new_tokens=12)[0]
         with tree_faults(plain.tolist(), target.config.vocab_size, MOST_NODES):
             ours = text_of(target, drafter, prompt, past_key_values=caches[1], max_new_tokens=12)[0]
@@ -229,7 +219,7 @@ def test_large_vocabularies_are_verified_from_the_anchor_on(tiny_qwen3, monkeypa
 @pytest.mark.parametrize(
     ("model_type", "setting", "kind"),
     [
-        *(("qwen3", setting, "domino") for setting in ("greedy", "warped", "penalised")),
+        ("qwen3", "penalised", "domino"),
         *(("gemma3_text", "seeded", "domino"), ("gpt2", "greedy", "domino")),
         ("mistral", "penalised and seeded", "domino"),
         *(("qwen3", "greedy", "medusa"), ("qwen3", "seeded", "eagle3")),
@@ -237,7 +227,7 @@ def test_large_vocabularies_are_verified_from_the_anchor_on(tiny_qwen3, monkeypa
 )
 def test_rows_of_a_batch_grow_trees_of_their_own(model_type, setting, kind):
     ids, mask = left_padded([torch.arange(7, 19), torch.arange(9, 14), torch.arange(30, 39)])
-    batch = {"prompt": ids, "attention_mask": mask, "kind": kind, "max_new_tokens": 40}
+    batch = {"prompt": ids, "attention_mask": mask, "kind": kind}
     stats, most = check_equal(build(model_type).double(), **batch, **SETTINGS[setting])
     assert all(set(row) >= set(range(1, most + 2)) for row in stats.rows)
 

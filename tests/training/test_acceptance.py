@@ -17,7 +17,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "repetition_penalty"), [(kind, 1.0) for kind in KINDS] + [(KINDS[1], 1.2)])
+@pytest.mark.parametrize(("kind", "repetition_penalty"), [*zip(KINDS, (1.0, 1.2, 1.0, 1.0), strict=True)])
 def test_walk_equals_generation(kind, repetition_penalty, target, make_drafter, make_trainer, greedy_rows):
     install()
     target.generation_config.repetition_penalty = repetition_penalty

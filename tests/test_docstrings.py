@@ -30,8 +30,8 @@ PAGES = [
     "docs/quickstart.md",
     *(f"docs/{name}.md" for name in ("training", "formats", "serving", "exactness", "speed")),
 ]
-# Fewer tokens than a reader's: what it prints of them stands on no page.
-QUICK = {"check_fit(drafter, target, tokenizer)": "check_fit(drafter, target, tokenizer, max_new_tokens=4)"}
+# One prompt in place of a dozen: what is printed of them stands on no page.
+QUICK = {"check_fit(drafter, target, tokenizer)": "check_fit(drafter, target, tokenizer, [prompt], 8)"}
 NAMES = [
     name
     for package in PACKAGES

@@ -107,7 +107,7 @@ def check_step_outputs(target, drafter):
     """Hidden states and attentions are those of plain generation, token by token."""
     target.set_attn_implementation("eager")
     wanted = {"return_dict_in_generate": True, "output_hidden_states": True, "output_attentions": True}
-    options = {"do_sample": False, "max_new_tokens": 14}
+    options = {"do_sample": False, "max_new_tokens": 14, "eos_token_id": -1}
     plain = target.generate(PROMPT, **options, **wanted)
     with oracle(target, PROMPT, 0.7, plain.sequences):
         assisted = target.generate(PROMPT, assistant_model=drafter, **options, **wanted)

@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
+from families import build
 from oracle import oracle
 from test_families import check_step_outputs
 from transformers import DynamicCache
 
 from hf_domino.decoding.runner import TargetRunner
 
-VOCAB = 96
 PROMPT = torch.arange(7, 27)[None]
-OPTIONS = {"do_sample": False, "max_new_tokens": 24}
-
-BASE = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2}
-TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_expand": 2}
-MAMBA |= {"mamba_chunk_size": 16}  # several of them in a prompt, and no padding to the 256 of large models
-KINDS = {"layer_types": ["mamba", "attention", "mamba", "mamba"]}
-HYBRIDS = {
-    "Qwen3_5Text": LINEAR,
-    "Qwen3Next": LINEAR | EXPERTS | {"shared_expert_intermediate_size": 32},
-    "GraniteMoeHybrid": MAMBA | KINDS | {"num_local_experts": 0, "shared_intermediate_size": 64},
-    "FalconH1": {key: value for key, value in MAMBA.items() if key != "mamba_expand"} | {"mamba_d_ssm": 64},
-    "Lfm2": {"layer_types": ["conv", "full_attention", "conv", "conv"]},
-}
-
-
-def build(family):
-    config_class = getattr(transformers, f"{family}Config")
-    model_class = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")
-    torch.manual_seed(0)
-    return model_class(config_class(**(BASE | HEADS | TOKENS | HYBRIDS[family]))).eval()
+OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": -1}
+HYBRIDS = "qwen3_5_text", "qwen3_next", "granitemoehybrid", "falcon_h1", "lfm2"
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -73,11 +50,11 @@ def test_the_cache_can_be_gone_on_with(family, make_drafter):
             return_dict_in_generate=True,
             **(OPTIONS | {"max_new_tokens": 21}),
         )
-    rest = target.generate(first.sequences, past_key_values=first.past_key_values, do_sample=False, max_new_tokens=15)
+    rest = target.generate(first.sequences, past_key_values=first.past_key_values, **OPTIONS | {"max_new_tokens": 15})
     assert torch.equal(rest, whole)
 
 
-@pytest.mark.parametrize("family", ["Qwen3_5Text", "FalconH1"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
 @pytest.mark.parametrize("layer", [1, 3])
 def test_an_interrupt_while_committed_tokens_run_once_more(family, layer, make_drafter, monkeypatch):
     target, cache = build(family), DynamicCache(config=build(family).config)
@@ -103,7 +80,7 @@ def test_an_interrupt_while_committed_tokens_run_once_more(family, layer, make_d
 
 
 def test_batches_are_refused(make_drafter):
-    target = build("Qwen3_5Text")
+    target = build("qwen3_5_text")
     with pytest.raises(
         ValueError, match=r"cache must be made of dynamic attention layers.*LinearAttentionLayer.*one at"
     ):

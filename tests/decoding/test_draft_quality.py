@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 
+import families
 import pytest
 import torch
 from builders import build_drafter, left_padded
 from oracle import at_most, oracle, proposed
 from rederived import Rederived
-from test_hybrids import build as build_hybrid
 
 PAD = 2
 LENGTHS = [5, 13, 8, 1]
@@ -65,7 +65,7 @@ def test_a_second_turn(tiny_qwen3):
 
 
 def test_after_recurrent_states_were_rewound():
-    target = build_hybrid("Lfm2")
+    target = families.build("lfm2")
     drafter = build_drafter(target)
     ids = torch.randint(4, 90, (1, 9))
     with proposed() as rounds, oracle(target, ids, ACCURACY, **OPTIONS):

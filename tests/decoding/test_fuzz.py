@@ -7,10 +7,10 @@ import os
 import pytest
 import torch
 from builders import left_padded
+from families import build
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from oracle import oracle
-from transformers import MistralConfig, MistralForCausalLM
 
 from hf_domino.evaluation.benchmark.measure import until_end
 
@@ -59,11 +59,7 @@ CALLS = st.fixed_dictionaries(
 @pytest.fixture(scope="module")
 def mistral():
     """A sliding-window target."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "sliding_window": 7}
-    tokens = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": PAD}
-    return MistralForCausalLM(MistralConfig(**sizes, **heads, **tokens, max_position_embeddings=LONGEST)).eval()
+    return build("mistral", vocab_size=VOCAB, sliding_window=7, max_position_embeddings=LONGEST)
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,7 @@ import weakref
 import families
 import pytest
 import torch
-import transformers
-from builders import EOS, PAD, build_drafter, left_padded
+from builders import build_drafter, left_padded
 from oracle import at_most, oracle, proposed
 from recorded_graphs import RecordedGraphs, recorded_graphs
 from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
@@ -233,8 +232,11 @@ def test_a_call_finds_nothing_of_those_before(target, stages, make_drafter):
         assert found[0][0] == plain.tolist()
 
 
-@pytest.mark.parametrize("law", [{"do_sample": False}, {"do_sample": True, "top_k": 20, "repetition_penalty": 1.04}])
-@pytest.mark.parametrize("num_drafted", [64, 40], ids=["all tokens", "a draft vocabulary"])
+@pytest.mark.parametrize(
+    ("law", "num_drafted"),
+    [({"do_sample": False}, 64), ({"do_sample": True, "top_k": 20, "repetition_penalty": 1.04}, 40)],
+    ids=["all tokens", "a draft vocabulary"],
+)
 def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, recorded, law, num_drafted):
     """And sends nothing: on a GPU both would wait for the device."""
     drafter, reads = make_drafter(tiny_qwen3).restricted(range(num_drafted)), []
@@ -359,15 +361,11 @@ def test_paced_blocks(target, recorded, make_drafter, do_sample):
     assert set(drafter.stats.proposed[0]) <= {0, 1, 2, 4, drafter.config.num_draft_tokens}
 
 
-LAYERS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "hidden_size": 32}
-LAYERS |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 96}
 REFUSED_TARGETS = {
     "rope_type .* got 'dynamic'": lambda: build(
         "Qwen2", rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     ),
-    "got 'LinearAttentionLayer'": lambda: transformers.Lfm2ForCausalLM(
-        transformers.Lfm2Config(**LAYERS, eos_token_id=EOS, pad_token_id=PAD, bos_token_id=None)
-    ),
+    "got 'LinearAttentionLayer'": lambda: families.build("lfm2"),
     "model_type .* got 'gpt_neo'": lambda: families.build("gpt_neo"),  # attention goes by the length of the cache
 }
 

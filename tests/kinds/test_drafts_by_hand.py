@@ -23,8 +23,7 @@ def drawing(do_sample, target, batch_size):
     return (SAMPLED, noise_of(batch_size, target.config.vocab_size)) if do_sample else ({}, None)
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("batch_size", "do_sample"), [(1, False), (3, True)])
 def test_a_chain(wide, drafter, rounds, batch_size, do_sample):
     ids, options = calls(batch_size)
     more, noise = drawing(do_sample, wide, batch_size)
@@ -38,8 +37,7 @@ def test_a_chain(wide, drafter, rounds, batch_size, do_sample):
     assert len(rounds) > 8
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("batch_size", "do_sample"), [(1, False), (3, True)])
 def test_a_tree_is_the_likeliest_paths(wide, drafter, rounds, batch_size, do_sample):
     ids, options = calls(batch_size)
     more, noise = drawing(do_sample, wide, batch_size)
@@ -84,12 +82,10 @@ def test_the_context_is_right_in_a_second_turn_and_behind_a_rewind(wide, drafter
 )
 @pytest.mark.parametrize("name", ["whole", "medusa"])
 def test_other_ways_to_draft_write_plain_text(wide, name, fields, options):
-    for ids, more in (calls(1), calls(3)):
-        if "prefill_chunk_size" in options and len(ids) > 1:
-            continue
-        alone = {key: value for key, value in options.items() if key != "prompt_lookup_num_tokens"} | more
-        found = generate(wide, build(wide, name).view(**fields), ids, **options, **more)
-        assert torch.equal(found, generate(wide, None, ids, **alone))
+    ids, more = calls(1 if "prefill_chunk_size" in options else 3)
+    alone = {key: value for key, value in options.items() if key != "prompt_lookup_num_tokens"} | more
+    found = generate(wide, build(wide, name).view(**fields), ids, **options, **more)
+    assert torch.equal(found, generate(wide, None, ids, **alone))
 
 
 def test_a_draft_vocabulary(wide, rounds, tmp_path):

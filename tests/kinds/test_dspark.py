@@ -13,8 +13,7 @@ from oracle import faults
 from hf_domino import DominoConfig, DominoDraftModel, check_fit, explain_round
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("batch_size", "do_sample"), [(1, False), (3, True)])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_chain(wide, rounds, name, batch_size, do_sample):
     drafter, (ids, options) = build(wide, name, draft_tree_size=None), calls(batch_size)
@@ -30,8 +29,7 @@ def test_a_chain(wide, rounds, name, batch_size, do_sample):
     assert len(rounds) > 8
 
 
-@pytest.mark.parametrize("do_sample", [False, True])
-@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(("batch_size", "do_sample"), [(1, False), (3, True)])
 @pytest.mark.parametrize("name", HEADS)
 def test_a_tree_is_the_likeliest_paths(wide, rounds, name, batch_size, do_sample):
     drafter, (ids, options) = build(wide, name, draft_tree_size=7), calls(batch_size)

@@ -95,7 +95,9 @@ def published(server, process, folder, target_files):
     return process("owner", scenarios, HF_TOKEN=TOKEN)
 
 
-def check_an_upload_that_broke_off_is_resumed(published, server, folder):
+def test_what_is_pushed(published, server, folder, target_files):
+    """One test, as the process takes long and is started once."""
+    # An upload that broke off is resumed.
     assert published["broken"]["code"] == 2
     assert "broke off: Error while uploading" in published["broken"]["err"]
     assert "The same command sends the rest" in published["broken"]["err"]
@@ -109,23 +111,20 @@ def check_an_upload_that_broke_off_is_resumed(published, server, folder):
     assert weights <= set(server.received)
     assert len(server.received) == len(set(server.received))
 
-
-def check_a_card_on_the_hub_is_merged(published, server):
+    # A card on the Hub is merged.
     card = server.repos[DRAFTER].files["README.md"].decode()
     assert NOTED in card
     assert f'"{DRAFTER}"' in card
     assert {"mine", "speculative-decoding", f"base_model:{TARGET}"} <= server.repos[DRAFTER].tags()
 
-
-def check_who_may_not_push_is_told_why(published):
+    # Who may not push is told why.
     assert "or be logged in to Hugging Face with `hf auth login`" in published["by_nobody"]["err"]
     assert "pushing to org/new failed: 403 Forbidden: You don't have the required" in published["by_reader"]["err"]
     assert "Invalid credentials" in published["by_stranger"]["err"]
     assert "private must be False for org/target-domino, which is public already" in published["to_private"]["err"]
     assert {published[who]["code"] for who in ("by_nobody", "by_reader", "by_stranger", "to_private")} == {2}
 
-
-def check_pull_requests_and_branches_leave_main_alone(published, server, target_files):
+    # Pull requests and branches leave main alone.
     target, new = server.repos[TARGET], server.repos["org/new"]
     proposed, branch = (json.loads(published[name]["out"]) for name in ("proposed", "new"))
     assert target.files == target_files
@@ -135,8 +134,7 @@ def check_pull_requests_and_branches_leave_main_alone(published, server, target_
     assert new.private
     assert set(new.files) == {".gitattributes"}
 
-
-def check_push_to_hub_of_transformers_sends_a_card(published, server):
+    # `push_to_hub` of Transformers sends a card.
     repo = server.repos["org/by-method"]
     assert published["by_method"] == repo.branches["main"]
     assert {"speculative-decoding", f"base_model:{TARGET}"} <= repo.tags()
@@ -167,16 +165,16 @@ def loaded(published, server, process, folder):
     return process("reader", scenarios) | {"commit": commit}
 
 
-def check_round_trip_is_bit_exact(loaded, tiny_qwen3):
+def test_what_is_loaded(published, loaded, server, tiny_qwen3):
+    """One test, as the process takes long and is started once."""
+    # The round trip is bit exact.
     assert loaded["drafter"]["digests"] == digests(build_drafter(tiny_qwen3))
     assert loaded["drafter"]["commit"] == loaded["commit"]
 
-
-def check_rows_tell_the_commits_of_what_was_loaded(loaded, server):
+    # Rows tell the commits of what was loaded.
     assert loaded["commits"] == [server.repos[TARGET].branches["main"], loaded["commit"]]
 
-
-def check_find_says_which_drafters_load(loaded):
+    # What is found says which drafters load.
     found = {drafter["name"]: drafter for drafter in json.loads(loaded["found"]["out"])}
     assert found[DRAFTER]["format"] == "domino"
     assert found[DRAFTER]["usage"][0] == f'drafter = DominoDraftModel.from_pretrained("{DRAFTER}")'
@@ -186,8 +184,7 @@ def check_find_says_which_drafters_load(loaded):
     assert found["org/target-draft-notes"]["refused"] == "not a drafter: there is no config.json"
     assert "finding drafters for org/nothing failed: 401 Client Error. Repository Not Found" in loaded["missing"]["err"]
 
-
-def check_what_cannot_be_downloaded_has_one_clear_error(loaded):
+    # What cannot be downloaded has one clear error.
     assert "gated repo" in loaded["gated"]
     for how, reason in (("short", "should be of size 33896 but has size 16948"), ("broken", "closed connection")):
         assert f"ValueError: model-00001-of-00003.safetensors of org/{how} must be downloaded whole" in loaded[how]
@@ -212,41 +209,23 @@ def offline(loaded, server, process, folder):
     return results
 
 
-def check_dry_run_lists_exactly_what_goes(published, offline, server):
+def test_what_works_offline(published, loaded, offline, server, homes, folder):
+    """One test, as the process takes long and is started once."""
+    # A dry run lists exactly what goes.
     dry, pushed = (json.loads(result["out"]) for result in (offline["dry"], published["pushed"]))
     assert list(dry["files"]) == list(pushed["files"]) == sorted(server.repos[DRAFTER].files)
     assert dry["left_out"] == ["checkpoint-2", "on_policy_train-1-of-1.jsonl", "run.json", "training_args.bin"]
 
-
-def check_what_was_downloaded_works_offline(offline, loaded):
+    # What was downloaded works.
     assert offline["drafter"] == loaded["drafter"]
     assert "got 'org/nothing': there is no such folder, it was not downloaded before" in offline["missing"]
     for name in ("found", "pushed"):
         assert "offline mode is enabled" in offline[name]["err"]
 
-
-def check_the_token_is_nowhere(offline, server, homes, folder):
+    # The token is nowhere.
     places = [path for place in (homes, folder) for path in place.rglob("*") if path.is_file()]
     contents = [path.read_bytes() for path in places]
     contents += [content for repo in server.repos.values() for content in repo.files.values()]
     assert len(places) > 10
     assert not [token for token in (TOKEN, READER) if any(token.encode() in content for content in contents)]
     assert {token for method, path, token in server.requests if path.startswith("/store")} == {None}
-
-
-def test_users_of_the_hub(folder, homes, published, request, server, target_files, tiny_qwen3):
-    """One test, as its processes take long and are started once."""
-    check_an_upload_that_broke_off_is_resumed(published, server, folder)
-    check_a_card_on_the_hub_is_merged(published, server)
-    check_who_may_not_push_is_told_why(published)
-    check_pull_requests_and_branches_leave_main_alone(published, server, target_files)
-    check_push_to_hub_of_transformers_sends_a_card(published, server)
-    loaded = request.getfixturevalue("loaded")  # behind the pushes, whose requests were looked at
-    check_round_trip_is_bit_exact(loaded, tiny_qwen3)
-    check_rows_tell_the_commits_of_what_was_loaded(loaded, server)
-    check_find_says_which_drafters_load(loaded)
-    check_what_cannot_be_downloaded_has_one_clear_error(loaded)
-    offline = request.getfixturevalue("offline")
-    check_dry_run_lists_exactly_what_goes(published, offline, server)
-    check_what_was_downloaded_works_offline(offline, loaded)
-    check_the_token_is_nowhere(offline, server, homes, folder)

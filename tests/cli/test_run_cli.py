@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 import shutil
 import signal
@@ -165,10 +164,10 @@ def test_transformers_serve_says_the_same_with_the_drafter(models, tmp_path):
         assert b"data: " in killed.stdout.readline()
         killed.kill()
         killed.wait()
-        with pytest.raises(APIStatusError, match="assistant_model"):
+        with pytest.raises(APIStatusError) as refused:
             client.completions.create(model=str(target), prompt="x", extra_body={"assistant_model": str(other)})
+        assert "'assistant_model'" in refused.value.response.text
         assert answers(client, target, other) == plain
     text = log.read_text()
     assert text.count("drafts for") == text.count("generates without a drafter") == 1
     assert text.count("tokens a forward") == 2 * len(drafted)  # the request that was cancelled ended early
-    assert json.loads((target / "config.json").read_text())["model_type"] == "qwen3"

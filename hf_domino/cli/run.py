@@ -51,5 +51,4 @@ def run(options: argparse.Namespace) -> None:
         "PATH": path,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(startup), os.environ.get("PYTHONPATH")))),
     }
-    sys.stdout.flush()
     os.execve(program, options.words, os.environ | added)

@@ -24,6 +24,7 @@ from hf_domino.target.identity import identify
 
 STARTED = Path(__file__).with_name("started.py")
 RUN = [sys.executable, "-m", "hf_domino.cli", "run"]
+TRANSFORMERS = str(Path(sys.executable).with_name("transformers"))
 CARDS = Path(__file__).parents[2] / "model_cards"
 
 
@@ -47,7 +48,7 @@ def test_a_program_drafts_where_the_target_is_the_drafters(models, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('that of the user')")
     searched = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""), *map(str, roots())))
     *targets, drafter = models
-    command = [*RUN, "--drafter", drafter.name, "--log-calls", sys.executable, STARTED, *targets]
+    command = [*RUN, "--drafter", drafter.name, "--log-calls", "python", STARTED, *targets]
     environment = os.environ | {"PYTHONPATH": searched}
     done = subprocess.run(command, cwd=drafter.parent, env=environment, capture_output=True, text=True)
     assert done.returncode == 7, done.stderr
@@ -92,10 +93,9 @@ def serving(log, *started_by):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    program = [str(Path(sys.executable).with_name("transformers")), "serve", "--port", str(port)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots())), "HF_HUB_OFFLINE": "1"}
     with log.open("w") as said:
-        command = [*started_by, *program, "--dtype", "float32"]
+        command = [*started_by, TRANSFORMERS, "serve", "--port", str(port), "--dtype", "float32"]
         server = subprocess.Popen(
             command, stdout=said, stderr=said, env=environment, start_new_session=True, stdin=subprocess.DEVNULL
         )
@@ -167,7 +167,11 @@ def test_transformers_serve_says_the_same_with_the_drafter(models, tmp_path):
         with pytest.raises(APIStatusError) as refused:
             client.completions.create(model=str(target), prompt="x", extra_body={"assistant_model": str(other)})
         assert "'assistant_model'" in refused.value.response.text
+        chat = [TRANSFORMERS, "chat", str(target), str(client.base_url.copy_with(path="")), "max_new_tokens=24"]
+        talk = {"input": "def f(x):\nn\n!exit\n", "env": {**os.environ, "HF_HUB_OFFLINE": "0"}}
+        said = subprocess.run([*chat, "do_sample=False"], **talk, capture_output=True, text=True)
+        assert [word for word in plain[6].split() if word.isalpha() and word not in said.stdout] == [], said
         assert answers(client, target, other) == plain
     text = log.read_text()
     assert text.count("drafts for") == text.count("generates without a drafter") == 1
-    assert text.count("tokens a forward") == 2 * len(drafted)  # the request that was cancelled ended early
+    assert text.count("tokens a forward") == 2 * len(drafted) + 1  # the request that was cancelled ended early

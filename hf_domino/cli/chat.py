@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
-from hf_domino.cli.generate import prompt_of, summary
+from hf_domino.cli.generate import prompt_of
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> None:
             except KeyboardInterrupt:
                 print("\n(broken off; Ctrl-D ends)", file=sys.stderr)
             else:
-                print(summary(pair.drafter.stats), file=sys.stderr)
+                print(pair.drafter.stats.summary, file=sys.stderr)
 
 
 @dataclass

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"text": printer.text, **figures(stats)}))
     else:
-        print(f"\n{summary(stats)}", file=sys.stderr)
+        print(f"\n{stats.summary}", file=sys.stderr)
     return 0
 
 
@@ -109,9 +109,3 @@ def figures(stats: DecodingStats) -> dict[str, Any]:
         "proposed": stats.proposed[0],
         "copied": stats.copied[0],
     }
-
-
-def summary(stats: DecodingStats) -> str:
-    """Say the figures of a call in one line."""
-    line = f"{stats.num_new_tokens} tokens in {stats.seconds:.1f} s, {stats.tokens_per_second:.0f} tokens/s"
-    return f"{line}, {stats.tokens_per_forward:.2f} tokens a forward" if stats.num_rounds else line

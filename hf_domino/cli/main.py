@@ -26,7 +26,8 @@ from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 COMMANDS = {
     "generate": ("hf_domino.cli.generate", "Answer one prompt with a target and its drafter, or compare both."),
     "chat": ("hf_domino.cli.chat", "Talk to a target with its drafter, and see each round."),
-    "check": ("hf_domino.cli.check", "Say whether a drafter fits its target, and if not, why."),
+    "run": ("hf_domino.cli.run", "Start a program in which every generate of the target drafts."),
+    "check": ("hf_domino.cli.check", "Say whether a drafter fits its target, and if not, why; in vLLM, too."),
     "train": ("hf_domino.cli.train", "Train a drafter for a target, from one YAML file or flags."),
     "data": ("hf_domino.cli.data", "Let a target write its own training text, with or without prompts."),
     "bench": ("hf_domino.cli.bench", "Measure every way to generate on your model, in one process."),
@@ -37,10 +38,6 @@ COMMANDS = {
     "find": ("hf_domino.cli.find", "List drafters on the Hub for a target, and say which of them load."),
     "push": ("hf_domino.cli.push", "Write a drafter's card from its rows, and publish its folder on the Hub."),
     "export": ("hf_domino.cli.export", "Write a drafter as a folder that SGLang, vLLM and others read."),
-    "serve-check": (
-        "hf_domino.cli.serve_check",
-        "Compare a vLLM server with a drafter with Transformers and our loop.",
-    ),
     "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),
 }
 HELP = {"-h", "--help"}

@@ -174,6 +174,13 @@ class DecodingStats:
         return self.num_new_tokens / self.seconds if self.seconds else float("nan")
 
     @property
+    def summary(self) -> str:
+        """The figures of the call in one line."""
+        speed = f"{self.seconds:.1f} s, {self.tokens_per_second:.0f} tokens/s"
+        a_round = f", {self.tokens_per_forward:.2f} tokens a forward" if self.num_rounds else ""
+        return f"{self.num_new_tokens} tokens in {speed}{a_round}"
+
+    @property
     def _rounds(self) -> list[tuple[int, int, bool]]:
         """Acceptance length of every round, how many tokens it proposed, and whether it copied them."""
         proposed = self.proposed if any(self.proposed) else self.rows

@@ -16,17 +16,19 @@ import torch
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.generation import GenerationMode
 
+from hf_domino._common.notices import logger, notice
 from hf_domino._common.refusal import refusal, refused_field
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.formats.loading import interpret
 from hf_domino.formats.registry import format_of
-from hf_domino.formats.source import CONFIG, check_source
+from hf_domino.formats.source import CONFIG, check_source, read_config
 from hf_domino.integration.call_checks import check_generation, check_prepared
-from hf_domino.integration.default_drafter import Attached
+from hf_domino.integration.default_drafter import Attached, detach, set_default
 from hf_domino.integration.shadow import watched
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of, unwrapped
-from hf_domino.target.identity import recognise
+from hf_domino.target.identity import check_recorded, recognise
 from hf_domino.target.view import input_device
 
 FOLDER = "drafter"  # in the target's own repository
@@ -80,6 +82,20 @@ def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraf
     return target, found
 
 
+def meet(target: PreTrainedModel, name: str) -> None:
+    """Attach the drafter of a name to a target if it was made for that, and say whether it was."""
+    try:
+        if stored := read_config(name, {}):  # none of an adapter
+            check_recorded(interpret(stored)[1], target)
+        set_default(*default_pair(target, name))
+        notice(f"{name} drafts for {target.name_or_path}.")
+    except ValueError as error:
+        if refused_field(error) is None:
+            raise
+        detach(target)
+        notice(f"{target.name_or_path} generates without a drafter: {error}")
+
+
 def count_mode(default: Attached, mode: GenerationMode) -> None:
     """Count a call whose mode, such as beam search, never asks for a drafter."""
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION):
@@ -103,7 +119,9 @@ def decode_by_default(
         default.count(field, str(error))
         return original(target, input_ids, **kwargs)
     default.count()
-    return _decode(target, input_ids, drafted)
+    output = _decode(target, input_ids, drafted)
+    logger.info(default.drafter.stats.summary)
+    return output
 
 
 # --- by name ----------------------------------------------------------------------------------------------------

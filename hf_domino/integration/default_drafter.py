@@ -17,9 +17,10 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from hf_domino.drafter.modeling import DominoDraftModel
 
-_attached: WeakKeyDictionary[Any, Attached] = WeakKeyDictionary()
+_attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: it is to have none
+_awaiting: list[str] = []  # the drafter that waits for its target
 _is_plain: ContextVar[bool] = ContextVar("plain", default=False)
-_lock = threading.Lock()  # of the counts
+_lock, _meeting = threading.Lock(), threading.Lock()  # of the counts, and of a model's first call
 
 
 @dataclass
@@ -55,11 +56,16 @@ def set_default(target: Any, drafter: DominoDraftModel) -> None:
     _attached[target] = Attached(drafter)
 
 
+def await_target(drafter: str) -> None:
+    """Let the drafter of a name be attached to each model it was made for, at its first call."""
+    _awaiting[:] = [drafter]
+
+
 def detach(target: Any) -> None:
     """Undo [`attach`] on `target`; a call that is running ends as it began. Calling it again changes nothing."""
     from hf_domino.target.compatibility import unwrapped
 
-    _attached.pop(unwrapped(target), None)
+    _attached[unwrapped(target)] = None
 
 
 def attached(target: Any) -> Attached | None:
@@ -81,4 +87,12 @@ def plain() -> Iterator[None]:
 
 def default_of(target: Any) -> Attached | None:
     """The default drafter that a call of `target` drafts with, if nothing was said against it."""
-    return None if _is_plain.get() else _attached.get(target)
+    if _is_plain.get():
+        return None
+    if _awaiting and target not in _attached:
+        from hf_domino.integration.assisted_call import meet
+
+        with _meeting:
+            if target not in _attached:
+                meet(target, *_awaiting)
+    return _attached.get(target)

@@ -212,6 +212,23 @@ def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str
             raise refusal(f"the target's {field}", of_name, value, remedy)
 
 
+def check_recorded(config: DominoConfig, target: PreTrainedModel) -> None:
+    """Refuse a target that cannot be a copy of the one that a drafter's configuration records."""
+    recorded, found = TargetIdentity.recorded_in(config), identity_of(target)
+    if recorded is not None and _telling(recorded, found):
+        expected = f"{recorded.name or 'another'}, for which the drafter was made"
+        remedy = "To draft for it all the same: hf_domino.attach(target, drafter)."
+        raise refusal("the target", expected, found.name, remedy)
+
+
+def _telling(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:
+    """The fields in which a target differs from the recorded one, and no copy of that does."""
+    fields = {"config_digest", "tokenizer_size"}
+    if not _may_be_a_copy(recorded, found):
+        fields.add("name")
+    return fields & differences(recorded, found).keys()
+
+
 def _may_be_a_copy(recorded: TargetIdentity, found: TargetIdentity) -> bool:
     """Whether a target of another name may be a copy of the recorded one."""
     if (has_same_weights := recorded.has_weights_of(found)) is not None:
@@ -251,8 +268,7 @@ def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = No
         field: now if now in UNREADABLE else f"{field.replace('_', ' ')} {now} (recorded: {before})"
         for field, (before, now) in differences(recorded, found).items()
     }
-    # No copy of a target differs in these.
-    telling = {"config_digest", "tokenizer_size", *(() if _may_be_a_copy(recorded, found) else ("name",))}
+    telling = _telling(recorded, found)
     with _lock:
         warned = _warned.setdefault(target, set())
         new = [words[field] for field in words if field in telling and (recorded, words[field]) not in warned]

@@ -111,7 +111,7 @@ def test_help_of_every_command(name, capsys):
     flags = re.findall(r"^  (?:-h, )?(--[\w-]+)", shown, re.MULTILINE)
     assert len(flags) == len(set(flags)) > 1
     assert [flag for flag in re.findall(r"--\w[\w-]*", shown) if "_" in flag] == []
-    assert (f"with {PROMPT_FIELDS}" in " ".join(shown.split())) == (name in ("check", "bench", "data", "serve-check"))
+    assert (f"with {PROMPT_FIELDS}" in " ".join(shown.split())) == (name in ("check", "bench", "data"))
 
 
 LIGHT = """
@@ -154,7 +154,8 @@ def test_choices_are_what_they_stand_for():
     assert tuple(exporting.FORMATS) == flags.FORMATS
     assert tuple(engines.ENGINES) == flags.ENGINES
     assert set(check.EXIT_CODES) == {verdict.FITS, verdict.DOES_NOT_FIT, verdict.TOO_FEW}
-    assert cli.parse(["check"]).max_new_tokens == MAX_NEW_TOKENS
+    assert cli.parse(["check"]).max_new_tokens is None
+    assert f"(default: {MAX_NEW_TOKENS}, of a server" in Path(check.__file__).read_text()
 
 
 @pytest.mark.parametrize(

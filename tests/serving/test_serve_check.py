@@ -2,6 +2,7 @@
 
 import copy
 import json
+import signal
 from contextlib import contextmanager
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from builders import build_drafter
 from transformers import GenerationConfig
 
+from hf_domino.cli import main as cli
+from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.pair import Pair
 from hf_domino.serving import check
 from hf_domino.serving.check import Leg, check_server, faults, reference, report, rows
@@ -95,3 +98,23 @@ def test_a_server_is_started_without_the_drafter_and_with_it(pair, monkeypatch):
 def test_proposals_that_do_not_fit_are_refused_before_anything_runs(pair, count):
     with pytest.raises(ValueError, match="--num-proposals"):
         check_server(pair, [{"text": "ab"}], num_proposals=count, **HOW)
+
+
+@pytest.mark.parametrize(("rounds", "code"), [(100, 0), (103, FAILED_CHECK)])
+def test_the_command_asks_in_float32_and_its_exit_code_says_what_came_of_it(
+    rounds, code, tiny_pair_folder, monkeypatch, capsys
+):
+    asked = {}
+
+    def served(pair, prompts, **how):
+        asked.update(how, num_prompts=len(prompts))
+        return legs(leg("served", rounds, accepted=(60, 30)))
+
+    monkeypatch.setattr(check, "check_server", served)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    flags = ["--vllm", "their/python", "--at-once", "1,4", "--num-prompts", "2", "--server-flags=--enforce-eager"]
+    assert cli.main(["check", "--target", str(tiny_pair_folder), *flags]) == code
+    assert ("The server drafts as we do." in capsys.readouterr().out) is (code == 0)
+    assert asked.pop("flags")[-3:] == ["--max-num-seqs", "4", "--enforce-eager"]
+    how = {"python": "their/python", "dtype": "float32", "max_new_tokens": 128, "at_once": (1, 4)}
+    assert asked == how | {"num_prompts": 2, "num_proposals": asked["num_proposals"]}

@@ -1,0 +1,54 @@
+"""`hf-domino run`: start a program in which the drafter's target drafts, whoever calls `generate`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from hf_domino._common.refusal import refusal
+
+EXAMPLES = """\
+  hf-domino run --drafter my-drafter python script.py
+  hf-domino run --drafter my-drafter lm_eval run -a pretrained=my-target -t gsm8k
+  hf-domino run --drafter my-drafter --log-calls transformers serve my-target
+
+The target is known by what the drafter's configuration records of it. Other models generate as ever.
+In Python: hf_domino.attach(target, drafter).
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `hf-domino run`."""
+    add = parser.add_argument
+    add("--drafter", required=True, help="folder or Hub name of the drafter")
+    add("--log-calls", action="store_true", help="tell tokens and speed of each call of generate")
+    add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="program and its arguments")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run `hf-domino run`: it becomes the command."""
+    from hf_domino.formats.loading import interpret
+    from hf_domino.formats.source import read_config
+    from hf_domino.integration import patch
+    from hf_domino.pair import find_drafter
+
+    drafter = find_drafter(options.drafter)
+    if stored := read_config(drafter, {}):  # none of an adapter
+        interpret(stored)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    program = shutil.which(next(iter(options.words), ""), path=path)
+    if program is None:
+        remedy = "It is looked for beside this Python, then on the PATH."
+        raise refusal("COMMAND", "a program and its arguments", shlex.join(options.words), remedy)
+    startup = Path(patch.__file__).with_name("startup")
+    added = {
+        "HF_DOMINO_DRAFTER": str(Path(drafter).absolute()) if Path(drafter).is_dir() else drafter,
+        "HF_DOMINO_LEVEL": "INFO" if options.log_calls else "WARNING",
+        "PATH": path,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(startup), os.environ.get("PYTHONPATH")))),
+    }
+    os.execve(program, options.words, os.environ | added)

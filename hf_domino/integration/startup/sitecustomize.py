@@ -1,0 +1,22 @@
+"""What a Python that `hf-domino run` starts imports first: there the drafter waits for its target."""
+
+import logging
+import os
+import sys
+from contextlib import suppress
+
+from hf_domino.integration.default_drafter import await_target
+
+await_target(os.environ["HF_DOMINO_DRAFTER"])
+logger, handler = logging.getLogger("hf_domino"), logging.StreamHandler()
+handler.setFormatter(logging.Formatter("hf_domino: %(message)s"))
+logger.addHandler(handler)
+logger.setLevel(os.environ["HF_DOMINO_LEVEL"])
+logger.propagate = False
+
+# The module of this name that Python would have imported without us.
+sys.path.remove(os.path.dirname(__file__))
+own = sys.modules.pop(__name__)
+with suppress(ImportError):
+    import sitecustomize  # noqa: F401
+sys.modules.setdefault(__name__, own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -87,7 +88,8 @@ def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[st
             "rope_parameters": _rope_parameters(text),
             "num_target_layers": num_layers,
             "target_model_type": text.model_type,
-            **dict.fromkeys(("emb_dim", "markov_rank"), max(16, min(256, hidden_size // 4))),
+            **dict.fromkeys(("emb_dim", "markov_rank", "selector_rank"), max(16, min(256, hidden_size // 4))),
+            "conv_group_size": math.gcd(16, hidden_size),
             "gru_hidden_dim": max(32, min(1024, hidden_size // 2)),
         }
     )

@@ -101,7 +101,7 @@ class Block(Kind):
         masks = anchors.new_full((len(anchors), (config.block_size - 1) * anchors.shape[1]), config.mask_token_id)
         block = torch.cat((anchors, masks), dim=1)
         draft_hidden = self.drafter(
-            target.embed(block.long()).to(device),
+            target.embed(block.long(), config.input_embedding_scale).to(device),
             positions + torch.arange(block.shape[1], device=device),
             features,
             feature_positions,
@@ -109,6 +109,12 @@ class Block(Kind):
             context_counts=counts,
         )
         return draft_hidden[:, config.label_offset : config.label_offset + config.num_draft_tokens]
+
+    def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
+        """See [`Kind`]; scaled and capped as the drafter's files say, or else as the target's own logits are."""
+        config = self.config
+        is_told = config.output_multiplier is not None or config.final_logit_softcapping is not None
+        return self.drafter.vocabulary.logits(target, hidden, config if is_told else None)
 
     def draft_blocks(
         self,
@@ -129,7 +135,7 @@ class Block(Kind):
         places = position_ids.gather(1, anchors.clamp(min=0))  # of the anchors in their own rows, [B, N]
         view = BlockView.at(anchors, config.block_size, num_context, anchors.clamp(min=0) - places)
         hidden = self.forward(
-            noise_embeds=target.embed(noise_ids.flatten(1)).to(device),
+            noise_embeds=target.embed(noise_ids.flatten(1), config.input_embedding_scale).to(device),
             position_ids=block_positions(places, config.block_size).flatten(1).to(device),
             context_features=features,
             context_position_ids=position_ids[:, :num_context].to(device),

@@ -42,7 +42,7 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
     for own, layer in pairs:
         modules = dict(layer.named_modules())
         for name, module in own.named_modules():
-            if hasattr(module, "weight") and (name in modules or name not in HEAD_NORMS):
+            if hasattr(module, "weight") and (name in modules or (name not in HEAD_NORMS and "conv" not in name)):
                 _take(module, modules.get(name), name)
     _take(drafter.norm, getattr(decoder, "norm", None), "norm")
     _take(drafter.hidden_norm, layers[0].input_layernorm, "input_layernorm")

@@ -34,7 +34,7 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
     """
     from hf_domino import DominoConfig, DominoDraftModel
     from hf_domino.kinds import KINDS
-    from hf_domino.kinds.domino import ZeroLinear
+    from hf_domino.kinds.backbone import ZeroLinear
 
     fields = {
         "num_hidden_layers": 2,

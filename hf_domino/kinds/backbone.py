@@ -77,6 +77,7 @@ class AttentionInputs:
         cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
         first (`int`, *optional*, defaults to 0): Cached position that S begins with.
         view (`BlockView`, *optional*): The view of blocks side by side; in place of mask and cache.
+        convolved (`int`, *optional*): Positions of a block, which no convolution leaves; None without any.
     """
 
     context: torch.Tensor | None
@@ -85,6 +86,7 @@ class AttentionInputs:
     cache: ContextCache | None
     first: int = 0
     view: BlockView | None = None
+    convolved: int | None = None
 
 
 class ContextAttention(nn.Module):
@@ -191,17 +193,15 @@ class BackboneLayer(GradientCheckpointingLayer):
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.is_convolved = config.conv_kernel_size is not None
-        if self.is_convolved:
+        if config.conv_kernel_size is not None:
             self.attention_conv, self.mlp_conv = BlockConvolution(config), BlockConvolution(config)
 
     def forward(self, block: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         """Transform the block `[B, Q, H]`."""
         attend, feed = partial(self.self_attn, inputs=inputs), self.mlp
-        if self.is_convolved:
-            size = block.shape[1] if inputs.view is None else inputs.view.block_size
-            attend = partial(self.attention_conv, sublayer=attend, block_size=size)
-            feed = partial(self.mlp_conv, sublayer=feed, block_size=size)
+        if inputs.convolved is not None:
+            attend = partial(self.attention_conv, sublayer=attend, block_size=inputs.convolved)
+            feed = partial(self.mlp_conv, sublayer=feed, block_size=inputs.convolved)
         block = block + attend(self.input_layernorm(block))
         return block + feed(self.post_attention_layernorm(block))
 

@@ -72,12 +72,13 @@ class Block(Kind):
             mask = _block_mask(cache.begin(len(noise_embeds), num_new, context_counts), noise_embeds)
         if context_position_ids is not None:
             position_ids = torch.cat((context_position_ids, position_ids), dim=1)
-        inputs = AttentionInputs(context_features, drafter._rotary(position_ids), mask, cache, view=view)
-        sliding = (
-            windowed(self.config, inputs, position_ids, noise_embeds.shape[1])
-            if self.config.has_sliding_layers
-            else inputs
+        length, convolved = noise_embeds.shape[1], None
+        if self.config.conv_kernel_size is not None:
+            convolved = length if view is None else view.block_size
+        inputs = AttentionInputs(
+            context_features, drafter._rotary(position_ids), mask, cache, view=view, convolved=convolved
         )
+        sliding = windowed(self.config, inputs, position_ids, length) if self.config.has_sliding_layers else inputs
         block = noise_embeds.to(drafter.fc.weight)  # the final norm may be a shard of its own until it runs
         for index, layer in enumerate(drafter.layers):
             block = layer(block, sliding if self.config.is_sliding(index) else inputs)

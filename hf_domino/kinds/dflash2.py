@@ -52,7 +52,7 @@ class DFlash2(Block):
 
     def head_parameters(self) -> list[nn.Parameter]:
         """See [`Kind`]."""
-        return [self.head.successor_codebook.weight, self.head.hidden_projection.weight]
+        return [weight for name, weight in self.head.named_parameters() if not name.startswith("predecessor")]
 
 
 class CandidateSelector(MarkovHead):

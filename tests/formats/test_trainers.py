@@ -171,10 +171,12 @@ def test_the_order_of_a_block_is_read_by_each_of_its_names_in_each_place(stored,
         assert read(bare | {name: value, SECTION: nested | dict.fromkeys(ORDERS, value)}).shift_label is value
 
 
-@pytest.mark.parametrize("stored", [DFLASH, SPECULATORS_DFLASH])
-def test_scales_of_one_are_no_reason_to_refuse(stored):
-    nested = {"output_multiplier": 1.0, "input_embedding_scale": 1, "final_logit_softcapping": None, "causal": False}
-    assert read(stored | {SECTION: stored.get(SECTION, {}) | nested}).projector_type == "dflash"
+@pytest.mark.parametrize("stored", [DFLASH, SPECULATORS_DFLASH, MUSE_GLIMMER])
+def test_scales_of_plain_dflash_are_read(stored):
+    nested = {"output_multiplier": 0.5, "input_embedding_scale": 1, "final_logit_softcapping": 0.0, "causal": False}
+    config = read(stored | {SECTION: stored.get(SECTION, {}) | nested})
+    assert (config.projector_type, config.output_multiplier, config.input_embedding_scale) == ("dflash", 0.5, 1)
+    assert config.final_logit_softcapping is None
 
 
 def test_deepspecs_dflash_is_dflash_and_begins_behind_the_anchor():

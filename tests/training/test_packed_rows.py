@@ -43,7 +43,7 @@ def shifted(anchors, packed, rows):
 
 
 @pytest.mark.parametrize("limit", [0, side_by_side.MAX_DENSE_SCORES])
-@pytest.mark.parametrize("kind", [{"shift_label": False}, WINDOWED])
+@pytest.mark.parametrize("kind", [{"shift_label": False}, WINDOWED | {"conv_kernel_size": 3}])
 def test_losses_and_gradients_of_the_same_rows_alone(kind, limit, target, make_trainer, rows, monkeypatch):
     monkeypatch.setattr(side_by_side, "MAX_DENSE_SCORES", limit)
     packed, results = PackedRows(rows, MAX_LENGTH), []

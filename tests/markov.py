@@ -35,7 +35,7 @@ def build(target, name="vanilla", **fields):
     for name, parameter in drafter.named_parameters():
         if name.startswith(("markov_head", "confidence_head", "candidate_selector")):
             torch.nn.init.normal_(parameter, std=0.7 if "head" in name else 0.4)
-        elif "_conv." in name:
+        elif "base_kernel" in name:
             torch.nn.init.normal_(parameter, mean=0.3, std=0.2)
         elif parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.2)

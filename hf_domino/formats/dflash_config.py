@@ -104,7 +104,7 @@ def _projector_type(stored: StoredConfig) -> str:
     """Read our `projector_type`; the class tells it if the field is absent."""
     is_domino = DOMINO_CLASS in classes_of(stored)
     told = "domino" if is_domino else "dspark" if stored.get("markov_rank") else "dflash"
-    if DFLASH2_CLASS in classes_of(stored) or stored.get(SELECTOR[0]):
+    if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get(SELECTOR[0]):
         told = "dflash2"
     given = stored.get("projector_type") or told
     if given not in PROJECTOR_TYPES:

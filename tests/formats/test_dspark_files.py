@@ -1,4 +1,4 @@
-"""Files of DSpark and DFlash 2 in the layouts of others draft as their formulas say, by the tensors that were written."""
+"""Files of DSpark and DFlash 2 in the layouts of others draft as their formulas say, by the written tensors."""
 
 from __future__ import annotations
 

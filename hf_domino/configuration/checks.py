@@ -111,12 +111,12 @@ def _check_sizes(config: DominoConfig) -> None:
     for field in SCALES:
         if getattr(config, field) is not None:
             _check_range(field, getattr(config, field), 1 / MOST, MOST, is_whole=False)
-    if config.conv_kernel_size is not None:
-        _check_range("conv_kernel_size", config.conv_kernel_size, 1, config.block_size, "block_size, or None")
-        _check_range("conv_group_size", config.conv_group_size, 1, config.hidden_size, "hidden_size")
-        if config.hidden_size % config.conv_group_size:
-            remedy = "Kernels are of so many neighbouring numbers each."
-            raise refusal("conv_group_size", f"a divisor of {config.hidden_size}", config.conv_group_size, remedy)
+    if (taps := config.conv_kernel_size) is not None:
+        _check_range("conv_kernel_size", taps, 1, config.block_size, "block_size, or None")
+        width, group = config.hidden_size, config.conv_group_size
+        _check_range("conv_group_size", group, 1, width, "hidden_size")
+        if width % group:
+            raise refusal("conv_group_size", f"a divisor of {width}", group, "Numbers share kernels.")
     rope = config.rope_parameters or {}
     for field, limits in ROPE_NUMBERS.items():
         if field in rope or field == "rope_theta":

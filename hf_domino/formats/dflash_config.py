@@ -1,4 +1,4 @@
-"""Checkpoints with a `dflash_config`: of z-lab, SpecForge, the authors of Domino, Model-Optimizer's exports.
+"""Checkpoints with a `dflash_config`: of z-lab, SpecForge, the authors of Domino, Model-Optimizer.
 
 And those that have its fields at the top alone: DeepSpec's DFlash and DSpark, verl-SpeCo's Domino, and Transformers'
 own DFlash drafter, `MuseGlimmerAssistantModel`. Of that one, whose configuration says nothing of its target, a query of
@@ -45,7 +45,8 @@ from hf_domino.formats.fields import (
 
 SECTION = "dflash_config"
 HEAD_SECTION = "domino_config"  # where early configurations of SpecForge put the head's fields
-DOMINO_CLASS, DFLASH_CLASS, DFLASH2_CLASS = "DominoDraftModel", "DFlashDraftModel", "DFlash2DraftModel"
+DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
+DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
 PROJECTOR_TYPES = {name: name for name in ("domino", "dflash", "dspark", "dflash2")}  # theirs -> ours

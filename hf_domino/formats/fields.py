@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -89,9 +89,9 @@ def required(stored: StoredConfig, *names: str) -> None:
             raise misfit(name, "given", None)
 
 
-def refuse_unread(stored: StoredConfig) -> None:
-    """Refuse fields that change attention in a way that is not implemented here."""
-    for name in UNREAD:
+def refuse_unread(stored: StoredConfig, names: Sequence[str] = UNREAD) -> None:
+    """Refuse fields that would change what is computed in a way that is not implemented here."""
+    for name in names:
         if stored.get(name) not in (None, False):
             raise misfit(name, False, stored[name], CANNOT_RUN)
 
@@ -121,9 +121,10 @@ def fields_of_blocks(stored: StoredConfig) -> dict[str, Any]:
 
 def refuse_for_engines(config: DominoConfig) -> None:
     """Refuse what the layouts that we write for engines have no field for."""
+    remedy = "save_pretrained writes hf_domino's own."
     for name in OF_BLOCKS:
         if (value := getattr(config, name)) is not None:
-            raise refusal(f"{name} of a drafter for engines", None, value, "save_pretrained writes hf_domino's own.")
+            raise refusal(f"{name} of a drafter for engines", None, value, remedy)
 
 
 def classes_of(stored: StoredConfig) -> set[str]:

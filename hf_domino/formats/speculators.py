@@ -34,13 +34,15 @@ from hf_domino.formats.fields import (
     section_of,
     stored_backbone,
 )
+from hf_domino.kinds.kind import OF_BLOCKS
 
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"
 KINDS_READ = ("domino", "dspark", "dflash2", "dflash")
 DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
 GRU_HIDDEN_DIM, EMB_DIM, PREFIX_LEN = 1024, 256, 1  # and of its Domino class
-DFLASH2 = {"conv_kernel_size": 2, "selector_rank": 256, "selector_top_k": 16, "sliding_window_non_causal": True}
+DFLASH2 = {"conv_kernel_size": 2, "selector_rank": 256, "selector_top_k": 16}
+DFLASH2["sliding_window_non_causal"] = True
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
@@ -54,6 +56,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     if stored.get("layer_types"):  # they may stand beside the backbone
         decoder["layer_types"] = stored["layer_types"]
     refuse_unread(decoder | stored)
+    refuse_unread(decoder, OF_BLOCKS)  # which count where the drafter's own fields are
     fields = backbone_fields(decoder)
     if "layer_types" in fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)

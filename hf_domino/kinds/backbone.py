@@ -6,7 +6,7 @@ Inside the block it sees what is before it, or, with `sliding_window_non_causal`
 `specforge/algorithms/common/dflash_family_model.py`) and vLLM (`models/qwen3_dflash.py`, since its pull request 47914);
 without the causal bound SGLang lost 0.35 of acceptance length (its pull request 34524).
 
-Around attention and MLP there may be convolutions over a block's positions (DFlash 2), which begin as nothing.
+Around attention and MLP there may be convolutions over a block's positions, as in DFlash 2.
 
 Shapes: B batch, Q block positions, C new context positions, S context positions looked at, H hidden size, A heads,
 G query heads per key head, D head width, T taps of a convolution.
@@ -32,6 +32,9 @@ from hf_domino.kinds.view import BlockView
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
+
+
+Sublayer = Callable[[torch.Tensor], torch.Tensor]
 
 
 class RotaryTable:
@@ -77,7 +80,7 @@ class AttentionInputs:
         cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
         first (`int`, *optional*, defaults to 0): Cached position that S begins with.
         view (`BlockView`, *optional*): The view of blocks side by side; in place of mask and cache.
-        convolved (`int`, *optional*): Positions of a block, which no convolution leaves; None without any.
+        convolved (`int`, *optional*): Positions of a block, which no convolution leaves.
     """
 
     context: torch.Tensor | None
@@ -148,35 +151,35 @@ class ZeroLinear(nn.Linear):
 
 
 class BlockConvolution(nn.Module):
-    """Convolutions of a sublayer's input and output, whose kernels follow the normed input; see [`convolve`]."""
+    """Convolutions of a sublayer's input and output, whose kernels follow the normed input."""
 
     def __init__(self, config: DominoConfig):
         super().__init__()
         taps, width = config.conv_kernel_size or 0, config.hidden_size
         self.shape = 2, taps, width // config.conv_group_size
-        self.base_kernel = nn.Parameter(torch.zeros(2, taps, width).index_fill(1, torch.tensor(0), 1.0))
+        identity = torch.eye(taps)[0, :, None]  # [T, 1], of the position itself alone
+        self.base_kernel = nn.Parameter(identity.repeat(2, 1, width))
         self.kernel_projection = ZeroLinear(width, 2 * taps * self.shape[2], bias=False)
 
-    def forward(
-        self, normed: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor], block_size: int
-    ) -> torch.Tensor:
+    def forward(self, normed: torch.Tensor, sublayer: Sublayer, block_size: int) -> torch.Tensor:
         """What the sublayer makes of the normed input `[B, Q, H]`, both convolved."""
-        before, after = self.kernel_projection(normed).unflatten(-1, self.shape).unbind(2)  # [B, Q, T, H / group]
+        changes = self.kernel_projection(normed).unflatten(-1, self.shape)
+        before, after = changes.unbind(2)  # [B, Q, T, H / group]
         made = sublayer(convolve(normed, self.base_kernel[0], before, block_size))
         return convolve(made, self.base_kernel[1], after, block_size)
 
 
 def convolve(states: torch.Tensor, base: torch.Tensor, changes: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Sum states `[B, Q, H]` and those up to T - 1 places before them in their blocks, by kernels of each position.
+    """Sum each position's state and those of the T - 1 before it in its block, by its own kernels.
 
     Args:
-        states (`torch.Tensor`): Of blocks side by side.
+        states (`torch.Tensor`): `[B, Q, H]`, of blocks side by side.
         base (`torch.Tensor`): The part of the kernels that all positions share, `[T, H]`.
-        changes (`torch.Tensor`): Their own part, `[B, Q, T, H / group]`, alike for neighbouring numbers.
+        changes (`torch.Tensor`): Their own part, `[B, Q, T, H / group]`.
         block_size (`int`): Positions of a block.
     """
     grouped = states.unflatten(-1, (changes.shape[-1], -1))  # [B, Q, H / group, group]
-    kernels = (base.view(len(base), *grouped.shape[2:]) + changes[..., None]).unbind(2)  # T of the same shape
+    kernels = (base.view(len(base), *grouped.shape[2:]) + changes[..., None]).unbind(2)
     places = torch.arange(states.shape[1], device=states.device)[:, None, None] % block_size
     total = grouped * kernels[0]
     for tap, kernel in enumerate(kernels[1:], 1):

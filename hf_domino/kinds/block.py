@@ -86,6 +86,11 @@ class Block(Kind):
             cache.advance()
         return drafter.norm(block)
 
+    def embed(self, target: TargetModel, token_ids: torch.Tensor) -> torch.Tensor:
+        """What the backbone reads of tokens `[B, Q]`: their embeddings `[B, Q, H]`."""
+        embeds = target.embed(token_ids, self.config.input_embedding_scale)
+        return embeds.to(self.drafter.device)
+
     def draft(
         self,
         target: TargetModel,
@@ -102,7 +107,7 @@ class Block(Kind):
         masks = anchors.new_full((len(anchors), (config.block_size - 1) * anchors.shape[1]), config.mask_token_id)
         block = torch.cat((anchors, masks), dim=1)
         draft_hidden = self.drafter(
-            target.embed(block.long(), config.input_embedding_scale).to(device),
+            self.embed(target, block.long()),
             positions + torch.arange(block.shape[1], device=device),
             features,
             feature_positions,
@@ -112,7 +117,7 @@ class Block(Kind):
         return draft_hidden[:, config.label_offset : config.label_offset + config.num_draft_tokens]
 
     def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
-        """See [`Kind`]; scaled and capped as the drafter's files say, or else as the target's own logits are."""
+        """See [`Kind`]; scaled and capped as the files say, or else as the target's own are."""
         config = self.config
         is_told = config.output_multiplier is not None or config.final_logit_softcapping is not None
         return self.drafter.vocabulary.logits(target, hidden, config if is_told else None)
@@ -136,7 +141,7 @@ class Block(Kind):
         places = position_ids.gather(1, anchors.clamp(min=0))  # of the anchors in their own rows, [B, N]
         view = BlockView.at(anchors, config.block_size, num_context, anchors.clamp(min=0) - places)
         hidden = self.forward(
-            noise_embeds=target.embed(noise_ids.flatten(1), config.input_embedding_scale).to(device),
+            noise_embeds=self.embed(target, noise_ids.flatten(1)),
             position_ids=block_positions(places, config.block_size).flatten(1).to(device),
             context_features=features,
             context_position_ids=position_ids[:, :num_context].to(device),

@@ -1,8 +1,9 @@
 """DFlash 2: a selector chooses among the likeliest tokens of each position, by the token before it.
 
-With h the draft hidden state, the `selector_top_k` likeliest tokens of a position by its base logits get the score
-base[b] + <A[a] * (P h), B[b]> behind a token a; others are not drafted. The backbone has convolutions. Names are those
-of z-lab's files (`candidate_selector.*`), whose matrices A and B, the codebooks, have no `.weight` behind their names.
+With h the draft hidden state, the `selector_top_k` likeliest tokens of a position by its base logits
+get the score base[b] + <A[a] * (P h), B[b]> behind a token a; others are not drafted. The backbone has
+convolutions. Names are those of z-lab's files (`candidate_selector.*`), in which the matrices A and B,
+the codebooks, have no `.weight` behind their names.
 
 Shapes: D tokens that are drafted.
 """
@@ -21,7 +22,7 @@ from hf_domino.kinds.dspark import DSpark, MarkovHead
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
 
-# Logits of what is not among the candidates: no chance beside one of them, and still a law where all are forbidden.
+# Of what is not among the candidates: no chance beside one of them, and a law where all are forbidden.
 LEFT_OUT = -1e9
 
 
@@ -31,7 +32,7 @@ class DFlash2(Block):
     title = "DFlash 2"
     link = "[DFlash 2](https://github.com/z-lab/dflash)"
     papers = ("dflash",)
-    way = f" (a {DFLASH_LINK} backbone), a selector chooses each among the likeliest by the one before"
+    way = f" (a {DFLASH_LINK} backbone), a selector reads the one before and chooses each"
     head_layers = {
         f"candidate_selector.{name}": "weight"
         for name in ("predecessor_codebook", "successor_codebook", "hidden_projection")
@@ -52,7 +53,8 @@ class DFlash2(Block):
 
     def head_parameters(self) -> list[nn.Parameter]:
         """See [`Kind`]."""
-        return [weight for name, weight in self.head.named_parameters() if not name.startswith("predecessor")]
+        read = self.head.table.weight
+        return [weight for weight in self.head.parameters() if weight is not read]
 
 
 class CandidateSelector(MarkovHead):

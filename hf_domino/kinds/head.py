@@ -55,7 +55,7 @@ class CorrectionHead(ABC):
         """What W2 reads `[..., R]` of the parts of positions and the states with them `[..., G]`."""
 
     def narrow(self, base_logits: torch.Tensor) -> torch.Tensor:
-        """The base logits `[..., D]` that a position is chosen by: what cannot be chosen is as good as forbidden."""
+        """Base logits `[..., D]` in which what cannot be drafted is as good as forbidden."""
         return base_logits
 
     def fits_kernels(self, device: torch.device) -> bool:

@@ -37,7 +37,7 @@ class TargetModel:
         self._lm_head = model.get_output_embeddings()
 
     def embed(self, token_ids: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-        """Token embeddings `[..., H]` of `[...]` ids, by the target's own scale where its module has one, or this."""
+        """Token embeddings `[..., H]` of `[...]` ids, scaled as the target's module does, or by this."""
         embeds = self._embeddings(token_ids)
         if scale is not None:
             embeds = embeds * (scale / getattr(self._embeddings, "embed_scale", 1.0))
@@ -47,7 +47,7 @@ class TargetModel:
         self,
         hidden_states: torch.Tensor,
         head: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        scaling: Any = None,  # a configuration with the fields of scales and caps, in place of the target's
+        scaling: Any = None,  # a configuration that tells scales and caps, in place of the target's
     ) -> torch.Tensor:
         """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`."""
         logits = (head or self._lm_head)(hidden_states.to(self.model.dtype)).to(hidden_states.device).float()
@@ -126,7 +126,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def _scale_logits(logits: torch.Tensor, text_config: Any) -> torch.Tensor:
-    """Apply the targets' own changes of logits: scaling (Cohere, Granite, Falcon-H1, Muse), soft caps."""
+    """Apply the targets' own changes of logits: scales (Cohere, Granite, Falcon-H1, Muse), soft caps."""
     for field in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
         if (scale := getattr(text_config, field, None)) is not None:
             logits = logits * scale

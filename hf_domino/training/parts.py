@@ -51,9 +51,9 @@ def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn
 
 
 def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
-    """A drafter to be trained further, with another `block_size`, new convolutions, or of DFlash with a new head.
+    """A drafter to be trained further, with another `block_size`, convolutions, or a head for DFlash.
 
-    Neither of these changes anything until it is trained. `overrides` are those that a run lets pass, or none.
+    New parts change nothing until they are trained. `overrides` are what a run lets pass, or none.
     """
     if not overrides:
         return drafter
@@ -66,7 +66,7 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
             raise refusal("the drafter of a new head", "plain DFlash", config.kind.title, remedy)
         overrides = {**KINDS[overrides["projector_type"]].defaults, **overrides}
     if (taps := config.conv_kernel_size) not in (None, overrides.get(TAPS, taps)):
-        raise refusal(f"{TAPS} of the drafter", taps, overrides[TAPS], "Set it to that, which its weights are of.")
+        raise refusal(f"{TAPS} of the drafter", taps, overrides[TAPS], "Its weights are of that.")
     for name, value in overrides.items():
         setattr(config, name, value)
     config.check()

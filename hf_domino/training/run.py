@@ -135,8 +135,9 @@ def check_fields(
     if of_head and (kind is None or not kind.head_layers or not set(of_head) <= set(OF_A_HEAD)):
         raise ValueError(
             f"{', '.join(of_head)} must not be set with drafter={names.drafter!r}: the "
-            f"drafter has its own shape. Only another block_size, conv_kernel_size for new convolutions, or with "
-            f"projector_type=domino (or dspark, dflash2) a new correction head for DFlash goes with its weights."
+            f"drafter has its own shape. Only another block_size, conv_kernel_size for convolutions, "
+            f"or with projector_type=domino (dspark, dflash2) a new correction head for a DFlash "
+            f"drafter, goes with its weights."
         )
     if args.lora_rank is not None:
         remedy = "An adapter has the shape of its drafter: leave one of them out."

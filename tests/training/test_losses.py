@@ -11,7 +11,7 @@ from naive import naive_positions
 
 from hf_domino.training.objective.losses import lambda_base_at
 
-TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}  # fp32 sums in another order
+TOLERANCE = {"rtol": 1e-5, "atol": 2e-5}  # fp32 sums in another order
 KINDS = [
     {"shift_label": True, "pure_draft_prefix_len": 1},
     {"shift_label": False, "pure_draft_prefix_len": 2},

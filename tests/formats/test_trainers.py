@@ -265,7 +265,7 @@ def test_the_last_layers_state_is_read_after_the_final_norm(tiny_qwen3, last_lay
 
 
 @pytest.mark.parametrize("stored", [DFLASH, SPECULATORS_DFLASH, MUSE_GLIMMER], ids=["dflash", "speculators", "muse"])
-@pytest.mark.parametrize("field", ["causal", "is_causal", "attention_sink_bias", "output_multiplier"])
+@pytest.mark.parametrize("field", ["causal", "is_causal", "attention_sink_bias"])
 def test_what_is_not_done_here_is_refused_in_every_layout_and_place(stored, field):
     for said in ({field: 0.5}, {"dflash_config": stored.get("dflash_config", {}) | {field: 0.5}}):
         with pytest.raises(ValueError, match=f"{field} .* must be .*, got 0.5"):

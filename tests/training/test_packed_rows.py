@@ -20,7 +20,7 @@ from hf_domino.training.scale.packing_probe import check_no_leaks
 
 LENGTHS = (18, 30, 9, 25, 14, 22, 7, 11)
 MAX_LENGTH = 48
-SUM_TOL = {"rtol": 1e-4, "atol": 1e-5}  # fp32 sums in another order
+SUM_TOL = {"rtol": 1e-4, "atol": 3e-5}  # fp32 sums in another order
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 
 

@@ -270,6 +270,9 @@ def test_what_is_not_done_here_is_refused_in_every_layout_and_place(stored, fiel
     for said in ({field: 0.5}, {"dflash_config": stored.get("dflash_config", {}) | {field: 0.5}}):
         with pytest.raises(ValueError, match=f"{field} .* must be .*, got 0.5"):
             interpret(stored | said)
+    nested = SPECULATORS_DFLASH["transformer_layer_config"] | {"final_logit_softcapping": 30.0}
+    with pytest.raises(ValueError, match=r"final_logit_softcapping .* must be False, got 30.0"):
+        interpret(SPECULATORS_DFLASH | {"transformer_layer_config": nested})
 
 
 def test_transformers_own_drafter_says_its_order_by_the_same_names():

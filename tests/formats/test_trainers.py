@@ -275,6 +275,19 @@ def test_what_is_not_done_here_is_refused_in_every_layout_and_place(stored, fiel
         interpret(SPECULATORS_DFLASH | {"transformer_layer_config": nested})
 
 
+def test_what_dflash_2_leaves_out_is_what_its_trainer_always_does_or_is_named():
+    windows = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 64, "use_sliding_window": True}
+    nested = SPECULATORS_DFLASH["transformer_layer_config"] | windows
+    told = {"speculators_model_type": "dflash2", "transformer_layer_config": nested}
+    config = read(SPECULATORS_DFLASH | told)
+    assert (config.projector_type, config.shift_label, config.sliding_window_non_causal) == ("dflash2", False, True)
+    assert (config.conv_kernel_size, config.conv_group_size, config.selector_rank) == (2, 16, 256)
+    assert config.selector_top_k == config.draft_pool_size == 16
+    for name in ("DFlash2DraftModel", "Qwen3DFlash2DraftModel"):  # of z-lab and Automodel
+        with pytest.raises(ValueError, match=r"selector_rank in .* must be given"):
+            read(DFLASH | {"architectures": [name]})
+
+
 def test_transformers_own_drafter_says_its_order_by_the_same_names():
     assert interpret(MUSE_GLIMMER | {"sample_from_anchor": True})[1].shift_label is True
     assert interpret(MUSE_GLIMMER)[1].shift_label is False

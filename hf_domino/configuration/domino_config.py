@@ -59,13 +59,12 @@ class DominoConfig(PreTrainedConfig):
         attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
         conv_kernel_size (`int`, *optional*): Positions that convolutions around attention and MLPs
             of a block's layers sum up, in `[1, block_size]`; None for no convolutions.
-        conv_group_size (`int`, *optional*, defaults to 16): Neighbouring numbers of a state that
-            share a kernel; a divisor of `hidden_size`.
+        conv_group_size (`int`, *optional*, defaults to 16): Numbers of a state that share a kernel.
         input_embedding_scale (`float`, *optional*): Factor of the embeddings that a block's
-            backbone reads; None for the target's own, if it has one. So of the next two.
-        output_multiplier (`float`, *optional*): Factor of a block's base logits.
-        final_logit_softcapping (`float`, *optional*): Soft cap of them; where one of the two is
-            given, neither scale nor cap of the target's logits is applied.
+            backbone reads; None for the target's own, if it has one.
+        output_multiplier (`float`, *optional*): Factor of a block's base logits; where this or the
+            next is given, neither scale nor cap of the target's logits is applied.
+        final_logit_softcapping (`float`, *optional*): Soft cap of them.
         block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
         mask_token_id (`int`, *optional*, defaults to 151669): Token whose embedding fills the block after the anchor.
         num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None where a checkpoint
@@ -88,8 +87,7 @@ class DominoConfig(PreTrainedConfig):
             [`explain_round`] shows and no training here trains.
         confidence_head_with_markov (`bool`, *optional*, defaults to `True`): Whether that reads the token before, too.
         selector_rank (`int`, *optional*, defaults to 256): Of DFlash 2: rank of its head.
-        selector_top_k (`int`, *optional*, defaults to 16): Of DFlash 2: likeliest tokens of a
-            position, which its head chooses among.
+        selector_top_k (`int`, *optional*, defaults to 16): Likeliest tokens that it chooses among.
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
             (`block_size` proposals) or its own (`block_size - 1` proposals).

@@ -34,7 +34,7 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
     """
     from hf_domino import DominoConfig, DominoDraftModel
     from hf_domino.kinds import KINDS
-    from hf_domino.kinds.domino import ZeroLinear
+    from hf_domino.kinds.backbone import ZeroLinear
 
     fields = {
         "num_hidden_layers": 2,
@@ -51,9 +51,11 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
     fields = {name: value for name, value in fields.items() if name not in kind.unread} | kind.fixed
     torch.manual_seed(SEED + 1)
     drafter = DominoDraftModel(DominoConfig.for_target(target.config, **fields)).eval()
-    for module in drafter.modules():
+    for name, module in drafter.named_modules():
         if isinstance(module, ZeroLinear):
-            torch.nn.init.normal_(module.weight, std=0.2)  # fresh corrections are zero: nothing to test
+            torch.nn.init.normal_(
+                module.weight, std=0.05 if "conv" in name else 0.2
+            )  # fresh corrections are zero: nothing to test
     return drafter
 
 

@@ -1,4 +1,4 @@
-"""DSpark's formulas (arXiv 2607.05147), beside the package: what a Markov head makes of draft hidden states."""
+"""Formulas of DSpark (arXiv 2607.05147) and DFlash 2, beside the package: what a head makes of draft hidden states."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ HEADS = {
     "vanilla behind the anchor": {"markov_head_type": "vanilla", "shift_label": False},
     "gated behind the anchor": {"markov_head_type": "gated", "shift_label": False},
 }
+SELECTOR = {
+    "projector_type": "dflash2",
+    "selector_rank": 8,
+    "selector_top_k": 5,
+    "conv_kernel_size": 3,
+    "conv_group_size": 8,
+}
+HEADS |= {"selector": SELECTOR, "selector behind the anchor": SELECTOR | {"shift_label": False}}
 RANK = 8
 TEMPERATURE = 0.8
 
@@ -23,10 +31,12 @@ TEMPERATURE = 0.8
 def build(target, name="vanilla", **fields):
     """A drafter whose head decides on what is proposed, and none of whose tensors are zero."""
     fields = {"block_size": 4, "draft_pool_size": None, "markov_rank": RANK} | HEADS[name] | fields
-    drafter = build_drafter(target, projector_type="dspark", **fields).double()
+    drafter = build_drafter(target, **({"projector_type": "dspark"} | fields)).double()
     for name, parameter in drafter.named_parameters():
-        if name.startswith(("markov_head", "confidence_head")):
-            torch.nn.init.normal_(parameter, std=0.7)
+        if name.startswith(("markov_head", "confidence_head", "candidate_selector")):
+            torch.nn.init.normal_(parameter, std=0.7 if "head" in name else 0.4)
+        elif "base_kernel" in name:
+            torch.nn.init.normal_(parameter, mean=0.3, std=0.2)
         elif parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=1.0, std=0.2)
     return drafter
@@ -48,8 +58,24 @@ class Markov(Rederived):
     def part(self, name):
         return self.weights[f"markov_head.{name}"]
 
+    def selected(self, h, token):
+        """Of the candidates of a position, behind a token."""
+        config, row = self.config, self.head[self.ids] @ h * (self.config.output_multiplier or 1.0)
+        if (cap := config.final_logit_softcapping) is not None:
+            row = cap * torch.tanh(row / cap)
+        before, after, projection = (
+            self.weights[f"candidate_selector.{name}.weight"]
+            for name in ("predecessor_codebook", "successor_codebook", "hidden_projection")
+        )
+        likely = row >= row.sort().values[-config.selector_top_k]
+        row = row + after @ (before[token] * (projection @ h))
+        return row.masked_fill(~likely, -math.inf)
+
     def logits(self, hidden, path):
         """Of all tokens, behind a path that begins with the anchor."""
+        if self.config.projector_type == "dflash2":
+            row = self.selected(hidden[len(path) - 1], path[-1])
+            return torch.full((len(self.head),), -math.inf, dtype=row.dtype).index_copy(0, self.ids, row)
         state = torch.zeros(RANK, dtype=hidden.dtype)
         for h, token in zip(hidden, path, strict=False):
             e = self.part("markov_w1.weight")[token]

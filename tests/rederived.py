@@ -32,9 +32,27 @@ class Rederived:
     def heads(self, x, name):
         return (x @ self.weights[f"{name}.weight"].T).view(len(x), -1, self.config.head_dim)
 
+    def convolved(self, x, normed, name, side):
+        """States of one block, each with those before it, by kernels that its own normed input changes."""
+        if (base := self.weights.get(f"{name}.base_kernel")) is None:
+            return x
+        changes = normed @ self.weights[f"{name}.kernel_projection.weight"].T
+        groups = self.config.hidden_size // self.config.conv_group_size
+        changes = changes.view(len(x), 2, base.shape[1], groups)[:, side].repeat_interleave(
+            self.config.conv_group_size, -1
+        )
+        rows = [
+            sum(
+                (base[side, tap] + changes[place, tap]) * x[place - tap] for tap in range(min(place + 1, base.shape[1]))
+            )
+            for place in range(len(x))
+        ]
+        return torch.stack(rows)
+
     def layer(self, block, context, index, anchor):
-        name = f"layers.{index}.self_attn"
-        normed = self.norm(block, f"layers.{index}.input_layernorm")
+        name, conv = f"layers.{index}.self_attn", f"layers.{index}.attention_conv"
+        before = self.norm(block, f"layers.{index}.input_layernorm")
+        normed = self.convolved(before, before, conv, 0)
         both = torch.cat((context, normed))
         positions = torch.arange(len(both))
         queries = self.rope(self.norm(self.heads(normed, f"{name}.q_proj"), f"{name}.q_norm"), positions[anchor:])
@@ -45,10 +63,13 @@ class Rederived:
         for head in range(queries.shape[1]):
             scores = queries[:, head] @ keys[:, head // group].T / math.sqrt(self.config.head_dim)
             outputs.append(scores.softmax(-1) @ values[:, head // group])
-        block = block + torch.cat(outputs, -1) @ self.weights[f"{name}.o_proj.weight"].T
-        normed = self.norm(block, f"layers.{index}.post_attention_layernorm")
+        made = torch.cat(outputs, -1) @ self.weights[f"{name}.o_proj.weight"].T
+        block = block + self.convolved(made, before, conv, 1)
+        before, conv = self.norm(block, f"layers.{index}.post_attention_layernorm"), f"layers.{index}.mlp_conv"
+        normed = self.convolved(before, before, conv, 0)
         gate, up = (normed @ self.weights[f"layers.{index}.mlp.{part}_proj.weight"].T for part in ("gate", "up"))
-        return block + (gate * gate.sigmoid() * up) @ self.weights[f"layers.{index}.mlp.down_proj.weight"].T
+        made = (gate * gate.sigmoid() * up) @ self.weights[f"layers.{index}.mlp.down_proj.weight"].T
+        return block + self.convolved(made, before, conv, 1)
 
     def gru(self, x, state):
         size = len(state)
@@ -65,7 +86,7 @@ class Rederived:
         stacked = torch.cat([states[layer + 1][0] for layer in config.target_layer_ids], -1)
         context = self.norm(stacked @ self.weights["fc.weight"].T, "hidden_norm")
         noise = torch.tensor([ids[-1].item()] + [config.mask_token_id] * (config.block_size - 1))
-        block = self.table[noise]
+        block = self.table[noise] * (config.input_embedding_scale or 1.0)
         for index in range(config.num_hidden_layers):
             block = self.layer(block, context, index, anchor)
         hidden = self.norm(block, "norm")

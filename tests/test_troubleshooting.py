@@ -29,8 +29,8 @@ def without_head(target, folder):
     DominoDraftModel.from_pretrained(folder)
 
 
-def dflash2(target, folder):
-    (folder / "config.json").write_text('{"architectures": ["DFlash2DraftModel"], "model_type": "qwen3"}')
+def lilicorr(target, folder):
+    (folder / "config.json").write_text('{"architectures": ["LiLiCorrDraftModel"], "model_type": "qwen3"}')
     DominoDraftModel.from_pretrained(folder)
 
 
@@ -49,7 +49,7 @@ def call(**arguments):
 PROVOKED = {
     "folder or a Hub name": lambda *_: DominoDraftModel.from_pretrained("model_cards/pycoder-13m-domno"),
     "projector_type": without_head,
-    "kind must be": dflash2,
+    "kind must be": lilicorr,
     "hidden_size": other_target,
     "num_beams": call(num_beams=2),
     "batch size": call(cache_implementation="static"),

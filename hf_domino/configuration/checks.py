@@ -11,7 +11,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ROPE_TYPES
 from hf_domino.kinds import KINDS
 from hf_domino.kinds.dspark import HEADS
-from hf_domino.kinds.kind import MOST_LAYERS, Kind
+from hf_domino.kinds.kind import MOST_LAYERS, SCALES, Kind
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -34,7 +34,7 @@ MOST = 10**15  # products of two numbers up to it, or down to its inverse, are n
 MOST_WIDTH = 2**20  # of a tensor, but for rows of tokens; products of three are counted in 64 bits
 WIDTHS = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("emb_dim", "gru_hidden_dim", "markov_rank"),
+    *("emb_dim", "gru_hidden_dim", "markov_rank", "selector_rank"),
 )
 SIZES = {
     "vocab_size": (1, MOST_POSITIONS),
@@ -42,6 +42,7 @@ SIZES = {
     **dict.fromkeys(WIDTHS, (1, MOST_WIDTH)),
     "max_position_embeddings": (1, MOST_POSITIONS),
     "block_size": (2, MOST_DRAFTED),
+    "selector_top_k": (1, MOST_DRAFTED),
 }
 NUMBERS = {"rms_norm_eps": (1 / MOST, MOST), "attention_dropout": (0, 1), "initializer_range": (0, MOST)}
 _ABOVE_0 = (
@@ -107,6 +108,15 @@ def _check_sizes(config: DominoConfig) -> None:
     _check_range("pure_draft_prefix_len", config.pure_draft_prefix_len, 0, config.num_draft_tokens - 1, drafted)
     for field, limits in NUMBERS.items():
         _check_range(field, getattr(config, field), *limits, is_whole=False)
+    for field in SCALES:
+        if getattr(config, field) is not None:
+            _check_range(field, getattr(config, field), 1 / MOST, MOST, is_whole=False)
+    if (taps := config.conv_kernel_size) is not None:
+        _check_range("conv_kernel_size", taps, 1, config.block_size, "block_size, or None")
+        width, group = config.hidden_size, config.conv_group_size
+        _check_range("conv_group_size", group, 1, width, "hidden_size")
+        if width % group:
+            raise refusal("conv_group_size", f"a divisor of {width}", group, "Numbers share kernels.")
     rope = config.rope_parameters or {}
     for field, limits in ROPE_NUMBERS.items():
         if field in rope or field == "rope_theta":

@@ -57,6 +57,14 @@ class DominoConfig(PreTrainedConfig):
         sliding_window_non_causal (`bool`, *optional*, defaults to `False`): Whether a sliding layer's queries also see
             what is behind them in their block, as those of other layers do.
         attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
+        conv_kernel_size (`int`, *optional*): Positions that convolutions around attention and MLPs
+            of a block's layers sum up, in `[1, block_size]`; None for no convolutions.
+        conv_group_size (`int`, *optional*, defaults to 16): Numbers of a state that share a kernel.
+        input_embedding_scale (`float`, *optional*): Factor of the embeddings that a block's
+            backbone reads; None for the target's own, if it has one.
+        output_multiplier (`float`, *optional*): Factor of a block's base logits; where this or the
+            next is given, neither scale nor cap of the target's logits is applied.
+        final_logit_softcapping (`float`, *optional*): Soft cap of them.
         block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
         mask_token_id (`int`, *optional*, defaults to 151669): Token whose embedding fills the block after the anchor.
         num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None where a checkpoint
@@ -66,7 +74,8 @@ class DominoConfig(PreTrainedConfig):
             for a new drafter; files must tell them, but one of EAGLE-3 may leave them to the target that it meets.
         target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
         projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, `"dflash"` for no correction head,
-            `"dspark"` for one that reads the token before (arXiv 2607.05147), `"medusa"` for heads on the target's last
+            `"dspark"` for one that reads the token before (arXiv 2607.05147), `"dflash2"` for one
+            that chooses among the likeliest tokens by it, `"medusa"` for heads on the target's last
             hidden state (arXiv 2401.10774), `block_size` of them, or `"eagle3"` for a layer that reads its own drafts
             (arXiv 2503.01840), at most `block_size` of them. One needs no training, [`recycling`].
         emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
@@ -77,6 +86,8 @@ class DominoConfig(PreTrainedConfig):
         enable_confidence_head (`bool`, *optional*, defaults to `False`): Whether it has a confidence head, which
             [`explain_round`] shows and no training here trains.
         confidence_head_with_markov (`bool`, *optional*, defaults to `True`): Whether that reads the token before, too.
+        selector_rank (`int`, *optional*, defaults to 256): Of DFlash 2: rank of its head.
+        selector_top_k (`int`, *optional*, defaults to 16): Likeliest tokens that it chooses among.
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
             (`block_size` proposals) or its own (`block_size - 1` proposals).
@@ -145,6 +156,11 @@ class DominoConfig(PreTrainedConfig):
     sliding_window: int | None = None
     sliding_window_non_causal: bool = False
     attention_dropout: float | int = 0.0
+    conv_kernel_size: int | None = None
+    conv_group_size: int = 16
+    input_embedding_scale: float | int | None = None
+    output_multiplier: float | int | None = None
+    final_logit_softcapping: float | int | None = None
     block_size: int = 16
     mask_token_id: int = 151669
     num_target_layers: int | None = 36
@@ -157,6 +173,8 @@ class DominoConfig(PreTrainedConfig):
     markov_head_type: str = "vanilla"
     enable_confidence_head: bool = False
     confidence_head_with_markov: bool = True
+    selector_rank: int = 256
+    selector_top_k: int = 16
     pure_draft_prefix_len: int = 0
     shift_label: bool = True
     norm_before_residual: bool = False

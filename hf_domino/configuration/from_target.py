@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -17,6 +18,7 @@ DEFAULT_ROPE_THETA = 10_000.0
 RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
 # Where targets say how many positions they have.
 LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+RANKS = "emb_dim", "markov_rank", "selector_rank"
 SHORTER = "Let it write shorter answers (--max-new-tokens)."
 
 
@@ -87,7 +89,8 @@ def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[st
             "rope_parameters": _rope_parameters(text),
             "num_target_layers": num_layers,
             "target_model_type": text.model_type,
-            **dict.fromkeys(("emb_dim", "markov_rank"), max(16, min(256, hidden_size // 4))),
+            **dict.fromkeys(RANKS, max(16, min(256, hidden_size // 4))),
+            "conv_group_size": math.gcd(16, hidden_size),
             "gru_hidden_dim": max(32, min(1024, hidden_size // 2)),
         }
     )

@@ -96,6 +96,8 @@ def over_drafted(
     """Base logits `[B, P, D]`, law and noise of the tokens that are drafted; the arguments are those of [`rollout`]."""
     vocabulary = drafter.vocabulary
     base_logits = drafter.kind.logits(target, draft_hidden.to(prefixes.ids.device))
+    if (head := drafter.head) is not None:
+        base_logits = head.narrow(base_logits)
     base_logits, law = law.over(vocabulary).settled(prefixes, base_logits)
     if isinstance(noise, torch.Tensor):
         noise = vocabulary.gather(noise[:, : base_logits.shape[1]])

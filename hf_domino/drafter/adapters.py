@@ -20,7 +20,7 @@ _FIELD = "base_model_name_or_path in adapter_config.json"
 # What LoRA adapts of a drafter: every matrix. PEFT adapts modules by the ends of their names, and parameters of a GRU.
 LAYERS = (
     *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "fc"),
-    *("embed_proj.0", "embed_proj.2"),
+    *("kernel_projection", "embed_proj.0", "embed_proj.2"),
 )
 GRU_WEIGHTS = ("prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0")
 TARGET_FILE = "target.json"

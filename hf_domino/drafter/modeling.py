@@ -29,8 +29,9 @@ from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_finite, translate
 from hf_domino.formats.standalone import write_bundle
+from hf_domino.kinds.backbone import ZeroLinear
 from hf_domino.kinds.context import ContextCache
-from hf_domino.kinds.domino import CorrectionProjection, PrefixGRU, ZeroLinear
+from hf_domino.kinds.domino import CorrectionProjection, PrefixGRU
 from hf_domino.kinds.head import CorrectionHead
 from hf_domino.kinds.kind import Kind
 

@@ -36,9 +36,9 @@ class DraftVocabulary:
         """All tokens of the target (V), where so many have columns (D)."""
         return num_columns
 
-    def logits(self, target: TargetModel, hidden_states: torch.Tensor) -> torch.Tensor:
+    def logits(self, target: TargetModel, hidden_states: torch.Tensor, scaling: Any = None) -> torch.Tensor:
         """The target's logits `[..., D]` of these tokens in fp32, for final hidden states `[..., H]`."""
-        return target.logits(hidden_states)
+        return target.logits(hidden_states, scaling=scaling)
 
     def prepare(self, target: TargetModel) -> int | None:
         """Bring the rows that are kept of this target up to date, once a call; returns their address, for graphs."""
@@ -144,16 +144,18 @@ class ReducedVocabulary(DraftVocabulary):
         """See [`DraftVocabulary`]."""
         return self._num_tokens
 
-    def logits(self, target: TargetModel, hidden_states: torch.Tensor) -> torch.Tensor:
+    def logits(self, target: TargetModel, hidden_states: torch.Tensor, scaling: Any = None) -> torch.Tensor:
         """Multiply by these rows of lm_head alone; where they cannot be read, call lm_head and choose columns."""
-        head = target.readable_head
-        if head is None:
-            return self.gather(target.logits(hidden_states))
+        own = target.readable_head
+        if own is None:
+            return self.gather(target.logits(hidden_states, scaling=scaling))
         if torch.compiler.is_compiling():  # the kept rows cannot be looked at there
-            weight, bias = (None if part is None else part[self.token_ids] for part in (head.weight, head.bias))
-            return target.logits(hidden_states, partial(F.linear, weight=weight, bias=bias))
-        rows = self._heads.of(head, self._d2t)
-        return target.logits(hidden_states, partial(F.linear, weight=rows.weight, bias=rows.bias))
+            weight, bias = (None if part is None else part[self.token_ids] for part in (own.weight, own.bias))
+            head = partial(F.linear, weight=weight, bias=bias)
+            return target.logits(hidden_states, head, scaling)
+        rows = self._heads.of(own, self._d2t)
+        head = partial(F.linear, weight=rows.weight, bias=rows.bias)
+        return target.logits(hidden_states, head, scaling)
 
     def prepare(self, target: TargetModel) -> int | None:
         """See [`DraftVocabulary`]."""

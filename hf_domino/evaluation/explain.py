@@ -239,14 +239,14 @@ def _draft_logits(
     base_logits = drafter.kind.logits(target, draft_hidden.to(depths.device))[0, depths]
     if drafter.head is None:
         return base_logits, base_logits
-    count, corrected = tree.num_nodes, base_logits
+    count, corrected = tree.num_nodes, drafter.head.narrow(base_logits)
     paths = seen.ids[1:, prefixes.lengths[0] :]  # [N, C]
     corrections = Corrections(drafter, target, draft_hidden.expand(count, -1, -1), prefixes.last()[0].expand(count))
     for depth in range(tree.depth):
         here = (depths == depth)[:, None]
         if depth:
             corrections.read(paths[:, depth - 1])
-        corrected = torch.where(here, corrections.apply(depth, base_logits), corrected)
+        corrected = torch.where(here, corrections.apply(depth, corrected), corrected)
     return base_logits, corrected
 
 

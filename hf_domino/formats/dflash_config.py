@@ -1,4 +1,4 @@
-"""Checkpoints with a `dflash_config`: z-lab's DFlash, SpecForge's and the authors' Domino, Model-Optimizer's exports.
+"""Checkpoints with a `dflash_config`: of z-lab, SpecForge, the authors of Domino, Model-Optimizer.
 
 And those that have its fields at the top alone: DeepSpec's DFlash and DSpark, verl-SpeCo's Domino, and Transformers'
 own DFlash drafter, `MuseGlimmerAssistantModel`. Of that one, whose configuration says nothing of its target, a query of
@@ -23,13 +23,16 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.checks import SLIDING
 from hf_domino.formats.fields import (
     CANNOT_RUN,
+    CODEBOOKS,
     CORRECT_IT,
     DECODER_SIZES,
+    SELECTOR,
     Format,
     StoredConfig,
     backbone_fields,
     classes_of,
     decoder_of,
+    fields_of_blocks,
     markov_fields,
     merged,
     predicts_next,
@@ -43,9 +46,11 @@ from hf_domino.formats.fields import (
 SECTION = "dflash_config"
 HEAD_SECTION = "domino_config"  # where early configurations of SpecForge put the head's fields
 DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
+DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
-ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS}
-PROJECTOR_TYPES = {"domino": "domino", "causal_v5": "domino", "dflash": "dflash", "dspark": "dspark"}  # theirs -> ours
+ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
+PROJECTOR_TYPES = {name: name for name in ("domino", "dflash", "dspark", "dflash2")}  # theirs -> ours
+PROJECTOR_TYPES["causal_v5"] = "domino"
 MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
 
 
@@ -72,9 +77,11 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "shift_label": predicts_next(stored, is_next),
         "target_config_digest": stored.get("target_config_digest"),
     }
-    fields |= _window_fields(stored, fields)
+    fields |= _window_fields(stored, fields) | fields_of_blocks(stored)
     if fields["projector_type"] == "dspark":
         fields |= markov_fields(stored)
+    if fields["projector_type"] == "dflash2":
+        required(stored, *SELECTOR)
     if fields["projector_type"] == "domino":
         names = ("emb_dim", "gru_hidden_dim")
         required(stored, *names)
@@ -98,6 +105,8 @@ def _projector_type(stored: StoredConfig) -> str:
     """Read our `projector_type`; the class tells it if the field is absent."""
     is_domino = DOMINO_CLASS in classes_of(stored)
     told = "domino" if is_domino else "dspark" if stored.get("markov_rank") else "dflash"
+    if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get(SELECTOR[0]):
+        told = "dflash2"
     given = stored.get("projector_type") or told
     if given not in PROJECTOR_TYPES:
         raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(PROJECTOR_TYPES)}", given, CANNOT_RUN)
@@ -142,6 +151,7 @@ DFLASH_CONFIG = Format(
         r"^logit_head\.": "",
         **{rf"^{name}\.": f"markov_head.{name}." for name in ("markov_w1", "markov_w2", "gate_proj", "joint_proj")},
         r"^confidence_proj\.": "confidence_head.proj.",
+        **CODEBOOKS,
     },
 )
 
@@ -151,7 +161,7 @@ def _fields_of_muse(stored: StoredConfig) -> dict[str, Any]:
     refuse_unread(stored)
     drafter = decoder_of(stored)
     vocab_size = stored.get("vocab_size") or decoder_of({"model_type": MUSE_TARGET_TYPE}).vocab_size
-    fields = backbone_fields(stored)
+    fields = backbone_fields(stored) | fields_of_blocks(stored)
     if "layer_types" in fields:
         fields |= {"sliding_window": fields["sliding_window"] + 1, "sliding_window_non_causal": True}
     return fields | {

@@ -29,6 +29,7 @@ D2T, T2D, W2 = "d2t", "t2d", "embed_proj.2.weight"  # tensors that are of the dr
 OF_DRAFTED = (
     W2,
     "markov_head.markov_w2.weight",
+    "candidate_selector.successor_codebook.weight",
     "lm_head.weight",
 )  # those with a row for each of its tokens, where they are the drafter's
 SPREAD = (

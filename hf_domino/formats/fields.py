@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import FULL, LAYER_TYPES, SIZES, SLIDING
+from hf_domino.kinds.kind import OF_BLOCKS
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -38,10 +39,13 @@ DECODER_FIELDS = (
 )
 # Names of one thing: ours and SpecForge's, that of speculators and DeepSpec, and one of restamped releases.
 ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
-# What is done to embeddings, logits and attention of other block drafters, with the values that do nothing.
-UNREAD = {"output_multiplier": 1.0, "input_embedding_scale": 1.0, "final_logit_softcapping": 0.0}
-UNREAD |= dict.fromkeys(("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal"), False)
+# What is done to the attention of other block drafters.
+UNREAD = ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal")
 MARKOV = ("markov_rank", "markov_head_type")  # fields of DSpark's head that are called the same everywhere
+SELECTOR = ("selector_rank", "selector_top_k")  # and of DFlash 2's
+CODEBOOKS = {
+    f"{name}_codebook$": f"{name}_codebook.weight" for name in ("predecessor", "successor")
+}  # its matrices, as all others store them
 LABELS = "num_labels"  # of a classifier; Transformers makes a list of as many
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
@@ -85,11 +89,11 @@ def required(stored: StoredConfig, *names: str) -> None:
             raise misfit(name, "given", None)
 
 
-def refuse_unread(stored: StoredConfig) -> None:
-    """Refuse fields that change embeddings, logits or attention in a way that is not implemented here."""
-    for name, value in UNREAD.items():
-        if stored.get(name) not in (None, value):
-            raise misfit(name, value, stored[name], CANNOT_RUN)
+def refuse_unread(stored: StoredConfig, names: Sequence[str] = UNREAD) -> None:
+    """Refuse fields that would change what is computed in a way that is not implemented here."""
+    for name in names:
+        if stored.get(name) not in (None, False):
+            raise misfit(name, False, stored[name], CANNOT_RUN)
 
 
 def predicts_next(stored: StoredConfig, default: bool) -> Any:
@@ -106,6 +110,21 @@ def markov_fields(stored: StoredConfig) -> dict[str, Any]:
     """Read DSpark's fields; its tensors tell of a confidence head."""
     required(stored, MARKOV[0])
     return {name: stored[name] for name in MARKOV if stored.get(name) is not None}
+
+
+def fields_of_blocks(stored: StoredConfig) -> dict[str, Any]:
+    """Read what is done around a block's layers, and DFlash 2's selector; a cap of 0 is none."""
+    names = (*OF_BLOCKS, "conv_group_size", *SELECTOR)
+    found = {name: stored[name] for name in names if stored.get(name)}
+    return found | ({"draft_pool_size": found[SELECTOR[1]]} if SELECTOR[1] in found else {})
+
+
+def refuse_for_engines(config: DominoConfig) -> None:
+    """Refuse what the layouts that we write for engines have no field for."""
+    remedy = "save_pretrained writes hf_domino's own."
+    for name in OF_BLOCKS:
+        if (value := getattr(config, name)) is not None:
+            raise refusal(f"{name} of a drafter for engines", None, value, remedy)
 
 
 def classes_of(stored: StoredConfig) -> set[str]:

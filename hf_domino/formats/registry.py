@@ -14,13 +14,13 @@ from hf_domino.formats.speculators import SPECULATORS
 
 ALWAYS_OURS = "acceptance_rule"  # stands in every file that we wrote, and in no other project's
 NAMING_FIELDS = ("architectures", "model_type", "speculators_model_type", "projector_type")
+LOADED = "Domino, DFlash, DFlash 2, DSpark or EAGLE-3"
 OTHER_DSPARK = "DSpark in another layout"
 # Kinds that are not ours: patterns of parts of their classes' and types' names, and fields that only they set.
 OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "P-EAGLE": (("peagle",), ("parallel_drafting",)),
     "EAGLE, not EAGLE-3": ((r"eagle(?!3)",), ()),
     "Medusa with lm_heads of its own": (("medusa",), ("medusa_num_heads", "medusa_num_layers")),
-    "DFlash 2": (("dflash2",), ("selector_rank", "conv_kernel_size")),
     "DFlash or DSpark on Gemma": (("gemma4dspark",), ()),
     OTHER_DSPARK: (("dspark",), ("markov_rank", "markov_head_type", "enable_confidence_head")),
     "LiLiCorr": (("lilicorr",), ("lilicorr_enabled",)),
@@ -69,6 +69,4 @@ def refuse_others(stored: StoredConfig) -> None:
         evidence = [found[0] for word in words if (found := re.search(word, names))]
         evidence += [f"{field}={place[field]!r}" for place in places for field in fields if place.get(field)]
         if evidence:
-            raise refusal(
-                "the drafter's kind", "Domino, DFlash, DSpark or EAGLE-3", f"{kind} ({evidence[0]})", CANNOT_RUN
-            )
+            raise refusal("the drafter's kind", LOADED, f"{kind} ({evidence[0]})", CANNOT_RUN)

@@ -1,6 +1,7 @@
-"""Checkpoints of vllm-project/speculators: `dflash`, `dspark` and a provisional Domino (pull requests 685 and 773).
+"""Checkpoints of vllm-project/speculators: `dflash`, `dflash2`, `dspark`, a provisional Domino.
 
-Those call the last `domino`, or `dflash` with a `projector_type`, and the head `logits_correction` or `domino_head`.
+Its pull requests 685 and 773 call the last `domino`, or `dflash` with a `projector_type`, and its
+head `logits_correction` or `domino_head`.
 
 The backbone is nested as `transformer_layer_config`, a difference from its architecture's defaults. Layer ids count the
 embeddings as 0, so they are one higher than ours. Embeddings, lm_head and, at times, more of the target are stored.
@@ -19,10 +20,12 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.fields import (
     CANNOT_RUN,
+    CODEBOOKS,
     CORRECT_IT,
     Format,
     StoredConfig,
     backbone_fields,
+    fields_of_blocks,
     markov_fields,
     merged,
     predicts_next,
@@ -31,23 +34,29 @@ from hf_domino.formats.fields import (
     section_of,
     stored_backbone,
 )
+from hf_domino.kinds.kind import OF_BLOCKS
 
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"
-KINDS_READ = ("dflash", "domino", "dspark")
+KINDS_READ = ("domino", "dspark", "dflash2", "dflash")
 DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
 GRU_HIDDEN_DIM, EMB_DIM, PREFIX_LEN = 1024, 256, 1  # and of its Domino class
+DFLASH2 = {"conv_kernel_size": 2, "selector_rank": 256, "selector_top_k": 16}
+DFLASH2["sliding_window_non_causal"] = True
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     if stored[KIND] not in KINDS_READ:
         raise refusal(KIND, f"one of {', '.join(KINDS_READ)}", stored[KIND], CANNOT_RUN)
     stored = merged(stored, "dflash_config")  # copies that are made for engines have both
+    kind = next(kind for kind in KINDS_READ if kind in (stored[KIND], stored.get("projector_type")))
+    stored = (DFLASH2 if kind == "dflash2" else {}) | stored
     required(stored, SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
     decoder = dict(section_of(stored, SECTION))
     if stored.get("layer_types"):  # they may stand beside the backbone
         decoder["layer_types"] = stored["layer_types"]
     refuse_unread(decoder | stored)
+    refuse_unread(decoder, OF_BLOCKS)  # which count where the drafter's own fields are
     fields = backbone_fields(decoder)
     if "layer_types" in fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
@@ -56,15 +65,14 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
             raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
         raise refusal("target_hidden_size", f"{fields['hidden_size']} ({SECTION}.hidden_size)", width, CANNOT_RUN)
-    kind = next(kind for kind in ("domino", "dspark", "dflash") if kind in (stored[KIND], stored.get("projector_type")))
-    fields |= {
+    fields |= fields_of_blocks(stored) | {
         "block_size": stored.get("block_size", BLOCK_SIZE),
         "draft_vocab_size": stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE,
         "mask_token_id": stored["mask_token_id"],
         "num_target_layers": None,  # not stored; compared with the target when they meet
         "target_layer_ids": layer_ids_of(stored, "aux_hidden_state_layer_ids"),
         "projector_type": kind,
-        "shift_label": predicts_next(stored, kind != "dflash"),
+        "shift_label": predicts_next(stored, not kind.startswith("dflash")),
     }
     if kind == "dspark":
         fields |= markov_fields(stored)
@@ -124,5 +132,5 @@ SPECULATORS = Format(
     fields=_fields,
     stored=_stored,
     has_draft_vocabulary=True,
-    renames={r"^(logits_correction|domino_head)\.": ""},
+    renames={r"^(logits_correction|domino_head)\.": "", **CODEBOOKS},
 )

@@ -6,6 +6,7 @@ Facts are class attributes, which `config.kind` tells; `drafter.kind` is an inst
 from __future__ import annotations
 
 from hf_domino.kinds.block import DFlash
+from hf_domino.kinds.dflash2 import DFlash2
 from hf_domino.kinds.domino import Domino
 from hf_domino.kinds.dspark import DSpark
 from hf_domino.kinds.eagle3 import Eagle3
@@ -17,6 +18,7 @@ KINDS |= {
     "domino": Domino,
     "dflash": DFlash,
     "dspark": DSpark,
+    "dflash2": DFlash2,
     "medusa": Medusa,
     "eagle3": Eagle3,
     "recycling": Recycling,

@@ -6,13 +6,17 @@ Inside the block it sees what is before it, or, with `sliding_window_non_causal`
 `specforge/algorithms/common/dflash_family_model.py`) and vLLM (`models/qwen3_dflash.py`, since its pull request 47914);
 without the causal bound SGLang lost 0.35 of acceptance length (its pull request 34524).
 
+Around attention and MLP there may be convolutions over a block's positions, as in DFlash 2.
+
 Shapes: B batch, Q block positions, C new context positions, S context positions looked at, H hidden size, A heads,
-G query heads per key head, D head width.
+G query heads per key head, D head width, T taps of a convolution.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +32,9 @@ from hf_domino.kinds.view import BlockView
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
+
+
+Sublayer = Callable[[torch.Tensor], torch.Tensor]
 
 
 class RotaryTable:
@@ -73,6 +80,7 @@ class AttentionInputs:
         cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
         first (`int`, *optional*, defaults to 0): Cached position that S begins with.
         view (`BlockView`, *optional*): The view of blocks side by side; in place of mask and cache.
+        convolved (`int`, *optional*): Positions of a block, which no convolution leaves.
     """
 
     context: torch.Tensor | None
@@ -81,6 +89,7 @@ class AttentionInputs:
     cache: ContextCache | None
     first: int = 0
     view: BlockView | None = None
+    convolved: int | None = None
 
 
 class ContextAttention(nn.Module):
@@ -137,6 +146,47 @@ class ContextAttention(nn.Module):
         return projected.unflatten(-1, (-1, self.head_dim))  # [B, T, A, D]
 
 
+class ZeroLinear(nn.Linear):
+    """A linear layer whose fresh weights are zero: what it adds to is as it was without it."""
+
+
+class BlockConvolution(nn.Module):
+    """Convolutions of a sublayer's input and output, whose kernels follow the normed input."""
+
+    def __init__(self, config: DominoConfig):
+        super().__init__()
+        taps, width = config.conv_kernel_size or 0, config.hidden_size
+        self.shape = 2, taps, width // config.conv_group_size
+        identity = torch.eye(taps)[0, :, None]  # [T, 1], of the position itself alone
+        self.base_kernel = nn.Parameter(identity.repeat(2, 1, width))
+        self.kernel_projection = ZeroLinear(width, 2 * taps * self.shape[2], bias=False)
+
+    def forward(self, normed: torch.Tensor, sublayer: Sublayer, block_size: int) -> torch.Tensor:
+        """What the sublayer makes of the normed input `[B, Q, H]`, both convolved."""
+        changes = self.kernel_projection(normed).unflatten(-1, self.shape)
+        before, after = changes.unbind(2)  # [B, Q, T, H / group]
+        made = sublayer(convolve(normed, self.base_kernel[0], before, block_size))
+        return convolve(made, self.base_kernel[1], after, block_size)
+
+
+def convolve(states: torch.Tensor, base: torch.Tensor, changes: torch.Tensor, block_size: int) -> torch.Tensor:
+    """Sum each position's state and those of the T - 1 before it in its block, by its own kernels.
+
+    Args:
+        states (`torch.Tensor`): `[B, Q, H]`, of blocks side by side.
+        base (`torch.Tensor`): The part of the kernels that all positions share, `[T, H]`.
+        changes (`torch.Tensor`): Their own part, `[B, Q, T, H / group]`.
+        block_size (`int`): Positions of a block.
+    """
+    grouped = states.unflatten(-1, (changes.shape[-1], -1))  # [B, Q, H / group, group]
+    kernels = (base.view(len(base), *grouped.shape[2:]) + changes[..., None]).unbind(2)
+    places = torch.arange(states.shape[1], device=states.device)[:, None, None] % block_size
+    total = grouped * kernels[0]
+    for tap, kernel in enumerate(kernels[1:], 1):
+        total = torch.addcmul(total, grouped.roll(tap, 1).masked_fill(places < tap, 0.0), kernel)
+    return total.flatten(2)
+
+
 class BackboneLayer(GradientCheckpointingLayer):
     """Pre-norm attention and MLP of the block; context features are not normed again."""
 
@@ -146,11 +196,17 @@ class BackboneLayer(GradientCheckpointingLayer):
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if config.conv_kernel_size is not None:
+            self.attention_conv, self.mlp_conv = BlockConvolution(config), BlockConvolution(config)
 
     def forward(self, block: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         """Transform the block `[B, Q, H]`."""
-        block = block + self.self_attn(self.input_layernorm(block), inputs)
-        return block + self.mlp(self.post_attention_layernorm(block))
+        attend, feed = partial(self.self_attn, inputs=inputs), self.mlp
+        if inputs.convolved is not None:
+            attend = partial(self.attention_conv, sublayer=attend, block_size=inputs.convolved)
+            feed = partial(self.mlp_conv, sublayer=feed, block_size=inputs.convolved)
+        block = block + attend(self.input_layernorm(block))
+        return block + feed(self.post_attention_layernorm(block))
 
 
 def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:

@@ -72,18 +72,24 @@ class Block(Kind):
             mask = _block_mask(cache.begin(len(noise_embeds), num_new, context_counts), noise_embeds)
         if context_position_ids is not None:
             position_ids = torch.cat((context_position_ids, position_ids), dim=1)
-        inputs = AttentionInputs(context_features, drafter._rotary(position_ids), mask, cache, view=view)
-        sliding = (
-            windowed(self.config, inputs, position_ids, noise_embeds.shape[1])
-            if self.config.has_sliding_layers
-            else inputs
+        length, convolved = noise_embeds.shape[1], None
+        if self.config.conv_kernel_size is not None:
+            convolved = length if view is None else view.block_size
+        inputs = AttentionInputs(
+            context_features, drafter._rotary(position_ids), mask, cache, view=view, convolved=convolved
         )
+        sliding = windowed(self.config, inputs, position_ids, length) if self.config.has_sliding_layers else inputs
         block = noise_embeds.to(drafter.fc.weight)  # the final norm may be a shard of its own until it runs
         for index, layer in enumerate(drafter.layers):
             block = layer(block, sliding if self.config.is_sliding(index) else inputs)
         if cache is not None:
             cache.advance()
         return drafter.norm(block)
+
+    def embed(self, target: TargetModel, token_ids: torch.Tensor) -> torch.Tensor:
+        """What the backbone reads of tokens `[B, Q]`: their embeddings `[B, Q, H]`."""
+        embeds = target.embed(token_ids, self.config.input_embedding_scale)
+        return embeds.to(self.drafter.device)
 
     def draft(
         self,
@@ -101,7 +107,7 @@ class Block(Kind):
         masks = anchors.new_full((len(anchors), (config.block_size - 1) * anchors.shape[1]), config.mask_token_id)
         block = torch.cat((anchors, masks), dim=1)
         draft_hidden = self.drafter(
-            target.embed(block.long()).to(device),
+            self.embed(target, block.long()),
             positions + torch.arange(block.shape[1], device=device),
             features,
             feature_positions,
@@ -109,6 +115,12 @@ class Block(Kind):
             context_counts=counts,
         )
         return draft_hidden[:, config.label_offset : config.label_offset + config.num_draft_tokens]
+
+    def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
+        """See [`Kind`]; scaled and capped as the files say, or else as the target's own are."""
+        config = self.config
+        is_told = config.output_multiplier is not None or config.final_logit_softcapping is not None
+        return self.drafter.vocabulary.logits(target, hidden, config if is_told else None)
 
     def draft_blocks(
         self,
@@ -129,7 +141,7 @@ class Block(Kind):
         places = position_ids.gather(1, anchors.clamp(min=0))  # of the anchors in their own rows, [B, N]
         view = BlockView.at(anchors, config.block_size, num_context, anchors.clamp(min=0) - places)
         hidden = self.forward(
-            noise_embeds=target.embed(noise_ids.flatten(1)).to(device),
+            noise_embeds=self.embed(target, noise_ids.flatten(1)),
             position_ids=block_positions(places, config.block_size).flatten(1).to(device),
             context_features=features,
             context_position_ids=position_ids[:, :num_context].to(device),

@@ -19,6 +19,7 @@ from torch import nn
 import domino_kernels
 from domino_kernels.dispatch import FLOATS
 from domino_kernels.reference import step_from_products
+from hf_domino.kinds.backbone import ZeroLinear
 from hf_domino.kinds.block import DFLASH_LINK, Block
 from hf_domino.kinds.head import CorrectionHead
 
@@ -182,10 +183,6 @@ def weight_of(layer: nn.Linear) -> torch.Tensor:
         for adapter in getattr(layer, "active_adapters", ()):
             weight = weight + layer.get_delta_weight(adapter)  # type: ignore[operator]
     return weight
-
-
-class ZeroLinear(nn.Linear):
-    """A linear layer whose fresh weights are zero: an untrained correction head drafts what plain DFlash does."""
 
 
 class CorrectionProjection(nn.Sequential):

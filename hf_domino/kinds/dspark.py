@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hf_domino.kinds.backbone import ZeroLinear
 from hf_domino.kinds.block import DFLASH_LINK, Block
-from hf_domino.kinds.domino import ZeroLinear
 from hf_domino.kinds.head import CorrectionHead
 
 if TYPE_CHECKING:
@@ -98,13 +98,18 @@ class MarkovHead(nn.Module, CorrectionHead):
         """See [`CorrectionHead`]."""
         return self.markov_w2
 
+    @property
+    def table(self) -> nn.Embedding:
+        """The embeddings of tokens that are read."""
+        return self.markov_w1
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings `[..., R]` of tokens, on the head's device."""
-        return self.markov_w1(token_ids.to(self.markov_w1.weight.device))
+        return self.table(token_ids.to(self.table.weight.device))
 
     def initial_state(self, num_rows: int) -> torch.Tensor:
         """See [`CorrectionHead`]."""
-        return self.markov_w1.weight.new_zeros(num_rows, self.rank)
+        return self.table.weight.new_zeros(num_rows, self.table.embedding_dim)
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]; it does not look at them."""

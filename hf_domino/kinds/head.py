@@ -54,6 +54,10 @@ class CorrectionHead(ABC):
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """What W2 reads `[..., R]` of the parts of positions and the states with them `[..., G]`."""
 
+    def narrow(self, base_logits: torch.Tensor) -> torch.Tensor:
+        """Base logits `[..., D]` in which what cannot be drafted is as good as forbidden."""
+        return base_logits
+
     def fits_kernels(self, device: torch.device) -> bool:
         """Whether fused kernels correct by it on a device."""
         return False

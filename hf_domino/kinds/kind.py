@@ -31,8 +31,15 @@ Shapes = dict[str, tuple[int, ...]]
 KINDS: dict[str, type[Kind]] = {}  # by `projector_type`; `hf_domino.kinds` puts them in
 MOST_LAYERS = 10**6  # of a target that does not say how many it has
 FIFTH_LESS = -1 / math.log(0.8)  # positions after which weights of 0.8^i fall to 1/e
-HEAD_FIELDS = ("gru_hidden_dim", "emb_dim", "markov_rank", "markov_head_type")  # what correction heads are told by
+# What correction heads are told by; and what is done around a block's layers.
+HEAD_FIELDS = (
+    *("gru_hidden_dim", "emb_dim", "markov_rank", "markov_head_type"),
+    *("selector_rank", "selector_top_k"),
+)
+SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+OF_BLOCKS = ("conv_kernel_size", *SCALES)
 ONE_LAYER = {"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0}
+ONE_LAYER |= dict.fromkeys(OF_BLOCKS)
 READS_LM_HEADS = "reads what lm_head reads, the last layer's output after the final norm"
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hf_domino.kinds.domino import ZeroLinear
+from hf_domino.kinds.backbone import ZeroLinear
 from hf_domino.kinds.kind import FIFTH_LESS, HEAD_FIELDS, ONE_LAYER, READS_LM_HEADS, Kind
 
 if TYPE_CHECKING:

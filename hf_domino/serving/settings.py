@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import PROJECTOR_TYPES, SECTION
-from hf_domino.formats.fields import StoredConfig
+from hf_domino.formats.fields import StoredConfig, refuse_for_engines
 from hf_domino.formats.loading import interpret
 from hf_domino.target.identity import config_digest
 
@@ -56,6 +56,7 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
         return None
     config = interpret(stored)[1]
     config.kind.refuse_what_it_lacks("the plugin for vLLM")
+    refuse_for_engines(config)
     return config
 
 

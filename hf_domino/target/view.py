@@ -36,16 +36,22 @@ class TargetModel:
         self._embeddings = model.get_input_embeddings()
         self._lm_head = model.get_output_embeddings()
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Token embeddings `[..., H]` of `[...]` ids, scaled where the target's module scales them."""
-        return self._embeddings(token_ids).to(token_ids.device)
+    def embed(self, token_ids: torch.Tensor, scale: float | None = None) -> torch.Tensor:
+        """Token embeddings `[..., H]` of `[...]` ids, scaled as the target's module does, or by this."""
+        embeds = self._embeddings(token_ids)
+        if scale is not None:
+            embeds = embeds * (scale / getattr(self._embeddings, "embed_scale", 1.0))
+        return embeds.to(token_ids.device)
 
     def logits(
-        self, hidden_states: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self,
+        hidden_states: torch.Tensor,
+        head: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        scaling: Any = None,  # a configuration that tells scales and caps, in place of the target's
     ) -> torch.Tensor:
         """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`."""
         logits = (head or self._lm_head)(hidden_states.to(self.model.dtype)).to(hidden_states.device).float()
-        return _scale_logits(logits, self.text_config)
+        return _scale_logits(logits, scaling or self.text_config)
 
     @property
     def readable_head(self) -> nn.Linear | None:
@@ -120,8 +126,8 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def _scale_logits(logits: torch.Tensor, text_config: Any) -> torch.Tensor:
-    """Apply the targets' own changes of logits outside lm_head: scaling (Cohere, Granite, Falcon-H1), soft caps."""
-    for field in ("logit_scale", "lm_head_multiplier"):
+    """Apply the targets' own changes of logits: scales (Cohere, Granite, Falcon-H1, Muse), soft caps."""
+    for field in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
         if (scale := getattr(text_config, field, None)) is not None:
             logits = logits * scale
     if (divisor := getattr(text_config, "logits_scaling", None)) is not None:

@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_domino._common.dtypes import fast_dtype
 
-BY_TOKEN = ("embed", "markov_w")  # in names of matrices with a row for each token, and of those beside them
+# In names of matrices with a row for each token, and of those beside them.
+BY_TOKEN = ("embed", "markov_w", "codebook")
 MOMENTUM = 0.95  # of Muon, as torch has it
 RMS_OF_ADAMW = 0.2  # of its updates, which torch's "match_rms_adamw" takes over
 SMALLEST_NORM = 1e-7  # that a matrix is divided by

@@ -16,7 +16,7 @@ from hf_domino.kinds.kind import HEAD_FIELDS
 from hf_domino.training.arguments import DominoTrainingArguments
 
 OF_A_HEAD = ("projector_type", "pure_draft_prefix_len", *HEAD_FIELDS)
-BLOCK_SIZE = "block_size"  # no weight depends on it
+BLOCK_SIZE, TAPS = "block_size", "conv_kernel_size"  # no other weight depends on them
 
 
 def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn.Module:
@@ -51,9 +51,9 @@ def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn
 
 
 def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
-    """A drafter to be trained further, with another `block_size`, or of DFlash with a new correction head.
+    """A drafter to be trained further, with another `block_size`, convolutions, or a head for DFlash.
 
-    Such a head changes nothing until it is trained. `overrides` are those that a run lets pass, or none.
+    New parts change nothing until they are trained. `overrides` are what a run lets pass, or none.
     """
     if not overrides:
         return drafter
@@ -65,6 +65,8 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
             remedy = "Leave projector_type out, or start from a DFlash drafter."
             raise refusal("the drafter of a new head", "plain DFlash", config.kind.title, remedy)
         overrides = {**KINDS[overrides["projector_type"]].defaults, **overrides}
+    if (taps := config.conv_kernel_size) not in (None, overrides.get(TAPS, taps)):
+        raise refusal(f"{TAPS} of the drafter", taps, overrides[TAPS], "Its weights are of that.")
     for name, value in overrides.items():
         setattr(config, name, value)
     config.check()

@@ -24,7 +24,7 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.frequent_tokens import take_frequent_tokens
 from hf_domino.training.hidden_states.command import load_target, whole_target, with_states
 from hf_domino.training.loading import load_training_rows, sources_of
-from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, go_on_from
+from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, TAPS, go_on_from
 from hf_domino.training.runs.checkpoints import GO_ON
 from hf_domino.training.runs.locking import alone_in_folder
 from hf_domino.training.runs.resuming import prepare_folder
@@ -130,13 +130,14 @@ def check_fields(
             raise refusal(f"{name} of a new drafter", None, getattr(args, name), remedy)
     if names.drafter is None or not overrides:
         return
-    of_head = [name for name in overrides if name != BLOCK_SIZE]
+    of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
     kind = KINDS.get(overrides.get("projector_type", ""))
     if of_head and (kind is None or not kind.head_layers or not set(of_head) <= set(OF_A_HEAD)):
         raise ValueError(
             f"{', '.join(of_head)} must not be set with drafter={names.drafter!r}: the "
-            f"drafter has its own shape. Only another block_size, or with projector_type=domino (or dspark) a new "
-            f"correction head for a DFlash drafter, goes with its weights."
+            f"drafter has its own shape. Only another block_size, conv_kernel_size for convolutions, "
+            f"or with projector_type=domino (dspark, dflash2) a new correction head for a DFlash "
+            f"drafter, goes with its weights."
         )
     if args.lora_rank is not None:
         remedy = "An adapter has the shape of its drafter: leave one of them out."

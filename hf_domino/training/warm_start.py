@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.backbone import ZeroLinear
 
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
 REST = 0.05  # of `fc`'s random weights, to which the last captured layer is added: so it learns from all
@@ -42,7 +43,8 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
     for own, layer in pairs:
         modules = dict(layer.named_modules())
         for name, module in own.named_modules():
-            if hasattr(module, "weight") and (name in modules or name not in HEAD_NORMS):
+            is_new = name in HEAD_NORMS or isinstance(module, ZeroLinear)
+            if hasattr(module, "weight") and (name in modules or not is_new):
                 _take(module, modules.get(name), name)
     _take(drafter.norm, getattr(decoder, "norm", None), "norm")
     _take(drafter.hidden_norm, layers[0].input_layernorm, "input_layernorm")

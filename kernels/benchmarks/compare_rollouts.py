@@ -66,11 +66,11 @@ class Head(TargetModel):
     def __init__(self, embeddings: torch.Tensor):
         self.embeddings, self.base_logits = embeddings, torch.empty(0)
 
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids: torch.Tensor, scale: float | None = None) -> torch.Tensor:
         """Rows `[..., H]` of the embeddings."""
         return F.embedding(token_ids, self.embeddings)
 
-    def logits(self, hidden_states: torch.Tensor, head: object = None) -> torch.Tensor:
+    def logits(self, hidden_states: torch.Tensor, head: object = None, scaling: object = None) -> torch.Tensor:
         """The base logits that were set."""
         return self.base_logits
 
@@ -80,7 +80,7 @@ class Recorder(TargetModel):
 
     seen: tuple[torch.Tensor, torch.Tensor]
 
-    def logits(self, hidden_states: torch.Tensor, head: object = None) -> torch.Tensor:
+    def logits(self, hidden_states: torch.Tensor, head: object = None, scaling: object = None) -> torch.Tensor:
         """The target's logits `[..., V]`."""
         logits = super().logits(hidden_states)
         self.seen = hidden_states, logits

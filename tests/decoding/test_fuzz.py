@@ -32,7 +32,14 @@ PROCESSORS = [
     {"encoder_repetition_penalty": 1.3, "encoder_no_repeat_ngram_size": 2},
     {"forced_eos_token_id": 5, "suppress_tokens": [*range(10, 20)], "begin_suppress_tokens": [5, 6, 7, 8]},
 ]
-DRAFTERS = [{}, {"block_size": 2}, {"block_size": 9}, {"projector_type": "dflash"}, {"projector_type": "dspark"}]
+DRAFTERS = [
+    {},
+    {"block_size": 2},
+    {"block_size": 9},
+    {"projector_type": "dflash"},
+    {"projector_type": "dspark"},
+    {"projector_type": "dflash2"},
+]
 DRAFTERS += [{"draft_pool_size": None}, {"draft_length": "adaptive"}]
 
 

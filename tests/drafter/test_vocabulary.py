@@ -92,6 +92,18 @@ def test_logits_are_the_targets(tiny_qwen3, tiny_llama):
         torch.testing.assert_close(found, view.logits(hidden)[..., IDS], **LOGITS_TOL)
 
 
+@torch.no_grad()
+def test_scales_that_a_drafter_tells_are_in_place_of_the_targets(tiny_qwen3, tiny_llama):
+    hidden, told = torch.randn(2, 3, 32), {"output_multiplier": 0.5, "final_logit_softcapping": 2.0}
+    for target in targets(tiny_qwen3, tiny_llama):
+        drafter = build_drafter(target, **told)
+        view, raw = TargetModel(target, drafter.config), target.lm_head(hidden)
+        for own, logits in ((drafter, raw), (drafter.restricted(IDS), raw[..., IDS])):
+            torch.testing.assert_close(own.kind.logits(view, hidden), 2 * torch.tanh(logits / 4), **LOGITS_TOL)
+        table = target.get_input_embeddings().weight
+        torch.testing.assert_close(view.embed(torch.tensor(IDS), 3.0), 3.0 * table[IDS])
+
+
 def hooked(target):
     target.lm_head.register_forward_hook(lambda module, inputs, output: 2 * output)
 

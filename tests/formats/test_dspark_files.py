@@ -1,11 +1,11 @@
-"""Files of DSpark in the layouts of others draft as their formulas say, by the tensors that were written."""
+"""Files of DSpark and DFlash 2 in the layouts of others draft as their formulas say, by the written tensors."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from builders import MASK
-from markov import RANK, Markov, build
+from markov import RANK, SELECTOR, Markov, build
 from oracle import proposed
 from released import IDS, SPECULATORS_DFLASH, changed, reduced, write_checkpoint
 
@@ -67,14 +67,29 @@ MODEL_OPTIMIZER = SPECFORGE | {
 }
 LAYOUTS = {"deepspec": DEEPSPEC, "speculators": SPECULATORS, "specforge": SPECFORGE, "model_optimizer": MODEL_OPTIMIZER}
 TOP = {"markov_head.": "", "confidence_head.proj": "confidence_proj"}  # Model-Optimizer's names
+# z-lab's DFlash 2, and the flat one of speculators; sizes are at the defaults of nobody.
+SIZES = {name: value for name, value in SELECTOR.items() if name != "projector_type"}
+NESTED = {"block_size": 4, "mask_token_id": MASK, "target_layer_ids": [0, 2], "input_embedding_scale": 1.5}
+NESTED |= SIZES | {"output_multiplier": 0.5, "final_logit_softcapping": 4.0}
+WINDOWS = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2048, "use_sliding_window": True}
+ZLAB = SPECFORGE | WINDOWS | {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": NESTED}
+FLAT_DFLASH2 = reduced(SPECULATORS_DFLASH) | SIZES | {"block_size": 4, "speculators_model_type": "dflash2"}
+SELECTING = {"zlab": ZLAB, "speculators_dflash2": FLAT_DFLASH2}
+ORDERED = [("vanilla", None), ("rnn", True), ("gated", False), ("rnn", False)]
+CASES = [(layout, *case) for layout in LAYOUTS for case in ORDERED]
+CASES += [(layout, "selector", order) for layout in SELECTING for order in (None, True, False)]
 
 
 def written(target, layout, kind):
     """Tensors of a file under DeepSpec's names, random, and what is stored beside them."""
     width = len(IDS) if layout == "speculators" else 64
-    drafter = build(target, kind, target_layer_ids=[0, 2], enable_confidence_head=layout != "specforge")
+    told = {"zlab": WINDOWS | {"sliding_window_non_causal": True}}.get(layout, {})
+    told |= {} if kind == "selector" else {"enable_confidence_head": layout != "specforge"}
+    told.pop("use_sliding_window", None)
+    drafter = build(target, kind, target_layer_ids=[0, 2], **told)
     tensors = {name: tensor.float() for name, tensor in drafter.state_dict().items()}
-    tensors["markov_head.markov_w2.weight"] = torch.randn(width, RANK)
+    if kind != "selector":
+        tensors["markov_head.markov_w2.weight"] = torch.randn(width, RANK)
     beside = {}
     if layout in ("deepspec", "speculators"):
         beside = {"embed_tokens.weight": torch.zeros(64, HIDDEN), "lm_head.weight": torch.zeros(width, HIDDEN)}
@@ -84,17 +99,20 @@ def written(target, layout, kind):
     return tensors, beside
 
 
-@pytest.mark.parametrize(("order", "kind"), [(None, "vanilla"), (True, "rnn"), (False, "gated"), (False, "rnn")])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_files_of_others_draft_as_their_formulas_say(tiny_qwen3, tmp_path, layout, order, kind):
+@pytest.mark.parametrize(("layout", "kind", "order"), CASES)
+def test_files_of_others_draft_as_their_formulas_say(tiny_qwen3, tmp_path, layout, kind, order):
     tensors, beside = written(tiny_qwen3, layout, kind)
     theirs = tensors
     if layout == "model_optimizer":
         theirs = dict(tensors)
         for ours, their in TOP.items():
             theirs = {name.replace(ours, their): tensor for name, tensor in theirs.items()}
-    place = "dflash_config." if "dflash_config" in LAYOUTS[layout] else ""
-    stored = changed(LAYOUTS[layout], {f"{place}markov_head_type": kind})
+    stored = (LAYOUTS | SELECTING)[layout]
+    place = "dflash_config." if "dflash_config" in stored else ""
+    if kind == "selector":
+        theirs = {name.replace("codebook.weight", "codebook"): tensor for name, tensor in tensors.items()}
+    else:
+        stored = changed(stored, {f"{place}markov_head_type": kind})
     if order is not None:
         stored = stored | {"sample_from_anchor": order}
         if place:
@@ -107,9 +125,11 @@ def test_files_of_others_draft_as_their_formulas_say(tiny_qwen3, tmp_path, layou
     drafter = DominoDraftModel.from_pretrained(
         tmp_path, draft_pool_size=None, draft_tree_size=None, dtype=torch.float32
     )
-    assert (drafter.config.projector_type, drafter.config.markov_head_type) == ("dspark", kind)
-    assert drafter.config.shift_label is (order is not False)  # all of them are trained so where nothing is said
-    assert drafter.config.num_draft_tokens == (3 if order is False else 4)
+    config, is_next = drafter.config, kind != "selector" if order is None else order  # as all of them are trained
+    told = NESTED if layout == "zlab" else SIZES if kind == "selector" else {"markov_head_type": kind}
+    assert told.items() <= config.to_dict().items()
+    assert config.projector_type == ("dflash2" if kind == "selector" else "dspark")
+    assert (config.shift_label, config.num_draft_tokens) == (is_next, 4 if is_next else 3)
     assert drafter.state_dict().keys() == tensors.keys()
     with proposed() as rounds:
         text = tiny_qwen3.generate(PROMPT, assistant_model=drafter, **GREEDY)
@@ -118,6 +138,15 @@ def test_files_of_others_draft_as_their_formulas_say(tiny_qwen3, tmp_path, layou
     assert len(rounds) > 8
     for _, ids, proposals in rounds[::5]:
         assert proposals == reference.chain(ids, None, len(proposals))
+
+
+@pytest.mark.parametrize("field", ["selector_rank", "selector_top_k", "conv_kernel_size"])
+def test_what_a_selector_does_not_tell_is_named(tiny_qwen3, tmp_path, field):
+    tensors, _ = written(tiny_qwen3, "zlab", "selector")
+    write_checkpoint(tmp_path, changed(ZLAB, {f"dflash_config.{field}": None}), tensors)
+    said = r"also layers.0.attention_conv" if field == "conv_kernel_size" else rf"{field} in .* must be given"
+    with pytest.raises(ValueError, match=said):
+        DominoDraftModel.from_pretrained(tmp_path)
 
 
 def test_a_confidence_head_of_other_width_and_a_rank_of_0_are_named(tiny_qwen3, tmp_path):

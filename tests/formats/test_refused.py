@@ -171,7 +171,6 @@ KINDS = {
     ],
     "EAGLE, not EAGLE-3": [{"architectures": ["LlamaForCausalLMEagle"]}, {"speculators_model_type": "eagle"}],
     "Medusa with lm_heads of its own": [{"model_type": "medusa", "medusa_num_heads": 4}],
-    "DFlash 2": [{"architectures": ["DFlash2DraftModel"], "dflash_config": {"selector_rank": 256}}],
     "DSpark in another layout": [
         {"architectures": ["Qwen3DSparkModel"]},
         {"architectures": ["Qwen3DSparkModel"], "markov_rank": 0, "enable_confidence_head": True},

@@ -171,10 +171,12 @@ def test_the_order_of_a_block_is_read_by_each_of_its_names_in_each_place(stored,
         assert read(bare | {name: value, SECTION: nested | dict.fromkeys(ORDERS, value)}).shift_label is value
 
 
-@pytest.mark.parametrize("stored", [DFLASH, SPECULATORS_DFLASH])
-def test_scales_of_one_are_no_reason_to_refuse(stored):
-    nested = {"output_multiplier": 1.0, "input_embedding_scale": 1, "final_logit_softcapping": None, "causal": False}
-    assert read(stored | {SECTION: stored.get(SECTION, {}) | nested}).projector_type == "dflash"
+@pytest.mark.parametrize("stored", [DFLASH, SPECULATORS_DFLASH, MUSE_GLIMMER])
+def test_scales_of_plain_dflash_are_read(stored):
+    nested = {"output_multiplier": 0.5, "input_embedding_scale": 1, "final_logit_softcapping": 0.0, "causal": False}
+    config = read(stored | {SECTION: stored.get(SECTION, {}) | nested})
+    assert (config.projector_type, config.output_multiplier, config.input_embedding_scale) == ("dflash", 0.5, 1)
+    assert config.final_logit_softcapping is None
 
 
 def test_deepspecs_dflash_is_dflash_and_begins_behind_the_anchor():
@@ -263,11 +265,27 @@ def test_the_last_layers_state_is_read_after_the_final_norm(tiny_qwen3, last_lay
 
 
 @pytest.mark.parametrize("stored", [DFLASH, SPECULATORS_DFLASH, MUSE_GLIMMER], ids=["dflash", "speculators", "muse"])
-@pytest.mark.parametrize("field", ["causal", "is_causal", "attention_sink_bias", "output_multiplier"])
+@pytest.mark.parametrize("field", ["causal", "is_causal", "attention_sink_bias"])
 def test_what_is_not_done_here_is_refused_in_every_layout_and_place(stored, field):
     for said in ({field: 0.5}, {"dflash_config": stored.get("dflash_config", {}) | {field: 0.5}}):
         with pytest.raises(ValueError, match=f"{field} .* must be .*, got 0.5"):
             interpret(stored | said)
+    nested = SPECULATORS_DFLASH["transformer_layer_config"] | {"final_logit_softcapping": 30.0}
+    with pytest.raises(ValueError, match=r"final_logit_softcapping .* must be False, got 30.0"):
+        interpret(SPECULATORS_DFLASH | {"transformer_layer_config": nested})
+
+
+def test_what_dflash_2_leaves_out_is_what_its_trainer_always_does_or_is_named():
+    windows = {"layer_types": ["sliding_attention"] * 5, "sliding_window": 64, "use_sliding_window": True}
+    nested = SPECULATORS_DFLASH["transformer_layer_config"] | windows
+    told = {"speculators_model_type": "dflash2", "transformer_layer_config": nested}
+    config = read(SPECULATORS_DFLASH | told)
+    assert (config.projector_type, config.shift_label, config.sliding_window_non_causal) == ("dflash2", False, True)
+    assert (config.conv_kernel_size, config.conv_group_size, config.selector_rank) == (2, 16, 256)
+    assert config.selector_top_k == config.draft_pool_size == 16
+    for name in ("DFlash2DraftModel", "Qwen3DFlash2DraftModel"):  # of z-lab and Automodel
+        with pytest.raises(ValueError, match=r"selector_rank in .* must be given"):
+            read(DFLASH | {"architectures": [name]})
 
 
 def test_transformers_own_drafter_says_its_order_by_the_same_names():

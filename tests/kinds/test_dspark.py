@@ -56,15 +56,19 @@ def test_other_ways_to_draft_write_plain_text(wide):
     assert torch.equal(generate(wide, drafter, ids, past_key_values=first.past_key_values), generate(wide, None, ids))
 
 
-def test_a_fresh_one_drafts_as_dflash_does(tiny_qwen3):
-    config = DominoConfig.for_target(tiny_qwen3.config, projector_type="dspark", mask_token_id=MASK)
+@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+def test_a_fresh_one_drafts_as_dflash_does(tiny_qwen3, kind):
+    config = DominoConfig.for_target(tiny_qwen3.config, projector_type=kind, mask_token_id=MASK)
     drafter = DominoDraftModel(config).eval()
-    assert config.markov_rank == 16
-    rounds = [
-        explain_round(one, tiny_qwen3, PROMPTS[0][None]) for one in (drafter, drafter.view(projector_type="dflash"))
-    ]
+    assert config.markov_rank == config.selector_rank == 16
+    plain = drafter.view(projector_type="dflash", conv_kernel_size=None)
+    rounds = [explain_round(one, tiny_qwen3, PROMPTS[0][None]) for one in (drafter, plain)]
     assert torch.equal(rounds[0].proposals, rounds[1].proposals)
-    assert torch.equal(rounds[0].corrected_probs, rounds[0].base_probs)
+    assert torch.equal(rounds[0].base_probs, rounds[1].base_probs)
+    kept = rounds[0].corrected_probs > 0
+    assert set(kept.sum(dim=-1).tolist()) == {16 if kind == "dflash2" else 64}
+    law = rounds[0].base_probs * kept
+    torch.testing.assert_close(rounds[0].corrected_probs, law / law.sum(dim=-1, keepdim=True))
     assert rounds[0].confidences is None
 
 
@@ -104,7 +108,12 @@ def test_what_it_cannot_do_is_refused_by_name(wide, tmp_path):
     drafter = build(wide)
     with pytest.raises(ValueError, match="drafter's kind with export must be"):
         drafter.export(tmp_path / "out")
+    for told in ({"conv_kernel_size": 2}, {"output_multiplier": 0.5}):
+        with pytest.raises(ValueError, match=f"{next(iter(told))} of a drafter for engines must be None"):
+            build_drafter(wide, **told).export(tmp_path / "out")
     for fields, said in (
+        ({"conv_kernel_size": 17}, r"conv_kernel_size must be in \[1, 16\]"),
+        ({"conv_kernel_size": 2, "conv_group_size": 24}, "conv_group_size must be a divisor of 4096, got 24"),
         ({"markov_head_type": "other"}, "markov_head_type must be one of"),
         ({"markov_rank": 0}, "markov_rank must be in"),
         ({"pure_draft_prefix_len": 1}, "pure_draft_prefix_len of a DSpark drafter must be 0"),

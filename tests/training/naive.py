@@ -38,7 +38,7 @@ def naive_positions(drafter, target, batch, weight):
                     continue
                 base = corrected = (drafter.lm_head.weight if config.own_lm_head else weight) @ z[k]
                 if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
-                    correction = _markov if config.projector_type == "dspark" else _domino
+                    correction = {"dspark": _markov, "dflash2": _selector}.get(config.projector_type, _domino)
                     corrected = base + correction(drafter, target, ids[row, anchor:position], z[first : k + 1])
                 law = weight @ hidden[-1][row, position - 1]
                 yield (row, anchor), k, base, corrected, law, int(ids[row, position])
@@ -63,6 +63,12 @@ def _markov(drafter, target, tokens, z):
             gate, candidate, read = head.joint_proj(torch.cat((state, read, h))).chunk(3)
             state, read = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh(), read.tanh()
     return head.markov_w2(read)
+
+
+def _selector(drafter, target, tokens, z):
+    """What DFlash 2's selector adds, to the scores of all tokens."""
+    of = drafter.candidate_selector
+    return of.successor_codebook(of.predecessor_codebook.weight[tokens[-1]] * of.hidden_projection(z[-1]))
 
 
 def _along(drafter, target, ids, context, anchor):

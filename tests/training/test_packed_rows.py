@@ -20,7 +20,7 @@ from hf_domino.training.scale.packing_probe import check_no_leaks
 
 LENGTHS = (18, 30, 9, 25, 14, 22, 7, 11)
 MAX_LENGTH = 48
-SUM_TOL = {"rtol": 1e-4, "atol": 1e-5}  # fp32 sums in another order
+SUM_TOL = {"rtol": 1e-4, "atol": 3e-5}  # fp32 sums in another order
 WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
 
 
@@ -43,7 +43,7 @@ def shifted(anchors, packed, rows):
 
 
 @pytest.mark.parametrize("limit", [0, side_by_side.MAX_DENSE_SCORES])
-@pytest.mark.parametrize("kind", [{"shift_label": False}, WINDOWED])
+@pytest.mark.parametrize("kind", [{"shift_label": False}, WINDOWED | {"conv_kernel_size": 3}])
 def test_losses_and_gradients_of_the_same_rows_alone(kind, limit, target, make_trainer, rows, monkeypatch):
     monkeypatch.setattr(side_by_side, "MAX_DENSE_SCORES", limit)
     packed, results = PackedRows(rows, MAX_LENGTH), []

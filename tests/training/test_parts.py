@@ -105,11 +105,18 @@ def test_a_dflash_drafter_is_given_a_head_by_the_command(start, train, tmp_path)
     assert all(of_head(name) and weight.any() for name, weight in own.items())
 
 
-def test_a_drafter_goes_on_with_longer_blocks(start, train, tmp_path):
-    assert train(start | {"block_size": 6, "learning_rate": 0.0}) == 0
+def test_a_drafter_goes_on_with_longer_blocks_and_convolutions(start, train, tmp_path, capsys):
+    assert train(start | {"block_size": 6, "conv_kernel_size": 2, "learning_rate": 0.0}) == 0
     drafter, before = (DominoDraftModel.from_pretrained(tmp_path / name) for name in ("run", "dflash"))
     assert (drafter.config.block_size, before.config.block_size) == (6, 4)
-    torch.testing.assert_close(drafter.state_dict(), before.state_dict(), rtol=0, atol=0)
+    own = drafter.state_dict()
+    for name, weight in before.state_dict().items():
+        assert torch.equal(own.pop(name), weight)
+    assert len(own) == 4 * len(drafter.layers)
+    assert sum(bool(weight.any()) for weight in own.values()) == 2 * len(drafter.layers)  # kernels of the identity
+    again = {"drafter": str(tmp_path / "run"), "output_dir": str(tmp_path / "again"), "conv_kernel_size": 3}
+    assert train(start | again) == 2
+    assert "conv_kernel_size of the drafter must be 2, got 3" in capsys.readouterr().err
 
 
 def test_lora_by_the_command(start, train, tmp_path):

@@ -37,6 +37,7 @@ def logged(trainer, name: str) -> list[float]:
         ({"shift_label": True, "pure_draft_prefix_len": 1}, 0.6),
         ({"projector_type": "dflash"}, 0.6),
         ({"projector_type": "dspark"}, 0.6),
+        ({"projector_type": "dflash2"}, 0.6),
         ({"projector_type": "medusa"}, 0.85),  # a matrix for each position, on one state
         ({"projector_type": "eagle3"}, 0.6),
     ],

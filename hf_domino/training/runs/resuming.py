@@ -19,6 +19,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import TARGET_FILE
 from hf_domino.kinds import KINDS
+from hf_domino.kinds.kind import HEAD_FIELDS, OF_BLOCKS
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import KEPT, RECORDED
@@ -28,16 +29,9 @@ from hf_domino.training.scale.placing import files_digest
 RUN_FILE, CONFIG_FILE = "run.json", "config.json"
 SHAPE = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("head_dim", "vocab_size", "block_size", "mask_token_id", "target_layer_ids", "projector_type", "emb_dim"),
-    *(
-        "gru_hidden_dim",
-        "markov_rank",
-        "markov_head_type",
-        "pure_draft_prefix_len",
-        "shift_label",
-        "layer_types",
-        "sliding_window",
-    ),
+    *("head_dim", "vocab_size", "block_size", "mask_token_id", "target_layer_ids", "projector_type"),
+    *("pure_draft_prefix_len", "shift_label", "layer_types", "sliding_window", "conv_group_size"),
+    *(*HEAD_FIELDS, *OF_BLOCKS),
     *("sliding_window_non_causal", "draft_vocab_size", "hidden_act", "rms_norm_eps", "rope_parameters"),
     *KINDS["eagle3"].own,
 )

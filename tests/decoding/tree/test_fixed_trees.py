@@ -67,7 +67,7 @@ def test_recorded_rounds_write_plain_text(model_type, law):
             LAWS,
             [
                 *({"projector_type": "dspark", "markov_head_type": "rnn"}, {"projector_type": "dflash"}),
-                *({"draft_pool_size": None}, {"shift_label": True}),
+                *({"draft_pool_size": None}, {"projector_type": "dflash2", "shift_label": True}),
             ],
             strict=True,
         )

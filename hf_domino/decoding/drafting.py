@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.lanes import Lanes, Listener, SteppingLanes, pool_size
 from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import Listener, rollout
+from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree.form import Tree, along
-from hf_domino.decoding.tree.growing import Grown, grow, grow_tree
-from hf_domino.decoding.tree.lanes import SteppingLanes, pool_size
+from hf_domino.decoding.tree.growing import grow, grow_tree
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.kinds.context import ContextCache
@@ -132,23 +132,22 @@ class DraftSession:
         with self.timer.phase("draft"):
             draft_hidden = self._draft(anchors, prefixes.endings)
         with self.timer.phase("rollout"):
-            noise = noise[:, :count] if isinstance(noise, torch.Tensor) else noise
             if (lanes := self._lanes(draft_hidden, prefixes, noise, count, is_tree=False)) is not None:
                 return lanes.chain(listener)
             return self._choose(draft_hidden[:, :count], prefixes, noise, listener)
 
-    def grow(self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, **options: Any) -> Grown:
+    def grow(self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, **options: Any) -> Tree:
         """Draft trees with at most so many tokens on a path; options are those of `grow_tree`."""
         with self.timer.phase("draft"):
             draft_hidden = self._draft(prefixes.last(), prefixes.endings)[:, :most]
         with self.timer.phase("rollout"):
             if (lanes := self._lanes(draft_hidden, prefixes, noise, most, is_tree=True)) is not None:
-                return grow(lanes, prefixes, self.law, **options)
+                return grow(lanes, self.law, **options)
             return self._grow(draft_hidden, prefixes, noise, **options)
 
     def _lanes(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, most: int, is_tree: bool
-    ) -> SteppingLanes | None:
+    ) -> Lanes | None:
         """Lanes behind the anchors, where drafts read each other."""
         branches = self.drafter.kind.branches(self.target, draft_hidden, self._anchors, self._cache)
         if branches is None:
@@ -156,9 +155,7 @@ class DraftSession:
         size = pool_size(self.drafter, self.law, is_tree)
         return SteppingLanes(self.drafter, self.target, draft_hidden, branches, prefixes, self.law, noise, most, size)
 
-    def _grow(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any
-    ) -> Grown:
+    def _grow(self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any) -> Tree:
         return grow_tree(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, **options)
 
     def _choose(

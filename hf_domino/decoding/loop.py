@@ -218,8 +218,7 @@ class _Generation:
         if size is None:
             return Tree(self.proposer.propose(prefixes, plan.length, noise, self.rule.listener))
         assert noise is None or isinstance(noise, torch.Tensor), "a tree is drafted with the noise of its steps"
-        grown = self.proposer.grow(prefixes, plan.length, noise, num_nodes=size, least_chance=plan.least_chance)
-        return grown.tree
+        return self.proposer.grow(prefixes, plan.length, noise, num_nodes=size, least_chance=plan.least_chance)
 
     def _commit(self, plan: Plan, proposals: Tree, logits: torch.Tensor, verification: Verification) -> Outcome:
         """Append to the texts what was accepted of all positions together."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -52,14 +51,10 @@ class Prefixes:
         """Tokens of each row, `[B, 1]` beside the ids."""
         return self.per_row(self.lengths)
 
-    def where(self, acts_at: Callable[[Any], Any]) -> torch.Tensor | None:
-        """Which rows are of a length that something is done at, `[B, 1]` bool; None where the host knows of none.
-
-        Args:
-            acts_at (`Callable`): Says so of a length, an `int`, or of each in a tensor.
-        """
-        acts = [acts_at(length) for length in self.lengths]
-        return self.per_row(acts) if any(acts) else None
+    def within(self, lengths: range, bounds: torch.Tensor | None) -> torch.Tensor | None:
+        """Which rows are of some lengths, `[B, 1]` bool, by their bounds `[2]` on the device; None for surely none."""
+        are = [length in lengths for length in self.lengths]
+        return self.per_row(are) if any(are) else None
 
     def last(self) -> torch.Tensor:
         """The last token of each row, `[B, 1]`."""
@@ -157,9 +152,10 @@ class UnreadPrefixes(Prefixes):
         """All columns."""
         return self.ids.shape[1]
 
-    def where(self, acts_at: Callable[[Any], Any]) -> torch.Tensor | None:
-        """Which rows are of a length that something is done at, `[B, 1]` bool."""
-        return acts_at(self.ends)
+    def within(self, lengths: range, bounds: torch.Tensor | None) -> torch.Tensor | None:
+        """Which rows are of some lengths, `[B, 1]` bool."""
+        first, end = (lengths.start, lengths.stop) if bounds is None else bounds
+        return (first <= self.ends) & (self.ends < end)
 
     def _behind(self, ids: Callable[[], torch.Tensor], count: int, first: int = 0, step: int = 0) -> Prefixes:
         more = first + step * torch.arange(count, device=self.ends.device)

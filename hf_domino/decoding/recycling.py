@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.lanes import Lanes
 from hf_domino.decoding.noise.steps import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.tree.lanes import SteppingLanes
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.recycling import learn
 
@@ -39,16 +39,16 @@ class RecyclingSession(DraftSession):
 
     def _lanes(
         self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, most: int, is_tree: bool
-    ) -> SteppingLanes:
-        return SuccessorLanes(self.drafter, prefixes.last(), noise, self.law.temperature, most)
+    ) -> Lanes:
+        return SuccessorLanes(self.drafter, prefixes, noise, self.law.temperature, most)
 
 
-class SuccessorLanes(SteppingLanes):
+class SuccessorLanes(Lanes):
     """Lanes whose candidates are the likeliest successors of their last tokens, as the target gave them last.
 
     Args:
         drafter ([`DominoDraftModel`]): Has the table.
-        anchors (`torch.Tensor`): `[B, 1]`.
+        prefixes ([`Prefixes`]): Tokens so far of the B rows.
         noise (`torch.Tensor`, *optional*): What tokens are drawn with, `[B, C, V]` or of more positions.
         temperature (`float`): Which they are drawn at.
         num_depths (`int`): How deep to go (C).
@@ -57,20 +57,21 @@ class SuccessorLanes(SteppingLanes):
     def __init__(
         self,
         drafter: DominoDraftModel,
-        anchors: torch.Tensor,
+        prefixes: Prefixes,
         noise: DraftNoise | None,
         temperature: float,
         num_depths: int,
     ):
-        self._drafter, self._temperature, self.num_depths = drafter, temperature, num_depths
-        self._tokens, self._noise, self._own = anchors, noise if isinstance(noise, torch.Tensor) else None, None
+        super().__init__(prefixes, num_depths, None)
+        self._drafter, self._temperature = drafter, temperature
+        self._tokens, self._noise = prefixes.last(), noise if isinstance(noise, torch.Tensor) else None
 
-    def advance(self, lanes: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Go on with lanes, each by a token `[B, L']`, which is all that counts."""
+    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
+        """See [`Lanes`]; the last tokens are all that counts."""
         self._tokens = tokens
 
-    def _candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """See [`SteppingLanes`]. Of logits processors, these scores follow the temperature alone."""
+    def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """See [`Lanes`]. Of logits processors, these scores follow the temperature alone."""
         token_ids, noise = self._drafter.successors[self._tokens], None
         if self._noise is not None:
             noise = self._noise[:, depth].gather(1, token_ids.flatten(1)).view(token_ids.shape)

@@ -23,9 +23,9 @@ from __future__ import annotations
 import torch
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.decoding.lanes import Listener
 from hf_domino.decoding.noise.steps import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.verification import Rule, Verification, check_drawn
@@ -62,11 +62,9 @@ class ResidualRule(Rule):
         """Keeps the law of each proposal, where they are drawn."""
         return None if self.draft_noise is None else self._keep
 
-    def _keep(self, scores: torch.Tensor, candidates: torch.Tensor | None) -> None:
-        if candidates is not None:  # no other can be drawn
-            nowhere = scores.new_full((len(scores), self._vocab_size), -torch.inf)
-            scores = nowhere.scatter(1, candidates, scores)
-        self._laws.append(scores)
+    def _keep(self, scores: torch.Tensor, candidates: torch.Tensor) -> None:
+        nowhere = scores.new_full((len(scores), self._vocab_size), -torch.inf)  # no other token can be drawn
+        self._laws.append(nowhere.scatter(1, candidates, scores))
 
     def verify(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> Verification:
         """See [`Rule`]; the proposals are a chain."""

@@ -7,9 +7,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 import domino_kernels
 from domino_kernels import dispatch
-from hf_domino.decoding.correcting.fused import fits_kernels
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
+from hf_domino.decoding.rollout import fits_kernels, rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target.view import TargetModel
 

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors.scores import CandidateScores, Scores
-from hf_domino.decoding.processors.stock import CHECKS_LAW, PREFIX_FREE
+from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.scores import CandidateScores, Scores
 
 LIFTED_SHARE = 4  # at most one of so many candidates is there for what a processor may do
 

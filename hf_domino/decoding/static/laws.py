@@ -17,8 +17,7 @@ import torch
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatten
 
 from hf_domino.decoding.prefixes import Prefixes, UnreadPrefixes
-from hf_domino.decoding.processors.effects import Effect
-from hf_domino.decoding.processors.stock import CHECKS_LAW, PREFIX_FREE
+from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE, Effect
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.tree.form import Tree

@@ -17,16 +17,17 @@ import torch
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.lanes import Listener
 from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import Listener, rollout
+from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree.form import Tree, along
-from hf_domino.decoding.tree.growing import Grown, grow_tree
+from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.decoding.tree.masks import tree_inputs
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
@@ -226,18 +227,15 @@ class StaticDraftSession(DraftSession):
     def _rollout(
         self, law: TokenLaw, prefixes: Prefixes, draft_hidden: torch.Tensor, noise: torch.Tensor | None
     ) -> torch.Tensor:
-        return rollout(self.drafter, self.target, draft_hidden, prefixes, law, noise, is_fixed=True)
+        return rollout(self.drafter, self.target, draft_hidden, prefixes, law, noise)
 
-    def _grow(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any
-    ) -> Grown:
+    def _grow(self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any) -> Tree:
         """Grow trees that always have as many nodes."""
-        grown = self._law.run("grow", self._tree, prefixes, draft_hidden, noise, options["num_nodes"])
         # A tree keeps what it has worked out, and the stage's own is written over.
-        return replace(grown, tree=replace(grown.tree))
+        return replace(self._law.run("grow", self._tree, prefixes, draft_hidden, noise, options["num_nodes"]))
 
     def _tree(
         self, law: TokenLaw, prefixes: Prefixes, draft_hidden: torch.Tensor, noise: torch.Tensor | None, num_nodes: int
-    ) -> Grown:
-        grown = partial(grow_tree, num_nodes=num_nodes, ends=self._ends, is_fixed=True)
+    ) -> Tree:
+        grown = partial(grow_tree, num_nodes=num_nodes, ends=self._ends)
         return grown(self.drafter, self.target, draft_hidden, prefixes, law, noise)

@@ -30,11 +30,13 @@ class Tree:
         parents (`torch.Tensor`, *optional*): The position of each node's parent, `[B, N]` in `[0, n]`; None for a
             chain, in which the parent of node n stands at n.
         longest (`int`, *optional*): Nodes of the longest path that there can be (C); defaults to N.
+        chances (`torch.Tensor`, *optional*): That each is accepted with all before it, `[B, N]`, as the drafter has it.
     """
 
     tokens: torch.Tensor
     parents: torch.Tensor | None = None
     longest: int | None = None
+    chances: torch.Tensor | None = None
 
     @property
     def num_nodes(self) -> int:

@@ -15,9 +15,8 @@ from transformers.cache_utils import DynamicCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION, unalignable
-from hf_domino.decoding.correcting.candidates import fits_pool
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.rollout import EXACT_POOL_SIZE
+from hf_domino.decoding.lanes import pool_size
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.tree.form import Tree
 from hf_domino.decoding.tree.masks import tree_inputs
@@ -45,10 +44,10 @@ def why_chain(runner: TargetRunner, session: DraftSession, rule: Rule) -> str | 
         session ([`DraftSession`]): Drafts.
         rule ([`Rule`]): Accepts proposals.
     """
-    config, text = session.drafter.config, runner.target.text_config
+    text = runner.target.text_config
     if rule.why_chain is not None:
         return rule.why_chain
-    if not fits_pool(session.law, config.draft_pool_size or EXACT_POOL_SIZE):
+    if pool_size(session.drafter, session.law, is_tree=True) is None:
         return "logits processors that look at all tokens"
     if runner.kwargs.get("position_ids") is None:
         return "the target is not told positions"

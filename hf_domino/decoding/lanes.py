@@ -1,0 +1,269 @@
+"""Lanes: paths that are drafted side by side, depth by depth; a chain is drafted in one.
+
+A drafter's correction head adds W2 activate(part, state) to the base logits of a depth, where the state of a lane has
+read the anchor and the lane's tokens; the block is never run again. Or drafts read each other, and the drafter makes
+logits of each lane. Either way tokens are chosen among the likeliest candidates of a depth where the draft law allows
+it, else among all that are drafted.
+
+Shapes: B rows, L lanes of each, M candidates of a depth, C depths, G width of the prefix state, R low rank, H hidden
+size, V tokens of the target, D of the draft vocabulary, which is V without one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from domino_kernels import advance_lanes, correct_lanes
+from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
+from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.sampling import TokenLaw, choose
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.kind import Branches
+from hf_domino.target.view import TargetModel
+
+# Told of each proposal in turn: the scores of its candidates, and their ids, `[B, M]` both.
+Listener = Callable[[torch.Tensor, torch.Tensor], None]
+AnyNoise = TypeVar("AnyNoise", torch.Tensor | None, DraftNoise | None)
+SHARPNESS = 1.2  # alpha, the scale of the draft law's scores: a target is a little surer than its drafter
+EXACT_POOL_SIZE = 128  # candidates of a tree's depth where chains are chosen from the whole vocabulary
+FORESEEN = 2  # likeliest tokens of every depth whose input products are computed together
+
+
+class Lanes(ABC):
+    """Paths behind the anchors, at first one of no tokens for each row.
+
+    Args:
+        prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
+        num_depths (`int`): How deep to go (C).
+        noise (`torch.Tensor` or [`OwnNoise`], *optional*): What tokens are drawn with.
+    """
+
+    def __init__(self, prefixes: Prefixes, num_depths: int, noise: DraftNoise | None):
+        self.prefixes, self.num_depths = prefixes, num_depths
+        self.texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
+        self._own = noise if isinstance(noise, OwnNoise) else None
+
+    @abstractmethod
+    def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """Scores of each lane's candidates `[B, L, M]`, the noise they share, and their ids, alike or `[B, 1, M]`."""
+
+    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
+        """Go on with lanes behind these `[B, L']`, each by a token `[B, L']`; without these behind the only one."""
+        texts = self.texts if lanes is None else _taken(self.texts, lanes)
+        self.texts = torch.cat((texts, tokens[..., None]), dim=2)
+
+    def children(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chances `[B, L, M]` that candidates win under their noise, none where all are forbidden; and their ids."""
+        scores, noise, token_ids = self.candidates(depth)
+        raced = SHARPNESS * scores
+        return (raced if noise is None else raced - noise.log()).softmax(dim=-1).nan_to_num(0.0), token_ids
+
+    def chain(self, listener: Listener | None = None) -> torch.Tensor:
+        """Choose one token behind the other, in one lane: ids `[B, C]`."""
+        tokens = list[torch.Tensor]()
+        for depth in range(self.num_depths):
+            if tokens:
+                self.advance(tokens[-1])
+            scores, noise, token_ids = self.candidates(depth)  # [B, 1, M]
+            noise = noise if self._own is None else self._own.like(scores)
+            tokens.append(token_ids.gather(2, choose(scores, noise)[..., None])[..., 0])
+            if listener is not None:
+                listener(scores[:, 0], token_ids[:, 0])
+        return torch.cat(tokens, dim=1)
+
+    def _seen(self) -> Prefixes:
+        """The text of each lane so far."""
+        return self.prefixes.lanes(self.texts.shape[1]).along(self.texts.flatten(0, 1), 1)
+
+
+class DominoLanes(Lanes):
+    """Scores of lanes by the backbone's base logits and the correction head, if there is one.
+
+    Args:
+        drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
+        target ([`TargetModel`]): Gives embeddings.
+        draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, C, H]`.
+        base_logits (`torch.Tensor`): `[B, C, D]`.
+        prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
+        law ([`TokenLaw`]): What drafts are chosen from.
+        noise (`torch.Tensor` or [`OwnNoise`], *optional*): What they are drawn with, `[B, C, D]`, or nobody else's.
+        table ([`InputTable`], *optional*): Input products to use and to add to.
+        size (`int`, *optional*): Candidates of a depth (M); None for all tokens.
+        is_fused (`bool`, *optional*, defaults to `False`): Whether kernels advance and correct lanes.
+    """
+
+    def __init__(
+        self,
+        drafter: DominoDraftModel,
+        target: TargetModel,
+        draft_hidden: torch.Tensor,
+        base_logits: torch.Tensor,
+        prefixes: Prefixes,
+        law: TokenLaw,
+        noise: DraftNoise | None = None,
+        table: InputTable | None = None,
+        size: int | None = None,
+        is_fused: bool = False,
+    ):
+        super().__init__(prefixes, base_logits.shape[1], noise)
+        self._law, self._noise = law, noise if isinstance(noise, torch.Tensor) else None
+        self._target, self._table, self._head = target, table, drafter.head
+        self._pool, self._logits = None, base_logits  # [B, C, M]
+        if size is not None and size < base_logits.shape[2]:
+            self._pool = CandidatePool(base_logits, size, law, prefixes, self._noise)
+            self._logits = self._pool.logits
+        self._is_fused = is_fused and self._pool is not None
+        if (head := self._head) is not None:
+            self._first_corrected = drafter.config.pure_draft_prefix_len
+            self._parts = head.project_hidden(draft_hidden)  # [B, C, ...], once
+            self._rows = None if self._pool is None else head.rows(self._pool.columns)  # [B, C, M, R]
+            if table is not None and self._pool is not None:
+                likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
+                table.add([*prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
+            self._states = self._read(prefixes.last(), head.initial_state(len(draft_hidden))[:, None])  # [B, L, G]
+
+    def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """See [`Lanes`]."""
+        logits, pool = self._corrected(depth), self._pool
+        noise = None if self._noise is None else self._noise[:, depth, None]
+        if pool is None:
+            columns = torch.arange(logits.shape[2], device=logits.device)
+            token_ids = self._law.vocabulary.ids(columns).expand(len(logits), 1, -1)
+            return self._law.scores_behind(self._seen, self.prefixes, logits), noise, token_ids
+        noise = None if noise is None else noise.gather(2, pool.columns[:, depth, None])
+        scores = pool.scores(logits.flatten(0, 1), self.texts.flatten(0, 1)).view(logits.shape)
+        return scores, noise, pool.token_ids[:, depth, None]
+
+    def _corrected(self, depth: int) -> torch.Tensor:
+        """Logits `[B, L, M]` of the candidates behind each lane."""
+        logits, head = self._logits[:, depth, None], self._head
+        if head is not None and depth >= self._first_corrected:
+            rows = None if self._rows is None else self._rows[:, depth]
+            if self._is_fused and self._pool is not None:
+                up_weight, state_part = head.up.weight, head.projection.project_state(self._states)
+                columns = self._pool.columns[:, depth]
+                logits = correct_lanes(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
+            else:
+                activated = head.activate(self._parts[:, depth, None], self._states)  # [B, L, R]
+                logits = logits + head.expand(activated, rows).to(logits)
+        return logits.expand(-1, self.texts.shape[1], -1)
+
+    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
+        """See [`Lanes`]."""
+        super().advance(tokens, lanes)
+        if self._head is None:
+            return
+        lanes = None if lanes is None else lanes.to(self._states.device)
+        if self._is_fused and lanes is not None:
+            gru = self._head.gru
+            products = gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]
+            self._states = advance_lanes(products, self._states, lanes, gru.weight_hh_l0)
+        else:
+            self._states = self._read(tokens, self._states if lanes is None else _taken(self._states, lanes))
+
+    def _read(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Read the tokens `[B, L]` that the texts of lanes end with, behind states before these `[B, L, G]`."""
+        assert self._head is not None
+        token_ids, before = tokens.flatten(), states.flatten(0, 1)
+        if self._table is not None:
+            return self._head.gru.advance(self._table.rows(token_ids.tolist()), before).view(*states.shape)
+        part = self._parts[:, self.texts.shape[2], None].expand(-1, states.shape[1], -1).flatten(0, 1)
+        return self._head.step(self._target, token_ids, before, part).view(*states.shape)
+
+
+class SteppingLanes(Lanes):
+    """Scores of lanes that each have a law of their own, which has read what they drafted.
+
+    Args:
+        drafter ([`DominoDraftModel`]): Makes logits.
+        target ([`TargetModel`]): For lm_head.
+        hidden (`torch.Tensor`): Draft hidden states behind the anchors, `[B, 1, H]`.
+        branches ([`Branches`]): Those behind what is chosen.
+        prefixes ([`Prefixes`]): The tokens so far of the B rows, the anchor last.
+        law ([`TokenLaw`]): What drafts are chosen from.
+        noise (`torch.Tensor` or [`OwnNoise`], *optional*): `[B, C, V]` or of more positions, or nobody else's.
+        num_depths (`int`): How deep to go (C).
+        size (`int`, *optional*): Candidates of a lane (M); None for all tokens.
+    """
+
+    def __init__(
+        self,
+        drafter: DominoDraftModel,
+        target: TargetModel,
+        hidden: torch.Tensor,
+        branches: Branches,
+        prefixes: Prefixes,
+        law: TokenLaw,
+        noise: DraftNoise | None,
+        num_depths: int,
+        size: int | None,
+    ):
+        super().__init__(prefixes, num_depths, noise)
+        self._drafter, self._target, self._hidden, self._branches = drafter, target, hidden, branches
+        self._law, self._size = law.over(drafter.vocabulary), size
+        self._noise = drafter.vocabulary.gather(noise[:, :num_depths]) if isinstance(noise, torch.Tensor) else None
+
+    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
+        """See [`Lanes`]."""
+        super().advance(tokens, lanes)
+        self._hidden = self._branches.advance(torch.zeros_like(tokens) if lanes is None else lanes, tokens)
+
+    def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """See [`Lanes`]."""
+        num_rows, num_lanes, _ = self.texts.shape
+        texts = self._seen()
+        logits = self._drafter.kind.logits(self._target, self._hidden.to(self.texts.device))
+        logits, law = self._law.settled(texts, logits.flatten(0, 1)[:, None])  # [B * L, 1, D]
+        no_tokens, noise = self.texts.flatten(0, 1)[:, :0], None
+        if self._noise is not None:
+            noise = self._noise[:, depth, None].expand(-1, num_lanes, -1).flatten(0, 1)[:, None]
+        if self._size is None or self._size >= logits.shape[2]:
+            scores = law.scores(texts, logits, no_tokens)
+            columns = torch.arange(logits.shape[2], device=logits.device).expand_as(logits)
+        else:
+            pool = CandidatePool(logits, self._size, law, texts, noise)
+            scores, columns = pool.scores(pool.logits[:, 0], no_tokens)[:, None], pool.columns
+            noise = None if noise is None else noise.gather(2, columns)
+        token_ids = law.vocabulary.ids(columns)
+        shape = (num_rows, num_lanes, -1)
+        return scores.view(shape), None if noise is None else noise.view(shape), token_ids.view(shape)
+
+
+def _taken(values: torch.Tensor, lanes: torch.Tensor) -> torch.Tensor:
+    """Of values `[B, L, ...]` those of some lanes `[B, L']`."""
+    return values.gather(1, lanes[..., None].expand(-1, -1, values.shape[2]))
+
+
+def pool_size(drafter: DominoDraftModel, law: TokenLaw, is_tree: bool) -> int | None:
+    """Candidates of each depth; None for all tokens, where the draft law or the configuration wants it.
+
+    Args:
+        drafter ([`DominoDraftModel`]): The drafter.
+        law ([`TokenLaw`]): What drafts are chosen from.
+        is_tree (`bool`): Whether lanes branch, for which all tokens would be too many.
+    """
+    size = drafter.config.draft_pool_size or (EXACT_POOL_SIZE if is_tree else None)
+    return size if size is not None and fits_pool(law, size) else None
+
+
+def over_drafted(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    draft_hidden: torch.Tensor,
+    prefixes: Prefixes,
+    law: TokenLaw,
+    noise: AnyNoise,
+) -> tuple[torch.Tensor, TokenLaw, AnyNoise]:
+    """Base logits `[B, C, D]`, law and noise of the tokens that are drafted; the arguments are those of lanes."""
+    vocabulary = drafter.vocabulary
+    base_logits = drafter.kind.logits(target, draft_hidden.to(prefixes.ids.device))
+    base_logits, law = law.over(vocabulary).settled(prefixes, base_logits)
+    if isinstance(noise, torch.Tensor):
+        noise = vocabulary.gather(noise[:, : base_logits.shape[1]])
+    return base_logits, law, noise

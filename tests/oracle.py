@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree import Tree
 
 
 @contextlib.contextmanager

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.growing import grow, grow_tree
+from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.lanes import Lanes, Listener, SteppingLanes, pool_size
-from hf_domino.decoding.noise.steps import DraftNoise
+from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.form import Tree, along
-from hf_domino.decoding.tree.growing import grow, grow_tree
+from hf_domino.decoding.tree import Tree, along
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.kinds.context import ContextCache

@@ -18,9 +18,9 @@ from typing import TypeVar
 import torch
 
 from domino_kernels import advance_lanes, correct_lanes
-from hf_domino.decoding.correcting.candidates import CandidatePool, fits_pool
-from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
+from hf_domino.decoding.candidates import CandidatePool, fits_pool
+from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.noise import DraftNoise, OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel

@@ -32,8 +32,8 @@ from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.form import Tree, along
-from hf_domino.decoding.tree.support import why_chain
+from hf_domino.decoding.tree import Tree, along
+from hf_domino.decoding.tree_support import why_chain
 from hf_domino.decoding.verification import CoupledRule, Rule, Verification, check_drawn
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer

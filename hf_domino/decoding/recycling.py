@@ -12,9 +12,9 @@ import torch
 
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.lanes import Lanes
-from hf_domino.decoding.noise.steps import DraftNoise
+from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree import Tree
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.recycling import learn
 

@@ -24,10 +24,10 @@ import torch
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.lanes import Listener
-from hf_domino.decoding.noise.steps import OwnNoise
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.verification import Rule, Verification, check_drawn
 
 

@@ -14,10 +14,10 @@ from transformers import TemperatureLogitsWarper
 
 from domino_kernels import correct_and_choose, runs_triton
 from domino_kernels.reference import add_noise
-from hf_domino.decoding.correcting.candidates import with_luck
-from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.candidates import with_luck
+from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.lanes import DominoLanes, Listener, over_drafted, pool_size
-from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
+from hf_domino.decoding.noise import DraftNoise, OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel

@@ -20,14 +20,14 @@ from transformers import PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.growing import grow_tree
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.tree.growing import grow_tree
-from hf_domino.decoding.tree.support import why_chain
+from hf_domino.decoding.tree import Tree
+from hf_domino.decoding.tree_support import why_chain
 from hf_domino.decoding.verification import CoupledRule
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.integration.call_checks import check_inputs

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.noise.generators import CallGenerator
+from hf_domino.decoding.noise import CallGenerator
 from hf_domino.decoding.processors import STATELESS
 from hf_domino.target.view import rounded_to
 

@@ -35,8 +35,8 @@ from transformers import LogitsProcessorList
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino._common.provenance import provenance
-from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw

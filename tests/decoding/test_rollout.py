@@ -11,8 +11,8 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.noise.steps import OwnNoise
+from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw, choose

@@ -20,7 +20,7 @@ from hf_domino.decoding.prefixes import Prefixes, UnreadPrefixes
 from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE, Effect
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.workspace import Workspace
-from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree import Tree
 
 Found = TypeVar("Found")
 

@@ -17,8 +17,9 @@ import torch
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.growing import grow_tree
 from hf_domino.decoding.lanes import Listener
-from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
+from hf_domino.decoding.noise import DraftNoise, OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.round import fitting_length
@@ -26,9 +27,7 @@ from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.workspace import Workspace, give_back
-from hf_domino.decoding.tree.form import Tree, along
-from hf_domino.decoding.tree.growing import grow_tree
-from hf_domino.decoding.tree.masks import tree_inputs
+from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.kinds.context import ContextCache

@@ -9,9 +9,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import domino_kernels
 from hf_domino.decoding import lanes
+from hf_domino.decoding.growing import grow_tree
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.target.view import TargetModel
 
 DEPTH, NUM_NODES = 4, 20

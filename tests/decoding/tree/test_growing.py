@@ -11,11 +11,11 @@ from builders import EOS, build_drafter
 from rederived import Rederived
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
+from hf_domino.decoding.growing import grow_tree
 from hf_domino.decoding.lanes import SHARPNESS
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.target.view import TargetModel
 
 DEPTH, UNLIKELY = 3, -5.0

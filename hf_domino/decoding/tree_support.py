@@ -18,8 +18,7 @@ from hf_domino.decoding.caches import PER_POSITION, unalignable
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.lanes import pool_size
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.tree.masks import tree_inputs
+from hf_domino.decoding.tree import Tree, tree_inputs
 from hf_domino.decoding.verification import Rule
 from hf_domino.target.view import input_device, rounded_to
 

@@ -18,12 +18,12 @@ import heapq
 
 import torch
 
-from hf_domino.decoding.correcting.input_table import InputTable
+from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.lanes import DominoLanes, Lanes, over_drafted, pool_size
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.rollout import fits_kernels
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree import Tree
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from hf_domino.decoding.growing import grow, grow_tree
+from hf_domino.decoding.growing import grow
 from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.lanes import Lanes, Listener, SteppingLanes, pool_size
+from hf_domino.decoding.lanes import DominoLanes, Lanes, Listener, SteppingLanes
 from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -33,6 +32,8 @@ class DraftSession:
     verified, `learn` and then `observe_block` are called whether or not its proposals came from here, and `select`
     where rows are done.
     """
+
+    _ends: torch.Tensor | None = None  # tokens that end a text, where trees are grown without reading back
 
     def __init__(
         self,
@@ -125,43 +126,57 @@ class DraftSession:
         listener: Listener | None = None,
     ) -> torch.Tensor:
         """Draft a chain `[B, P]` behind each row, the anchor last in it, beside the prefixes."""
-        config, anchors = self.drafter.config, prefixes.last()
-        count = config.num_draft_tokens if num_draft_tokens is None else min(num_draft_tokens, config.num_draft_tokens)
+        most = self.drafter.config.num_draft_tokens
+        count = most if num_draft_tokens is None else min(num_draft_tokens, most)
         if count <= 0:
-            return anchors[:, :0]
+            return prefixes.last()[:, :0]
         with self.timer.phase("draft"):
-            draft_hidden = self._draft(anchors, prefixes.endings)
+            hidden = self._draft(prefixes.last(), prefixes.endings)
         with self.timer.phase("rollout"):
-            if (lanes := self._lanes(draft_hidden, prefixes, noise, count, is_tree=False)) is not None:
-                return lanes.chain(listener)
-            return self._choose(draft_hidden[:, :count], prefixes, noise, listener)
+            return self._run("rollout", self._chain, prefixes, hidden, noise, count, listener)
 
-    def grow(self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, **options: Any) -> Tree:
-        """Draft trees with at most so many tokens on a path; options are those of `grow_tree`."""
+    def grow(
+        self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, num_nodes: int, least_chance: float = 0.0
+    ) -> Tree:
+        """Draft trees with at most so many tokens on a path, and so many nodes."""
         with self.timer.phase("draft"):
-            draft_hidden = self._draft(prefixes.last(), prefixes.endings)[:, :most]
+            hidden = self._draft(prefixes.last(), prefixes.endings)
         with self.timer.phase("rollout"):
-            if (lanes := self._lanes(draft_hidden, prefixes, noise, most, is_tree=True)) is not None:
-                return grow(lanes, self.law, **options)
-            return self._grow(draft_hidden, prefixes, noise, **options)
+            return self._run("grow", self._grow, prefixes, hidden, noise, most, num_nodes, least_chance)
 
-    def _lanes(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, most: int, is_tree: bool
-    ) -> Lanes | None:
-        """Lanes behind the anchors, where drafts read each other."""
-        branches = self.drafter.kind.branches(self.target, draft_hidden, self._anchors, self._cache)
-        if branches is None:
-            return None
-        size = pool_size(self.drafter, self.law, is_tree)
-        return SteppingLanes(self.drafter, self.target, draft_hidden, branches, prefixes, self.law, noise, most, size)
+    def _run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
+        """Call a function of the law."""
+        return function(self.law, prefixes, *inputs)
 
-    def _grow(self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any) -> Tree:
-        return grow_tree(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, **options)
-
-    def _choose(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, listener: Listener | None
+    def _chain(
+        self,
+        law: TokenLaw,
+        prefixes: Prefixes,
+        hidden: torch.Tensor,
+        noise: DraftNoise | None,
+        most: int,
+        listener: Listener | None,
     ) -> torch.Tensor:
-        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, listener)
+        return self._lanes(hidden, prefixes, law, noise, most).chain(listener)
+
+    def _grow(
+        self,
+        law: TokenLaw,
+        prefixes: Prefixes,
+        hidden: torch.Tensor,
+        noise: torch.Tensor | None,
+        most: int,
+        num_nodes: int,
+        least_chance: float,
+    ) -> Tree:
+        return grow(self._lanes(hidden, prefixes, law, noise, most, True), num_nodes, least_chance, self._ends)
+
+    def _lanes(self, *arguments: Any) -> Lanes:
+        """Lanes behind what was drafted; arguments are those of [`Lanes`] from there on."""
+        branches = self.drafter.kind.branches(self.target, arguments[0], self._anchors, self._cache)
+        if branches is not None:
+            return SteppingLanes(branches, self.drafter, self.target, *arguments)
+        return DominoLanes(self.drafter, self.target, *arguments, table=self._table)
 
     def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Draft hidden states `[B, P, H]` behind anchors `[B, 1]`; stores the new context, also for `[B, 0]`."""

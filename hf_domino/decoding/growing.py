@@ -18,67 +18,32 @@ import heapq
 
 import torch
 
-from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.lanes import DominoLanes, Lanes, over_drafted, pool_size
-from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import fits_kernels
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.lanes import Lanes
 from hf_domino.decoding.tree import Tree
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.target.view import TargetModel
 
 NUM_LANES = 8  # carry 32 nodes
 # Nodes whose time a CPU needs to verify a tree in place of a chain: its mask, and moving what is kept of branches.
 BRANCHING = 6
 
 
-def grow_tree(
-    drafter: DominoDraftModel,
-    target: TargetModel,
-    draft_hidden: torch.Tensor,
-    prefixes: Prefixes,
-    law: TokenLaw,
-    noise: torch.Tensor | None = None,
-    table: InputTable | None = None,
-    *,
-    num_nodes: int,
-    least_chance: float = 0.0,
-    ends: torch.Tensor | None = None,
-) -> Tree:
+def grow(lanes: Lanes, num_nodes: int, least_chance: float = 0.0, ends: torch.Tensor | None = None) -> Tree:
     """Grow trees of the likeliest nodes, at least one, with their chances.
 
+    On a CPU the host reads how likely the children of a depth are: what is below the bound cannot be among a row's N
+    best nodes, or is not wanted. Elsewhere nothing is read, and all shapes are fixed.
+
     Args:
-        drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
-        target ([`TargetModel`]): Gives embeddings and lm_head.
-        draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, C, H]`.
-        prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
-        law ([`TokenLaw`]): What drafts are chosen from; it passes [`fits_pool`].
-        noise (`torch.Tensor`, *optional*): Standard exponential, `[B, C, V]` or of more positions.
-        table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
+        lanes ([`Lanes`]): Gives the children of each depth.
         num_nodes (`int`): Most nodes (N).
         least_chance (`float`, *optional*, defaults to 0.0): Nodes that are less likely to be accepted are left out,
             where the host reads chances.
         ends (`torch.Tensor`, *optional*): Tokens that end a text, where nothing may be read back, so that it can be
             captured; else those that the law knows.
     """
-    base_logits, law, noise = over_drafted(drafter, target, draft_hidden, prefixes, law, noise)
-    is_fused, size = fits_kernels(drafter, law, base_logits, noise), pool_size(drafter, law, is_tree=True)
-    lanes = DominoLanes(drafter, target, draft_hidden, base_logits, prefixes, law, noise, table, size, is_fused)
-    return grow(lanes, law, num_nodes, least_chance, ends)
-
-
-def grow(
-    lanes: Lanes, law: TokenLaw, num_nodes: int, least_chance: float = 0.0, ends: torch.Tensor | None = None
-) -> Tree:
-    """Grow trees of what may come next on lanes; other arguments are those of [`grow_tree`].
-
-    On a CPU the host reads how likely the children of a depth are: what is below the bound cannot be among a row's N
-    best nodes, or is not wanted. Elsewhere nothing is read, and all shapes are fixed.
-    """
     num_rows, device = len(lanes.texts), lanes.texts.device
     is_read = ends is None and device.type == "cpu"
     if ends is None:
-        ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=device)
+        ends = torch.tensor(sorted(lanes.law.stops.eos_token_ids), dtype=torch.long, device=device)
     found: list[tuple[torch.Tensor, ...]] = []  # of the children of each depth [B, K]: chances, tokens, parents' places
     best: list[list[float]] = [[] for _ in range(num_rows)]  # chances of each row's N best nodes, as far as read
     values = torch.ones(num_rows, 1, dtype=torch.float32, device=device)  # of lanes, [B, L]

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import torch
 
 from domino_kernels import advance_lanes, correct_lanes
 from hf_domino.decoding.candidates import CandidatePool, fits_pool
+from hf_domino.decoding.fused import choose_fused, fits_kernels
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.noise import DraftNoise, OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
@@ -29,7 +30,6 @@ from hf_domino.target.view import TargetModel
 
 # Told of each proposal in turn: the scores of its candidates, and their ids, `[B, M]` both.
 Listener = Callable[[torch.Tensor, torch.Tensor], None]
-AnyNoise = TypeVar("AnyNoise", torch.Tensor | None, DraftNoise | None)
 SHARPNESS = 1.2  # alpha, the scale of the draft law's scores: a target is a little surer than its drafter
 EXACT_POOL_SIZE = 128  # candidates of a tree's depth where chains are chosen from the whole vocabulary
 FORESEEN = 2  # likeliest tokens of every depth whose input products are computed together
@@ -39,15 +39,36 @@ class Lanes(ABC):
     """Paths behind the anchors, at first one of no tokens for each row.
 
     Args:
+        drafter ([`DominoDraftModel`]): The drafter.
+        target ([`TargetModel`]): Gives embeddings and lm_head.
+        hidden (`torch.Tensor`): What the drafter gave behind the anchors, `[B, C, ...]` or of fewer or more depths.
         prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
-        num_depths (`int`): How deep to go (C).
-        noise (`torch.Tensor` or [`OwnNoise`], *optional*): What tokens are drawn with.
+        law ([`TokenLaw`]): What drafts are chosen from; where trees are grown it passes [`fits_pool`].
+        noise (`torch.Tensor` or [`OwnNoise`], *optional*): They are drawn with it: standard exponential, `[B, C, V]` or
+            of more positions, or nobody else's. Without it they are the likeliest tokens.
+        num_depths (`int`, *optional*): How deep to go (C); defaults to what there are draft hidden states for.
+        is_tree (`bool`, *optional*, defaults to `False`): Whether lanes branch.
     """
 
-    def __init__(self, prefixes: Prefixes, num_depths: int, noise: DraftNoise | None):
-        self.prefixes, self.num_depths = prefixes, num_depths
+    def __init__(
+        self,
+        drafter: DominoDraftModel,
+        target: TargetModel,
+        hidden: torch.Tensor,
+        prefixes: Prefixes,
+        law: TokenLaw,
+        noise: DraftNoise | None = None,
+        num_depths: int | None = None,
+        is_tree: bool = False,
+    ):
+        self.num_depths = hidden.shape[1] if num_depths is None else num_depths
+        self._drafter, self._target, self._hidden = drafter, target, hidden[:, : self.num_depths]
+        self.prefixes, self.law, self._is_tree = prefixes, law.over(drafter.vocabulary), is_tree
         self.texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
         self._own = noise if isinstance(noise, OwnNoise) else None
+        self._noise: torch.Tensor | None = None  # [B, C, D]
+        if isinstance(noise, torch.Tensor):
+            self._noise = drafter.vocabulary.gather(noise[:, : self.num_depths])
 
     @abstractmethod
     def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
@@ -86,71 +107,79 @@ class DominoLanes(Lanes):
     """Scores of lanes by the backbone's base logits and the correction head, if there is one.
 
     Args:
-        drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
-        target ([`TargetModel`]): Gives embeddings.
-        draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, C, H]`.
-        base_logits (`torch.Tensor`): `[B, C, D]`.
-        prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
-        law ([`TokenLaw`]): What drafts are chosen from.
-        noise (`torch.Tensor` or [`OwnNoise`], *optional*): What they are drawn with, `[B, C, D]`, or nobody else's.
+        arguments: Those of [`Lanes`], with draft hidden states `[B, C, H]` of the positions that predict.
         table ([`InputTable`], *optional*): Input products to use and to add to.
-        size (`int`, *optional*): Candidates of a depth (M); None for all tokens.
-        is_fused (`bool`, *optional*, defaults to `False`): Whether kernels advance and correct lanes.
+        options: Likewise.
     """
 
-    def __init__(
-        self,
-        drafter: DominoDraftModel,
-        target: TargetModel,
-        draft_hidden: torch.Tensor,
-        base_logits: torch.Tensor,
-        prefixes: Prefixes,
-        law: TokenLaw,
-        noise: DraftNoise | None = None,
-        table: InputTable | None = None,
-        size: int | None = None,
-        is_fused: bool = False,
-    ):
-        super().__init__(prefixes, base_logits.shape[1], noise)
-        self._law, self._noise = law, noise if isinstance(noise, torch.Tensor) else None
-        self._target, self._table, self._head = target, table, drafter.head
-        self._pool, self._logits = None, base_logits  # [B, C, M]
-        if size is not None and size < base_logits.shape[2]:
-            self._pool = CandidatePool(base_logits, size, law, prefixes, self._noise)
-            self._logits = self._pool.logits
-        self._is_fused = is_fused and self._pool is not None
-        if (head := self._head) is not None:
-            self._first_corrected = drafter.config.pure_draft_prefix_len
-            self._parts = head.project_hidden(draft_hidden)  # [B, C, ...], once
-            self._rows = None if self._pool is None else head.rows(self._pool.columns)  # [B, C, M, R]
-            if table is not None and self._pool is not None:
-                likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
-                table.add([*prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
-            self._states = self._read(prefixes.last(), head.initial_state(len(draft_hidden))[:, None])  # [B, L, G]
+    def __init__(self, *arguments: Any, table: InputTable | None = None, **options: Any):
+        super().__init__(*arguments, **options)
+        self._head, self._table = self._drafter.head, table
+        self._pool: CandidatePool | None = None
+        logits = self._drafter.kind.logits(self._target, self._hidden.to(self.prefixes.ids.device))
+        self._logits, self.law = self.law.settled(self.prefixes, logits)  # [B, C, D], of a pool [B, C, M]
+        self._is_fused = self._own is None and fits_kernels(self._drafter, self.law, self._logits, self._noise)
+
+    def chain(self, listener: Listener | None = None) -> torch.Tensor:
+        """See [`Lanes`]. Where positions do not depend on each other, or by kernels, no lane is needed."""
+        if self._head is None and not self.law.needs_prefix:
+            scores, noise = self.law.scores(self.prefixes, self._logits, self.prefixes.ids[:, :0]), self._noise
+            token_ids = self._all_ids
+            if listener is not None:
+                for here in scores.unbind(dim=1):
+                    listener(here, token_ids.expand_as(here))
+            return token_ids[choose(scores, noise if self._own is None else self._own.like(scores))]
+        if listener is None and self._is_fused:
+            temperature, anchors = None if self._noise is None else self.law.temperature, self.prefixes.last()[:, 0]
+            block = self._drafter, self._target, self._hidden, self._logits, anchors
+            return choose_fused(*block, noise=self._noise, temperature=temperature)
+        self._is_fused = False  # kernels advance and correct lanes of trees
+        return super().chain(listener)
 
     def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """See [`Lanes`]."""
+        if not depth:
+            self._begin()
         logits, pool = self._corrected(depth), self._pool
         noise = None if self._noise is None else self._noise[:, depth, None]
         if pool is None:
-            columns = torch.arange(logits.shape[2], device=logits.device)
-            token_ids = self._law.vocabulary.ids(columns).expand(len(logits), 1, -1)
-            return self._law.scores_behind(self._seen, self.prefixes, logits), noise, token_ids
+            token_ids = self._all_ids.expand(len(logits), 1, -1)
+            return self.law.scores_behind(self._seen, self.prefixes, logits), noise, token_ids
         noise = None if noise is None else noise.gather(2, pool.columns[:, depth, None])
         scores = pool.scores(logits.flatten(0, 1), self.texts.flatten(0, 1)).view(logits.shape)
         return scores, noise, pool.token_ids[:, depth, None]
 
+    @property
+    def _all_ids(self) -> torch.Tensor:
+        """The ids `[D]` of all tokens that are drafted."""
+        return self.law.vocabulary.ids(torch.arange(self._logits.shape[2], device=self._logits.device))
+
+    def _begin(self) -> None:
+        """Choose the candidates of each depth, and let the head read the anchors."""
+        size, head, table = pool_size(self._drafter, self.law, self._is_tree), self._head, self._table
+        if size is not None and size < self._logits.shape[2]:
+            self._pool = CandidatePool(self._logits, size, self.law, self.prefixes, self._noise)
+            self._logits = self._pool.logits
+        if head is not None:
+            self._parts = head.project_hidden(self._hidden)  # [B, C, ...], once
+            self._rows = None if self._pool is None else head.rows(self._pool.columns)  # [B, C, M, R]
+            if table is not None and self._pool is not None:
+                likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
+                table.rows([*self.prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
+            start = head.initial_state(len(self._hidden))[:, None]
+            self._states = self._read(self.prefixes.last(), start)  # [B, L, G]
+
     def _corrected(self, depth: int) -> torch.Tensor:
         """Logits `[B, L, M]` of the candidates behind each lane."""
         logits, head = self._logits[:, depth, None], self._head
-        if head is not None and depth >= self._first_corrected:
-            rows = None if self._rows is None else self._rows[:, depth]
+        if head is not None and depth >= self._drafter.config.pure_draft_prefix_len:
             if self._is_fused and self._pool is not None:
                 up_weight, state_part = head.up.weight, head.projection.project_state(self._states)
                 columns = self._pool.columns[:, depth]
                 logits = correct_lanes(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
             else:
                 activated = head.activate(self._parts[:, depth, None], self._states)  # [B, L, R]
+                rows = None if self._rows is None else self._rows[:, depth]
                 logits = logits + head.expand(activated, rows).to(logits)
         return logits.expand(-1, self.texts.shape[1], -1)
 
@@ -181,33 +210,14 @@ class SteppingLanes(Lanes):
     """Scores of lanes that each have a law of their own, which has read what they drafted.
 
     Args:
-        drafter ([`DominoDraftModel`]): Makes logits.
-        target ([`TargetModel`]): For lm_head.
-        hidden (`torch.Tensor`): Draft hidden states behind the anchors, `[B, 1, H]`.
-        branches ([`Branches`]): Those behind what is chosen.
-        prefixes ([`Prefixes`]): The tokens so far of the B rows, the anchor last.
-        law ([`TokenLaw`]): What drafts are chosen from.
-        noise (`torch.Tensor` or [`OwnNoise`], *optional*): `[B, C, V]` or of more positions, or nobody else's.
-        num_depths (`int`): How deep to go (C).
-        size (`int`, *optional*): Candidates of a lane (M); None for all tokens.
+        branches ([`Branches`]): Draft hidden states behind what is chosen.
+        arguments: Those of [`Lanes`], with draft hidden states `[B, 1, H]` behind the anchors.
+        options: Likewise.
     """
 
-    def __init__(
-        self,
-        drafter: DominoDraftModel,
-        target: TargetModel,
-        hidden: torch.Tensor,
-        branches: Branches,
-        prefixes: Prefixes,
-        law: TokenLaw,
-        noise: DraftNoise | None,
-        num_depths: int,
-        size: int | None,
-    ):
-        super().__init__(prefixes, num_depths, noise)
-        self._drafter, self._target, self._hidden, self._branches = drafter, target, hidden, branches
-        self._law, self._size = law.over(drafter.vocabulary), size
-        self._noise = drafter.vocabulary.gather(noise[:, :num_depths]) if isinstance(noise, torch.Tensor) else None
+    def __init__(self, branches: Branches, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._branches = branches
 
     def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
         """See [`Lanes`]."""
@@ -217,17 +227,17 @@ class SteppingLanes(Lanes):
     def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """See [`Lanes`]."""
         num_rows, num_lanes, _ = self.texts.shape
-        texts = self._seen()
+        texts, size = self._seen(), pool_size(self._drafter, self.law, self._is_tree)
         logits = self._drafter.kind.logits(self._target, self._hidden.to(self.texts.device))
-        logits, law = self._law.settled(texts, logits.flatten(0, 1)[:, None])  # [B * L, 1, D]
+        logits, law = self.law.settled(texts, logits.flatten(0, 1)[:, None])  # [B * L, 1, D]
         no_tokens, noise = self.texts.flatten(0, 1)[:, :0], None
         if self._noise is not None:
             noise = self._noise[:, depth, None].expand(-1, num_lanes, -1).flatten(0, 1)[:, None]
-        if self._size is None or self._size >= logits.shape[2]:
+        if size is None or size >= logits.shape[2]:
             scores = law.scores(texts, logits, no_tokens)
             columns = torch.arange(logits.shape[2], device=logits.device).expand_as(logits)
         else:
-            pool = CandidatePool(logits, self._size, law, texts, noise)
+            pool = CandidatePool(logits, size, law, texts, noise)
             scores, columns = pool.scores(pool.logits[:, 0], no_tokens)[:, None], pool.columns
             noise = None if noise is None else noise.gather(2, columns)
         token_ids = law.vocabulary.ids(columns)
@@ -250,20 +260,3 @@ def pool_size(drafter: DominoDraftModel, law: TokenLaw, is_tree: bool) -> int | 
     """
     size = drafter.config.draft_pool_size or (EXACT_POOL_SIZE if is_tree else None)
     return size if size is not None and fits_pool(law, size) else None
-
-
-def over_drafted(
-    drafter: DominoDraftModel,
-    target: TargetModel,
-    draft_hidden: torch.Tensor,
-    prefixes: Prefixes,
-    law: TokenLaw,
-    noise: AnyNoise,
-) -> tuple[torch.Tensor, TokenLaw, AnyNoise]:
-    """Base logits `[B, C, D]`, law and noise of the tokens that are drafted; the arguments are those of lanes."""
-    vocabulary = drafter.vocabulary
-    base_logits = drafter.kind.logits(target, draft_hidden.to(prefixes.ids.device))
-    base_logits, law = law.over(vocabulary).settled(prefixes, base_logits)
-    if isinstance(noise, torch.Tensor):
-        noise = vocabulary.gather(noise[:, : base_logits.shape[1]])
-    return base_logits, law, noise

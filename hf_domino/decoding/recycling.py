@@ -12,10 +12,8 @@ import torch
 
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.lanes import Lanes
-from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree import Tree
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.recycling import learn
 
 
@@ -37,42 +35,17 @@ class RecyclingSession(DraftSession):
             tokens = torch.cat((prefixes.last(), proposals.tokens), dim=1)
             learn(self.drafter, tokens.flatten(), logits.flatten(0, 1))
 
-    def _lanes(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, most: int, is_tree: bool
-    ) -> Lanes:
-        return SuccessorLanes(self.drafter, prefixes, noise, self.law.temperature, most)
+    def _lanes(self, *arguments: Any) -> Lanes:
+        return SuccessorLanes(self.drafter, self.target, *arguments)
 
 
 class SuccessorLanes(Lanes):
-    """Lanes whose candidates are the likeliest successors of their last tokens, as the target gave them last.
-
-    Args:
-        drafter ([`DominoDraftModel`]): Has the table.
-        prefixes ([`Prefixes`]): Tokens so far of the B rows.
-        noise (`torch.Tensor`, *optional*): What tokens are drawn with, `[B, C, V]` or of more positions.
-        temperature (`float`): Which they are drawn at.
-        num_depths (`int`): How deep to go (C).
-    """
-
-    def __init__(
-        self,
-        drafter: DominoDraftModel,
-        prefixes: Prefixes,
-        noise: DraftNoise | None,
-        temperature: float,
-        num_depths: int,
-    ):
-        super().__init__(prefixes, num_depths, None)
-        self._drafter, self._temperature = drafter, temperature
-        self._tokens, self._noise = prefixes.last(), noise if isinstance(noise, torch.Tensor) else None
-
-    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
-        """See [`Lanes`]; the last tokens are all that counts."""
-        self._tokens = tokens
+    """Lanes whose candidates are the likeliest successors of their last tokens, as the target gave them last."""
 
     def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
         """See [`Lanes`]. Of logits processors, these scores follow the temperature alone."""
-        token_ids, noise = self._drafter.successors[self._tokens], None
+        last = self.texts[..., -1] if depth else self.prefixes.last()
+        token_ids, noise = self._drafter.successors[last], None
         if self._noise is not None:
             noise = self._noise[:, depth].gather(1, token_ids.flatten(1)).view(token_ids.shape)
-        return self._drafter.scores[self._tokens] / self._temperature, noise, token_ids
+        return self._drafter.scores[last] / self.law.temperature, noise, token_ids

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.growing import grow_tree
+from hf_domino.decoding.growing import grow
+from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
@@ -186,9 +186,9 @@ def _explain(
     # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
     size, session, chances = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state()), None
     if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
-        tree = Tree(rollout(drafter, target, draft_hidden, prefixes, session.law))
+        tree = Tree(DominoLanes(drafter, target, draft_hidden, prefixes, session.law).chain())
     else:
-        tree = grow_tree(drafter, target, draft_hidden, prefixes, session.law, num_nodes=size)
+        tree = grow(DominoLanes(drafter, target, draft_hidden, prefixes, session.law, is_tree=True), size)
         chances = None if tree.chances is None else tree.chances[0].cpu()
     logits, _ = runner.check_block(prefixes.last(), tree)
     seen = tree.seen_by(prefixes)

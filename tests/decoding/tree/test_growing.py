@@ -11,8 +11,8 @@ from builders import EOS, build_drafter
 from rederived import Rederived
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
-from hf_domino.decoding.growing import grow_tree
-from hf_domino.decoding.lanes import SHARPNESS
+from hf_domino.decoding.growing import grow
+from hf_domino.decoding.lanes import SHARPNESS, DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
@@ -59,7 +59,8 @@ def behind(drafter, model, prefixes, depth=DEPTH, law=LAW, noise=None, **options
     target, generator = TargetModel(model, drafter.config), torch.Generator().manual_seed(3)
     hidden = torch.randn(len(prefixes.ids), depth, drafter.config.hidden_size, generator=generator)
     options = {"num_nodes": 20} | options
-    return grow_tree(drafter, target, hidden, prefixes, law, noise, **options), (
+    lanes = DominoLanes(drafter, target, hidden, prefixes, law, noise, is_tree=True)
+    return grow(lanes, **options), (
         drafter,
         target,
         hidden,

@@ -1,10 +1,9 @@
-"""Rollout: a chain of proposals from draft hidden states.
+"""A chain of proposals by fused kernels: fixed shapes, and nothing that waits for the device.
 
-The block is drafted once. Where the tokens of a position depend on those chosen before it, they are chosen along a lane
-or by fused kernels; else all at once. Logits and scores are of the draft vocabulary's columns; proposals are ids.
+A step is one GRU kernel, the state's part of the low rank, and one operation that corrects the logits and chooses. For
+rows on a CUDA device where Triton is installed; see `kernels/CARD.md`.
 
-Shapes: B batch, P proposals, R low rank, H hidden size, M candidates per position, V tokens of the target, D of the
-draft vocabulary, which is V without one.
+Shapes: B batch, P proposals, H hidden size, M candidates, D tokens that are drafted, all of the target's or fewer.
 """
 
 from __future__ import annotations
@@ -15,63 +14,10 @@ from transformers import TemperatureLogitsWarper
 from domino_kernels import correct_and_choose, runs_triton
 from domino_kernels.reference import add_noise
 from hf_domino.decoding.candidates import with_luck
-from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.lanes import DominoLanes, Listener, over_drafted, pool_size
-from hf_domino.decoding.noise import DraftNoise, OwnNoise
-from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw, choose
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.domino import DominoHead
 from hf_domino.target.view import TargetModel
-
-
-def rollout(
-    drafter: DominoDraftModel,
-    target: TargetModel,
-    draft_hidden: torch.Tensor,
-    prefixes: Prefixes,
-    law: TokenLaw,
-    noise: DraftNoise | None = None,
-    table: InputTable | None = None,
-    listener: Listener | None = None,
-) -> torch.Tensor:
-    """Choose the proposals of one block.
-
-    Args:
-        drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
-        target ([`TargetModel`]): Gives embeddings and lm_head.
-        draft_hidden (`torch.Tensor`): Draft hidden states of the positions that predict, `[B, P, H]`.
-        prefixes ([`Prefixes`]): Tokens so far, the anchor last.
-        law ([`TokenLaw`]): What drafts are chosen from.
-        noise (`torch.Tensor` or [`OwnNoise`], *optional*): Drafts are drawn with it: standard exponential, `[B, P, V]`
-            or of more positions. Without it they are the likeliest tokens.
-        table ([`InputTable`], *optional*): Products of the generation's earlier rounds.
-        listener (`Callable`, *optional*): Told of each proposal; then they are chosen one after the other.
-
-    Returns:
-        `torch.Tensor`: Ids `[B, P]`.
-    """
-    base_logits, law, noise = over_drafted(drafter, target, draft_hidden, prefixes, law, noise)
-    if not (drafter.has_correction_head or law.needs_prefix):
-        return _choose_independently(base_logits, prefixes, law, noise, listener)
-    if listener is None and not isinstance(noise, OwnNoise) and fits_kernels(drafter, law, base_logits, noise):
-        temperature = None if noise is None else law.temperature
-        anchors = prefixes.last()[:, 0]
-        return choose_fused(drafter, target, draft_hidden, base_logits, anchors, noise=noise, temperature=temperature)
-    size = pool_size(drafter, law, is_tree=False)
-    return DominoLanes(drafter, target, draft_hidden, base_logits, prefixes, law, noise, table, size).chain(listener)
-
-
-def _choose_independently(
-    base_logits: torch.Tensor, prefixes: Prefixes, law: TokenLaw, noise: DraftNoise | None, listener: Listener | None
-) -> torch.Tensor:
-    """All positions at once, which do not depend on each other."""
-    scores = law.scores(prefixes, base_logits, prefixes.ids[:, :0])
-    token_ids = law.vocabulary.ids(torch.arange(scores.shape[2], device=scores.device))
-    if listener is not None:
-        for here in scores.unbind(dim=1):
-            listener(here, token_ids.expand_as(here))
-    return token_ids[choose(scores, noise.like(scores) if isinstance(noise, OwnNoise) else noise)]
 
 
 def fits_kernels(

@@ -13,16 +13,16 @@ not be seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any
 
 import torch
-from transformers import CompileConfig, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -48,47 +48,8 @@ def without_graphs() -> Iterator[None]:
         _using_graphs.reset(token)
 
 
-@dataclass(frozen=True)
-class CompileOptions:
-    """Options of `torch.compile`; two that are equal compile the same.
-
-    Args:
-        backend (`str` or `Callable`): As in `CompileConfig`.
-        fullgraph (`bool`): Likewise.
-        mode (`str`, *optional*): One that makes no CUDA graphs; None is torch's default.
-        options (`Mapping`, *optional*): For the backend.
-    """
-
-    backend: str | Callable
-    fullgraph: bool
-    mode: str | None
-    options: Mapping[str, Any] | None = field(compare=False)
-    _written: str = field(init=False)  # options, which need not be hashable
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_written", repr(sorted((self.options or {}).items())))
-
-    @classmethod
-    def of(cls, config: CompileConfig) -> CompileOptions:
-        """Of a configuration, whose `dynamic` does not matter: no shape of a stage changes."""
-        options = config.options and {name: value for name, value in config.options.items() if name != MAKES_GRAPHS}
-        return cls(config.backend, config.fullgraph, MODES.get(config.mode, config.mode), options or None)
-
-    def compile(self) -> Stage:
-        """A compiled function that runs a stage on inputs; it has traced nothing yet.
-
-        Raises:
-            RuntimeError: torch's, for a backend, a mode or options it does not know.
-        """
-        function = FunctionType(_run.__code__.replace(), globals())
-        options = None if self.options is None else dict(self.options)
-        return torch.compile(
-            function, fullgraph=self.fullgraph, dynamic=False, backend=self.backend, mode=self.mode, options=options
-        )
-
-
-def compile_options(target: PreTrainedModel, config: GenerationConfig) -> CompileOptions | None:
-    """Options that a call compiles its stages with; None where it asks for nothing, or gets nothing.
+def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[str, Any] | None:
+    """Arguments of `torch.compile` for a call's stages; None where it asks for nothing, or gets nothing.
 
     Args:
         target (`PreTrainedModel`): The target.
@@ -111,9 +72,27 @@ def compile_options(target: PreTrainedModel, config: GenerationConfig) -> Compil
             "not: compile_config is ignored."
         )
         return None
-    options = CompileOptions.of(config.compile_config)
-    options.compile()  # refused before any forward, if at all
+    asked = config.compile_config
+    options = {
+        "backend": asked.backend,
+        "fullgraph": asked.fullgraph,
+        "dynamic": False,  # no shape of a stage changes
+        "mode": MODES.get(asked.mode, asked.mode),
+        "options": {name: value for name, value in sorted((asked.options or {}).items()) if name != MAKES_GRAPHS}
+        or None,
+    }
+    _compiled(options)  # refused before any forward, if at all
     return options
+
+
+def _compiled(options: dict[str, Any]) -> Stage:
+    """A compiled function that runs a stage on inputs; it has traced nothing yet."""
+    return torch.compile(FunctionType(_run.__code__.replace(), globals()), **options)
+
+
+def _run(stage: Stage, *inputs: torch.Tensor) -> Any:
+    """Run the traced stage: the stage is an argument, so that nothing that is kept holds a model."""
+    return stage(*inputs)
 
 
 class StageGraphs:
@@ -130,7 +109,7 @@ class StageGraphs:
     def __init__(self, device: torch.device, enabled: bool | None = None):
         self.device = device
         self.enabled = device.type == "cuda" if enabled is None else enabled
-        self.options: CompileOptions | None = None  # of the call at hand
+        self.options: dict[str, Any] | None = None  # to compile the stages of the call at hand with
         # By key, and by the shapes and dtypes of inputs; None where that has failed.
         self._compiled: dict[Hashable, Stage | None] = {}
         self._graphs: dict[Hashable, StageGraph | None] = {}
@@ -151,11 +130,11 @@ class StageGraphs:
         name = str(key[0] if isinstance(key, tuple) else key)
         found = (key, *((tensor.shape, tensor.dtype) for tensor in inputs))
         if self.options is not None and name in COMPILED:
-            asked = (*found, self.options)
+            asked = (*found, repr(self.options))
             if asked not in self._compiled:
                 if len(self._compiled) >= MAX_COMPILED:
                     self._compiled.clear()
-                self._compiled[asked] = self.options.compile()
+                self._compiled[asked] = _compiled(self.options)
             if (compiled := self._compiled[asked]) is not None:
                 # Two tensors of one shape may differ in the stride of an axis of length 1, which would be traced anew.
                 alike = tuple(tensor.reshape(-1).view(tensor.shape) for tensor in inputs)
@@ -250,8 +229,3 @@ class StageGraph:
             buffer.copy_(tensor)
         self.graph.replay()
         return self.outputs
-
-
-def _run(stage: Stage, *inputs: torch.Tensor) -> Any:
-    """Run the traced stage: the stage is an argument, so that nothing that is kept holds a model."""
-    return stage(*inputs)

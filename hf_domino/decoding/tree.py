@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.prefixes import Prefixes, UnreadPrefixes
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import race
 
 MOST_RACED = 2**22  # numbers of noise that are copied at once
@@ -91,7 +91,7 @@ class Tree:
         places = ancestors.gather(2, generations.clamp_min(0)).flatten(1)  # of each depth's, or itself again
         tokens = torch.nn.functional.pad(self.tokens, (1, 0)).gather(1, places)
         seen = prefixes.lanes(width).along(tokens.view(num_rows * width, self.depth), 1)
-        return UnreadPrefixes(seen.ids, seen.ends - self.depth + self.depths.view(-1, 1), seen.rows)
+        return Prefixes(seen.ids, seen.ends - self.depth + self.depths.view(-1, 1), seen.rows)
 
     def race(self, scores: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The token that each position draws, see [`~hf_domino.decoding.sampling.race`].

@@ -64,12 +64,10 @@ class DraftSession:
         num_rows, num_new = captured[0].shape[:2]
         counts = [num_new] * num_rows
         if mask is None:
-            positions = torch.arange(length - num_new, length, device=captured[0].device)
-            position_ids = positions.expand(num_rows, -1)
-        else:
-            position_ids = (mask.long().cumsum(dim=1) - 1).clamp_min(0)[:, -num_new:]
-            mask = mask[:, -num_new:].bool()
-        if mask is not None and not bool(mask.all()):
+            mask = torch.ones(num_rows, length, dtype=torch.long, device=captured[0].device)
+        position_ids = (mask.long().cumsum(dim=1) - 1).clamp_min(0)[:, -num_new:]
+        mask = mask[:, -num_new:].bool()
+        if not bool(mask.all()):
             # Valid positions first, in order: the cache stores the first ones of each row.
             counts = mask.sum(dim=1).tolist()
             order = mask.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, *counts)]

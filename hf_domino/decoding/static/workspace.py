@@ -49,11 +49,9 @@ class Workspace:
     def __init__(
         self, like: Cache, drafter: DominoDraftModel, capacity: int, device: torch.device, state: Hashable = None
     ):
-        config = drafter.config
-        num_layers, *shape = config.kind.context_shape(config)
         self.capacity, self.device, self.state = capacity, device, state
         self.cache = FixedCache(like, capacity, device)
-        self.context = FixedContext(num_layers, shape, capacity, config.block_size, drafter.dtype, drafter.device)
+        self.context = FixedContext(drafter, capacity)
         # A graph is of one device.
         self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
         self._held: dict[str, torch.Tensor] = {}

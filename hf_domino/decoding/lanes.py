@@ -21,7 +21,7 @@ from domino_kernels import advance_lanes, correct_lanes
 from hf_domino.decoding.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.fused import choose_fused, fits_kernels
 from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.noise import DraftNoise, OwnNoise
+from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -44,8 +44,8 @@ class Lanes(ABC):
         hidden (`torch.Tensor`): What the drafter gave behind the anchors, `[B, C, ...]` or of fewer or more depths.
         prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
         law ([`TokenLaw`]): What drafts are chosen from; where trees are grown it passes [`fits_pool`].
-        noise (`torch.Tensor` or [`OwnNoise`], *optional*): They are drawn with it: standard exponential, `[B, C, V]` or
-            of more positions, or nobody else's. Without it they are the likeliest tokens.
+        noise (`torch.Tensor` or `Callable`, *optional*): They are drawn with it: standard exponential, `[B, C, V]` or
+            of more positions, or what gives it for scores. Without it they are the likeliest tokens.
         num_depths (`int`, *optional*): How deep to go (C); defaults to what there are draft hidden states for.
         is_tree (`bool`, *optional*, defaults to `False`): Whether lanes branch.
     """
@@ -65,7 +65,7 @@ class Lanes(ABC):
         self._drafter, self._target, self._hidden = drafter, target, hidden[:, : self.num_depths]
         self.prefixes, self.law, self._is_tree = prefixes, law.over(drafter.vocabulary), is_tree
         self.texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
-        self._own = noise if isinstance(noise, OwnNoise) else None
+        self._own = noise if callable(noise) else None
         self._noise: torch.Tensor | None = None  # [B, C, D]
         if isinstance(noise, torch.Tensor):
             self._noise = drafter.vocabulary.gather(noise[:, : self.num_depths])
@@ -92,7 +92,7 @@ class Lanes(ABC):
             if tokens:
                 self.advance(tokens[-1])
             scores, noise, token_ids = self.candidates(depth)  # [B, 1, M]
-            noise = noise if self._own is None else self._own.like(scores)
+            noise = noise if self._own is None else self._own(scores)
             tokens.append(token_ids.gather(2, choose(scores, noise)[..., None])[..., 0])
             if listener is not None:
                 listener(scores[:, 0], token_ids[:, 0])
@@ -128,7 +128,7 @@ class DominoLanes(Lanes):
             if listener is not None:
                 for here in scores.unbind(dim=1):
                     listener(here, token_ids.expand_as(here))
-            return token_ids[choose(scores, noise if self._own is None else self._own.like(scores))]
+            return token_ids[choose(scores, noise if self._own is None else self._own(scores))]
         if listener is None and self._is_fused:
             temperature, anchors = None if self._noise is None else self.law.temperature, self.prefixes.last()[:, 0]
             block = self._drafter, self._target, self._hidden, self._logits, anchors

@@ -20,7 +20,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers.utils import logging
@@ -136,15 +136,13 @@ def _drawn_seed(generator: torch.Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
-class OwnNoise:
-    """Noise that nothing shares: of whatever is chosen from, drawn when it is."""
-
-    def like(self, scores: torch.Tensor) -> torch.Tensor:
-        """Standard exponential, of the shape of these scores."""
-        return torch.empty_like(scores).exponential_()
+def own_noise(scores: torch.Tensor) -> torch.Tensor:
+    """Noise that nothing shares: standard exponential, of the shape of what is chosen from, drawn when it is."""
+    return torch.empty_like(scores).exponential_()
 
 
-DraftNoise = torch.Tensor | OwnNoise  # shared `[B, P, V]` or of more positions, or nobody else's
+# Shared `[B, P, V]` or of more positions, or drawn for scores as `own_noise` does.
+DraftNoise = torch.Tensor | Callable[[torch.Tensor], torch.Tensor]
 
 
 class StepNoise:

@@ -24,7 +24,7 @@ import torch
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.lanes import Listener
-from hf_domino.decoding.noise import OwnNoise
+from hf_domino.decoding.noise import own_noise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree import Tree
@@ -41,7 +41,7 @@ class ResidualRule(Rule):
         super().__init__(law)
         self._vocab_size = 0
         self._laws: list[torch.Tensor] = []  # scores [R, V] that each proposal was drawn from
-        self.draft_noise = OwnNoise() if draws_drafts else None
+        self.draft_noise = own_noise if draws_drafts else None
 
     @classmethod
     def of_call(cls, config: DominoConfig, law: TokenLaw, do_sample: bool) -> ResidualRule | None:
@@ -99,7 +99,7 @@ def accept(
     draft_probs = _draft_probs(proposals, draft_scores, target_probs.shape[-1])
     uniforms = torch.rand(proposals.shape, dtype=torch.float32, device=proposals.device)
     num_accepted, weights = accept_block(proposals, target_probs, draft_probs, uniforms)
-    values, bonus = (weights / OwnNoise().like(weights)).max(dim=-1)
+    values, bonus = (weights / own_noise(weights)).max(dim=-1)
     return num_accepted.masked_fill(values.isnan(), -1), bonus
 
 

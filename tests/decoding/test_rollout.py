@@ -13,7 +13,7 @@ from transformers import (
 
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.lanes import DominoLanes
-from hf_domino.decoding.noise import OwnNoise
+from hf_domino.decoding.noise import own_noise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.target.view import TargetModel
@@ -50,14 +50,14 @@ def listened(block, law, noise):
     return proposals, told
 
 
-class Remembering(OwnNoise):
+class Remembering:
     """Keeps what it has drawn."""
 
     def __init__(self):
         self.drawn = []
 
-    def like(self, scores):
-        self.drawn.append(super().like(scores))
+    def __call__(self, scores):
+        self.drawn.append(own_noise(scores))
         return self.drawn[-1]
 
 

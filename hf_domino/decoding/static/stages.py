@@ -16,7 +16,6 @@ import torch
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.noise import OwnNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
@@ -214,7 +213,7 @@ class StaticDraftSession(DraftSession):
     def _run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
         """Call a function of the law as a stage; see [`FixedLaw.run`]."""
         # A listener is called by the host, and noise that nothing shares is only drawn for one.
-        if any(isinstance(value, OwnNoise) or callable(value) for value in inputs):
+        if any(callable(value) for value in inputs):
             return super()._run(name, function, prefixes, *inputs)
         found = self._law.run(name, function, prefixes, *inputs)
         # A tree keeps what it has worked out, and the stage's own is written over.

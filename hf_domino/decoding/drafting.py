@@ -6,6 +6,7 @@ Shapes: B batch, C new context positions, P proposals, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -128,46 +129,33 @@ class DraftSession:
         count = most if num_draft_tokens is None else min(num_draft_tokens, most)
         if count <= 0:
             return prefixes.last()[:, :0]
-        with self.timer.phase("draft"):
-            hidden = self._draft(prefixes.last(), prefixes.endings)
-        with self.timer.phase("rollout"):
-            return self._run("rollout", self._chain, prefixes, hidden, noise, count, listener)
+        return self._behind(prefixes, noise, count, lambda lanes: lanes.chain(listener))
 
     def grow(
         self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, num_nodes: int, least_chance: float = 0.0
     ) -> Tree:
         """Draft trees with at most so many tokens on a path, and so many nodes."""
+        choose = partial(grow, num_nodes=num_nodes, least_chance=least_chance, ends=self._ends)
+        return self._behind(prefixes, noise, most, choose, num_nodes)
+
+    def _behind(self, prefixes: Prefixes, *options: Any) -> Any:
+        """Draft behind the anchors and choose; options are those of `_choose`."""
         with self.timer.phase("draft"):
             hidden = self._draft(prefixes.last(), prefixes.endings)
         with self.timer.phase("rollout"):
-            return self._run("grow", self._grow, prefixes, hidden, noise, most, num_nodes, least_chance)
+            return self._choose(prefixes, hidden, *options)
 
-    def _run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
-        """Call a function of the law."""
-        return function(self.law, prefixes, *inputs)
-
-    def _chain(
+    def _choose(
         self,
-        law: TokenLaw,
         prefixes: Prefixes,
         hidden: torch.Tensor,
         noise: DraftNoise | None,
-        most: int,
-        listener: Listener | None,
-    ) -> torch.Tensor:
-        return self._lanes(hidden, prefixes, law, noise, most).chain(listener)
-
-    def _grow(
-        self,
-        law: TokenLaw,
-        prefixes: Prefixes,
-        hidden: torch.Tensor,
-        noise: torch.Tensor | None,
-        most: int,
-        num_nodes: int,
-        least_chance: float,
-    ) -> Tree:
-        return grow(self._lanes(hidden, prefixes, law, noise, most, True), num_nodes, least_chance, self._ends)
+        most: int,  # tokens of a path
+        choose: Callable[[Lanes], Any],
+        num_nodes: int | None = None,  # of a tree
+    ) -> Any:
+        """What is chosen along lanes behind draft hidden states."""
+        return choose(self._lanes(hidden, prefixes, self.law, noise, most, num_nodes is not None))
 
     def _lanes(self, *arguments: Any) -> Lanes:
         """Lanes behind what was drafted; arguments are those of [`Lanes`] from there on."""

@@ -30,6 +30,8 @@ from hf_domino.target.view import TargetModel
 
 # Told of each proposal in turn: the scores of its candidates, and their ids, `[B, M]` both.
 Listener = Callable[[torch.Tensor, torch.Tensor], None]
+# Scores of each lane's candidates `[B, L, M]`, the noise they are drawn with, and their ids, alike or `[B, 1, M]`.
+Candidates = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 SHARPNESS = 1.2  # alpha, the scale of the draft law's scores: a target is a little surer than its drafter
 EXACT_POOL_SIZE = 128  # candidates of a tree's depth where chains are chosen from the whole vocabulary
 FORESEEN = 2  # likeliest tokens of every depth whose input products are computed together
@@ -71,8 +73,8 @@ class Lanes(ABC):
             self._noise = drafter.vocabulary.gather(noise[:, : self.num_depths])
 
     @abstractmethod
-    def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """Scores of each lane's candidates `[B, L, M]`, the noise they share, and their ids, alike or `[B, 1, M]`."""
+    def candidates(self, depth: int) -> Candidates:
+        """What may come next on each lane."""
 
     def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
         """Go on with lanes behind these `[B, L']`, each by a token `[B, L']`; without these behind the only one."""
@@ -136,7 +138,7 @@ class DominoLanes(Lanes):
         self._is_fused = False  # kernels advance and correct lanes of trees
         return super().chain(listener)
 
-    def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def candidates(self, depth: int) -> Candidates:
         """See [`Lanes`]."""
         if not depth:
             self._begin()
@@ -224,7 +226,7 @@ class SteppingLanes(Lanes):
         super().advance(tokens, lanes)
         self._hidden = self._branches.advance(torch.zeros_like(tokens) if lanes is None else lanes, tokens)
 
-    def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def candidates(self, depth: int) -> Candidates:
         """See [`Lanes`]."""
         num_rows, num_lanes, _ = self.texts.shape
         texts, size = self._seen(), pool_size(self._drafter, self.law, self._is_tree)

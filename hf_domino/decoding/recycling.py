@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.lanes import Lanes
+from hf_domino.decoding.lanes import Candidates, Lanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree import Tree
 from hf_domino.kinds.recycling import learn
@@ -42,7 +42,7 @@ class RecyclingSession(DraftSession):
 class SuccessorLanes(Lanes):
     """Lanes whose candidates are the likeliest successors of their last tokens, as the target gave them last."""
 
-    def candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    def candidates(self, depth: int) -> Candidates:
         """See [`Lanes`]. Of logits processors, these scores follow the temperature alone."""
         last = self.texts[..., -1] if depth else self.prefixes.last()
         token_ids, noise = self._drafter.successors[last], None

@@ -16,6 +16,8 @@ import torch
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.lanes import Lanes
+from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
@@ -210,11 +212,23 @@ class StaticDraftSession(DraftSession):
         features = self.drafter.fuse_context([pending])
         return self.drafter.kind.draft(self.target, anchors, context.length[None, None], features, positions, context)
 
-    def _run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
-        """Call a function of the law as a stage; see [`FixedLaw.run`]."""
-        # A listener is called by the host, and noise that nothing shares is only drawn for one.
-        if any(callable(value) for value in inputs):
-            return super()._run(name, function, prefixes, *inputs)
-        found = self._law.run(name, function, prefixes, *inputs)
+    def _choose(
+        self,
+        prefixes: Prefixes,
+        hidden: torch.Tensor,
+        noise: DraftNoise | None,
+        most: int,
+        choose: Callable[[Lanes], Any],
+        num_nodes: int | None = None,
+    ) -> Any:
+        """See [`DraftSession`]; as a stage, but for what the host is told of."""
+        if callable(noise):
+            return super()._choose(prefixes, hidden, noise, most, choose, num_nodes)
+
+        def stage(law: TokenLaw, prefixes: Prefixes, hidden: torch.Tensor, noise: torch.Tensor, *_: int | None) -> Any:
+            return choose(self._lanes(hidden, prefixes, law, noise, most, num_nodes is not None))
+
+        name = "rollout" if num_nodes is None else "grow"
+        found = self._law.run(name, stage, prefixes, hidden, noise, most, num_nodes)
         # A tree keeps what it has worked out, and the stage's own is written over.
         return replace(found) if isinstance(found, Tree) else found

@@ -67,15 +67,10 @@ class CandidatePool:
         changeable = partial(
             CandidateScores,
             vocab_size=self._vocab_size,
-            ordered=lambda: self._ordered(proposals.shape[1], lanes),
+            token_ids=self.token_ids[:, proposals.shape[1]].repeat_interleave(lanes, dim=0),
             seen=partial(self._seen, proposals),
         )
         return self._law.process(logits, self._prefixes.lanes(lanes).along(proposals, 1), changeable)
-
-    def _ordered(self, index: int, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The candidates of a position in ascending order, and their columns, `[B * L, M]`."""
-        token_ids, columns = (each.repeat_interleave(lanes, dim=0) for each in self.token_ids[:, index].sort(dim=1))
-        return token_ids, columns
 
     def _seen(self, proposals: torch.Tensor, starts: list[int]) -> torch.Tensor:
         """Which candidates `[B * L, M]` stand in the texts from some places on, or among the proposals `[B * L, N]`."""

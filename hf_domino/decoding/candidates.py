@@ -18,8 +18,6 @@ from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.scores import CandidateScores, Scores
 
-LIFTED_SHARE = 4  # at most one of so many candidates is there for what a processor may do
-
 
 class CandidatePool:
     """The candidates of one block, and what the draft law makes of their logits.
@@ -46,7 +44,7 @@ class CandidatePool:
             foreseen = Scores(law.vocabulary.scatter(base_logits).flatten(0, 1), base_logits.dtype)
             known = prefixes.foreseen(base_logits.shape[1])
             for effect in lifting:
-                effect.foresee(foreseen, known)
+                effect.apply(foreseen, known)
             likely = law.vocabulary.gather(foreseen.tensor).view_as(base_logits)
         likely = with_luck(likely, noise, law.temperature)
         self.columns = likely.topk(size, dim=2).indices  # [B, P, M]
@@ -104,9 +102,8 @@ def with_luck(logits: torch.Tensor, noise: torch.Tensor | None, temperature: flo
     return logits.float() / temperature + noise[:, : logits.shape[1]].clamp_max(1.0).log().neg()
 
 
-def fits_pool(law: TokenLaw, size: int) -> bool:
-    """Whether a law can be applied to this many candidates alone, or nearly so."""
+def fits_pool(law: TokenLaw) -> bool:
+    """Whether a law can be applied to a few candidates alone."""
     if law.effects and any(type(processor) in CHECKS_LAW for processor in law.processors):
         return False
-    is_known = len(law.effects) == sum(type(processor) not in PREFIX_FREE for processor in law.processors)
-    return is_known and LIFTED_SHARE * sum(effect.num_guesses for effect in law.effects) <= size
+    return len(law.effects) == sum(type(processor) not in PREFIX_FREE for processor in law.processors)

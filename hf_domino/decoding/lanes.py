@@ -261,4 +261,4 @@ def pool_size(drafter: DominoDraftModel, law: TokenLaw, is_tree: bool) -> int | 
         is_tree (`bool`): Whether lanes branch, for which all tokens would be too many.
     """
     size = drafter.config.draft_pool_size or (EXACT_POOL_SIZE if is_tree else None)
-    return size if size is not None and fits_pool(law, size) else None
+    return size if fits_pool(law) else None

@@ -53,8 +53,6 @@ class Effect:
         may_lift (`bool`, *optional*, defaults to `False`): Whether it may make an unlikely token a likely one.
     """
 
-    num_guesses = 0  # tokens that `foresee` lifts and the block's own tokens may not lift after all
-
     def __init__(
         self,
         processor: Any,
@@ -72,10 +70,6 @@ class Effect:
         """Change the scores of R positions as the processor would, by what each of them sees."""
         assert self._act is not None
         self._act(self.processor, scores, prefixes)
-
-    def foresee(self, scores: Scores, prefixes: Prefixes) -> None:
-        """Change them as far as can be told with the last known token in place of the block's own."""
-        self.apply(scores, prefixes)
 
 
 class Banned(Effect):
@@ -129,11 +123,12 @@ class BiasedSequences(Effect):
         self._places = {token: place for place, token in enumerate(self._ids.tolist())}
         self._tensors: list[tuple[torch.Tensor, ...]] | None = None  # of each group, where the scores are
         self._alone = torch.empty(0)  # [C], what is added always
-        self.num_guesses = len({tokens[-1] for tokens, bias in longer if bias > 0})
 
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
         """Add the bias of each sequence that the next token may end."""
-        bias = self._prepared(scores, prefixes).repeat(len(prefixes.rows), 1)  # [R, C]
+        if self._tensors is None:
+            self._prepare(scores, prefixes.ids)
+        bias = self._alone.repeat(len(prefixes.rows), 1)  # [R, C]
         for heads, places, biases in self._tensors or ():
             is_long = prefixes.ends >= heads.shape[1]
             matches = (prefixes.endings(heads.shape[1])[:, None] == heads).all(dim=-1) & is_long
@@ -142,29 +137,19 @@ class BiasedSequences(Effect):
                 bias.index_add_(1, places[met], torch.where(matches[:, met], biases[met], 0.0))
         scores.change(self._ids, None, torch.add, bias)
 
-    def foresee(self, scores: Scores, prefixes: Prefixes) -> None:
-        """Add the bias of sequences of one token, and of each longer one that could be lifted."""
-        bias = self._prepared(scores, prefixes)
-        for _, places, biases in self._tensors or ():
-            bias = bias.index_add(0, places, biases.clamp_min(0.0))
-        scores.change(self._ids, None, torch.add, bias)
-
-    def _prepared(self, scores: Scores, prefixes: Prefixes) -> torch.Tensor:
-        """Biases that are always added, `[C]`; at first tokens are checked and all is put on the device."""
-        device = prefixes.ids.device
-        if self._tensors is None:
-            self.processor(prefixes.ids[:1, :1], scores.tensor.new_zeros(1, scores.vocab_size))
-            self._ids = self._ids.to(device)
-            self._alone = self.processor.length_1_bias[self._ids]
-            self._tensors = [
-                (
-                    torch.tensor([tokens[:-1] for tokens, _ in group], device=device),
-                    torch.tensor([self._places[tokens[-1]] for tokens, _ in group], device=device),
-                    torch.tensor([bias for _, bias in group], dtype=torch.float32, device=device),
-                )
-                for group in self._groups
-            ]
-        return self._alone
+    def _prepare(self, scores: Scores, ids: torch.Tensor) -> None:
+        """Check tokens, and put all on the device."""
+        self.processor(ids[:1, :1], scores.tensor.new_zeros(1, scores.vocab_size))
+        self._ids = self._ids.to(ids.device)
+        self._alone = self.processor.length_1_bias[self._ids]
+        self._tensors = [
+            (
+                torch.tensor([tokens[:-1] for tokens, _ in group], device=ids.device),
+                torch.tensor([self._places[tokens[-1]] for tokens, _ in group], device=ids.device),
+                torch.tensor([bias for _, bias in group], dtype=torch.float32, device=ids.device),
+            )
+            for group in self._groups
+        ]
 
 
 def _penalise_seen(ignored: Any, processor: Any, scores: Scores, prefixes: Prefixes) -> None:

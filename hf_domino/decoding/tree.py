@@ -26,8 +26,6 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import race
 
-MOST_RACED = 2**22  # numbers of noise that are copied at once
-
 
 @dataclass(frozen=True)
 class Tree:
@@ -103,15 +101,10 @@ class Tree:
         Returns:
             `tuple`: Values and tokens, `[B, W]` each.
         """
-        if self.parents is None:
-            values, tokens = race(scores, noise)
-            return values, tokens
-        rows, found = torch.arange(len(scores), device=scores.device)[:, None], []
-        # Not all at once: the noise of all positions may be larger than their scores.
-        step = max(MOST_RACED // (scores.shape[0] * scores.shape[2]), 1)
-        for pieces in zip(scores.split(step, dim=1), self.depths.split(step, dim=1), strict=True):
-            found.append(race(pieces[0], noise[rows, pieces[1]]))
-        return torch.cat([one.values for one in found], dim=1), torch.cat([one.indices for one in found], dim=1)
+        if self.parents is not None:
+            noise = noise[torch.arange(len(scores), device=scores.device)[:, None], self.depths]
+        values, tokens = race(scores, noise)
+        return values, tokens
 
     def branches(self) -> dict[tuple[int, int], int]:
         """The position of each node of the first row, by its parent's position and by its token."""
@@ -131,7 +124,7 @@ class Tree:
         """
         if self.parents is None:
             right = self.tokens == chosen[:, :-1]
-            return leading_run(right)[:, None], None
+            return right.long().cumprod(dim=1).sum(dim=1, keepdim=True), None
         right = torch.nn.functional.pad(self.tokens == chosen.gather(1, self.parents), (1, 0), value=True)
         lives = ~(self.sees & ~right[:, None]).any(dim=2)  # all on its path are right
         path = self.depths.new_zeros(len(lives), self.depth + 2)
@@ -146,11 +139,6 @@ def along(path: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
         return values
     index = path.to(values.device).view(*path.shape, *[1] * (values.dim() - 2))
     return values.gather(1, index.expand(-1, -1, *values.shape[2:]))
-
-
-def leading_run(accepted: torch.Tensor) -> torch.Tensor:
-    """Length `[R]` of the leading run of True in `[R, P]`."""
-    return accepted.long().cumprod(dim=1).sum(dim=1)
 
 
 def tree_inputs(

@@ -61,11 +61,7 @@ def why_chain(runner: TargetRunner, session: DraftSession, rule: Rule) -> str | 
         return f"{attention} attention"
     if text.model_type in COUNTS_COLUMNS:
         return f"attention of {text.model_type} goes by columns"
-    return _trial(runner.target.model, attention)
-
-
-def _trial(target: PreTrainedModel, attention: str) -> str | None:
-    known = _tried.setdefault(target, {})
+    known, target = _tried.setdefault(runner.target.model, {}), runner.target.model
     key = (attention, rounded_to(target), target.training)  # dropout makes logits differ
     if key not in known:
         known[key] = _try(target)

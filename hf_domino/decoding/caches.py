@@ -63,9 +63,9 @@ def crop_attention(cache: Any, num_positions: int) -> None:
     """Drop the last `num_positions` positions of the attention layers, and of the attention part of mixed ones."""
     for layer in cache.layers:
         # Where none are dropped, sliding-window layers still shrink back to their window.
-        if num_positions or isinstance(layer, DynamicSlidingWindowLayer):
-            if (kind := attention_kind(layer)) is not None:
-                kind.crop(layer, -num_positions)
+        is_cropped = num_positions or isinstance(layer, DynamicSlidingWindowLayer)
+        if is_cropped and (kind := attention_kind(layer)) is not None:
+            kind.crop(layer, -num_positions)
 
 
 def crop_attention_to(cache: Any, length: int) -> None:

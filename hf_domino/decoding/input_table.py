@@ -38,12 +38,18 @@ class InputTable:
         """Memory in use."""
         return sum(products.nbytes for products in self._products.values())
 
-    def rows(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Input products `[N, 3G]` of N tokens; those that are not there yet are computed all at once."""
+    def add(self, token_ids: Sequence[int]) -> None:
+        """Compute the products of those tokens that are not there yet, all at once."""
         if len(self._products) >= self._most:
             self._products.clear()
         if missing := [token for token in dict.fromkeys(token_ids) if token not in self._products]:
             embeds = self._target.embed(torch.tensor(missing, device=self._gru.weight_ih_l0.device))
             products = self._gru.project_inputs(embeds.to(self._gru.weight_ih_l0))
             self._products |= zip(missing, products.unbind(), strict=True)
+
+    def rows(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Input products `[N, 3G]` of N tokens."""
+        self.add(token_ids)
+        if len(token_ids) == 1:
+            return self._products[token_ids[0]][None]
         return torch.stack([self._products[token] for token in token_ids])

@@ -148,7 +148,9 @@ class DominoLanes(Lanes):
             token_ids = self._all_ids.expand(len(logits), 1, -1)
             return self.law.scores_behind(self._seen, self.prefixes, logits), noise, token_ids
         noise = None if noise is None else noise.gather(2, pool.columns[:, depth, None])
-        scores = pool.scores(logits.flatten(0, 1), self.texts.flatten(0, 1)).view(logits.shape)
+        scores = logits.float()
+        if self.law.steps:
+            scores = pool.scores(logits.flatten(0, 1), self.texts.flatten(0, 1)).view(logits.shape)
         return scores, noise, pool.token_ids[:, depth, None]
 
     @property
@@ -167,7 +169,7 @@ class DominoLanes(Lanes):
             self._rows = None if self._pool is None else head.rows(self._pool.columns)  # [B, C, M, R]
             if table is not None and self._pool is not None:
                 likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
-                table.rows([*self.prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
+                table.add([*self.prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
             start = head.initial_state(len(self._hidden))[:, None]
             self._states = self._read(self.prefixes.last(), start)  # [B, L, G]
 
@@ -183,7 +185,8 @@ class DominoLanes(Lanes):
                 activated = head.activate(self._parts[:, depth, None], self._states)  # [B, L, R]
                 rows = None if self._rows is None else self._rows[:, depth]
                 logits = logits + head.expand(activated, rows).to(logits)
-        return logits.expand(-1, self.texts.shape[1], -1)
+        num_lanes = self.texts.shape[1]
+        return logits if num_lanes == 1 else logits.expand(-1, num_lanes, -1)
 
     def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
         """See [`Lanes`]."""

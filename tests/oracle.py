@@ -15,8 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.tree.growing import Grown
+from hf_domino.decoding.tree import Tree
 
 
 @contextlib.contextmanager
@@ -144,7 +143,7 @@ def tree_faults(truth: list[list[int]], vocab_size: int, most_nodes: int) -> Ite
             wrong = truth[row][start + len(right)] if start + len(right) < len(truth[row]) else None
             trees.append(_faulty_tree(draws, right, wrong, most, max(most_nodes, most), vocab_size))
         tokens, parents = torch.tensor(trees).unbind(dim=1)
-        return Grown(Tree(tokens, parents, most), torch.ones(tokens.shape))
+        return Tree(tokens, parents, most)
 
     with _replaced("grow", grow_faulty):
         yield

@@ -16,9 +16,9 @@ from oracle import faults
 from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
+from hf_domino.decoding import noise as noise_module
 from hf_domino.decoding import verification
-from hf_domino.decoding.noise import generators
-from hf_domino.decoding.noise.steps import StepNoise
+from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.static.workspace import release_workspaces
 
 SEED, NEW_TOKENS = 11, 32  # a round of every length
@@ -331,12 +331,12 @@ class Drawing(LogitsProcessor):
 def test_a_processor_that_draws_is_told_of_once(target, drafters, caplog):
     logging.Logger.warning_once.cache_clear()
     options = {"do_sample": True, "max_new_tokens": 8, "eos_token_id": -1}
-    with caplog.at_level(logging.WARNING, logger=generators.__name__):
+    with caplog.at_level(logging.WARNING, logger=noise_module.__name__):
         sample(target, prompt_of(1), options | {"logits_processor": [Forbidding()]}, drafters["pool 16"])
-        assert generators.__name__ not in [record.name for record in caplog.records]
+        assert noise_module.__name__ not in [record.name for record in caplog.records]
         for _ in range(2):
             sample(target, prompt_of(1), options | {"logits_processor": [Drawing()]}, drafters["pool 16"])
-    assert [record.name for record in caplog.records].count(generators.__name__) == 1
+    assert [record.name for record in caplog.records].count(noise_module.__name__) == 1
 
 
 @pytest.mark.gpu

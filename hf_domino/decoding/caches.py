@@ -63,8 +63,8 @@ def crop_attention(cache: Any, num_positions: int) -> None:
     """Drop the last `num_positions` positions of the attention layers, and of the attention part of mixed ones."""
     for layer in cache.layers:
         # Where none are dropped, sliding-window layers still shrink back to their window.
-        is_changed = num_positions or isinstance(layer, DynamicSlidingWindowLayer)
-        if is_changed and (kind := attention_kind(layer)) is not None:
+        is_cropped = num_positions or isinstance(layer, DynamicSlidingWindowLayer)
+        if is_cropped and (kind := attention_kind(layer)) is not None:
             kind.crop(layer, -num_positions)
 
 

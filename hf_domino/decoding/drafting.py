@@ -6,18 +6,18 @@ Shapes: B batch, C new context positions, P proposals, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
-from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.noise.steps import DraftNoise
+from hf_domino.decoding.growing import grow
+from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.lanes import DominoLanes, Lanes, Listener, SteppingLanes
+from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.form import Tree, along
-from hf_domino.decoding.tree.growing import Grown, grow, grow_tree
-from hf_domino.decoding.tree.lanes import SteppingLanes, pool_size
+from hf_domino.decoding.tree import Tree, along
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.kinds.context import ContextCache
@@ -33,6 +33,8 @@ class DraftSession:
     verified, `learn` and then `observe_block` are called whether or not its proposals came from here, and `select`
     where rows are done.
     """
+
+    _ends: torch.Tensor | None = None  # tokens that end a text, where trees are grown without reading back
 
     def __init__(
         self,
@@ -63,12 +65,10 @@ class DraftSession:
         num_rows, num_new = captured[0].shape[:2]
         counts = [num_new] * num_rows
         if mask is None:
-            positions = torch.arange(length - num_new, length, device=captured[0].device)
-            position_ids = positions.expand(num_rows, -1)
-        else:
-            position_ids = (mask.long().cumsum(dim=1) - 1).clamp_min(0)[:, -num_new:]
-            mask = mask[:, -num_new:].bool()
-        if mask is not None and not bool(mask.all()):
+            mask = torch.ones(num_rows, length, dtype=torch.long, device=captured[0].device)
+        position_ids = (mask.long().cumsum(dim=1) - 1).clamp_min(0)[:, -num_new:]
+        mask = mask[:, -num_new:].bool()
+        if not bool(mask.all()):
             # Valid positions first, in order: the cache stores the first ones of each row.
             counts = mask.sum(dim=1).tolist()
             order = mask.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, *counts)]
@@ -125,46 +125,44 @@ class DraftSession:
         listener: Listener | None = None,
     ) -> torch.Tensor:
         """Draft a chain `[B, P]` behind each row, the anchor last in it, beside the prefixes."""
-        config, anchors = self.drafter.config, prefixes.last()
-        count = config.num_draft_tokens if num_draft_tokens is None else min(num_draft_tokens, config.num_draft_tokens)
+        most = self.drafter.config.num_draft_tokens
+        count = most if num_draft_tokens is None else min(num_draft_tokens, most)
         if count <= 0:
-            return anchors[:, :0]
+            return prefixes.last()[:, :0]
+        return self._behind(prefixes, noise, count, lambda lanes: lanes.chain(listener))
+
+    def grow(
+        self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, num_nodes: int, least_chance: float = 0.0
+    ) -> Tree:
+        """Draft trees with at most so many tokens on a path, and so many nodes."""
+        choose = partial(grow, num_nodes=num_nodes, least_chance=least_chance, ends=self._ends)
+        return self._behind(prefixes, noise, most, choose, num_nodes)
+
+    def _behind(self, prefixes: Prefixes, *options: Any) -> Any:
+        """Draft behind the anchors and choose; options are those of `_choose`."""
         with self.timer.phase("draft"):
-            draft_hidden = self._draft(anchors, prefixes.endings)
+            hidden = self._draft(prefixes.last(), prefixes.endings)
         with self.timer.phase("rollout"):
-            noise = noise[:, :count] if isinstance(noise, torch.Tensor) else noise
-            if (lanes := self._lanes(draft_hidden, prefixes, noise, count, is_tree=False)) is not None:
-                return lanes.chain(listener)
-            return self._choose(draft_hidden[:, :count], prefixes, noise, listener)
-
-    def grow(self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, **options: Any) -> Grown:
-        """Draft trees with at most so many tokens on a path; options are those of `grow_tree`."""
-        with self.timer.phase("draft"):
-            draft_hidden = self._draft(prefixes.last(), prefixes.endings)[:, :most]
-        with self.timer.phase("rollout"):
-            if (lanes := self._lanes(draft_hidden, prefixes, noise, most, is_tree=True)) is not None:
-                return grow(lanes, prefixes, self.law, **options)
-            return self._grow(draft_hidden, prefixes, noise, **options)
-
-    def _lanes(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, most: int, is_tree: bool
-    ) -> SteppingLanes | None:
-        """Lanes behind the anchors, where drafts read each other."""
-        branches = self.drafter.kind.branches(self.target, draft_hidden, self._anchors, self._cache)
-        if branches is None:
-            return None
-        size = pool_size(self.drafter, self.law, is_tree)
-        return SteppingLanes(self.drafter, self.target, draft_hidden, branches, prefixes, self.law, noise, most, size)
-
-    def _grow(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any
-    ) -> Grown:
-        return grow_tree(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, **options)
+            return self._choose(prefixes, hidden, *options)
 
     def _choose(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, listener: Listener | None
-    ) -> torch.Tensor:
-        return rollout(self.drafter, self.target, draft_hidden, prefixes, self.law, noise, self._table, listener)
+        self,
+        prefixes: Prefixes,
+        hidden: torch.Tensor,
+        noise: DraftNoise | None,
+        most: int,  # tokens of a path
+        choose: Callable[[Lanes], Any],
+        num_nodes: int | None = None,  # of a tree
+    ) -> Any:
+        """What is chosen along lanes behind draft hidden states."""
+        return choose(self._lanes(hidden, prefixes, self.law, noise, most, num_nodes is not None))
+
+    def _lanes(self, *arguments: Any) -> Lanes:
+        """Lanes behind what was drafted; arguments are those of [`Lanes`] from there on."""
+        branches = self.drafter.kind.branches(self.target, arguments[0], self._anchors, self._cache)
+        if branches is not None:
+            return SteppingLanes(branches, self.drafter, self.target, *arguments)
+        return DominoLanes(self.drafter, self.target, *arguments, table=self._table)
 
     def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Draft hidden states `[B, P, H]` behind anchors `[B, 1]`; stores the new context, also for `[B, 0]`."""

@@ -32,8 +32,8 @@ from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.form import Tree, along
-from hf_domino.decoding.tree.support import why_chain
+from hf_domino.decoding.tree import Tree, along
+from hf_domino.decoding.tree_support import why_chain
 from hf_domino.decoding.verification import CoupledRule, Rule, Verification, check_drawn
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
@@ -218,8 +218,7 @@ class _Generation:
         if size is None:
             return Tree(self.proposer.propose(prefixes, plan.length, noise, self.rule.listener))
         assert noise is None or isinstance(noise, torch.Tensor), "a tree is drafted with the noise of its steps"
-        grown = self.proposer.grow(prefixes, plan.length, noise, num_nodes=size, least_chance=plan.least_chance)
-        return grown.tree
+        return self.proposer.grow(prefixes, plan.length, noise, num_nodes=size, least_chance=plan.least_chance)
 
     def _commit(self, plan: Plan, proposals: Tree, logits: torch.Tensor, verification: Verification) -> Outcome:
         """Append to the texts what was accepted of all positions together."""

@@ -46,10 +46,13 @@ class CommittedSequences:
         self._stops: list[int | None] = [None] * len(input_ids)  # length at which each row stopped
         self._prompt_length = self._streamed = input_ids.shape[1]
         self._values: list[list[int]] = [[] for _ in input_ids]  # the new tokens, on the host
-        self._config, self._streamer = generation_config, streamer
+        self._has_outputs, self._streamer = generation_config.return_dict_in_generate, streamer
         self._pad = getattr(generation_config, "_pad_token_tensor", None)
-        self._scores: list[list[torch.Tensor]] = [[] for _ in input_ids]
-        self._logits: list[list[torch.Tensor]] = [[] for _ in input_ids]
+        names = ("scores", "logits") if generation_config.return_dict_in_generate else ()
+        # Of each row and new token, [V] each; those that are wanted.
+        self._outputs: dict[str, list[list[torch.Tensor]]] = {
+            name: [[] for _ in input_ids] for name in names if getattr(generation_config, f"output_{name}")
+        }
         self._shown: int | None = None  # length of the text that a criterion or the streamer looks at
         self._known = known
         self._criteria, self._of_batch = StoppingCriteriaList(), StoppingCriteriaList()
@@ -123,9 +126,9 @@ class CommittedSequences:
         for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
             start, new = self._lengths[row], tokens[index, :count]
             self._ids[row, start : start + count] = new
-            for outputs, source in ((self._scores, scores), (self._logits, logits)):
-                if self._wants("output_scores" if outputs is self._scores else "output_logits"):
-                    outputs[row] += list(source[index, :count].to(torch.float32, copy=True))
+            for name, outputs in self._outputs.items():
+                source = scores if name == "scores" else logits
+                outputs[row] += list(source[index, :count].to(torch.float32, copy=True))
             kept.append(self._keep(row, values[index][:count]))
             self._values[row] += values[index]
             self._cut(row, start + kept[-1])
@@ -146,7 +149,8 @@ class CommittedSequences:
     def _cut(self, row: int, length: int) -> None:
         """Keep a row up to a length."""
         self._lengths[row] = length
-        for each in (self._values, self._scores, self._logits):
+        kept: list[list[list[Any]]] = [self._values, *self._outputs.values()]
+        for each in kept:
             del each[row][length - self._prompt_length :]
 
     @property
@@ -158,18 +162,18 @@ class CommittedSequences:
     def _judge(self) -> None:
         """Ask a batch's criteria about one length more; a row that ends there loses what it has grown beyond."""
         self._judged += 1
-        ends = self._ask(self._of_batch, self._padded(self._judged), self._scores)
+        ends = self._ask(self._of_batch, self._padded(self._judged), slice(None))
         for row, stop in enumerate(self._stops):
             if ends[row] and (stop is None or stop > self._judged):
                 self._stops[row] = self._judged
                 if self._pads_finished:
                     self._cut(row, self._judged)
 
-    def _ask(self, criteria: StoppingCriteriaList, ids: torch.Tensor, rows: list[list[torch.Tensor]]) -> list[bool]:
+    def _ask(self, criteria: StoppingCriteriaList, ids: torch.Tensor, rows: slice) -> list[bool]:
         """Which texts `[R, L]` criteria end, with the scores of these rows."""
-        self._shown = ids.shape[1]
+        self._shown, scores = ids.shape[1], self._outputs.get("scores")
         count = self._shown - self._prompt_length
-        ends = criteria(ids, _per_token(rows, count) if self._wants("output_scores") else None)
+        ends = criteria(ids, None if scores is None else _per_token(scores[rows], count))
         self._shown = None
         return ends.flatten().tolist()
 
@@ -187,7 +191,7 @@ class CommittedSequences:
         stop = self._known.stops_at(length, value)
         if self._criteria:
             here = slice(row, row + 1)
-            stop = self._ask(self._criteria, self._ids[here, :length], self._scores[here])[0] or stop
+            stop = self._ask(self._criteria, self._ids[here, :length], here)[0] or stop
         return stop
 
     def _stream(self) -> None:
@@ -216,9 +220,6 @@ class CommittedSequences:
         assert self._pad is not None, "generate asks for a padding token where rows can end early"
         return torch.where(behind, self._pad.to(ids.device), ids)
 
-    def _wants(self, output: str) -> bool:
-        return bool(self._config.return_dict_in_generate and getattr(self._config, output))
-
     def result(self, cache: Any, **outputs: Any) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """End the stream and return what `generate` returns.
 
@@ -230,13 +231,12 @@ class CommittedSequences:
         if self._streamer is not None:
             self._streamer.end()
         sequences = self._padded(length).clone()
-        if not self._config.return_dict_in_generate:
+        if not self._has_outputs:
             return sequences
         count = length - self._prompt_length
         return GenerateDecoderOnlyOutput(
             sequences=sequences,
-            scores=_per_token(self._scores, count) if self._wants("output_scores") else None,
-            logits=_per_token(self._logits, count) if self._wants("output_logits") else None,
+            **{name: _per_token(rows, count) for name, rows in self._outputs.items()},
             **{CACHE: cache},
             **outputs,
         )

@@ -17,7 +17,7 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.recycling import RecyclingSession
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.static.compiling import compile_options
+from hf_domino.decoding.static.graphs import compile_options
 from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.stages import StaticDraftSession, StaticRunner
 from hf_domino.decoding.static.workspace import take_workspace
@@ -56,7 +56,7 @@ def parts_of(
     # The last block may begin at the last position and be rejected as a whole.
     longest += max(drafter.config.num_draft_tokens, drafter.config.fixed_tree_size or 0) + 1
     workspace = take_workspace(target.model, drafter, model_kwargs[CACHE], longest, input_ids.device)
-    workspace.graphs.compiler.options = compiling
+    workspace.graphs.options = compiling
     is_returned = bool(config.return_dict_in_generate)
     return (
         StaticRunner(target, drafter, model_kwargs, timer, workspace, is_returned),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -18,12 +17,15 @@ class Prefixes:
     Args:
         ids (`torch.Tensor` or `Callable`): Ids `[B, T]`, each row from its first token on, or what gives them if they
             may not be asked for. What stands behind a row's length is anything.
-        lengths (`list[int]`): Tokens of each row.
+        lengths (`list[int]` or `torch.Tensor`): Tokens of each row, or `[B, 1]` that only the device knows: the host
+            waits for these if it is asked for them.
         rows (`list[int]`): Which row of the batch that `generate` was given each one is.
     """
 
-    def __init__(self, ids: torch.Tensor | Callable[[], torch.Tensor], lengths: list[int], rows: list[int]):
-        self._ids, self.lengths, self.rows = ids, lengths, rows
+    def __init__(
+        self, ids: torch.Tensor | Callable[[], torch.Tensor], lengths: list[int] | torch.Tensor, rows: list[int]
+    ):
+        self._ids, self._lengths, self.rows = ids, lengths, rows
 
     @property
     def ids(self) -> torch.Tensor:
@@ -37,29 +39,33 @@ class Prefixes:
         """All rows of a batch `[B, T]`, equally long."""
         return cls(ids, [ids.shape[1]] * len(ids), list(range(len(ids))))
 
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each row."""
+        return self._lengths if isinstance(self._lengths, list) else self._lengths[:, 0].tolist()
+
     @property
     def is_even(self) -> bool:
         """Whether all rows are known to be equally long."""
-        return min(self.lengths) == max(self.lengths)
+        return isinstance(self._lengths, list) and min(self._lengths) == max(self._lengths)
 
     @property
     def longest(self) -> int:
         """How many columns the texts take up at most."""
-        return max(self.lengths)
+        return max(self._lengths) if isinstance(self._lengths, list) else self.ids.shape[1]
 
     @property
     def ends(self) -> torch.Tensor:
         """Tokens of each row, `[B, 1]` beside the ids."""
-        return self.per_row(self.lengths)
+        return self.per_row(self._lengths) if isinstance(self._lengths, list) else self._lengths
 
-    def where(self, acts_at: Callable[[Any], Any]) -> torch.Tensor | None:
-        """Which rows are of a length that something is done at, `[B, 1]` bool; None where the host knows of none.
-
-        Args:
-            acts_at (`Callable`): Says so of a length, an `int`, or of each in a tensor.
-        """
-        acts = [acts_at(length) for length in self.lengths]
-        return self.per_row(acts) if any(acts) else None
+    def within(self, lengths: range, bounds: torch.Tensor | None) -> torch.Tensor | None:
+        """Which rows are of some lengths, `[B, 1]` bool, by their bounds `[2]` on the device; None for surely none."""
+        if isinstance(self._lengths, list):
+            are = [length in lengths for length in self._lengths]
+            return self.per_row(are) if any(are) else None
+        first, end = (lengths.start, lengths.stop) if bounds is None else bounds
+        return (first <= self._lengths) & (self._lengths < end)
 
     def last(self) -> torch.Tensor:
         """The last token of each row, `[B, 1]`."""
@@ -118,11 +124,12 @@ class Prefixes:
 
     def _behind(self, ids: Callable[[], torch.Tensor], count: int, first: int = 0, step: int = 0) -> Prefixes:
         """So many texts of each row: longer than it by `first` tokens, and by `step` more from one to the next."""
-        lengths = [length + first + step * index for length in self.lengths for index in range(count)]
-        return Prefixes(lambda: ids().repeat_interleave(count, dim=0), lengths, self._rows_of_each(count))
-
-    def _rows_of_each(self, count: int) -> list[int]:
-        return [row for row in self.rows for _ in range(count)]
+        if isinstance(lengths := self._lengths, list):
+            lengths = [length + first + step * index for length in lengths for index in range(count)]
+        else:
+            lengths = (lengths + first + step * torch.arange(count, device=lengths.device)).view(-1, 1)
+        rows = [row for row in self.rows for _ in range(count)]
+        return Prefixes(lambda: ids().repeat_interleave(count, dim=0), lengths, rows)
 
     def _joined(self, continuation: torch.Tensor) -> torch.Tensor:
         """Ids `[B, T + M]` with tokens `[B, M]` behind each row's length."""
@@ -130,38 +137,3 @@ class Prefixes:
         if self.is_even:
             return ids
         return ids.scatter(1, self.ends + torch.arange(continuation.shape[1], device=ids.device), continuation)
-
-
-class UnreadPrefixes(Prefixes):
-    """Texts whose lengths the device knows; the host reads them only if it is asked for them.
-
-    Args:
-        ids (`torch.Tensor` or `Callable`): As in [`Prefixes`].
-        ends (`torch.Tensor`): Tokens of each row, `[B, 1]`.
-        rows (`list[int]`): As in [`Prefixes`].
-    """
-
-    is_even = False
-    ends = torch.empty(0)
-
-    def __init__(self, ids: torch.Tensor | Callable[[], torch.Tensor], ends: torch.Tensor, rows: list[int]):
-        self._ids, self.ends, self.rows = ids, ends, rows
-
-    @cached_property
-    def lengths(self) -> list[int]:  # type: ignore[override]
-        """Tokens of each row, waited for."""
-        return self.ends[:, 0].tolist()
-
-    @property
-    def longest(self) -> int:
-        """All columns."""
-        return self.ids.shape[1]
-
-    def where(self, acts_at: Callable[[Any], Any]) -> torch.Tensor | None:
-        """Which rows are of a length that something is done at, `[B, 1]` bool."""
-        return acts_at(self.ends)
-
-    def _behind(self, ids: Callable[[], torch.Tensor], count: int, first: int = 0, step: int = 0) -> Prefixes:
-        more = first + step * torch.arange(count, device=self.ends.device)
-        ends = (self.ends + more).view(-1, 1)
-        return UnreadPrefixes(lambda: ids().repeat_interleave(count, dim=0), ends, self._rows_of_each(count))

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.noise.steps import DraftNoise
+from hf_domino.decoding.lanes import Candidates, Lanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.tree.lanes import SteppingLanes
-from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.decoding.tree import Tree
 from hf_domino.kinds.recycling import learn
 
 
@@ -37,41 +35,17 @@ class RecyclingSession(DraftSession):
             tokens = torch.cat((prefixes.last(), proposals.tokens), dim=1)
             learn(self.drafter, tokens.flatten(), logits.flatten(0, 1))
 
-    def _lanes(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, most: int, is_tree: bool
-    ) -> SteppingLanes:
-        return SuccessorLanes(self.drafter, prefixes.last(), noise, self.law.temperature, most)
+    def _lanes(self, *arguments: Any) -> Lanes:
+        return SuccessorLanes(self.drafter, self.target, *arguments)
 
 
-class SuccessorLanes(SteppingLanes):
-    """Lanes whose candidates are the likeliest successors of their last tokens, as the target gave them last.
+class SuccessorLanes(Lanes):
+    """Lanes whose candidates are the likeliest successors of their last tokens, as the target gave them last."""
 
-    Args:
-        drafter ([`DominoDraftModel`]): Has the table.
-        anchors (`torch.Tensor`): `[B, 1]`.
-        noise (`torch.Tensor`, *optional*): What tokens are drawn with, `[B, C, V]` or of more positions.
-        temperature (`float`): Which they are drawn at.
-        num_depths (`int`): How deep to go (C).
-    """
-
-    def __init__(
-        self,
-        drafter: DominoDraftModel,
-        anchors: torch.Tensor,
-        noise: DraftNoise | None,
-        temperature: float,
-        num_depths: int,
-    ):
-        self._drafter, self._temperature, self.num_depths = drafter, temperature, num_depths
-        self._tokens, self._noise, self._own = anchors, noise if isinstance(noise, torch.Tensor) else None, None
-
-    def advance(self, lanes: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Go on with lanes, each by a token `[B, L']`, which is all that counts."""
-        self._tokens = tokens
-
-    def _candidates(self, depth: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-        """See [`SteppingLanes`]. Of logits processors, these scores follow the temperature alone."""
-        token_ids, noise = self._drafter.successors[self._tokens], None
+    def candidates(self, depth: int) -> Candidates:
+        """See [`Lanes`]. Of logits processors, these scores follow the temperature alone."""
+        last = self.texts[..., -1] if depth else self.prefixes.last()
+        token_ids, noise = self._drafter.successors[last], None
         if self._noise is not None:
             noise = self._noise[:, depth].gather(1, token_ids.flatten(1)).view(token_ids.shape)
-        return self._drafter.scores[self._tokens] / self._temperature, noise, token_ids
+        return self._drafter.scores[last] / self.law.temperature, noise, token_ids

@@ -23,11 +23,11 @@ from __future__ import annotations
 import torch
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.decoding.noise.steps import OwnNoise
+from hf_domino.decoding.lanes import Listener
+from hf_domino.decoding.noise import own_noise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.verification import Rule, Verification, check_drawn
 
 
@@ -41,7 +41,7 @@ class ResidualRule(Rule):
         super().__init__(law)
         self._vocab_size = 0
         self._laws: list[torch.Tensor] = []  # scores [R, V] that each proposal was drawn from
-        self.draft_noise = OwnNoise() if draws_drafts else None
+        self.draft_noise = own_noise if draws_drafts else None
 
     @classmethod
     def of_call(cls, config: DominoConfig, law: TokenLaw, do_sample: bool) -> ResidualRule | None:
@@ -62,11 +62,9 @@ class ResidualRule(Rule):
         """Keeps the law of each proposal, where they are drawn."""
         return None if self.draft_noise is None else self._keep
 
-    def _keep(self, scores: torch.Tensor, candidates: torch.Tensor | None) -> None:
-        if candidates is not None:  # no other can be drawn
-            nowhere = scores.new_full((len(scores), self._vocab_size), -torch.inf)
-            scores = nowhere.scatter(1, candidates, scores)
-        self._laws.append(scores)
+    def _keep(self, scores: torch.Tensor, candidates: torch.Tensor) -> None:
+        nowhere = scores.new_full((len(scores), self._vocab_size), -torch.inf)  # no other token can be drawn
+        self._laws.append(nowhere.scatter(1, candidates, scores))
 
     def verify(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> Verification:
         """See [`Rule`]; the proposals are a chain."""
@@ -101,7 +99,7 @@ def accept(
     draft_probs = _draft_probs(proposals, draft_scores, target_probs.shape[-1])
     uniforms = torch.rand(proposals.shape, dtype=torch.float32, device=proposals.device)
     num_accepted, weights = accept_block(proposals, target_probs, draft_probs, uniforms)
-    values, bonus = (weights / OwnNoise().like(weights)).max(dim=-1)
+    values, bonus = (weights / own_noise(weights)).max(dim=-1)
     return num_accepted.masked_fill(values.isnan(), -1), bonus
 
 

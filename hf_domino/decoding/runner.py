@@ -28,8 +28,7 @@ from hf_domino.decoding.caches import (
     move_forward,
     recurrent_layers,
 )
-from hf_domino.decoding.tree.form import Tree, along
-from hf_domino.decoding.tree.masks import tree_inputs
+from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.target.view import Captured, TargetModel
 

@@ -9,7 +9,9 @@ vocabulary; D is V without one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from transformers import (
@@ -20,9 +22,8 @@ from transformers import (
 )
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors.effects import Banned, Effect
-from hf_domino.decoding.processors.scores import Scores
-from hf_domino.decoding.processors.stock import CHECKS_LAW, PREFIX_FREE, STATELESS, effect_of, one_by_one
+from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE, STATELESS, Banned, Effect, effect_of, one_by_one
+from hf_domino.decoding.scores import Scores
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.vocabulary import DraftVocabulary
 
@@ -33,20 +34,18 @@ class TokenLaw:
     Args:
         processors (`LogitsProcessorList`): Processors and warpers, in order.
         stops ([`KnownStops`], *optional*): Where texts end: a caller's function is never asked what comes behind.
-        vocabulary ([`DraftVocabulary`], *optional*): Whose tokens have logits; defaults to all.
-        steps (`list`, *optional*): The processors in order, those that have an effect as that; made where not given.
     """
 
-    def __init__(
-        self,
-        processors: LogitsProcessorList,
-        stops: KnownStops | None = None,
-        vocabulary: DraftVocabulary | None = None,
-        steps: list[Effect | LogitsProcessor] | None = None,
-    ):
-        self.processors, self.stops = processors, stops or KnownStops()
-        self.vocabulary = vocabulary or DraftVocabulary()
-        self.steps = [effect_of(processor) or processor for processor in processors] if steps is None else steps
+    def __init__(self, processors: LogitsProcessorList, stops: KnownStops | None = None):
+        self.stops = stops or KnownStops()
+        self.vocabulary = DraftVocabulary()  # whose tokens have logits
+        # The processors in order, those that have an effect as that.
+        self.steps: list[Effect | LogitsProcessor] = [effect_of(processor) or processor for processor in processors]
+
+    @property
+    def processors(self) -> list[Any]:
+        """Processors and warpers, in order."""
+        return [step.processor if isinstance(step, Effect) else step for step in self.steps]
 
     @property
     def effects(self) -> list[Effect]:
@@ -77,11 +76,17 @@ class TokenLaw:
 
         Without those fewer drafts are accepted; the output is the target's own all the same.
         """
-        return self._less([index for index, one in enumerate(self.processors) if type(one) not in STATELESS])
+        kept = zip(self.steps, self.processors, strict=True)
+        return self._with(steps=[step for step, processor in kept if type(processor) in STATELESS])
 
     def over(self, vocabulary: DraftVocabulary) -> TokenLaw:
         """The same law where only some tokens have logits: it takes and gives those `[..., D]`."""
-        return TokenLaw(self.processors, self.stops, vocabulary, self.steps)
+        return self._with(vocabulary=vocabulary)
+
+    def _with(self, **changed: Any) -> TokenLaw:
+        law = copy.copy(self)
+        vars(law).update(changed)
+        return law
 
     def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenLaw]:
         """Forbid beforehand what only depends on how long the text is.
@@ -93,23 +98,17 @@ class TokenLaw:
         Returns:
             `tuple`: Logits that can still be corrected, and the law less the processors that are done with.
         """
-        done = {index: step for index, step in enumerate(self.steps) if isinstance(step, Banned)}
-        if not done:
+        if not (done := [step for step in self.steps if isinstance(step, Banned)]):
             return logits, self
         seen = prefixes.foreseen(logits.shape[1])
         changed: Scores | None = None
-        for step in done.values():
+        for step in done:
             if (where := step.where(seen)) is not None:
                 changed = changed or Scores(self.vocabulary.scatter(logits).flatten(0, 1), logits.dtype)
                 step.act(changed, where)
         if changed is not None:
             logits = self.vocabulary.gather(changed.tensor).view_as(logits)
-        return logits, self._less(list(done))
-
-    def _less(self, dropped: list[int]) -> TokenLaw:
-        kept = [index for index in range(len(self.steps)) if index not in dropped]
-        processors = LogitsProcessorList(self.processors[index] for index in kept)
-        return TokenLaw(processors, self.stops, self.vocabulary, [self.steps[index] for index in kept])
+        return logits, self._with(steps=[step for step in self.steps if not isinstance(step, Banned)])
 
     def scores(self, prefixes: Prefixes, logits: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
         """Process logits of successive positions, each with its own prefix.
@@ -185,7 +184,7 @@ class TokenLaw:
         return step(prefixes.ids, scores.masked_fill(is_lawless, 0.0)).masked_fill(is_lawless, -torch.inf)
 
 
-def stateful_processors(processors: LogitsProcessorList) -> list[str]:
+def stateful_processors(processors: Iterable[LogitsProcessor]) -> list[str]:
     """Class names of the processors that may remember their calls: all that are not known to be functions."""
     return [type(processor).__name__ for processor in processors if type(processor) not in STATELESS]
 

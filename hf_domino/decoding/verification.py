@@ -17,11 +17,11 @@ from functools import partial
 
 import torch
 
-from hf_domino.decoding.noise.steps import DraftNoise, StepNoise
+from hf_domino.decoding.lanes import Listener
+from hf_domino.decoding.noise import DraftNoise, StepNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import Listener
 from hf_domino.decoding.sampling import TokenLaw, choose, race
-from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -52,10 +52,6 @@ class DraftVocabulary:
         """The columns `[...]` of ids `[...]`; -1 for tokens that are not drafted."""
         return ids
 
-    def all_ids(self, num_rows: int) -> torch.Tensor | None:
-        """The ids of all columns for each of some rows, `[num_rows, D]`; None where they are the columns."""
-        return None
-
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Choose the values `[..., D]` of these tokens from values `[..., V]` of all tokens, such as noise."""
         return values
@@ -172,10 +168,6 @@ class ReducedVocabulary(DraftVocabulary):
         token_ids = self.token_ids.to(ids.device)
         nearest = torch.searchsorted(token_ids, ids.contiguous()).clamp_max(len(token_ids) - 1)
         return torch.where(token_ids[nearest] == ids, nearest, -1)
-
-    def all_ids(self, num_rows: int) -> torch.Tensor | None:
-        """See [`DraftVocabulary`]."""
-        return self.token_ids.expand(num_rows, -1)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """See [`DraftVocabulary`]."""

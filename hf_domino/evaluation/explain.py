@@ -19,16 +19,15 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.decoding.caches import PER_POSITION
-from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.growing import grow
+from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.tree.growing import grow_tree
-from hf_domino.decoding.tree.support import why_chain
+from hf_domino.decoding.tree import Tree
+from hf_domino.decoding.tree_support import why_chain
 from hf_domino.decoding.verification import CoupledRule
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.integration.call_checks import check_inputs
@@ -187,10 +186,10 @@ def _explain(
     # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
     size, session, chances = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state()), None
     if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
-        tree = Tree(rollout(drafter, target, draft_hidden, prefixes, session.law))
+        tree = Tree(DominoLanes(drafter, target, draft_hidden, prefixes, session.law).chain())
     else:
-        grown = grow_tree(drafter, target, draft_hidden, prefixes, session.law, num_nodes=size)
-        tree, chances = grown.tree, grown.chances[0].cpu()
+        tree = grow(DominoLanes(drafter, target, draft_hidden, prefixes, session.law, is_tree=True), size)
+        chances = None if tree.chances is None else tree.chances[0].cpu()
     logits, _ = runner.check_block(prefixes.last(), tree)
     seen = tree.seen_by(prefixes)
     parents = torch.arange(tree.num_nodes) if tree.parents is None else tree.parents[0].cpu()
@@ -237,17 +236,15 @@ def _draft_logits(
     """Base logits and corrected ones of each node, `[N, D]`, with the tokens before it on its path read."""
     depths = tree.depths[0, 1:] - 1
     base_logits = drafter.kind.logits(target, draft_hidden.to(depths.device))[0, depths]
-    if drafter.head is None:
+    if (head := drafter.head) is None:
         return base_logits, base_logits
-    count, corrected = tree.num_nodes, drafter.head.narrow(base_logits)
-    paths = seen.ids[1:, prefixes.lengths[0] :]  # [N, C]
-    corrections = Corrections(drafter, target, draft_hidden.expand(count, -1, -1), prefixes.last()[0].expand(count))
-    for depth in range(tree.depth):
-        here = (depths == depth)[:, None]
-        if depth:
-            corrections.read(paths[:, depth - 1])
-        corrected = torch.where(here, corrections.apply(depth, corrected), corrected)
-    return base_logits, corrected
+    narrowed = head.narrow(base_logits)
+    read = seen.ids[1:, prefixes.lengths[0] - 1 : -1]  # [N, C], from the anchor on
+    draft_hidden, depths = draft_hidden[:, : read.shape[1]], depths.to(draft_hidden.device)
+    states = head.read(target, read, draft_hidden.expand(len(read), -1, -1))[torch.arange(len(read)), depths]
+    corrections = head.expand(head.activate(head.project_hidden(draft_hidden)[0, depths], states)).to(base_logits)
+    is_corrected = tree.depths[0, 1:, None] > drafter.config.pure_draft_prefix_len
+    return base_logits, torch.where(is_corrected, narrowed + corrections, narrowed)
 
 
 def _probs(law: TokenLaw, prefixes: Prefixes, seen: Prefixes, logits: torch.Tensor) -> torch.Tensor:

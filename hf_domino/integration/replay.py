@@ -19,8 +19,8 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.noise.generators import CallGenerator
-from hf_domino.decoding.processors.stock import STATELESS
+from hf_domino.decoding.noise import CallGenerator
+from hf_domino.decoding.processors import STATELESS
 from hf_domino.target.view import rounded_to
 
 # Functions of the tokens alone: a replay can ask them again. Others may look at the clock or remember.

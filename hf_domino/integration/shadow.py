@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedModel
 
-from hf_domino.decoding.noise.generators import latest_start
+from hf_domino.decoding.noise import latest_start
 from hf_domino.drafter.stats import hand_out
 from hf_domino.integration.replay import Mismatch, Replay
 

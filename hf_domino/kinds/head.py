@@ -67,5 +67,5 @@ class CorrectionHead(ABC):
         return F.embedding(columns.to(self.up.weight.device), self.up.weight)
 
     def expand(self, activated: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Corrections `[N, D]` of what W2 reads `[N, R]`, or `[N, M]` of rows `[N, M, R]`."""
-        return self.up(activated) if rows is None else (rows @ activated[..., None])[..., 0]
+        """Corrections `[..., D]` of what W2 reads `[..., R]`, or `[N, L, M]` by rows `[N, M, R]`."""
+        return self.up(activated) if rows is None else activated @ rows.mT

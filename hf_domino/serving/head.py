@@ -9,14 +9,11 @@ Shapes: B requests, P proposals, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
 
 import torch
 from torch import nn
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.decoding.correcting.corrections import Corrections
 from hf_domino.kinds.domino import CorrectionProjection, DominoHead, PrefixGRU
 
 
@@ -45,11 +42,14 @@ class BlockHead(nn.Module):
         """Correct whole blocks, so that the argmax of each row is the proposal behind those before it."""
         # base_logits [B, P, V], minus infinity for tokens that are not drafted; draft_hidden [B, P, H] of the positions
         # that predict; anchors [B], before the first proposal; embed gives [B, H].
-        corrections = Corrections(cast(Any, self), cast(Any, SimpleNamespace(embed=embed)), draft_hidden, anchors)
-        corrected = [corrections.apply(0, base_logits[:, 0])]
-        for index in range(1, base_logits.shape[1]):
-            corrections.read(corrected[-1].argmax(dim=-1))
-            corrected.append(corrections.apply(index, base_logits[:, index]))
+        head, tokens, corrected = self.head, anchors, list[torch.Tensor]()
+        parts, state = head.project_hidden(draft_hidden), head.initial_state(len(anchors))
+        for index, logits in enumerate(base_logits.unbind(dim=1)):
+            state = head.gru.step(embed(tokens).to(state), state)
+            if index >= self.config.pure_draft_prefix_len:
+                logits = logits + head.expand(head.activate(parts[:, index], state)).to(logits)
+            corrected.append(logits)
+            tokens = logits.argmax(dim=-1)
         return torch.stack(corrected, dim=1)
 
 

@@ -35,10 +35,10 @@ from transformers import LogitsProcessorList
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino._common.provenance import provenance
-from hf_domino.decoding.correcting.input_table import InputTable
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.pair import Pair, load_pair, read_prompts
 from hf_domino.target.view import TargetModel
@@ -179,7 +179,8 @@ class Ours:
     def __call__(self, drafter: DominoDraftModel, head: Head, block: Block) -> torch.Tensor:
         """Proposals `[1, P]`."""
         drafter.config.draft_pool_size, head.base_logits = self.pool_size, block.base_logits
-        return rollout(drafter, head, block.draft_hidden, Prefixes.of(block.anchor[None]), GREEDY, table=self.table)
+        prefixes = Prefixes.of(block.anchor[None])
+        return DominoLanes(drafter, head, block.draft_hidden, prefixes, GREEDY, table=self.table).chain()
 
 
 @torch.no_grad()

@@ -12,12 +12,12 @@ import torch
 from builders import SEED, TINY, build_drafter
 from oracle import oracle
 from test_families import NEW_TOKENS, PROMPT, build
-from transformers import CompileConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import CompileConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 import hf_domino
-from hf_domino.decoding.static import compiling, workspace
-from hf_domino.decoding.static.compiling import CompiledStage, CompileOptions
-from hf_domino.decoding.static.graphs import StageGraphs
+from hf_domino.decoding.static import graphs as graphs_module
+from hf_domino.decoding.static import workspace
+from hf_domino.decoding.static.graphs import StageGraphs, compile_options
 
 GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
 STATIC = {"cache_implementation": "static"}
@@ -65,7 +65,7 @@ def config(traced):
 def warned(monkeypatch):
     """Stages that are said to run uncompiled, with reasons."""
     found = []
-    monkeypatch.setattr(compiling.logger, "warning", lambda *arguments: found.append(arguments[1:]))
+    monkeypatch.setattr(graphs_module.logger, "warning", lambda *arguments: found.append(arguments[1:]))
     return found
 
 
@@ -79,9 +79,9 @@ def captured(monkeypatch):
             super().__init__(device, enabled=True)
 
         def capture(self, stage, inputs):
-            if isinstance(stage, CompiledStage) and None in found:
+            if isinstance(stage, functools.partial) and None in found:
                 raise RuntimeError("operation not permitted when stream is capturing")
-            found.append(isinstance(stage, CompiledStage))
+            found.append(isinstance(stage, functools.partial))
             return types.SimpleNamespace(replay=lambda inputs: stage(*inputs))
 
     monkeypatch.setattr(workspace, "StageGraphs", CalledGraphs)
@@ -90,6 +90,11 @@ def captured(monkeypatch):
 
 def generate(target, drafter, config=None, prompt=PROMPT, **options):
     return target.generate(prompt, assistant_model=drafter, compile_config=config, **GREEDY | STATIC | options)
+
+
+def asked(config):
+    """What stages are compiled with."""
+    return compile_options(None, GenerationConfig(compile_config=config, cache_implementation="static"))
 
 
 def test_text_is_that_of_the_target(make_drafter, config, traced, warned):
@@ -167,7 +172,7 @@ def test_paced_blocks(tiny_qwen3, make_drafter, config, warned):
 
 def test_many_widths_do_not_run_into_the_limit_of_recompilations(config, traced, warned):
     graphs = StageGraphs(torch.device("cpu"))
-    graphs.compiler.options = CompileOptions.of(config)
+    graphs.options = asked(config)
     widths = range(2, 2 * torch._dynamo.config.cache_size_limit + 4)
     for _ in range(2):
         for width in widths:
@@ -178,9 +183,9 @@ def test_many_widths_do_not_run_into_the_limit_of_recompilations(config, traced,
 
 
 def test_compiled_stages_are_bounded(monkeypatch, config, traced):
-    monkeypatch.setattr(compiling, "MAX_COMPILED", 3)
+    monkeypatch.setattr(graphs_module, "MAX_COMPILED", 3)
     graphs = StageGraphs(torch.device("cpu"))
-    graphs.compiler.options = CompileOptions.of(config)
+    graphs.options = asked(config)
     for width in (2, 3, 4, 5, 5, 2):  # the last one was forgotten
         graphs("backbone", lambda block: (2 * block,), torch.ones(1, width))
     assert len(traced) == 5
@@ -188,7 +193,7 @@ def test_compiled_stages_are_bounded(monkeypatch, config, traced):
 
 def test_strides_of_axes_of_one_are_not_compiled_for(config, traced):
     graphs = StageGraphs(torch.device("cpu"))
-    graphs.compiler.options = CompileOptions.of(config)
+    graphs.options = asked(config)
     for block in (torch.ones(1, 5), torch.ones(5, 1).T, torch.ones(3, 7)[1:2, :5]):
         graphs("backbone", lambda block: (2 * block,), block)
     assert len(traced) == 1
@@ -205,7 +210,7 @@ def test_strides_of_axes_of_one_are_not_compiled_for(config, traced):
     ],
 )
 def test_modes_make_no_graphs_inside_graphs(mode, passed):
-    assert CompileOptions.of(CompileConfig(mode=mode)).mode == passed
+    assert asked(CompileConfig(mode=mode))["mode"] == passed
 
 
 def test_options_reach_torch(tiny_qwen3, make_drafter, monkeypatch):
@@ -229,7 +234,7 @@ def test_nothing_is_compiled_unasked(tiny_qwen3, make_drafter, monkeypatch, opti
 @pytest.mark.parametrize("reason", ["cache_implementation='static'", "quantized by FakeQuantizer"])
 def test_what_is_not_compiled_is_said(tiny_qwen3, make_drafter, config, traced, monkeypatch, reason):
     said = []
-    monkeypatch.setattr(compiling.logger, "warning_once", said.append)
+    monkeypatch.setattr(graphs_module.logger, "warning_once", said.append)
     options = {"cache_implementation": None}
     if "quantized" in reason:
         quantizer = type("FakeQuantizer", (), {"is_compileable": False})()

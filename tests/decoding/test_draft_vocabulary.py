@@ -24,9 +24,8 @@ from transformers import (
 
 import domino_kernels
 from hf_domino import explain_round
-from hf_domino.decoding import rollout as rollout_module
+from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target.view import TargetModel
 
@@ -58,9 +57,7 @@ class Told:
 
     def __call__(self, scores, candidates):
         probs = scores.softmax(dim=-1)
-        self.laws.append(
-            probs if candidates is None else torch.zeros(len(probs), VOCAB_SIZE).scatter(1, candidates, probs)
-        )
+        self.laws.append(torch.zeros(len(probs), VOCAB_SIZE).scatter(1, candidates, probs))
 
 
 def blocks(target, **overrides):
@@ -83,19 +80,18 @@ def blocks(target, **overrides):
 @pytest.mark.parametrize(
     "overrides", [{}, {"pure_draft_prefix_len": 2}, {"projector_type": "dflash"}], ids=["", "prefix", "dflash"]
 )
-def test_drafts_are_those_of_a_target_that_never_says_the_others(monkeypatch, tiny_qwen3, law, pool_size, overrides):
-    monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
+def test_drafts_are_those_of_a_target_that_never_says_the_others(tiny_qwen3, law, pool_size, overrides):
     law = TokenLaw(LogitsProcessorList(LAWS[law]))
     block, reference = blocks(tiny_qwen3, draft_pool_size=pool_size, **overrides)
     seen = set()
     for noise in (None, torch.empty(3, 10, VOCAB_SIZE).exponential_()):
-        expected = rollout(*reference, law, noise)
-        for is_fixed in (False, True):
-            found = rollout(*block, law, noise, is_fixed=is_fixed)
-            assert torch.equal(found, expected)
+        expected = DominoLanes(*reference, law, noise).chain()
+        found = DominoLanes(*block, law, noise).chain()
+        assert torch.equal(found, expected)
         seen |= set(found.flatten().tolist())
         told, wanted = Told(), Told()
-        assert torch.equal(rollout(*block, law, noise, listener=told), rollout(*reference, law, noise, listener=wanted))
+        listened = DominoLanes(*block, law, noise).chain(told)
+        assert torch.equal(listened, DominoLanes(*reference, law, noise).chain(wanted))
         torch.testing.assert_close(torch.stack(told.laws), torch.stack(wanted.laws), rtol=1e-4, atol=1e-5)
     assert seen <= set(IDS)
     assert len(seen) > 3
@@ -107,9 +103,9 @@ def test_fused_kernels(tiny_qwen3):
     block, _ = blocks(tiny_qwen3, draft_pool_size=5, pure_draft_prefix_len=2)
     noise, law = torch.empty(3, 9, VOCAB_SIZE).exponential_(), TokenLaw(LogitsProcessorList())
     for drawn in (None, noise):
-        expected = rollout(*block, law, drawn)
+        expected = DominoLanes(*block, law, drawn).chain()
         with domino_kernels.use_backend("triton"):
-            assert torch.equal(rollout(*block, law, drawn), expected)
+            assert torch.equal(DominoLanes(*block, law, drawn).chain(), expected)
 
 
 CALLS = {

@@ -14,7 +14,7 @@ from transformers import LogitsProcessorList
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.laws import FixedLaw
-from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree import Tree
 
 CAPACITY, CASES = 24, 12
 READS_BACK = ("decay", "prompt penalty", "prompt n-grams", "bad words", "sequence bias", "watermark", "allowed")

@@ -7,9 +7,9 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 import domino_kernels
 from domino_kernels import dispatch
-from hf_domino.decoding.correcting.fused import fits_kernels
+from hf_domino.decoding.fused import fits_kernels
+from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target.view import TargetModel
 
@@ -36,10 +36,10 @@ def make(target, **overrides):
 def test_proposals_are_equal(tiny_qwen3, pool_size, fields):
     block, noise = make(tiny_qwen3, draft_pool_size=pool_size, **fields), torch.empty(2, 6, VOCAB_SIZE).exponential_()
     for law, drawn in ((GREEDY, None), (WARPED, noise)):
-        expected = rollout(*block, law, drawn)
+        expected = DominoLanes(*block, law, drawn).chain()
         with domino_kernels.use_backend("triton"):
             assert fits_kernels(block[0], law, noise, drawn)
-            assert torch.equal(rollout(*block, law, drawn), expected)
+            assert torch.equal(DominoLanes(*block, law, drawn).chain(), expected)
 
 
 @pytest.mark.parametrize("draft_tree_size", [None, 9], ids=["chain", "tree"])

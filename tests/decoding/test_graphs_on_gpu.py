@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
 from transformers import CompileConfig
 
 from hf_domino.decoding.static import workspace
-from hf_domino.decoding.static.compiling import CompiledStage
 from hf_domino.decoding.static.graphs import StageGraphs, without_graphs
 
 pytestmark = pytest.mark.gpu
@@ -88,14 +88,14 @@ def test_draws_are_those_of_launched_stages(law, captures):
 @pytest.mark.parametrize("law", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7, "top_k": 20}])
 def test_compiled_stages_are_captured(law, captures, monkeypatch):
     target, compiled = build("Qwen2").cuda(), []
-    drafter, texts, states, capture = build_drafter(target).cuda(), [], [], StageGraphs.capture
+    drafter, texts, states, try_capture = build_drafter(target).cuda(), [], [], StageGraphs._try_capture
 
-    def noting(self, stage, inputs):
-        graph = capture(self, stage, inputs)
-        compiled.extend([stage.key[0]] if isinstance(stage, CompiledStage) else [])
+    def noting(self, name, stage, inputs):
+        graph = try_capture(self, name, stage, inputs)
+        compiled.extend([name] if isinstance(stage, partial) else [])
         return graph
 
-    monkeypatch.setattr(StageGraphs, "capture", noting)
+    monkeypatch.setattr(StageGraphs, "_try_capture", noting)
     options = {"max_new_tokens": NEW_TOKENS, **law}
     static = {"assistant_model": drafter, **STATIC}
     asking = static | {"compile_config": CompileConfig(fullgraph=True)}

@@ -10,9 +10,8 @@ import threading
 import pytest
 import torch
 
-from hf_domino.decoding.noise import generators
-from hf_domino.decoding.noise.generators import CallGenerator
-from hf_domino.decoding.noise.steps import MAX_BYTES, StepNoise
+from hf_domino.decoding import noise as noise_module
+from hf_domino.decoding.noise import MAX_BYTES, CallGenerator, StepNoise
 from hf_domino.decoding.sampling import choose
 
 V, SEED = 23, 5
@@ -26,7 +25,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def given_back():
     """A test that fails between two calls must not change those behind it."""
     yield
-    generators._borrowers.clear()
+    noise_module._borrowers.clear()
 
 
 def plain_noise(batch_size, num_steps):
@@ -110,7 +109,7 @@ def test_the_default_generator_is_left_after_so_many_steps(num_steps, expected, 
 def test_a_choice_is_the_draw_of_multinomial(device, vocab_size):
     """Bit for bit, zeros among the probabilities, the generator's state included."""
     device = torch.device(device)
-    default = generators.default_generator(device)
+    default = noise_module.default_generator(device)
     for batch_size in (1, 3):
         scores = 3 * torch.randn(4, batch_size, vocab_size, device=device)
         scores[torch.rand(scores.shape, device=device) < 0.3] = -torch.inf
@@ -134,7 +133,7 @@ def numbers(generator=None):
 def warned(caplog):
     """What was logged, once for each thing said in this test."""
     logging.Logger.warning_once.cache_clear()
-    with caplog.at_level(logging.WARNING, logger=generators.__name__):
+    with caplog.at_level(logging.WARNING, logger=noise_module.__name__):
         yield caplog
     logging.Logger.warning_once.cache_clear()
 
@@ -222,7 +221,7 @@ def test_what_a_call_that_was_given_up_still_owes(is_same_thread):
 
 def test_a_call_that_is_collected_while_another_begins(monkeypatch):
     """Collecting one gives back, and may happen at any point of the same thread."""
-    given_up, seed = [CallGenerator(CPU)], generators._seed
+    given_up, seed = [CallGenerator(CPU)], noise_module._seed
     torch.manual_seed(SEED)
 
     def collect(state):
@@ -230,7 +229,7 @@ def test_a_call_that_is_collected_while_another_begins(monkeypatch):
             given_up.pop().give_back(torch.Generator().get_state())
         return seed(state)
 
-    monkeypatch.setattr(generators, "_seed", collect)
+    monkeypatch.setattr(noise_module, "_seed", collect)
     call = CallGenerator(CPU)  # with a plain lock this would wait for itself
     call.give_back(call.generator.get_state())
     assert not given_up
@@ -238,7 +237,7 @@ def test_a_call_that_is_collected_while_another_begins(monkeypatch):
 
 def test_where_no_default_generator_tells_the_text(monkeypatch):
     """As on MPS: every call has other noise, and a seed repeats it."""
-    monkeypatch.setattr(generators, "default_generator", lambda device: None)
+    monkeypatch.setattr(noise_module, "default_generator", lambda device: None)
     drawn = []
     for _ in range(2):
         torch.manual_seed(SEED)

@@ -12,9 +12,9 @@ from oracle import faults, tree_faults
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
-from hf_domino.decoding.correcting.candidates import CandidatePool
+from hf_domino.decoding.candidates import CandidatePool
+from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target.view import TargetModel
 
@@ -195,7 +195,7 @@ def test_what_is_forced_or_lifted_is_drafted_and_what_is_banned_is_not(tiny_qwen
 
     def drafted(processor):
         law = TokenLaw(LogitsProcessorList([processor]))
-        return rollout(drafter, target, hidden, prefixes, law)
+        return DominoLanes(drafter, target, hidden, prefixes, law).chain()
 
     assert drafted(hf.ForcedEOSTokenLogitsProcessor(12, [unlikely]))[:, 2].tolist() == [unlikely, unlikely]
     assert (drafted(hf.SequenceBiasLogitsProcessor([[[unlikely], 90.0]])) == unlikely).all()

@@ -1,4 +1,4 @@
-"""The rollout over the whole vocabulary: guessed by a small pool and checked at once, it is the one step by step."""
+"""The rollout draws its proposals from the corrected law, of the whole vocabulary or of a pool."""
 
 import pytest
 import torch
@@ -11,11 +11,10 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from hf_domino.decoding import rollout as rollout_module
-from hf_domino.decoding.correcting.input_table import InputTable
-from hf_domino.decoding.noise.steps import OwnNoise
+from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.lanes import DominoLanes
+from hf_domino.decoding.noise import own_noise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.target.view import TargetModel
 
@@ -46,38 +45,31 @@ def exponential(block):
 def listened(block, law, noise):
     """Proposals, and what was told of each."""
     told = []
-    proposals = rollout(*block, law, noise, listener=lambda *proposal: told.append(proposal))
+    proposals = DominoLanes(*block, law, noise).chain(lambda *proposal: told.append(proposal))
     assert len(told) == proposals.shape[1] == block[2].shape[1]
     return proposals, told
 
 
-class Remembering(OwnNoise):
+class Remembering:
     """Keeps what it has drawn."""
 
     def __init__(self):
         self.drawn = []
 
-    def like(self, scores):
-        self.drawn.append(super().like(scores))
+    def __call__(self, scores):
+        self.drawn.append(own_noise(scores))
         return self.drawn[-1]
-
-
-def step_by_step(monkeypatch, *arguments):
-    with monkeypatch.context() as patch:
-        patch.setattr(rollout_module, "EXACT_POOL_SIZE", VOCAB_SIZE)
-        return rollout(*arguments)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("shift_label", [True, False])
 @pytest.mark.parametrize("prefix_len", [0, 3])
-@pytest.mark.parametrize("sizes", [(None, 4), (12, 4)], ids=["guessed", "pooled"])
-def test_proposals_are_those_of_the_formulas(monkeypatch, tiny_qwen3, shift_label, prefix_len, sizes):
+@pytest.mark.parametrize("pool_size", [None, 12])
+def test_proposals_are_those_of_the_formulas(tiny_qwen3, shift_label, prefix_len, pool_size):
     """State and first corrected position go by the place in the block, of which an unshifted one drops the first."""
-    fields = {"shift_label": shift_label, "pure_draft_prefix_len": prefix_len, "draft_pool_size": sizes[0]}
+    fields = {"shift_label": shift_label, "pure_draft_prefix_len": prefix_len, "draft_pool_size": pool_size}
     drafter = build_drafter(tiny_qwen3, block_size=7, **fields)
     torch.nn.init.normal_(drafter.embed_proj[2].weight, std=2.0)
-    monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", sizes[1])
     hidden, target = 0.3 * torch.randn(2, 7, drafter.config.hidden_size), TargetModel(tiny_qwen3, drafter.config)
     prefixes, law = Prefixes(torch.randint(4, VOCAB_SIZE, (2, 9)), [9, 6], [0, 1]), TokenLaw(LogitsProcessorList())
     arguments = drafter, target, hidden[:, drafter.config.label_offset :], prefixes, law
@@ -85,32 +77,31 @@ def test_proposals_are_those_of_the_formulas(monkeypatch, tiny_qwen3, shift_labe
     pairs = zip(hidden, anchors, strict=True)
     expected = torch.stack([rederived.correct(states, anchor)[0] for states, anchor in pairs])
     for table in (None, InputTable(drafter.prefix_gru, target)):
-        assert torch.equal(rollout(*arguments, table=table), expected)
+        assert torch.equal(DominoLanes(*arguments, table=table).chain(), expected)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("pool_size", [1, 20])
-def test_it_is_the_one_step_by_step(monkeypatch, block, law, pool_size):
+@pytest.mark.parametrize("pool_size", [None, 20])
+def test_rows_are_drafted_as_if_each_were_alone(block, law, pool_size):
     law = TokenLaw(LogitsProcessorList(LAWS[law]))
     drafter, target, hidden, prefixes = block
-    monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", pool_size)
+    drafter.config.draft_pool_size = pool_size
     for noise in (None, exponential(block)):
-        expected = step_by_step(monkeypatch, *block, law, noise)
-        assert torch.equal(rollout(*block, law, noise), expected)
+        together = DominoLanes(*block, law, noise).chain()
         for row in range(3):
             alone = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
             own = None if noise is None else noise[row : row + 1]
-            assert torch.equal(rollout(drafter, target, hidden[row : row + 1], alone, law, own)[0], expected[row])
+            lanes = DominoLanes(drafter, target, hidden[row : row + 1], alone, law, own)
+            assert torch.equal(lanes.chain()[0], together[row])
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("is_own", [False, True], ids=["shared noise", "own noise"])
-def test_proposals_are_drawn_from_the_corrected_law(monkeypatch, block, law, is_own):
+def test_proposals_are_drawn_from_the_corrected_law(block, law, is_own):
     drafter, target, hidden, prefixes = block
     law, shared, own = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block), Remembering()
-    monkeypatch.setattr(rollout_module, "EXACT_POOL_SIZE", 4)
     proposals, told = listened(block, law, own if is_own else shared)
     noise = torch.cat(own.drawn, dim=1) if is_own else shared[:, :-1]
     rederived, anchors = Rederived(drafter, target.model), prefixes.last()[:, 0]
@@ -120,10 +111,9 @@ def test_proposals_are_drawn_from_the_corrected_law(monkeypatch, block, law, is_
     for index in range(hidden.shape[1]):
         expected = law.scores(prefixes, logits[:, index : index + 1], proposals[:, :index])[:, 0]
         assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
-        if is_own:  # nothing was guessed
-            scores, candidates = told[index]
-            assert candidates is None
-            torch.testing.assert_close(scores, expected, **SCORE_TOLERANCE)
+        scores, candidates = told[index]
+        assert torch.equal(candidates, torch.arange(VOCAB_SIZE).expand(3, -1))
+        torch.testing.assert_close(scores, expected, **SCORE_TOLERANCE)
 
 
 @torch.no_grad()
@@ -146,8 +136,7 @@ def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
     law, table = TokenLaw(LogitsProcessorList()), InputTable(drafter.prefix_gru, target, max_bytes)
     for shift in range(3):  # rounds of one generation
         arguments = drafter, target, hidden.roll(shift, dims=1), prefixes, law
-        assert torch.equal(rollout(*arguments, table=table), rollout(*arguments))
-    assert 0 < table.num_bytes <= max_bytes
+        assert torch.equal(DominoLanes(*arguments, table=table).chain(), DominoLanes(*arguments).chain())
     many = list(range(40))  # more at once than the small one has room for
     expected = drafter.prefix_gru.project_inputs(target.embed(torch.tensor(many)))
     torch.testing.assert_close(table.rows(many), expected)

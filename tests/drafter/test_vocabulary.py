@@ -32,7 +32,6 @@ def test_columns_and_ids():
     assert reduced.ids(columns).tolist() == [[63, 0], [9, 9]]
     assert reduced.columns(reduced.ids(columns)).tolist() == columns.tolist()
     assert reduced.columns(torch.tensor([2, 62, 32, 35])).tolist() == [-1] * 4
-    assert reduced.all_ids(2).tolist() == [IDS, IDS]
     assert reduced.total(7) == VOCAB_SIZE
     values = torch.randn(2, 3, VOCAB_SIZE)
     few = reduced.gather(values)
@@ -42,7 +41,7 @@ def test_columns_and_ids():
     assert torch.equal(spread.isfinite().sum(dim=-1), torch.full((2, 3), len(IDS)))
     for change in (whole.ids, whole.columns, whole.gather, whole.scatter):
         assert change(values) is values
-    assert (whole.all_ids(2), whole.total(7)) == (None, 7)
+    assert whole.total(7) == 7
 
 
 @pytest.mark.parametrize(

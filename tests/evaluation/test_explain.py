@@ -7,8 +7,8 @@ import torch
 from families import build
 
 from hf_domino import explain_round
+from hf_domino.decoding.lanes import SHARPNESS
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.tree.lanes import SHARPNESS
 from hf_domino.evaluation.round_figure import draw_round
 from hf_domino.pair import read_prompts
 

@@ -12,9 +12,9 @@ SAMPLED = {"do_sample": True, "temperature": TEMPERATURE, "top_k": 0}
 
 def tree_of(grown, row):
     """Chances of a tree's nodes, by the tokens from the anchor to each."""
-    paths, tree = [()], grown.tree
-    parents = range(tree.num_nodes) if tree.parents is None else tree.parents[row].tolist()
-    for token, parent in zip(tree.tokens[row].tolist(), parents, strict=True):
+    paths = [()]
+    parents = range(grown.num_nodes) if grown.parents is None else grown.parents[row].tolist()
+    for token, parent in zip(grown.tokens[row].tolist(), parents, strict=True):
         paths.append((*paths[parent], token))
     return dict(zip(paths[1:], grown.chances[row].tolist(), strict=True))
 

@@ -9,7 +9,7 @@ import torch
 from calls_of_kinds import tree_of
 
 from hf_domino.decoding import drafting
-from hf_domino.decoding.tree.lanes import SHARPNESS
+from hf_domino.decoding.lanes import SHARPNESS
 
 
 @pytest.fixture(scope="module")

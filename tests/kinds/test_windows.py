@@ -116,8 +116,7 @@ def test_attention_written_out(make, windows):
 @torch.no_grad()
 def test_growing_and_fixed_contexts(make, windows):
     drafter, (context, noise, positions) = make(windows), inputs()
-    shape = (drafter.config.num_key_value_heads, drafter.config.head_dim)
-    fixed = FixedContext(2, shape, 40, BLOCK, torch.float64, torch.device("cpu"))
+    fixed = FixedContext(drafter, 40)
     growing = ContextCache(2)
     for start, end in ((0, 3), (3, 4), (4, 20), (20, 20), (20, LENGTH)):
         pieces = (noise, positions[:, end : end + BLOCK], context[:, start:end], positions[:, start:end])

@@ -8,7 +8,6 @@ Shapes: A key/value heads, S capacity, C new context positions, Q block position
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
 from hf_domino.decoding.caches import PLACEHOLDERS
+from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.context import ContextCache
 
 # Sliding-window layers keep all positions here: one that keeps its window only cannot step back.
@@ -125,29 +125,17 @@ class FixedContext:
     Slots are absolute positions. The block stands behind the context's last slot, where no context comes.
 
     Args:
-        num_layers (`int`): Drafter layers.
-        shape (`Sequence[int]`): Key/value heads and head width (A, D).
+        drafter ([`DominoDraftModel`]): For the shapes of its context, and where that is.
         capacity (`int`): Context positions (S).
-        block_size (`int`): Positions of a block.
-        dtype (`torch.dtype`): The drafter's.
-        device (`torch.device`): The drafter's.
     """
 
-    def __init__(
-        self,
-        num_layers: int,
-        shape: Sequence[int],
-        capacity: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        self.capacity = capacity
-        size = (num_layers, 1, shape[0], capacity + block_size, shape[1])
+    def __init__(self, drafter: DominoDraftModel, capacity: int):
+        self.capacity, config, device = capacity, drafter.config, drafter.device
+        num_layers, num_heads, width = config.kind.context_shape(config)
+        size = (num_layers, 1, num_heads, capacity + config.block_size, width)
         with torch.inference_mode(False):
-            self._keys, self._values = (torch.zeros(size, dtype=dtype, device=device) for _ in range(2))
-            self.start = torch.zeros((), dtype=torch.long, device=device)
-            self.length = torch.zeros((), dtype=torch.long, device=device)
+            self._keys, self._values = (torch.zeros(size, dtype=drafter.dtype, device=device) for _ in range(2))
+            self.start, self.length = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))
         self._length = 0
 
     def announce(self, count: int) -> None:

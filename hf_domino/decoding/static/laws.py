@@ -16,12 +16,11 @@ from typing import TypeVar
 import torch
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatten
 
-from hf_domino.decoding.prefixes import Prefixes, UnreadPrefixes
-from hf_domino.decoding.processors.effects import Effect
-from hf_domino.decoding.processors.stock import CHECKS_LAW, PREFIX_FREE
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE, Effect
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.workspace import Workspace
-from hf_domino.decoding.tree.form import Tree
+from hf_domino.decoding.tree import Tree
 
 Found = TypeVar("Found")
 
@@ -66,7 +65,7 @@ class FixedLaw:
 
     def prefixes(self, text: torch.Tensor) -> Prefixes:
         """The prefixes of a text, inside a stage."""
-        return UnreadPrefixes(text[:, 1:], text[:, :1], [0]) if self.law.needs_prefix else Prefixes.of(text)
+        return Prefixes(text[:, 1:], text[:, :1], [0]) if self.law.needs_prefix else Prefixes.of(text)
 
 
 def _hold(workspace: Workspace, effect: str, name: str, values: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,17 +16,15 @@ import torch
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.noise.steps import DraftNoise, OwnNoise
+from hf_domino.decoding.lanes import Lanes
+from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import Listener, rollout
 from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.workspace import Workspace, give_back
-from hf_domino.decoding.tree.form import Tree, along
-from hf_domino.decoding.tree.growing import Grown, grow_tree
-from hf_domino.decoding.tree.masks import tree_inputs
+from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.kinds.context import ContextCache
@@ -167,7 +164,7 @@ class StaticDraftSession(DraftSession):
         super().__init__(drafter, target, law, timer)
         self._fixed, self._graphs = workspace.context, workspace.graphs
         ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
-        self._ends = workspace.hold("ends", ends)
+        self._ends, self._table = workspace.hold("ends", ends), None
         self._law = FixedLaw(law, workspace)
         # [1, C, L * H], hidden states that the next drafted block puts into the context.
         self._pending: torch.Tensor | None = None
@@ -216,28 +213,22 @@ class StaticDraftSession(DraftSession):
         return self.drafter.kind.draft(self.target, anchors, context.length[None, None], features, positions, context)
 
     def _choose(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: DraftNoise | None, listener: Listener | None
-    ) -> torch.Tensor:
-        # A listener is called by the host, and noise that nothing shares is only drawn for one.
-        if self._law.key is None or listener is not None or isinstance(noise, OwnNoise):
-            return super()._choose(draft_hidden, prefixes, noise, listener)
-        return self._law.run("rollout", self._rollout, prefixes, draft_hidden, noise)
+        self,
+        prefixes: Prefixes,
+        hidden: torch.Tensor,
+        noise: DraftNoise | None,
+        most: int,
+        choose: Callable[[Lanes], Any],
+        num_nodes: int | None = None,
+    ) -> Any:
+        """See [`DraftSession`]; as a stage, but for what the host is told of."""
+        if callable(noise):
+            return super()._choose(prefixes, hidden, noise, most, choose, num_nodes)
 
-    def _rollout(
-        self, law: TokenLaw, prefixes: Prefixes, draft_hidden: torch.Tensor, noise: torch.Tensor | None
-    ) -> torch.Tensor:
-        return rollout(self.drafter, self.target, draft_hidden, prefixes, law, noise, is_fixed=True)
+        def stage(law: TokenLaw, prefixes: Prefixes, hidden: torch.Tensor, noise: torch.Tensor, *_: int | None) -> Any:
+            return choose(self._lanes(hidden, prefixes, law, noise, most, num_nodes is not None))
 
-    def _grow(
-        self, draft_hidden: torch.Tensor, prefixes: Prefixes, noise: torch.Tensor | None, **options: Any
-    ) -> Grown:
-        """Grow trees that always have as many nodes."""
-        grown = self._law.run("grow", self._tree, prefixes, draft_hidden, noise, options["num_nodes"])
+        name = "rollout" if num_nodes is None else "grow"
+        found = self._law.run(name, stage, prefixes, hidden, noise, most, num_nodes)
         # A tree keeps what it has worked out, and the stage's own is written over.
-        return replace(grown, tree=replace(grown.tree))
-
-    def _tree(
-        self, law: TokenLaw, prefixes: Prefixes, draft_hidden: torch.Tensor, noise: torch.Tensor | None, num_nodes: int
-    ) -> Grown:
-        grown = partial(grow_tree, num_nodes=num_nodes, ends=self._ends, is_fixed=True)
-        return grown(self.drafter, self.target, draft_hidden, prefixes, law, noise)
+        return replace(found) if isinstance(found, Tree) else found

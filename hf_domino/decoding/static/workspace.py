@@ -49,11 +49,9 @@ class Workspace:
     def __init__(
         self, like: Cache, drafter: DominoDraftModel, capacity: int, device: torch.device, state: Hashable = None
     ):
-        config = drafter.config
-        num_layers, *shape = config.kind.context_shape(config)
         self.capacity, self.device, self.state = capacity, device, state
         self.cache = FixedCache(like, capacity, device)
-        self.context = FixedContext(num_layers, shape, capacity, config.block_size, drafter.dtype, drafter.device)
+        self.context = FixedContext(drafter, capacity)
         # A graph is of one device.
         self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
         self._held: dict[str, torch.Tensor] = {}
@@ -129,10 +127,7 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
     tensors = (t for model in models for part in (model.parameters(), model.buffers()) for t in part)
     options: list[Any] = [(model.training, getattr(model.config, "_attn_implementation", None)) for model in models]
     config = drafter.config
-    fields = ("block_size", "shift_label", "pure_draft_prefix_len", "draft_pool_size", "mask_token_id")
-    options += [getattr(config, field) for field in fields] + [tuple(config.target_layer_ids or ())]
-    options += [config.sliding_window, config.sliding_window_non_causal, tuple(config.layer_types or ())]
-    options += [config.draft_vocab_size, drafter.vocabulary.prepare(TargetModel(target, config))]
+    options += [config.to_json_string(use_diff=False), drafter.vocabulary.prepare(TargetModel(target, config))]
     options += [hook for model in models for part in model.modules() if has_hooks(part) for hook in _hooks(part)]
     options += [repr([getattr(part, name, None) for name in OF_ADAPTERS]) for part in _adapted(models)]
     return (tuple(hash((t.data_ptr(), t.dtype, t.requires_grad)) for t in tensors), *options)

@@ -16,9 +16,9 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.rollout import rollout
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.benchmark.timing import generate_timed
@@ -180,7 +180,7 @@ def _draft_everywhere(
         before = None if captured is None else [states[:, : int(piece.max())] for states in captured]
         draft_hidden = draft_behind(drafter, target, text.ids, before, piece)[:, :depth]
         prefixes = Prefixes(text.ids.expand(len(piece), -1), (piece + 1).tolist(), [0] * len(piece))
-        proposals = rollout(drafter, target, draft_hidden, prefixes, law)
+        proposals = DominoLanes(drafter, target, draft_hidden, prefixes, law).chain()
         truth = text.ids[0, piece[:, None] + 1 + torch.arange(depth, device=piece.device)]  # [N, P]
         lengths += ((proposals == truth).long().cumprod(dim=1).sum(dim=1) + 1).tolist()
     return lengths

@@ -8,10 +8,9 @@ from builders import VOCAB_SIZE, build_drafter
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import domino_kernels
+from hf_domino.decoding import growing, lanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.tree import lanes
-from hf_domino.decoding.tree.growing import grow_tree
 from hf_domino.target.view import TargetModel
 
 DEPTH, NUM_NODES = 4, 20
@@ -44,8 +43,9 @@ def grow(tiny, processors=(), is_drawn=False, is_fixed=True, drafted=None, **opt
     prefixes = Prefixes(torch.randint(4, VOCAB_SIZE, (2, 11), generator=generator), [11, 8], [0, 1])
     noise = torch.empty(2, DEPTH, VOCAB_SIZE).exponential_(generator=generator) if is_drawn else None
     law, target = TokenLaw(LogitsProcessorList(processors)), TargetModel(tiny, drafter.config)
-    options = {"num_nodes": NUM_NODES, "is_fixed": is_fixed}
-    return grow_tree(drafter, target, hidden, prefixes, law, noise, **options)
+    ends = torch.empty(0, dtype=torch.long) if is_fixed else None
+    behind = lanes.DominoLanes(drafter, target, hidden, prefixes, law, noise, is_tree=True)
+    return growing.grow(behind, NUM_NODES, ends=ends)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_trees_are_equal(tiny_qwen3, launched, law, options, is_fixed):
     assert not launched
     with domino_kernels.use_backend("triton"):
         grown = grow(tiny_qwen3, **law, **options, is_fixed=is_fixed)
-    assert grown.tree.longest == DEPTH or not is_fixed
-    corrected = grown.tree.longest - options.get("pure_draft_prefix_len", 0)
-    assert (launched.count("advance_lanes"), launched.count("correct_lanes")) == (grown.tree.longest - 1, corrected)
-    assert torch.equal(grown.tree.tokens, expected.tree.tokens)
-    assert torch.equal(grown.tree.parents, expected.tree.parents)
+    assert grown.longest == DEPTH or not is_fixed
+    corrected = grown.longest - options.get("pure_draft_prefix_len", 0)
+    assert (launched.count("advance_lanes"), launched.count("correct_lanes")) == (grown.longest - 1, corrected)
+    assert torch.equal(grown.tokens, expected.tokens)
+    assert torch.equal(grown.parents, expected.parents)
     torch.testing.assert_close(grown.chances, expected.chances, atol=CHANCE_TOLERANCE, rtol=0)

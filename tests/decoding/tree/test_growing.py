@@ -8,14 +8,14 @@ from functools import partial
 import pytest
 import torch
 from builders import EOS, build_drafter
+from rederived import Rederived
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
-from hf_domino.decoding.correcting.corrections import Corrections
+from hf_domino.decoding.growing import grow
+from hf_domino.decoding.lanes import SHARPNESS, DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.decoding.tree.growing import grow_tree
-from hf_domino.decoding.tree.lanes import SHARPNESS
 from hf_domino.target.view import TargetModel
 
 DEPTH, UNLIKELY = 3, -5.0
@@ -30,9 +30,9 @@ LAWS = {
 
 def paths_of(grown, row=0):
     """The tokens from the anchor to each node, and its chance."""
-    tree, paths = grown.tree, [()]
-    parents = range(tree.num_nodes) if tree.parents is None else tree.parents[row].tolist()
-    for token, parent in zip(tree.tokens[row].tolist(), parents, strict=True):
+    paths = [()]
+    parents = range(grown.num_nodes) if grown.parents is None else grown.parents[row].tolist()
+    for token, parent in zip(grown.tokens[row].tolist(), parents, strict=True):
         paths.append((*paths[parent], token))
     return dict(zip(paths[1:], grown.chances[row].tolist(), strict=True))
 
@@ -40,14 +40,13 @@ def paths_of(grown, row=0):
 @torch.no_grad()
 def chances_of_all(drafter, target, hidden, prefixes, law, noise):
     """Log-chance of every sequence of at most DEPTH tokens behind no unlikely one, by formulas, each on its own."""
-    base, found = target.logits(hidden), {(): 0.0}
+    rederived, found, first = Rederived(drafter, target.model), {(): 0.0}, drafter.config.label_offset
+    block = torch.nn.functional.pad(hidden, (0, 0, first, drafter.config.block_size - first - DEPTH))[0]
     for depth in range(DEPTH):
         open_paths = [path for path in found if len(path) == depth and EOS not in path and found[path] > UNLIKELY]
         for path in open_paths:
-            corrections = Corrections(drafter, target, hidden, prefixes.last()[:, 0])
-            for token in path:
-                corrections.read(torch.tensor([token]))
-            logits = corrections.apply(depth, base[:, depth])
+            chosen = torch.tensor([*path, *[0] * (drafter.config.block_size - depth)])
+            logits = rederived.correct(block, prefixes.last()[0, 0], chosen)[1][None, depth]
             continuation = torch.tensor([path], dtype=torch.long).view(1, -1)
             scores = SHARPNESS * law.scores(prefixes, logits[:, None], continuation)[0, 0]
             chances = (scores if noise is None else scores - noise[0, depth].log()).log_softmax(dim=0)
@@ -60,7 +59,8 @@ def behind(drafter, model, prefixes, depth=DEPTH, law=LAW, noise=None, **options
     target, generator = TargetModel(model, drafter.config), torch.Generator().manual_seed(3)
     hidden = torch.randn(len(prefixes.ids), depth, drafter.config.hidden_size, generator=generator)
     options = {"num_nodes": 20} | options
-    return grow_tree(drafter, target, hidden, prefixes, law, noise, **options), (
+    lanes = DominoLanes(drafter, target, hidden, prefixes, law, noise, is_tree=True)
+    return grow(lanes, **options), (
         drafter,
         target,
         hidden,
@@ -93,7 +93,7 @@ def test_nothing_grows_below_the_least_chance_or_behind_an_end(tiny_qwen3):
     likely = {path for path, chance in paths_of(whole).items() if chance > 0.02}
     assert 0 < len(likely) < 20
     assert paths_of(priced).keys() == likely
-    first = int(whole.tree.tokens[0, 0])
+    first = int(whole.tokens[0, 0])
     ended, _ = grow(law=TokenLaw(LogitsProcessorList(), KnownStops(frozenset({first}))))
     assert (first,) in paths_of(ended)
     assert not any(first in path[:-1] for path in paths_of(ended))
@@ -109,5 +109,5 @@ def test_the_likeliest_path_comes_first_and_is_all_where_branches_do_not_pay(tin
     beside = [chance for path, chance in found.items() if chance > price and path not in trunk]
     assert 0 < sum(beside) < price * (len(beside) + 6)
     alone, _ = grow(least_chance=price)
-    assert alone.tree.parents is None
+    assert alone.parents is None
     assert list(paths_of(alone)) == [path for path in trunk[1:] if found[path] > price]

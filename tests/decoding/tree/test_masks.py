@@ -9,8 +9,7 @@ from families import build
 from transformers import DynamicCache
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.tree.masks import tree_inputs
+from hf_domino.decoding.tree import Tree, tree_inputs
 
 PROMPTS = [torch.arange(7, 27), torch.arange(40, 43), torch.arange(30, 41)]
 TOL = {"atol": 1e-4, "rtol": 1e-4}  # fp32 sums in another order, through four layers

@@ -15,12 +15,10 @@ from transformers.cache_utils import DynamicCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION, unalignable
-from hf_domino.decoding.correcting.candidates import fits_pool
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.rollout import EXACT_POOL_SIZE
+from hf_domino.decoding.lanes import pool_size
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.tree.form import Tree
-from hf_domino.decoding.tree.masks import tree_inputs
+from hf_domino.decoding.tree import Tree, tree_inputs
 from hf_domino.decoding.verification import Rule
 from hf_domino.target.view import input_device, rounded_to
 
@@ -45,10 +43,10 @@ def why_chain(runner: TargetRunner, session: DraftSession, rule: Rule) -> str | 
         session ([`DraftSession`]): Drafts.
         rule ([`Rule`]): Accepts proposals.
     """
-    config, text = session.drafter.config, runner.target.text_config
+    text = runner.target.text_config
     if rule.why_chain is not None:
         return rule.why_chain
-    if not fits_pool(session.law, config.draft_pool_size or EXACT_POOL_SIZE):
+    if pool_size(session.drafter, session.law, is_tree=True) is None:
         return "logits processors that look at all tokens"
     if runner.kwargs.get("position_ids") is None:
         return "the target is not told positions"
@@ -63,11 +61,7 @@ def why_chain(runner: TargetRunner, session: DraftSession, rule: Rule) -> str | 
         return f"{attention} attention"
     if text.model_type in COUNTS_COLUMNS:
         return f"attention of {text.model_type} goes by columns"
-    return _trial(runner.target.model, attention)
-
-
-def _trial(target: PreTrainedModel, attention: str) -> str | None:
-    known = _tried.setdefault(target, {})
+    known, target = _tried.setdefault(runner.target.model, {}), runner.target.model
     key = (attention, rounded_to(target), target.training)  # dropout makes logits differ
     if key not in known:
         known[key] = _try(target)

@@ -81,7 +81,7 @@ class CandidateScores(Scores):
     Args:
         scores (`torch.Tensor`): `[R, M]`.
         vocab_size (`int`): All tokens there are.
-        ordered (`Callable`): Gives the candidates in ascending order, and the column of each in the scores, `[R, M]`.
+        token_ids (`torch.Tensor`): The candidates, `[R, M]`.
         seen (`Callable`): Which of them stand in the texts from some places on, `[R, M]` by column.
     """
 
@@ -89,15 +89,17 @@ class CandidateScores(Scores):
         self,
         scores: torch.Tensor,
         vocab_size: int,
-        ordered: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+        token_ids: torch.Tensor,
         seen: Callable[[list[int]], torch.Tensor],
     ):
         super().__init__(scores)
-        self.vocab_size, self._order_of, self._seen = vocab_size, ordered, seen
+        self.vocab_size, self._token_ids, self._seen = vocab_size, token_ids, seen
 
     @cached_property
     def _ordered(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._order_of()
+        """The candidates in ascending order, and the column of each."""
+        token_ids, order = self._token_ids.sort(dim=1)
+        return token_ids, order
 
     def change_seen(self, prefixes: Prefixes, starts: list[int], new: NewScores) -> None:
         """Replace the scores of the tokens that stand in each position's text, see [`Scores.change_seen`]."""

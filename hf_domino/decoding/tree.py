@@ -3,22 +3,28 @@
 A position's token is a function of the text before it and of its step's noise, whatever the branch. So of the children
 of a node at most one is right, and the right nodes are one path from the anchor on: what plain `generate` writes.
 
-The verification forward goes over W = N + 1 positions: 0 is the anchor, and node n stands at n + 1.
+The verification forward goes over W = N + 1 positions: 0 is the anchor, and node n stands at n + 1. Each stands at its
+depth and sees its own path. Masks for a chain know padding, windows and chunks, and how many columns each kind of layer
+returns. In a tree a position sees of them what the chain's position of its depth sees, as far as that stands on its
+path.
 
-Shapes: B rows, N nodes, W positions, C longest path, T tokens so far, V vocabulary.
+Shapes: B rows, N nodes, W positions, C longest path, T tokens so far, S columns that a kind of layer returns, those of
+the block among them, V vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_masks_for_generate
 
-from hf_domino.decoding.prefixes import Prefixes, UnreadPrefixes
+from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import race
-
-MOST_RACED = 2**22  # numbers of noise that are copied at once
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,13 @@ class Tree:
         parents (`torch.Tensor`, *optional*): The position of each node's parent, `[B, N]` in `[0, n]`; None for a
             chain, in which the parent of node n stands at n.
         longest (`int`, *optional*): Nodes of the longest path that there can be (C); defaults to N.
+        chances (`torch.Tensor`, *optional*): That each is accepted with all before it, `[B, N]`, as the drafter has it.
     """
 
     tokens: torch.Tensor
     parents: torch.Tensor | None = None
     longest: int | None = None
+    chances: torch.Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -81,7 +89,7 @@ class Tree:
         places = ancestors.gather(2, generations.clamp_min(0)).flatten(1)  # of each depth's, or itself again
         tokens = torch.nn.functional.pad(self.tokens, (1, 0)).gather(1, places)
         seen = prefixes.lanes(width).along(tokens.view(num_rows * width, self.depth), 1)
-        return UnreadPrefixes(seen.ids, seen.ends - self.depth + self.depths.view(-1, 1), seen.rows)
+        return Prefixes(seen.ids, seen.ends - self.depth + self.depths.view(-1, 1), seen.rows)
 
     def race(self, scores: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The token that each position draws, see [`~hf_domino.decoding.sampling.race`].
@@ -93,15 +101,10 @@ class Tree:
         Returns:
             `tuple`: Values and tokens, `[B, W]` each.
         """
-        if self.parents is None:
-            values, tokens = race(scores, noise)
-            return values, tokens
-        rows, found = torch.arange(len(scores), device=scores.device)[:, None], []
-        # Not all at once: the noise of all positions may be larger than their scores.
-        step = max(MOST_RACED // (scores.shape[0] * scores.shape[2]), 1)
-        for pieces in zip(scores.split(step, dim=1), self.depths.split(step, dim=1), strict=True):
-            found.append(race(pieces[0], noise[rows, pieces[1]]))
-        return torch.cat([one.values for one in found], dim=1), torch.cat([one.indices for one in found], dim=1)
+        if self.parents is not None:
+            noise = noise[torch.arange(len(scores), device=scores.device)[:, None], self.depths]
+        values, tokens = race(scores, noise)
+        return values, tokens
 
     def branches(self) -> dict[tuple[int, int], int]:
         """The position of each node of the first row, by its parent's position and by its token."""
@@ -121,7 +124,7 @@ class Tree:
         """
         if self.parents is None:
             right = self.tokens == chosen[:, :-1]
-            return leading_run(right)[:, None], None
+            return right.long().cumprod(dim=1).sum(dim=1, keepdim=True), None
         right = torch.nn.functional.pad(self.tokens == chosen.gather(1, self.parents), (1, 0), value=True)
         lives = ~(self.sees & ~right[:, None]).any(dim=2)  # all on its path are right
         path = self.depths.new_zeros(len(lives), self.depth + 2)
@@ -138,6 +141,50 @@ def along(path: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
     return values.gather(1, index.expand(-1, -1, *values.shape[2:]))
 
 
-def leading_run(accepted: torch.Tensor) -> torch.Tensor:
-    """Length `[R]` of the leading run of True in `[R, P]`."""
-    return accepted.long().cumprod(dim=1).sum(dim=1)
+def tree_inputs(
+    depths: torch.Tensor,
+    sees: torch.Tensor,
+    inputs: dict[str, Any],
+    target: PreTrainedModel,
+    start: torch.Tensor | None = None,
+) -> dict[str, Any]:
+    """The target's inputs for a chain of a tree's tokens, rearranged for the tree.
+
+    Args:
+        depths (`torch.Tensor`): Those of [`Tree`], `[B, W]`.
+        sees (`torch.Tensor`): Likewise, `[B, W, W]`.
+        inputs (`dict`): What `prepare_inputs_for_generation` gives for the W positions, its mask `[B, ...]`.
+        target (`PreTrainedModel`): Of eager or sdpa attention.
+        start (`torch.Tensor`, *optional*): The column that the block begins at, `[]`; defaults to the last W ones.
+
+    Returns:
+        `dict`: Likewise; the mask is `[B, 1, W, S]`, or one such for each kind of layer.
+    """
+    masks = inputs.get("attention_mask")
+    if not isinstance(masks, dict) and (masks is None or masks.dim() == 2):  # fixed caches have their masks already
+        create = getattr(target, "create_masks_for_generate", create_masks_for_generate)  # some have their own
+        masks = create(
+            config=target.config,
+            inputs_embeds=torch.empty(*depths.shape, 0, dtype=target.dtype, device=depths.device),
+            attention_mask=masks,
+            **{CACHE: inputs[CACHE]},
+            position_ids=inputs["position_ids"],
+        )
+    if isinstance(masks, dict):
+        masks = {kind: _mask(depths, sees, mask, start) for kind, mask in masks.items()}
+    else:
+        masks = _mask(depths, sees, masks, start)
+    return inputs | {"attention_mask": masks, "position_ids": inputs["position_ids"][..., :1] + depths}
+
+
+def _mask(
+    depths: torch.Tensor, sees: torch.Tensor, mask: torch.Tensor, start: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The mask `[B, 1, W, S]` of a tree, added or boolean as that of the chain is."""
+    width, size = mask.shape[2:]
+    rows = mask.gather(2, depths[:, None, :, None].expand(-1, -1, -1, size))
+    first = size - width if start is None else start
+    block = rows.gather(3, (first + depths)[:, None, None].expand(-1, -1, width, -1))
+    hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    columns = first + torch.arange(width, device=mask.device)
+    return rows.index_copy(3, columns, block.masked_fill(~sees[:, None], hidden))

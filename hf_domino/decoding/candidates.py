@@ -14,11 +14,9 @@ from functools import partial
 import torch
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors.scores import CandidateScores, Scores
-from hf_domino.decoding.processors.stock import CHECKS_LAW, PREFIX_FREE
+from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE
 from hf_domino.decoding.sampling import TokenLaw
-
-LIFTED_SHARE = 4  # at most one of so many candidates is there for what a processor may do
+from hf_domino.decoding.scores import CandidateScores, Scores
 
 
 class CandidatePool:
@@ -46,7 +44,7 @@ class CandidatePool:
             foreseen = Scores(law.vocabulary.scatter(base_logits).flatten(0, 1), base_logits.dtype)
             known = prefixes.foreseen(base_logits.shape[1])
             for effect in lifting:
-                effect.foresee(foreseen, known)
+                effect.apply(foreseen, known)
             likely = law.vocabulary.gather(foreseen.tensor).view_as(base_logits)
         likely = with_luck(likely, noise, law.temperature)
         self.columns = likely.topk(size, dim=2).indices  # [B, P, M]
@@ -67,15 +65,10 @@ class CandidatePool:
         changeable = partial(
             CandidateScores,
             vocab_size=self._vocab_size,
-            ordered=lambda: self._ordered(proposals.shape[1], lanes),
+            token_ids=self.token_ids[:, proposals.shape[1]].repeat_interleave(lanes, dim=0),
             seen=partial(self._seen, proposals),
         )
         return self._law.process(logits, self._prefixes.lanes(lanes).along(proposals, 1), changeable)
-
-    def _ordered(self, index: int, lanes: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The candidates of a position in ascending order, and their columns, `[B * L, M]`."""
-        token_ids, columns = (each.repeat_interleave(lanes, dim=0) for each in self.token_ids[:, index].sort(dim=1))
-        return token_ids, columns
 
     def _seen(self, proposals: torch.Tensor, starts: list[int]) -> torch.Tensor:
         """Which candidates `[B * L, M]` stand in the texts from some places on, or among the proposals `[B * L, N]`."""
@@ -109,9 +102,8 @@ def with_luck(logits: torch.Tensor, noise: torch.Tensor | None, temperature: flo
     return logits.float() / temperature + noise[:, : logits.shape[1]].clamp_max(1.0).log().neg()
 
 
-def fits_pool(law: TokenLaw, size: int) -> bool:
-    """Whether a law can be applied to this many candidates alone, or nearly so."""
+def fits_pool(law: TokenLaw) -> bool:
+    """Whether a law can be applied to a few candidates alone."""
     if law.effects and any(type(processor) in CHECKS_LAW for processor in law.processors):
         return False
-    is_known = len(law.effects) == sum(type(processor) not in PREFIX_FREE for processor in law.processors)
-    return is_known and LIFTED_SHARE * sum(effect.num_guesses for effect in law.effects) <= size
+    return len(law.effects) == sum(type(processor) not in PREFIX_FREE for processor in law.processors)

@@ -1,4 +1,4 @@
-"""The rollout by fused kernels: fixed shapes, and nothing that waits for the device.
+"""A chain of proposals by fused kernels: fixed shapes, and nothing that waits for the device.
 
 A step is one GRU kernel, the state's part of the low rank, and one operation that corrects the logits and chooses. For
 rows on a CUDA device where Triton is installed; see `kernels/CARD.md`.
@@ -13,7 +13,7 @@ from transformers import TemperatureLogitsWarper
 
 from domino_kernels import correct_and_choose, runs_triton
 from domino_kernels.reference import add_noise
-from hf_domino.decoding.correcting.candidates import with_luck
+from hf_domino.decoding.candidates import with_luck
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.domino import DominoHead
@@ -72,32 +72,25 @@ def choose_fused(
     if size is not None and size < base_logits.shape[2]:
         candidates = with_luck(base_logits, noise, temperature or 1.0).topk(size, dim=2).indices  # [B, P, M]
         logits = base_logits.gather(2, candidates)
-    first = slice(drafter.config.pure_draft_prefix_len)
-    columns = _choose_uncorrected(logits[:, first], _at(candidates, first), _at(noise, first), temperature)
-    uncorrected = vocabulary.ids(columns)
     tokens, state = [anchors], head.initial_state(len(anchors))
     for index in range(base_logits.shape[1]):
         state = head.step(target, tokens[-1], state, parts[:, index])
-        if index < uncorrected.shape[1]:
-            tokens.append(uncorrected[:, index])
-            continue
-        low_rank = parts[:, index] + head.projection.project_state(state)
-        row, pool, drawn = logits[:, index], _at(candidates, index), _at(noise, index)
-        column = correct_and_choose(row, low_rank, up_weight, pool, noise=drawn, temperature=temperature)
+        row = logits[:, index]
+        pool, drawn = (None if part is None else part[:, index] for part in (candidates, noise))
+        if index < drafter.config.pure_draft_prefix_len:
+            column = _choose_uncorrected(row, pool, drawn, temperature)
+        else:
+            low_rank = parts[:, index] + head.projection.project_state(state)
+            column = correct_and_choose(row, low_rank, up_weight, pool, noise=drawn, temperature=temperature)
         tokens.append(vocabulary.ids(column))
     return torch.stack(tokens[1:], dim=1)
-
-
-def _at(tensor: torch.Tensor | None, positions: int | slice) -> torch.Tensor | None:
-    """Select some positions, where there is a tensor."""
-    return None if tensor is None else tensor[:, positions]
 
 
 def _choose_uncorrected(
     logits: torch.Tensor, candidates: torch.Tensor | None, noise: torch.Tensor | None, temperature: float | None
 ) -> torch.Tensor:
-    """Choose columns `[B, N]` by logits `[B, N, D]`, or `[B, N, M]` of candidates, as they are."""
+    """Choose columns `[B]` by logits `[B, D]`, or `[B, M]` of candidates, as they are."""
     if noise is not None:
-        logits = add_noise(logits, noise if candidates is None else noise.gather(2, candidates), temperature)
-    choice = logits.argmax(dim=2, keepdim=True)
-    return (choice if candidates is None else candidates.gather(2, choice))[..., 0]
+        logits = add_noise(logits, noise if candidates is None else noise.gather(1, candidates), temperature)
+    choice = logits.argmax(dim=1, keepdim=True)
+    return (choice if candidates is None else candidates.gather(1, choice))[:, 0]

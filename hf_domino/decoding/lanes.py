@@ -1,0 +1,268 @@
+"""Lanes: paths that are drafted side by side, depth by depth; a chain is drafted in one.
+
+A drafter's correction head adds W2 activate(part, state) to the base logits of a depth, where the state of a lane has
+read the anchor and the lane's tokens; the block is never run again. Or drafts read each other, and the drafter makes
+logits of each lane. Either way tokens are chosen among the likeliest candidates of a depth where the draft law allows
+it, else among all that are drafted.
+
+Shapes: B rows, L lanes of each, M candidates of a depth, C depths, G width of the prefix state, R low rank, H hidden
+size, V tokens of the target, D of the draft vocabulary, which is V without one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from domino_kernels import advance_lanes, correct_lanes
+from hf_domino.decoding.candidates import CandidatePool, fits_pool
+from hf_domino.decoding.fused import choose_fused, fits_kernels
+from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.noise import DraftNoise
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.sampling import TokenLaw, choose
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.kind import Branches
+from hf_domino.target.view import TargetModel
+
+# Told of each proposal in turn: the scores of its candidates, and their ids, `[B, M]` both.
+Listener = Callable[[torch.Tensor, torch.Tensor], None]
+# Scores of each lane's candidates `[B, L, M]`, the noise they are drawn with, and their ids, alike or `[B, 1, M]`.
+Candidates = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
+SHARPNESS = 1.2  # alpha, the scale of the draft law's scores: a target is a little surer than its drafter
+EXACT_POOL_SIZE = 128  # candidates of a tree's depth where chains are chosen from the whole vocabulary
+FORESEEN = 2  # likeliest tokens of every depth whose input products are computed together
+
+
+class Lanes(ABC):
+    """Paths behind the anchors, at first one of no tokens for each row.
+
+    Args:
+        drafter ([`DominoDraftModel`]): The drafter.
+        target ([`TargetModel`]): Gives embeddings and lm_head.
+        hidden (`torch.Tensor`): What the drafter gave behind the anchors, `[B, C, ...]` or of fewer or more depths.
+        prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
+        law ([`TokenLaw`]): What drafts are chosen from; where trees are grown it passes [`fits_pool`].
+        noise (`torch.Tensor` or `Callable`, *optional*): They are drawn with it: standard exponential, `[B, C, V]` or
+            of more positions, or what gives it for scores. Without it they are the likeliest tokens.
+        num_depths (`int`, *optional*): How deep to go (C); defaults to what there are draft hidden states for.
+        is_tree (`bool`, *optional*, defaults to `False`): Whether lanes branch.
+    """
+
+    def __init__(
+        self,
+        drafter: DominoDraftModel,
+        target: TargetModel,
+        hidden: torch.Tensor,
+        prefixes: Prefixes,
+        law: TokenLaw,
+        noise: DraftNoise | None = None,
+        num_depths: int | None = None,
+        is_tree: bool = False,
+    ):
+        self.num_depths = hidden.shape[1] if num_depths is None else num_depths
+        self._drafter, self._target, self._hidden = drafter, target, hidden[:, : self.num_depths]
+        self.prefixes, self.law, self._is_tree = prefixes, law.over(drafter.vocabulary), is_tree
+        self.texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
+        self._own = noise if callable(noise) else None
+        self._noise: torch.Tensor | None = None  # [B, C, D]
+        if isinstance(noise, torch.Tensor):
+            self._noise = drafter.vocabulary.gather(noise[:, : self.num_depths])
+
+    @abstractmethod
+    def candidates(self, depth: int) -> Candidates:
+        """What may come next on each lane."""
+
+    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
+        """Go on with lanes behind these `[B, L']`, each by a token `[B, L']`; without these behind the only one."""
+        texts = self.texts if lanes is None else _taken(self.texts, lanes)
+        self.texts = torch.cat((texts, tokens[..., None]), dim=2)
+
+    def children(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Chances `[B, L, M]` that candidates win under their noise, none where all are forbidden; and their ids."""
+        scores, noise, token_ids = self.candidates(depth)
+        raced = SHARPNESS * scores
+        return (raced if noise is None else raced - noise.log()).softmax(dim=-1).nan_to_num(0.0), token_ids
+
+    def chain(self, listener: Listener | None = None) -> torch.Tensor:
+        """Choose one token behind the other, in one lane: ids `[B, C]`."""
+        tokens = list[torch.Tensor]()
+        for depth in range(self.num_depths):
+            if tokens:
+                self.advance(tokens[-1])
+            scores, noise, token_ids = self.candidates(depth)  # [B, 1, M]
+            noise = noise if self._own is None else self._own(scores)
+            tokens.append(token_ids.gather(2, choose(scores, noise)[..., None])[..., 0])
+            if listener is not None:
+                listener(scores[:, 0], token_ids[:, 0])
+        return torch.cat(tokens, dim=1)
+
+    def _seen(self) -> Prefixes:
+        """The text of each lane so far."""
+        return self.prefixes.lanes(self.texts.shape[1]).along(self.texts.flatten(0, 1), 1)
+
+
+class DominoLanes(Lanes):
+    """Scores of lanes by the backbone's base logits and the correction head, if there is one.
+
+    Args:
+        arguments: Those of [`Lanes`], with draft hidden states `[B, C, H]` of the positions that predict.
+        table ([`InputTable`], *optional*): Input products to use and to add to.
+        options: Likewise.
+    """
+
+    def __init__(self, *arguments: Any, table: InputTable | None = None, **options: Any):
+        super().__init__(*arguments, **options)
+        self._head, self._table = self._drafter.head, table
+        self._pool: CandidatePool | None = None
+        logits = self._drafter.kind.logits(self._target, self._hidden.to(self.prefixes.ids.device))
+        logits = logits if self._head is None else self._head.narrow(logits)
+        self._logits, self.law = self.law.settled(self.prefixes, logits)  # [B, C, D], of a pool [B, C, M]
+        self._is_fused = self._own is None and fits_kernels(self._drafter, self.law, self._logits, self._noise)
+
+    def chain(self, listener: Listener | None = None) -> torch.Tensor:
+        """See [`Lanes`]. Where positions do not depend on each other, or by kernels, no lane is needed."""
+        if self._head is None and not self.law.needs_prefix:
+            scores, noise = self.law.scores(self.prefixes, self._logits, self.prefixes.ids[:, :0]), self._noise
+            token_ids = self._all_ids
+            if listener is not None:
+                for here in scores.unbind(dim=1):
+                    listener(here, token_ids.expand_as(here))
+            return token_ids[choose(scores, noise if self._own is None else self._own(scores))]
+        if listener is None and self._is_fused:
+            temperature, anchors = None if self._noise is None else self.law.temperature, self.prefixes.last()[:, 0]
+            block = self._drafter, self._target, self._hidden, self._logits, anchors
+            return choose_fused(*block, noise=self._noise, temperature=temperature)
+        self._is_fused = False  # kernels advance and correct lanes of trees
+        return super().chain(listener)
+
+    def candidates(self, depth: int) -> Candidates:
+        """See [`Lanes`]."""
+        if not depth:
+            self._begin()
+        logits, pool = self._corrected(depth), self._pool
+        noise = None if self._noise is None else self._noise[:, depth, None]
+        if pool is None:
+            token_ids = self._all_ids.expand(len(logits), 1, -1)
+            return self.law.scores_behind(self._seen, self.prefixes, logits), noise, token_ids
+        noise = None if noise is None else noise.gather(2, pool.columns[:, depth, None])
+        scores = logits.float()
+        if self.law.steps:
+            scores = pool.scores(logits.flatten(0, 1), self.texts.flatten(0, 1)).view(logits.shape)
+        return scores, noise, pool.token_ids[:, depth, None]
+
+    @property
+    def _all_ids(self) -> torch.Tensor:
+        """The ids `[D]` of all tokens that are drafted."""
+        return self.law.vocabulary.ids(torch.arange(self._logits.shape[2], device=self._logits.device))
+
+    def _begin(self) -> None:
+        """Choose the candidates of each depth, and let the head read the anchors."""
+        size, head, table = pool_size(self._drafter, self.law, self._is_tree), self._head, self._table
+        if size is not None and size < self._logits.shape[2]:
+            self._pool = CandidatePool(self._logits, size, self.law, self.prefixes, self._noise)
+            self._logits = self._pool.logits
+        if head is not None:
+            self._parts = head.project_hidden(self._hidden)  # [B, C, ...], once
+            self._rows = None if self._pool is None else head.rows(self._pool.columns)  # [B, C, M, R]
+            if table is not None and self._pool is not None:
+                likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
+                table.add([*self.prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
+            start = head.initial_state(len(self._hidden))[:, None]
+            self._states = self._read(self.prefixes.last(), start)  # [B, L, G]
+
+    def _corrected(self, depth: int) -> torch.Tensor:
+        """Logits `[B, L, M]` of the candidates behind each lane."""
+        logits, head = self._logits[:, depth, None], self._head
+        if head is not None and depth >= self._drafter.config.pure_draft_prefix_len:
+            if self._is_fused and self._pool is not None:
+                up_weight, state_part = head.up.weight, head.projection.project_state(self._states)
+                columns = self._pool.columns[:, depth]
+                logits = correct_lanes(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
+            else:
+                activated = head.activate(self._parts[:, depth, None], self._states)  # [B, L, R]
+                rows = None if self._rows is None else self._rows[:, depth]
+                logits = logits + head.expand(activated, rows).to(logits)
+        num_lanes = self.texts.shape[1]
+        return logits if num_lanes == 1 else logits.expand(-1, num_lanes, -1)
+
+    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
+        """See [`Lanes`]."""
+        super().advance(tokens, lanes)
+        if self._head is None:
+            return
+        lanes = None if lanes is None else lanes.to(self._states.device)
+        if self._is_fused and lanes is not None:
+            gru = self._head.gru
+            products = gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]
+            self._states = advance_lanes(products, self._states, lanes, gru.weight_hh_l0)
+        else:
+            self._states = self._read(tokens, self._states if lanes is None else _taken(self._states, lanes))
+
+    def _read(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Read the tokens `[B, L]` that the texts of lanes end with, behind states before these `[B, L, G]`."""
+        assert self._head is not None
+        token_ids, before = tokens.flatten(), states.flatten(0, 1)
+        if self._table is not None:
+            return self._head.gru.advance(self._table.rows(token_ids.tolist()), before).view(*states.shape)
+        part = self._parts[:, self.texts.shape[2], None].expand(-1, states.shape[1], -1).flatten(0, 1)
+        return self._head.step(self._target, token_ids, before, part).view(*states.shape)
+
+
+class SteppingLanes(Lanes):
+    """Scores of lanes that each have a law of their own, which has read what they drafted.
+
+    Args:
+        branches ([`Branches`]): Draft hidden states behind what is chosen.
+        arguments: Those of [`Lanes`], with draft hidden states `[B, 1, H]` behind the anchors.
+        options: Likewise.
+    """
+
+    def __init__(self, branches: Branches, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._branches = branches
+
+    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
+        """See [`Lanes`]."""
+        super().advance(tokens, lanes)
+        self._hidden = self._branches.advance(torch.zeros_like(tokens) if lanes is None else lanes, tokens)
+
+    def candidates(self, depth: int) -> Candidates:
+        """See [`Lanes`]."""
+        num_rows, num_lanes, _ = self.texts.shape
+        texts, size = self._seen(), pool_size(self._drafter, self.law, self._is_tree)
+        logits = self._drafter.kind.logits(self._target, self._hidden.to(self.texts.device))
+        logits, law = self.law.settled(texts, logits.flatten(0, 1)[:, None])  # [B * L, 1, D]
+        no_tokens, noise = self.texts.flatten(0, 1)[:, :0], None
+        if self._noise is not None:
+            noise = self._noise[:, depth, None].expand(-1, num_lanes, -1).flatten(0, 1)[:, None]
+        if size is None or size >= logits.shape[2]:
+            scores = law.scores(texts, logits, no_tokens)
+            columns = torch.arange(logits.shape[2], device=logits.device).expand_as(logits)
+        else:
+            pool = CandidatePool(logits, size, law, texts, noise)
+            scores, columns = pool.scores(pool.logits[:, 0], no_tokens)[:, None], pool.columns
+            noise = None if noise is None else noise.gather(2, columns)
+        token_ids = law.vocabulary.ids(columns)
+        shape = (num_rows, num_lanes, -1)
+        return scores.view(shape), None if noise is None else noise.view(shape), token_ids.view(shape)
+
+
+def _taken(values: torch.Tensor, lanes: torch.Tensor) -> torch.Tensor:
+    """Of values `[B, L, ...]` those of some lanes `[B, L']`."""
+    return values.gather(1, lanes[..., None].expand(-1, -1, values.shape[2]))
+
+
+def pool_size(drafter: DominoDraftModel, law: TokenLaw, is_tree: bool) -> int | None:
+    """Candidates of each depth; None for all tokens, where the draft law or the configuration wants it.
+
+    Args:
+        drafter ([`DominoDraftModel`]): The drafter.
+        law ([`TokenLaw`]): What drafts are chosen from.
+        is_tree (`bool`): Whether lanes branch, for which all tokens would be too many.
+    """
+    size = drafter.config.draft_pool_size or (EXACT_POOL_SIZE if is_tree else None)
+    return size if fits_pool(law) else None

@@ -1,0 +1,305 @@
+"""Transformers' processors: which of them there are, and how each is applied to many positions.
+
+A processor sees one position at a time and writes a whole vocabulary for it. Those that look at the scores only go
+through as they are. Most others have an `Effect`: it names tokens of many positions, each with its own prefix, and what
+becomes of their scores, by the arithmetic of the original. It is written once and works on the scores of the whole
+vocabulary, where it equals the original bit for bit, and on those of a few candidates. All others are asked position
+after position.
+
+Shapes: R positions, C tokens named for each, S sequences, T tokens so far, V vocabulary, W windows, n of an n-gram.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from functools import cache, lru_cache, partial
+from itertools import groupby
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+from transformers.generation import logits_process as hf
+
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.scores import Scores
+
+Holder = Callable[[str, torch.Tensor], torch.Tensor]  # copies a named tensor to where graphs find it
+GREEN_LISTS = 64  # kept of a watermark: those of a round and its drafts
+# Look at the scores only: all positions of a block go through at once as they are.
+PREFIX_FREE = (
+    hf.TemperatureLogitsWarper,
+    hf.TopKLogitsWarper,
+    hf.TopPLogitsWarper,
+    hf.TopHLogitsWarper,
+    hf.MinPLogitsWarper,
+    hf.TypicalLogitsWarper,
+    hf.EpsilonLogitsWarper,
+    hf.EtaLogitsWarper,
+    hf.LogitNormalization,
+    hf.InfNanRemoveLogitsProcessor,
+)
+CHECKS_LAW = (hf.EtaLogitsWarper, hf.TopHLogitsWarper)  # raise where all tokens are forbidden
+
+
+class Effect:
+    """The effect of one processor on the scores of positions whose prefixes are known.
+
+    Args:
+        processor (`LogitsProcessor`): The original.
+        act (`Callable`): Changes the scores as the processor would, by what each position sees.
+        key (`Hashable`, *optional*): Numbers that a stage it is part of goes by; None where it is part of none: it
+            reads back.
+        may_lift (`bool`, *optional*, defaults to `False`): Whether it may make an unlikely token a likely one.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        act: Callable[[Any, Scores, Prefixes], None] | None = None,
+        key: Hashable = None,
+        may_lift: bool = False,
+    ):
+        self.processor, self._act, self.may_lift = processor, act, may_lift
+        self.key = None if key is None else (type(processor), key)
+
+    def hold(self, hold: Holder) -> None:
+        """Keep its tensors where graphs find them: `hold` gives what takes the place of a tensor, by a name for it."""
+
+    def apply(self, scores: Scores, prefixes: Prefixes) -> None:
+        """Change the scores of R positions as the processor would, by what each of them sees."""
+        assert self._act is not None
+        self._act(self.processor, scores, prefixes)
+
+
+class Banned(Effect):
+    """Tokens that are forbidden at some lengths of the text. What it forbids stays forbidden, so it may go first.
+
+    Args:
+        processor (`LogitsProcessor`): The original.
+        ids (`torch.Tensor` or `int`): The tokens.
+        lengths (`range`): Behind texts of that many tokens it does something.
+        is_forced (`bool`, *optional*, defaults to `False`): Whether all others are forbidden in place of these.
+    """
+
+    def __init__(self, processor: Any, ids: torch.Tensor | int, lengths: range, is_forced: bool = False):
+        super().__init__(processor, key=())  # tokens and lengths are held
+        self._ids, self._lengths, self._is_forced = torch.as_tensor(ids).flatten(), lengths, is_forced
+        self._bounds: torch.Tensor | None = None  # of the lengths, [2], where graphs find it
+
+    def hold(self, hold: Holder) -> None:
+        """Put tokens and lengths where graphs find them."""
+        self._ids = hold("ids", self._ids)
+        self._bounds = hold("lengths", torch.tensor((self._lengths.start, self._lengths.stop)))
+
+    def apply(self, scores: Scores, prefixes: Prefixes) -> None:
+        """See [`Effect`]."""
+        if (where := self.where(prefixes)) is not None:
+            self.act(scores, where)
+
+    def where(self, prefixes: Prefixes) -> torch.Tensor | None:
+        """At which positions it does something, `[R, 1]` bool; None where the host knows of none."""
+        return prefixes.within(self._lengths, self._bounds)
+
+    def act(self, scores: Scores, where: torch.Tensor) -> None:
+        """Forbid the tokens at some positions `[R, 1]`, or all but these."""
+        if self._is_forced:
+            scores.forbid_all(where)
+        scores.change(self._ids.to(where.device), where, torch.zeros_like if self._is_forced else _ban)
+
+
+class BiasedSequences(Effect):
+    """[`SequenceBiasLogitsProcessor`], bad words too: what is added to tokens that would end certain sequences."""
+
+    def __init__(self, processor: Any):
+        # It may always lift: what is forbidden always need not be a candidate.
+        super().__init__(processor, may_lift=True)
+        longer = [(tokens, bias) for tokens, bias in processor.sequence_bias.items() if len(tokens) > 1]
+        lengths = [len(tokens) for tokens, _ in longer]
+        if "multi_token_biases" in vars(processor):  # newer releases add up length by length
+            longer.sort(key=lambda entry: lengths.index(len(entry[0])))
+        self._groups = [list(group) for _, group in groupby(longer, key=lambda entry: len(entry[0]))]
+        self._ids = torch.tensor(sorted({tokens[-1] for tokens in processor.sequence_bias}))
+        self._places = {token: place for place, token in enumerate(self._ids.tolist())}
+        self._tensors: list[tuple[torch.Tensor, ...]] | None = None  # of each group, where the scores are
+        self._alone = torch.empty(0)  # [C], what is added always
+
+    def apply(self, scores: Scores, prefixes: Prefixes) -> None:
+        """Add the bias of each sequence that the next token may end."""
+        if self._tensors is None:
+            self._prepare(scores, prefixes.ids)
+        bias = self._alone.repeat(len(prefixes.rows), 1)  # [R, C]
+        for heads, places, biases in self._tensors or ():
+            is_long = prefixes.ends >= heads.shape[1]
+            matches = (prefixes.endings(heads.shape[1])[:, None] == heads).all(dim=-1) & is_long
+            met = matches.any(dim=0).nonzero()[:, 0]
+            if len(met):
+                bias.index_add_(1, places[met], torch.where(matches[:, met], biases[met], 0.0))
+        scores.change(self._ids, None, torch.add, bias)
+
+    def _prepare(self, scores: Scores, ids: torch.Tensor) -> None:
+        """Check tokens, and put all on the device."""
+        self.processor(ids[:1, :1], scores.tensor.new_zeros(1, scores.vocab_size))
+        self._ids = self._ids.to(ids.device)
+        self._alone = self.processor.length_1_bias[self._ids]
+        self._tensors = [
+            (
+                torch.tensor([tokens[:-1] for tokens, _ in group], device=ids.device),
+                torch.tensor([self._places[tokens[-1]] for tokens, _ in group], device=ids.device),
+                torch.tensor([bias for _, bias in group], dtype=torch.float32, device=ids.device),
+            )
+            for group in self._groups
+        ]
+
+
+def _penalise_seen(ignored: Any, processor: Any, scores: Scores, prefixes: Prefixes) -> None:
+    """Penalise what stands in the text."""
+    starts = [ignored[row] if isinstance(ignored, list) else ignored for row in prefixes.rows]
+    scores.change_seen(prefixes, starts, partial(_penalise, penalty=processor.penalty))
+
+
+def _seen_penalty(processor: Any) -> Effect:
+    ignored = processor.prompt_ignore_length
+    ignored = ignored.tolist() if isinstance(ignored, torch.Tensor) else ignored or 0
+    # By its numbers: divided by a tensor, scores would be rounded otherwise.
+    key = processor.penalty, str(ignored)
+    return Effect(processor, partial(_penalise_seen, ignored), key, may_lift=processor.penalty < 1)
+
+
+def _penalise_prompt(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
+    """Penalise what stands in the prompt, by less than nothing as a rule."""
+    rows = prefixes.per_row(prefixes.rows)[:, 0]
+    prompts = processor.encoder_input_ids.to(rows.device)[rows]
+    scores.change(prompts, None, partial(_penalise, penalty=processor.penalty))
+
+
+def _ban_repeated(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
+    """Forbid the last token of each window of the text that begins as the text ends."""
+    size, ids = processor.ngram_size, prefixes.ids
+    if ids.shape[1] < size:
+        return
+    windows = ids.unfold(1, size, 1)  # [R, W, n]
+    ends = torch.arange(size, ids.shape[1] + 1, device=ids.device)
+    begins_alike = (windows[..., :-1] == prefixes.endings(size - 1)[:, None]).all(dim=-1)
+    scores.change(windows[..., -1], begins_alike & (ends <= prefixes.ends), _ban)
+
+
+def _ban_prompts(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
+    """Forbid what followed the end of the text in the prompt."""
+    ngrams, count = processor.generated_ngrams, processor.ngram_size - 1
+    endings = prefixes.endings(count).tolist()
+    banned = [
+        ngrams[row].get(tuple(ending), []) if length >= count else []
+        for row, ending, length in zip(prefixes.rows, endings, prefixes.lengths, strict=True)
+    ]
+    if longest := max(map(len, banned)):
+        ids = torch.tensor([tokens + [-1] * (longest - len(tokens)) for tokens in banned])
+        scores.change(ids.to(prefixes.ids.device), None, _ban)
+
+
+def _hasten_end(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
+    """Add to the score of the text's end a part of its size, which grows with each token."""
+    steps = [length - processor.regulation_start for length in prefixes.lengths]
+    if max(steps) > 0:
+        parts = [pow(processor.regulation_factor, count) - 1 if count > 0 else 0.0 for count in steps]
+        where, ids = prefixes.per_row([count > 0 for count in steps]), processor.eos_token_id.flatten()
+        scores.change(ids.to(prefixes.ids.device), where, _raise, prefixes.per_row(parts, torch.float32))
+
+
+def _raise(scores: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+    more = scores.abs() * parts
+    return scores + (more.masked_fill(~scores.isfinite(), 0.0) if _spares_infinite() else more)
+
+
+@cache
+def _spares_infinite() -> bool:
+    """Whether a forbidden end of text stays one; older releases turn it into a NaN."""
+    forbidden, text = torch.tensor([[-torch.inf]]), torch.zeros(1, 1)
+    return not bool(hf.ExponentialDecayLengthPenalty((0, 2.0), 0, 0)(text, forbidden).isnan().any())
+
+
+def _green_tokens(processor: Any) -> Effect | None:
+    """The watermark that goes by the last token: a part of the vocabulary, drawn with it as seed, is likelier."""
+    if processor.seeding_scheme != "lefthash":
+        return None  # by the candidate itself it sorts the vocabulary and draws forty lists for each position
+
+    @lru_cache(GREEN_LISTS)
+    def behind(token: int, vocab_size: int) -> torch.Tensor:
+        device = processor.rng.device
+        green = processor._get_greenlist_ids(torch.tensor([token], device=device))
+        return torch.zeros(vocab_size, dtype=torch.float32, device=device).index_fill(0, green, processor.bias)
+
+    def act(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
+        is_behind = [length >= processor.context_width for length in prefixes.lengths]
+        amounts = torch.stack([behind(token, scores.vocab_size) for token in prefixes.last()[:, 0].tolist()])
+        scores.add(amounts if all(is_behind) else amounts * prefixes.per_row(is_behind))
+
+    return Effect(processor, act)
+
+
+def _ban(scores: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(scores, -torch.inf)
+
+
+def _penalise(scores: torch.Tensor, penalty: float) -> torch.Tensor:
+    return torch.where(scores < 0, scores * penalty, scores / penalty)
+
+
+def _only(length: int) -> range:
+    return range(length, length + 1)
+
+
+EFFECTS: dict[type, Callable[[Any], Effect | None]] = {
+    hf.MinLengthLogitsProcessor: lambda p: Banned(p, p.eos_token_id, range(p.min_length)),
+    hf.MinNewTokensLengthLogitsProcessor: lambda p: Banned(
+        p, p.eos_token_id, range(p.prompt_length_to_skip + p.min_new_tokens)
+    ),
+    hf.SuppressTokensLogitsProcessor: lambda p: Banned(p, p.suppress_tokens, range(sys.maxsize)),
+    hf.SuppressTokensAtBeginLogitsProcessor: lambda p: Banned(p, p.begin_suppress_tokens, _only(p.begin_index)),
+    hf.ForcedBOSTokenLogitsProcessor: lambda p: Banned(p, p.bos_token_id, _only(1), is_forced=True),
+    hf.ForcedEOSTokenLogitsProcessor: lambda p: Banned(p, p.eos_token_id, _only(p.max_length - 1), is_forced=True),
+    hf.ExponentialDecayLengthPenalty: lambda p: Effect(p, _hasten_end, may_lift=p.regulation_factor > 1),
+    hf.RepetitionPenaltyLogitsProcessor: _seen_penalty,
+    hf.EncoderRepetitionPenaltyLogitsProcessor: lambda p: Effect(p, _penalise_prompt, may_lift=p.penalty < 1),
+    hf.NoRepeatNGramLogitsProcessor: lambda p: Effect(p, _ban_repeated, key=p.ngram_size),
+    hf.EncoderNoRepeatNGramLogitsProcessor: lambda p: Effect(p, _ban_prompts),
+    hf.SequenceBiasLogitsProcessor: BiasedSequences,
+    hf.NoBadWordsLogitsProcessor: BiasedSequences,
+    hf.WatermarkLogitsProcessor: _green_tokens,
+}
+# Functions of prefix and scores alone: safe to run on drafted prefixes that may be rejected.
+STATELESS = (*PREFIX_FREE, *EFFECTS, hf.PrefixConstrainedLogitsProcessor)
+
+
+def effect_of(processor: LogitsProcessor) -> Effect | None:
+    """The effect of a processor, if it is known."""
+    known = EFFECTS.get(type(processor))
+    return None if known is None else known(processor)
+
+
+def one_by_one(
+    processor: LogitsProcessor, scores: torch.Tensor, prefixes: Prefixes, is_open: list[bool] | None = None
+) -> torch.Tensor:
+    """Ask a processor itself, once for each length of text.
+
+    Args:
+        processor (`LogitsProcessor`): Of any kind.
+        scores (`torch.Tensor`): `[R, V]`, not written to.
+        prefixes ([`Prefixes`]): What each of the R positions sees.
+        is_open (`list[bool]`, *optional*): Which of them it is asked about; the others' scores stay as they are.
+    """
+    result, lengths = scores.clone(), prefixes.lengths
+    asked = [index for index in range(len(lengths)) if is_open is None or is_open[index]]
+    for length in sorted({lengths[index] for index in asked}):
+        members = [index for index in asked if lengths[index] == length]
+        own = _for_rows(processor, [prefixes.rows[index] for index in members])
+        result[members] = own(prefixes.ids[members, :length], scores[members]).to(result.dtype)
+    return result
+
+
+def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:
+    """A processor that treats the rows it is given as these rows of the batch; most treat all rows alike."""
+    if not isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
+        return processor
+    allowed, per_prompt = processor._prefix_allowed_tokens_fn, processor._num_beams  # newer releases: of its sequences
+    return hf.PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(rows[index] // per_prompt, ids), num_beams=1)

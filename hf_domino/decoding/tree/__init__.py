@@ -1,1 +1,0 @@
-"""Trees of proposals: their form, how they grow, and which targets can verify them."""

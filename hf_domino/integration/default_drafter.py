@@ -7,7 +7,7 @@ nothing is saved, copied or compiled with it. The patch asks the table where a p
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hf_domino.drafter.modeling import DominoDraftModel
 
 _attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: it is to have none
-_awaiting: list[str] = []  # the drafter that waits for its target
+_meetings: list[Callable[[Any], None]] = []  # what attaches the drafter that waits for its target
 _is_plain: ContextVar[bool] = ContextVar("plain", default=False)
 _lock, _meeting = threading.Lock(), threading.Lock()  # of the counts, and of a model's first call
 
@@ -56,9 +56,9 @@ def set_default(target: Any, drafter: DominoDraftModel) -> None:
     _attached[target] = Attached(drafter)
 
 
-def await_target(drafter: str) -> None:
-    """Let the drafter of a name be attached to each model it was made for, at its first call."""
-    _awaiting[:] = [drafter]
+def await_target(meet: Callable[[Any], None]) -> None:
+    """Let each model without a word about its drafter be met at its first call; see [`meet`]."""
+    _meetings[:] = [meet]
 
 
 def detach(target: Any) -> None:
@@ -89,10 +89,8 @@ def default_of(target: Any) -> Attached | None:
     """The default drafter that a call of `target` drafts with, if nothing was said against it."""
     if _is_plain.get():
         return None
-    if _awaiting and target not in _attached:
-        from hf_domino.integration.assisted_call import meet
-
+    if _meetings and target not in _attached:
         with _meeting:
             if target not in _attached:
-                meet(target, *_awaiting)
+                _meetings[0](target)
     return _attached.get(target)

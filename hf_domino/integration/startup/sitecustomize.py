@@ -7,7 +7,15 @@ from contextlib import suppress
 
 from hf_domino.integration.default_drafter import await_target
 
-await_target(os.environ["HF_DOMINO_DRAFTER"])
+
+def meet(target: object) -> None:
+    """Attach the drafter to its target; the import takes seconds, and not every Python generates."""
+    from hf_domino.integration.assisted_call import meet
+
+    meet(target, os.environ["HF_DOMINO_DRAFTER"])
+
+
+await_target(meet)
 logger, handler = logging.getLogger("hf_domino"), logging.StreamHandler()
 handler.setFormatter(logging.Formatter("hf_domino: %(message)s"))
 logger.addHandler(handler)

@@ -44,9 +44,9 @@ LAWS = {
 class Impossible(TargetModel):
     """A target that never says what is not in the draft vocabulary."""
 
-    def logits(self, hidden_states, head=None):
+    def logits(self, *arguments, **options):
         outside = torch.ones(VOCAB_SIZE, dtype=torch.bool).index_fill(0, torch.tensor(IDS), False)
-        return super().logits(hidden_states, head).masked_fill(outside, -torch.inf)
+        return super().logits(*arguments, **options).masked_fill(outside, -torch.inf)
 
 
 class Told:

@@ -34,15 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     groups[ROWS].add_argument(
         "--markdown", action="store_true", help="print the tables as Markdown, with all that was measured"
     )
-    add = parser.add_argument_group("instead of measuring").add_argument
-    add("--readme", type=Path, help="write the table of --rows into this Markdown file")
-    add("--figures", type=Path, help="draw --rows as SVG files into this folder")
+    groups[ROWS].add_argument("--figures", type=Path, help="instead draw the rows as SVG files into this folder")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
-    if options.readme or options.figures:
-        _show(options)
+    if options.figures:
+        from hf_domino._common.figures import write_figures
+        from hf_domino.evaluation.benchmark.figures import make_figures
+        from hf_domino.evaluation.benchmark.rows import read_rows
+
+        print(*write_figures(make_figures(read_rows(options.rows or DEFAULT_ROWS)), options.figures), sep="\n")
         return 0
     is_new = not (options.overwrite or options.resume)
     options.rows = options.rows or (_free(DEFAULT_ROWS) if is_new else DEFAULT_ROWS)
@@ -62,21 +64,6 @@ def run(options: argparse.Namespace) -> int:
         _print_tables(rows)
     print(report.conclusion(rows))
     return FAILED_CHECK if differs else 0
-
-
-def _show(options: argparse.Namespace) -> None:
-    """Put the rows that were measured into a page, or draw them."""
-    from hf_domino._common.figures import write_figures
-    from hf_domino.evaluation.benchmark.figures import make_figures
-    from hf_domino.evaluation.benchmark.report import fill_readme
-    from hf_domino.evaluation.benchmark.rows import read_rows
-
-    path = options.rows or DEFAULT_ROWS
-    rows = read_rows(path)
-    if options.readme:
-        fill_readme(options.readme, rows, path.stem)
-    if options.figures:
-        print(*write_figures(make_figures(rows), options.figures), sep="\n")
 
 
 def _print_tables(rows: list[Any]) -> None:

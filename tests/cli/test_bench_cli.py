@@ -148,14 +148,6 @@ def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(bench, t
     assert again[2].startswith("| | greedy, tokens/s |")
 
 
-def test_readme_flag_only_writes_the_table(rows_file, tmp_path):
-    readme, before = tmp_path / "README.md", rows_file.read_text()
-    readme.write_text("<!-- results:begin -->\n<!-- results:end -->\n")
-    assert cli.main(["bench", "--rows", str(rows_file), "--readme", str(readme)]) == 0
-    assert "| **Domino** |" in readme.read_text()
-    assert rows_file.read_text() == before
-
-
 def test_a_second_look_leaves_the_rows_of_the_first(tiny_pair_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for seed, name in enumerate(("results.jsonl", "results-2.jsonl", "results-3.jsonl")):

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import measured
 import pytest
 from chats import write_lines
 
@@ -17,14 +18,17 @@ BETWEEN_RUNS = 0.2  # the phases of a round are timed in another run than whole 
 TIMES = "--t-draft 1 --t-verify 1 --t-plain 1"
 NUMBERS = "--alpha 0.8 --t-draft 1.6 --t-rollout 2.3 --t-verify 12.9 --t-plain 10 --num-draft-tokens 8"
 PHASES = {"draft": 2, "rollout": 1, "target_forward": 13, "rest": 1}
-PLAIN = {"mode": "greedy", "new_tokens": 30, "method": "plain", "num_rounds": 0, "tpot_seconds": 0.01}
+PLAIN = measured.row("plain", 0, [100]) | {"tpot_seconds": 0.01}
 
 
 def bench_rows(**changes):
     """Two prompts, plain at 10 ms a token, rounds of 2 proposals with 2 + 1 + 13 + 1 ms."""
     domino = PLAIN | {"method": "domino", "tpot_seconds": 0.005, "ms_per_round": PHASES}
     rounds = (4, [0.75, 0.5]), (12, [0.5, 0.25])
-    drafted = [domino | {"num_rounds": count, "acceptance_rate_at": rates} | changes for count, rates in rounds]
+    drafted = [
+        domino | {"num_rounds": count, "num_drafted": count, "acceptance_rate_at": rates} | changes
+        for count, rates in rounds
+    ]
     return [PLAIN, PLAIN, *drafted]
 
 

@@ -118,14 +118,9 @@ class BenchOptions:
     def wanted(self, compares: bool) -> list[str]:
         """Names of the methods to measure, in the order of tables; `compares`: drafters are methods by themselves."""
         possible = [name for name in MEASURABLE if not self._lacks(name)]
-        if self.methods == (ALL,):
-            return possible
-        if self.methods is not None:
-            return [name for name in possible if name in {BASELINE, *self.methods}]
-        if compares:
-            return [BASELINE, COPIES]
         twin = ("dflash_adaptive",) if self.twin else ()
-        return [name for name in possible if name in {*DEFAULT, *NEEDED_OPTION, *twin}]
+        names = self.methods or ((COPIES,) if compares else (*DEFAULT, *NEEDED_OPTION, *twin))
+        return [name for name in possible if names == (ALL,) or name in (BASELINE, *names)]
 
     @property
     def needs_drafter(self) -> bool:

@@ -6,7 +6,6 @@ import itertools
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from hf_domino._common.verdict import WAY_OUT, gains, slower_in, verdict
 from hf_domino.drafter.phases import PHASES
@@ -22,8 +21,6 @@ from hf_domino.evaluation.benchmark.summary import (
     summarize,
 )
 
-# What a page holds of rows. Where it holds several, each is named by its pair or by the file of the rows.
-MARKERS = re.compile(r"(<!-- (results|details):begin(?: (\S+))? -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 MEBIBYTE = 2**20
 COMPARED = "domino_tree", "domino_chain"  # the same drafter in two ways, of which the first is to be faster
 
@@ -41,8 +38,8 @@ def modes_of(rows: Sequence[Row]) -> dict[str, str]:
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
     """The methods that were measured, in the order of `METHODS`; others follow."""
-    found = list(dict.fromkeys(row["method"] for row in measured(rows)))
-    return sorted(found, key=lambda method: list(METHODS).index(method) if method in METHODS else len(METHODS))
+    found = {row["method"]: None for row in measured(rows)}
+    return list({method: None for method in METHODS if method in found} | found)
 
 
 def plain_label(method: str) -> str:
@@ -126,7 +123,7 @@ def conclusion(rows: Sequence[Row]) -> str:
     if not speed_ups:
         return ""
     drafters = [method for method in others if method not in METHODS or method.startswith("domino")]
-    _, best = max((speed_ups[method], method) for method in drafters or set(others) - {COPIES} or others)
+    best = max(drafters or set(others) - {COPIES} or others, key=speed_ups.__getitem__)
     counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
     if best == "domino_lookup" and (alone := speed_ups.get("domino_adaptive")):
         counted += f", and {alone:.2f} x without copies"
@@ -176,13 +173,15 @@ def _equality(rows: Sequence[Row]) -> str:
     """Count the outputs that are plain generation's: greedy ones, and sampled ones by the promise of their methods."""
     others = [row for row in measured(rows) if row["method"] != BASELINE]
     greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
-    text = f"Greedy outputs equal to plain `generate`: {count_equal(greedy)} of {len(greedy)}."
-    if not sampled:
-        return text + _partings(others)
     kept, lost = ([row for row in sampled if keeps_seed(row["method"]) is keeps] for keeps in (True, False))
-    text += f" Sampled ones, with the same seed: {count_equal(kept)} of {len(kept)}"
-    text += f"; by Transformers' own assistants {count_equal(lost)} of {len(lost)}." if lost else "."
-    return text + _partings(others)
+    text = f"Greedy outputs equal to plain `generate`: {_equal(greedy)}."
+    text += f" Sampled ones, with the same seed: {_equal(kept)}" if sampled else ""
+    text += f"; by Transformers' own assistants {_equal(lost)}" if lost else ""
+    return f"{text}{'.' if sampled else ''}{_partings(others)}"
+
+
+def _equal(rows: Sequence[Row]) -> str:
+    return f"{count_equal(rows)} of {len(rows)}"
 
 
 def _partings(rows: Sequence[Row]) -> str:
@@ -213,24 +212,3 @@ def _notes(rows: Sequence[Row]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def fill_readme(readme: Path, rows: Sequence[Row], file: str) -> None:
-    """Write a page's tables between `<!-- results:begin NAME -->` and `<!-- results:end -->`; `details` likewise."""
-    # A name is needed among several tables: the pair's, or that of the `file` of rows, without its ending.
-    text, pair = readme.read_text(encoding="utf-8"), measured(rows)[0]["pair"]
-    names = {found[3] for found in MARKERS.finditer(text)}
-    ours = {file, pair} & names or {None} & names
-    if not ours:
-        raise ValueError(
-            f"{readme} has no lines <!-- results:begin --> (or <!-- results:begin NAME -->, with {pair} or {file}) and "
-            "<!-- results:end --> to write between."
-        )
-
-    def fill(found: re.Match[str]) -> str:
-        return found[1] + RENDERED[found[2]](rows) + found[4] if found[3] in ours else found[0]
-
-    readme.write_text(MARKERS.sub(fill, text), encoding="utf-8")
-
-
-RENDERED = {"results": results_table, "details": details}

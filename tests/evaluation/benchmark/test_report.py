@@ -10,9 +10,7 @@ from hf_domino.evaluation.benchmark.report import (
     caption,
     comparisons,
     conclusion,
-    details,
     details_table,
-    fill_readme,
     results_table,
 )
 from hf_domino.evaluation.benchmark.rows import read_rows
@@ -137,25 +135,6 @@ def test_threads_are_of_a_cpu_only():
     on_gpu = [row | {"device": "cuda", "hardware": "a GPU"} for row in measured.rows()]
     assert "2 threads of a CPU" in results_table(measured.rows())
     assert "float32, a GPU;" in results_table(on_gpu)
-
-
-@pytest.mark.parametrize("ours", ["", f" {ROWS[0]['pair']}", " its-file"])
-def test_of_several_tables_the_one_of_the_pair_or_the_file_is_filled(tmp_path, ours):
-    readme = tmp_path / "README.md"
-    text = "<!-- results:begin{0} -->\n{1}<!-- results:end -->\n<!-- details:begin{0} -->\n{2}<!-- details:end -->\n"
-    readme.write_text(text.format(" another", "kept\n", "kept\n") + text.format(ours, "old\n", "old\n"))
-    fill_readme(readme, ROWS, "its-file")
-    fill_readme(readme, ROWS, "its-file")  # a second time changes nothing
-    filled = text.format(ours, results_table(ROWS), details(ROWS))
-    assert readme.read_text() == text.format(" another", "kept\n", "kept\n") + filled
-
-
-@pytest.mark.parametrize("text", ["nothing\n", "<!-- results:begin another -->\n<!-- results:end -->\n"])
-def test_readme_without_markers_is_refused(text, tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(text)
-    with pytest.raises(ValueError, match="results:begin"):
-        fill_readme(readme, ROWS, "rows")
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")

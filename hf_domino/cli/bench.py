@@ -7,7 +7,6 @@ import sys
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_models, default_device, set_up
@@ -61,29 +60,14 @@ def run(options: argparse.Namespace) -> int:
     if options.markdown:
         print(report.results_table(rows), report.details(rows), sep="\n")
     else:
-        _print_tables(rows)
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        for mode, name in report.modes_of(rows).items():
+            Console().print(Markdown(report.speeds_table(rows, {mode: name})))
+        print("", report.caption(rows), *(f"- {each}" for each in report.comparisons(rows)), "", sep="\n")
     print(report.conclusion(rows))
     return FAILED_CHECK if differs else 0
-
-
-def _print_tables(rows: list[Any]) -> None:
-    """Print a table for each mode, for a terminal of 80 columns, and the sentences about it."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from hf_domino.evaluation.benchmark import report, summary
-
-    console = Console(highlight=False)
-    for mode, name in report.modes_of(rows).items():
-        table = Table(name, box=None, pad_edge=False)
-        for head in ("tokens/s", "speed-up", "acceptance length", "texts equal"):
-            table.add_column(head, justify="right")
-        for method in report.methods_of(rows):
-            one = summary.summarize(rows, method, mode)
-            cells = f"{one.tokens_per_second:.0f}", report.number(one.speed_up, " x"), report.acceptance_of(one)
-            table.add_row(report.plain_label(method), *cells, f"{one.num_equal} of {one.num_prompts}")
-        console.print(table, "")
-    print(report.caption(rows), *(f"- {each}" for each in report.comparisons(rows)), "", sep="\n")
 
 
 def _free(path: Path) -> Path:

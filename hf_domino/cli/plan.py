@@ -37,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--acceptance-rate-at", type=float, nargs="+", help="share of rounds that accept each proposal: drafter.stats'")
     add("--acceptance-length", type=float, help="mean tokens per round, bonus included, with --num-draft-tokens")
     add = parser.add_argument_group("times, in ms").add_argument
-    add("--t-plain", type=_number, dest="plain", help="one token of the target alone")
-    add("--t-verify", type=_number, nargs="+", help="verification; or two, of 1 and of num-draft-tokens + 1 positions")
-    add("--t-draft", type=_number, dest="draft", help="the drafter's parallel part, per round")
-    add("--t-rollout", type=_number, dest="rollout", help="its sequential part, per proposal; 0 for DFlash")
+    add("--t-plain", type=float, dest="plain", help="one token of the target alone")
+    add("--t-verify", type=float, nargs="+", help="verification; or two, of 1 and of num-draft-tokens + 1 positions")
+    add("--t-draft", type=float, dest="draft", help="the drafter's parallel part, per round")
+    add("--t-rollout", type=float, dest="rollout", help="its sequential part, per proposal; 0 for DFlash")
     network_help = "round trip of a round between drafter and target in separate pools, what it carries included"
-    add("--network", type=_number, dest="round_trip", help=network_help)
+    add("--network", type=float, dest="round_trip", help=network_help)
     parser.add_argument(
         "--num-draft-tokens", type=positive_int, help="most proposals per round (default: as measured, else 16)"
     )
@@ -67,14 +67,6 @@ def run(options: argparse.Namespace) -> None:
     else:
         _print_table(plan)
         print("\n".join(sentences))
-
-
-def _number(text: str) -> float:
-    """Read a number of a flag; argparse reports what this raises."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number, 0 or more, got {text!r}")
-    return value
 
 
 def _measured(rows: Sequence[dict[str, Any]], method: str, mode: str) -> tuple[list[float], Costs, float]:

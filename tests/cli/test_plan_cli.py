@@ -136,7 +136,7 @@ def test_rows_that_give_no_plan_are_refused(rows, choice, rows_file, capsys):
         (f"{TIMES} --acceptance-length 0.5", "--acceptance-length must be in [1, 17]"),
         ("--alpha 0.5 --t-plain 10 --t-verify 12", "--t-draft or --t-rollout must be given in ms"),
         (f"{NUMBERS} --t-plain 0", "plain must be a finite time"),
-        (f"{NUMBERS} --network nan", "--network: must be a finite number, 0 or more, got 'nan'"),
+        (f"{NUMBERS} --network nan", "round_trip must be a finite time, 0 or more"),
         (f"{NUMBERS} --t-verify 12 10", "--t-verify must be one number, or two that do not fall"),
         (f"{NUMBERS} --num-draft-tokens 0", "--num-draft-tokens: must be a number of at least 1"),
         (f"{NUMBERS} --alpha 0.5 0.5", "--num-draft-tokens must be in [1, 2], the positions whose acceptance is known"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from hf_domino._common.verdict import WAY_OUT, gains, slower_in, verdict
 from hf_domino.drafter.phases import PHASES
@@ -32,8 +32,9 @@ def label(method: str) -> str:
 
 def modes_of(rows: Sequence[Row]) -> dict[str, str]:
     """The modes that were measured, each with its name in tables."""
-    sampled = next((row["temperature"] for row in rows if row.get("mode") == "sample"), None)
-    return {"greedy": "greedy"} | ({} if sampled is None else {"sample": f"T = {sampled}"})
+    return {"greedy": "greedy"} | {
+        row["mode"]: f"T = {row['temperature']}" for row in rows_of(rows, BASELINE, "sample")
+    }
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
@@ -49,7 +50,12 @@ def plain_label(method: str) -> str:
 
 def results_table(rows: Sequence[Row]) -> str:
     """Render the published table as Markdown, with a caption that says where and how it was measured."""
-    modes, has_lean = modes_of(rows), bool(rows_of(rows, FLOOR, "greedy"))
+    return f"{speeds_table(rows, modes_of(rows))}\n{caption(rows)}\n"
+
+
+def speeds_table(rows: Sequence[Row], modes: Mapping[str, str]) -> str:
+    """Render tokens a second, speed-ups and acceptance length of every method in these modes as Markdown."""
+    has_lean = bool(rows_of(rows, FLOOR, "greedy"))
     speed_ups = ("over plain", "over lean") if has_lean else ("speed-up",)
     heads = [f"{name}, {what}" for name in modes.values() for what in ("tokens/s", *speed_ups, "acceptance length")]
     body = []
@@ -60,7 +66,7 @@ def results_table(rows: Sequence[Row]) -> str:
             cells += [number(one.speed_up, " x"), *([number(one.speed_up_over_lean, " x")] if has_lean else [])]
             cells += [acceptance_of(one)]
         body.append(cells)
-    return markdown_table(heads, body) + "\n" + caption(rows) + "\n"
+    return markdown_table(heads, body)
 
 
 def acceptance_of(summary: Summary) -> str:
@@ -153,20 +159,17 @@ def caption(rows: Sequence[Row]) -> str:
     most = f"{first['max_new_tokens']} new tokens"
     tokens = most if written == first["max_new_tokens"] else f"up to {most} (plain, greedy: {written:.0f} on average)"
     commit = re.sub("^([0-9a-f]{7}).*", r"\1", first["commit"])
+    is_on_cpu = first["device"] == "cpu"
+    place = f"{_count(first['threads'], 'thread')} of {first['hardware']}" if is_on_cpu else first["hardware"]
     over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
     return (
         f"{first['pair']}, {prompts} x {tokens}, batch {first['batch_size']}, "
-        f"{first['dtype']}, {place_of(first)}; all methods interleaved in one process, median of "
+        f"{first['dtype']}, {place}; all methods interleaved in one process, median of "
         f"{_count(first['repeats'], 'repeat')} a prompt, then over prompts, quartiles over both; speed-up over {over}. "
         f"{_equality(rows)}{_notes(rows)} "
         f"torch {first['torch']}, transformers {first['transformers']}, commit {commit}, "
         f"seed {first['seed']}, {first['date']}."
     )
-
-
-def place_of(row: Row) -> str:
-    """Where a row was measured: its device or, on a CPU, threads of it."""
-    return row["hardware"] if row["device"] != "cpu" else f"{_count(row['threads'], 'thread')} of {row['hardware']}"
 
 
 def _equality(rows: Sequence[Row]) -> str:

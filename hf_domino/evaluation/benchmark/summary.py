@@ -107,6 +107,6 @@ def _median(rows: Iterable[Row], field: str, scale: float = 1) -> float | None:
 def _means(rows: Iterable[Row], field: str, weight: str) -> dict[Any, float]:
     """Mean over rounds of each entry of a field, of which a single figure is number 0; empty without rounds."""
     counted = [row for row in rows if row[weight] and row[field]]
-    frame = pd.DataFrame([row[field] for row in counted]).fillna(0)
+    frame = pd.DataFrame([pd.Series(row[field]) for row in counted]).fillna(0)
     weights = [row[weight] for row in counted]
     return {name: float(np.average(values, weights=weights)) for name, values in frame.items()}

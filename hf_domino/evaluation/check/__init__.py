@@ -7,7 +7,7 @@ rounds, variants of them and times, `verdict` says what they mean.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -75,8 +75,7 @@ def check_fit(
 
     ```
     """
-    drafter = _checked(drafter, target)
-    recognise(drafter.config, target, tokenizer)
+    drafter = _checked(drafter, target, tokenizer)
     recorded = TargetIdentity.recorded_in(drafter.config)
     is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
     prepared = prepare_prompts(target, tokenizer, prompts)
@@ -87,14 +86,17 @@ def check_fit(
             modes[prompt.mode].append(text.acceptance_lengths)
             for name, lengths in measure_variants(drafter, target, text).items():
                 variants[name].append(lengths)
-        real, everywhere = ([Measurement(*one) for one in found.items()] for found in (modes, variants))
-        result = judge(real, everywhere, _is_fresh(drafter), is_its_target)
+        result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
     return replace(result, speed_ups=[] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens))
 
 
-def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
+def _measured(found: Mapping[str, list[list[int]]]) -> list[Measurement]:
+    return [Measurement(*one) for one in found.items()]
+
+
+def _checked(drafter: Any, target: PreTrainedModel, tokenizer: Any) -> DominoDraftModel:
     """The drafter without wrappers; what cannot be measured is refused before anything is written."""
     if (unwrapped := drafter_of(drafter)) is None:
         remedy = "The order is check_fit(drafter, target, tokenizer)."
@@ -104,6 +106,7 @@ def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
     check_causal(target)
     unwrapped.config.kind.refuse_what_it_lacks("check_fit")
     probe_width(target)
+    recognise(unwrapped.config, target, tokenizer)
     return unwrapped
 
 

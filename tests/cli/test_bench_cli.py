@@ -49,7 +49,7 @@ def rows_file(tiny_pair_folder, tmp_path_factory):
 def test_one_row_per_prompt_method_and_mode_with_its_origin(rows_file):
     rows = read_rows(rows_file)
     assert [(row["mode"], row["prompt"], row["method"]) for row in rows] == [
-        *itertools.product(("greedy", "sample"), range(2), MEASURABLE)
+        *itertools.product(("greedy", "sample"), range(2), (*MEASURABLE, "Domino, chains", "Domino, trees"))
     ]
     asked = {"pair": "tiny", "threads": 1, "device": "cpu", "assistant": "tiny", "batch_size": 1, "tree_size": 9}
     for row in rows:
@@ -76,21 +76,21 @@ def test_outputs_are_equal_and_rounds_are_counted_and_timed(rows_file):
         assert row["tokens_per_second"] == pytest.approx(row["new_tokens"] / row["seconds"], rel=DIGITS)
         assert row["ttft_seconds"] > 0
         assert row["peak_memory_bytes"] is None  # meaningless on a CPU
-        has_phases = row["method"].startswith(("dflash", "domino", "recycling"))
+        has_phases = row["method"].startswith(("dflash", "domino", "recycling", "Domino"))
         assert list(row["ms_per_round"] or ()) == list(PHASES) * has_phases
 
 
 def test_chains_and_trees_of_a_drafter_are_compared_on_request(bench, monkeypatch):
-    monkeypatch.setattr(policy, "LEAST_CHANCE", 0.0)
+    monkeypatch.setattr(policy, "NOMINAL_PROPOSAL", 0.0)
     monkeypatch.setattr(policy.Policy, "_judge", lambda self, pace: None)  # however busy the machine is
-    code, rows, out, _ = bench("--methods", "domino,domino_chain,domino_tree", "--tree-size", "30")
+    code, rows, out, _ = bench("--methods", "domino", "--tree-size", "30")
     assert code == 0
     lines = re.findall(r"^- (greedy|T = 0\.7): Domino, trees over .* 2 equal prompts\.$", out, re.M)
     assert lines == ["greedy", "T = 0.7"]
     drafted = [row for row in rows if row["num_drafted"]]
     assert {row["tree_size"] for row in drafted} == {30}
     # Blocks have at most 6 proposals.
-    assert {row["method"] for row in drafted if row["proposal_length"] > 6} == {"domino_tree"}
+    assert {row["method"] for row in drafted if row["proposal_length"] > 6} == {"Domino, trees"}
 
 
 def test_what_needs_no_drafter_is_measured_without_one(bench, tiny_pair_folder, tmp_path):
@@ -232,7 +232,7 @@ def test_drafters_of_several_kinds_are_compared(bench, tiny_pair_folder):
     [
         ("--methods plain,magic", "--methods must be all or some of plain, lean, .*, got 'magic'"),
         ("--methods assistant", "--methods assistant must be given with --assistant"),
-        ("--methods domino_chain", "--methods domino_chain must be given with --tree-size"),
+        ("--methods domino_chain", "--methods must be all or some of plain, lean, .*, got 'domino_chain'"),
         ("--repeats 0", "--repeats must be at least 1, got 0"),
         ("--resume --overwrite", "--resume must be without --overwrite"),
         ("--temperature -1", "--temperature must be at least 0 and finite, got -1.0"),

@@ -22,7 +22,6 @@ from hf_domino.evaluation.benchmark.summary import (
 )
 
 MEBIBYTE = 2**20
-COMPARED = "domino_tree", "domino_chain"  # the same drafter in two ways, of which the first is to be faster
 
 
 def label(method: str) -> str:
@@ -105,11 +104,9 @@ def _details(summary: Summary) -> dict[str, str]:
 
 
 def comparisons(rows: Sequence[Row]) -> list[str]:
-    """Say of each mode how trees compare with chains, and each drafter with the first, where these were measured."""
-    there = methods_of(rows)
-    drafters = [method for method in there if method not in METHODS]
-    pairs = [COMPARED] if set(COMPARED) <= set(there) else []
-    pairs += [(other, drafters[0]) for other in drafters[1:]]
+    """Say of each mode how every further drafter, or its trees, compares with the first, or its chains."""
+    drafters = [method for method in methods_of(rows) if method not in METHODS]
+    pairs = [(other, drafters[0]) for other in drafters[1:]]
     said = []
     for (mode, name), pair in itertools.product(modes_of(rows).items(), pairs):
         found = [summarize(rows, method, mode) for method in pair]

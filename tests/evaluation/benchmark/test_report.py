@@ -46,8 +46,8 @@ def test_summaries_take_medians_over_prompts_and_means_over_rounds():
 def test_trees_and_chains_are_compared_on_equal_prompts(factors, low, high):
     rows = [row("plain", prompt, [100]) for prompt in range(len(factors))]
     for prompt, factor in enumerate(factors):
-        rows += [row("domino_chain", prompt, [100 * (1 + prompt)], [3, 1])]
-        rows += [row("domino_tree", prompt, [100 * (1 + prompt) * factor], [3, 2])]
+        rows += [row("Domino, chains", prompt, [100 * (1 + prompt)], [3, 1])]
+        rows += [row("Domino, trees", prompt, [100 * (1 + prompt) * factor], [3, 2])]
     found = f"1.10 x (95 %: {low} to {high}) tokens/s, 2.50 over 2.00 tokens per forward, {len(factors)} equal prompts."
     assert comparisons(rows) == [f"greedy: Domino, trees over Domino, chains {found}"]
     assert comparisons(ALL) == []

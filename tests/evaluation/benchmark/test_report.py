@@ -146,6 +146,7 @@ def test_published_rows_say_where_they_come_from():
 
 def test_the_caption_counts_equal_outputs_by_what_is_promised():
     assert "Sampled" not in caption(measured.rows(["greedy"]))
+    assert "assistants" not in caption([one for one in ALL if one["method"] != "prompt_lookup"])
 
     def doctored(change):
         return caption([one | {"equals_plain": change(one)} if one.get("mode") == "sample" else one for one in ALL])

@@ -262,7 +262,7 @@ def conclusions(plan: Plan) -> list[str]:
         plan ([`Plan`]): As of [`make_plan`].
     """
     drafted = plan.rounds[1:]
-    nearest = plan.best if plan.best_length else max(drafted, key=lambda entry: entry.speed_up)
+    nearest = max(drafted, key=lambda entry: entry.speed_up)
     best = f"Best: {_proposals(nearest)} per round, {nearest.speed_up:.2f} x plain decoding."
     if not plan.best_length:
         best = f"Best: plain decoding; the nearest is {_proposals(nearest)} per round, {nearest.speed_up:.2f} x."

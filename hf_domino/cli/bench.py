@@ -7,7 +7,6 @@ import sys
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_models, default_device, set_up
@@ -34,15 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     groups[ROWS].add_argument(
         "--markdown", action="store_true", help="print the tables as Markdown, with all that was measured"
     )
-    add = parser.add_argument_group("instead of measuring").add_argument
-    add("--readme", type=Path, help="write the table of --rows into this Markdown file")
-    add("--figures", type=Path, help="draw --rows as SVG files into this folder")
+    groups[ROWS].add_argument("--figures", type=Path, help="instead draw the rows as SVG files into this folder")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
-    if options.readme or options.figures:
-        _show(options)
+    if options.figures:
+        from hf_domino._common.figures import write_figures
+        from hf_domino.evaluation.benchmark.figures import make_figures
+        from hf_domino.evaluation.benchmark.rows import read_rows
+
+        print(*write_figures(make_figures(read_rows(options.rows or DEFAULT_ROWS)), options.figures), sep="\n")
         return 0
     is_new = not (options.overwrite or options.resume)
     options.rows = options.rows or (_free(DEFAULT_ROWS) if is_new else DEFAULT_ROWS)
@@ -59,44 +60,14 @@ def run(options: argparse.Namespace) -> int:
     if options.markdown:
         print(report.results_table(rows), report.details(rows), sep="\n")
     else:
-        _print_tables(rows)
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        for mode, name in report.modes_of(rows).items():
+            Console().print(Markdown(report.speeds_table(rows, {mode: name})))
+        print("", report.caption(rows), *(f"- {each}" for each in report.comparisons(rows)), "", sep="\n")
     print(report.conclusion(rows))
     return FAILED_CHECK if differs else 0
-
-
-def _show(options: argparse.Namespace) -> None:
-    """Put the rows that were measured into a page, or draw them."""
-    from hf_domino._common.figures import write_figures
-    from hf_domino.evaluation.benchmark.figures import make_figures
-    from hf_domino.evaluation.benchmark.report import fill_readme
-    from hf_domino.evaluation.benchmark.rows import read_rows
-
-    path = options.rows or DEFAULT_ROWS
-    rows = read_rows(path)
-    if options.readme:
-        fill_readme(options.readme, rows, path.stem)
-    if options.figures:
-        print(*write_figures(make_figures(rows), options.figures), sep="\n")
-
-
-def _print_tables(rows: list[Any]) -> None:
-    """Print a table for each mode, for a terminal of 80 columns, and the sentences about it."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from hf_domino.evaluation.benchmark import report, summary
-
-    console = Console(highlight=False)
-    for mode, name in report.modes_of(rows).items():
-        table = Table(name, box=None, pad_edge=False)
-        for head in ("tokens/s", "speed-up", "acceptance length", "texts equal"):
-            table.add_column(head, justify="right")
-        for method in report.methods_of(rows):
-            one = summary.summarize(rows, method, mode)
-            cells = f"{one.tokens_per_second:.0f}", report.number(one.speed_up, " x"), report.acceptance_of(one)
-            table.add_row(report.plain_label(method), *cells, f"{one.num_equal} of {one.num_prompts}")
-        console.print(table, "")
-    print(report.caption(rows), *(f"- {each}" for each in report.comparisons(rows)), "", sep="\n")
 
 
 def _free(path: Path) -> Path:

@@ -64,11 +64,10 @@ def run(options: argparse.Namespace) -> int:
         options.dtype = options.dtype or "float32"
     num_prompts = options.num_prompts or (50 if options.vllm else 12)
     # A wrong file is refused before models are loaded.
-    given = options.prompts and read_batches(options.prompts, num_prompts, batch_size=1)
+    prompts = options.prompts and read_batches(options.prompts, num_prompts, num_prompts)[0]
     pair = load_models(options)
-    if given is None and (own := pair.folder / PROMPTS).is_file():
-        given = read_batches(own, num_prompts, batch_size=1)
-    prompts = None if given is None else [batch[0] for batch in given]
+    if prompts is None and (own := pair.folder / PROMPTS).is_file():
+        prompts = read_batches(own, num_prompts, num_prompts)[0]
     return (_check_server if options.vllm else _check_fit)(options, pair, prompts)
 
 

@@ -37,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--acceptance-rate-at", type=float, nargs="+", help="share of rounds that accept each proposal: drafter.stats'")
     add("--acceptance-length", type=float, help="mean tokens per round, bonus included, with --num-draft-tokens")
     add = parser.add_argument_group("times, in ms").add_argument
-    add("--t-plain", type=_number, dest="plain", help="one token of the target alone")
-    add("--t-verify", type=_number, nargs="+", help="verification; or two, of 1 and of num-draft-tokens + 1 positions")
-    add("--t-draft", type=_number, dest="draft", help="the drafter's parallel part, per round")
-    add("--t-rollout", type=_number, dest="rollout", help="its sequential part, per proposal; 0 for DFlash")
+    add("--t-plain", type=float, dest="plain", help="one token of the target alone")
+    add("--t-verify", type=float, nargs="+", help="verification; or two, of 1 and of num-draft-tokens + 1 positions")
+    add("--t-draft", type=float, dest="draft", help="the drafter's parallel part, per round")
+    add("--t-rollout", type=float, dest="rollout", help="its sequential part, per proposal; 0 for DFlash")
     network_help = "round trip of a round between drafter and target in separate pools, what it carries included"
-    add("--network", type=_number, dest="round_trip", help=network_help)
+    add("--network", type=float, dest="round_trip", help=network_help)
     parser.add_argument(
         "--num-draft-tokens", type=positive_int, help="most proposals per round (default: as measured, else 16)"
     )
@@ -69,46 +69,30 @@ def run(options: argparse.Namespace) -> None:
         print("\n".join(sentences))
 
 
-def _number(text: str) -> float:
-    """Read a number of a flag; argparse reports what this raises."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a finite number, 0 or more, got {text!r}")
-    return value
-
-
 def _measured(rows: Sequence[dict[str, Any]], method: str, mode: str) -> tuple[list[float], Costs, float]:
-    """Average the acceptance, times and speed-up of one run over its rounds and tokens.
+    """Take the acceptance, times and speed-up of one run from its summary.
 
     The phases of a round are disjoint; all but draft and rollout count as verification. A run measures that at one
     width. At one position it is taken to cost what a plain token does, or what it costs at that width if that is less.
     """
-    import numpy as np
+    from hf_domino.evaluation.benchmark.summary import rows_of, summarize
 
-    # A text of one token has no time per further token.
-    chosen = [row for row in rows if row.get("mode") == mode and row["tpot_seconds"]]
-    plain = [row for row in chosen if row["method"] == "plain"]
-    rounds = [row for row in chosen if row["method"] == method and row["num_rounds"]]
-    lengths = {len(row["acceptance_rate_at"]) if "draft" in (row["ms_per_round"] or ()) else 0 for row in rounds}
-    if not plain or len(lengths) != 1 or 0 in lengths or method.endswith(("_adaptive", "_lookup", "_chain", "_tree")):
+    lengths = {len(row["acceptance_rate_at"] or ()) for row in rows_of(rows, method, mode) if row["num_rounds"]}
+    is_whole = (
+        len(lengths) == 1 and 0 not in lengths and not method.endswith(("_adaptive", "_lookup", "_chain", "_tree"))
+    )
+    if not is_whole or not rows_of(rows, "plain", mode) or "draft" not in summarize(rows, method, mode).ms_per_round:
         found = sorted({f"{row['method']} ({row.get('mode')})" for row in rows if "skipped" not in row})
         raise ValueError(
             f"--rows must have plain generation and rounds of one length in mode {mode!r}, drafted by {method!r}, got "
             f"{', '.join(found)}: choose --mode, and as --method one that drafts whole blocks, such as domino."
         )
-    weights = [row["num_rounds"] for row in rounds]
-    survival = np.average([row["acceptance_rate_at"] for row in rounds], axis=0, weights=weights).tolist()
-    phases = [row["ms_per_round"] for row in rounds]
-    each = [[times["draft"], times["rollout"], sum(times.values())] for times in phases]
-    draft, rollout, whole = (np.average(each, axis=0, weights=weights) * MS).tolist()
-    per_token, drafted = (
-        float(np.average([row["tpot_seconds"] for row in of], weights=[row["new_tokens"] for row in of]))
-        for of in (plain, rounds)
-    )
-    verify, length = whole - draft - rollout, len(survival)
-    verify_one = min(per_token, verify)
-    costs = Costs(per_token, verify_one, (verify - verify_one) / length, draft, rollout / length)
-    return survival, costs, per_token / drafted
+    plain, one = (summarize(rows, name, mode) for name in ("plain", method))
+    survival, phases, token = one.acceptance_rate_at, one.ms_per_round, plain.tpot_ms or math.nan
+    verify = sum(phases.values()) - phases["draft"] - phases["rollout"]
+    verify_one = min(token, verify)
+    times = token, verify_one, (verify - verify_one) / len(survival), phases["draft"], phases["rollout"] / len(survival)
+    return survival, Costs(*(time * MS for time in times)), token / (one.tpot_ms or math.nan)
 
 
 def _survival(options: argparse.Namespace, measured: list[float] | None) -> list[float]:

@@ -30,6 +30,7 @@ from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.tree_support import why_chain
 from hf_domino.decoding.verification import CoupledRule
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
 from hf_domino.target.view import TargetModel
@@ -151,24 +152,10 @@ def explain_round(
     if input_ids.dim() != 2 or len(input_ids) != 1 or input_ids.shape[1] < 2:
         remedy = "Give one text and the token that its block starts from."
         raise refusal("the shape of input_ids", "[1, T] with T at least 2", list(input_ids.shape), remedy)
-    found: list[Round] = []
-
-    def look(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
-        law = TokenLaw(logits_processor, KnownStops.among(stopping_criteria))
-        found.append(_explain(drafter, TargetModel(model, drafter.config), input_ids, law, model_kwargs))
-        return input_ids
-
-    fixed = {
-        "do_sample": False,
-        "num_beams": 1,
-        "num_return_sequences": 1,
-        "use_cache": True,
-        "attention_mask": torch.ones_like(input_ids),
-    }
-    fixed["max_new_tokens"] = drafter.config.num_draft_tokens + 1
-    # Prepares the processors as ever, whether or not the patch is installed.
-    target.generate(input_ids, custom_generate=look, **(generate_kwargs | fixed))
-    return found[0]
+    most = drafter.config.num_draft_tokens + 1
+    model, input_ids, (processors, criteria, _), kwargs = prepared(target, input_ids, most, **generate_kwargs)
+    law = TokenLaw(processors, KnownStops.among(criteria))
+    return _explain(drafter, TargetModel(model, drafter.config), input_ids, law, kwargs)
 
 
 @torch.no_grad()

@@ -35,41 +35,31 @@ def draw_round(opened: Round, show: Callable[[int], str] = str) -> Any:
 def _draw(opened: Round, show: Callable[[int], str]) -> Any:
     from matplotlib.figure import Figure
 
-    places = _places(opened)
-    deepest, lowest = (max(values) for values in zip(*places.values(), strict=True))
-    figure = Figure(figsize=(WIDTH, LINE_HEIGHT * (lowest + 1.4)), layout="constrained")
+    figure, path, places = Figure(layout="constrained"), opened.path, dict[int, tuple[int, int]]()
     axes = figure.subplots()
-    axes.set(xlim=(-0.5, max(deepest, 3) + 0.5), ylim=(lowest + 0.7, -0.5))
-    axes.set_axis_off()
-    for position, place in places.items():
-        _draw_position(axes, opened, position, place, show)
-        if position:
-            before = places[int(opened.parents[position - 1])]
-            is_kept = position in opened.path
-            axes.plot(*zip(before, place, strict=True), color=KEPT if is_kept else FAINT, zorder=1 + is_kept)
-    return figure
-
-
-def _places(opened: Round) -> dict[int, tuple[int, int]]:
-    """Column and line of each position: the likeliest child goes on in its parent's line, others take new ones."""
-    places: dict[int, tuple[int, int]] = {}
     line = last = 0
     for position, depth in opened.walk():
+        # The likeliest child goes on in its parent's line, others take new ones.
         line += 0 < depth <= last
         places[position], last = (depth, line), depth
-    return places
-
-
-def _draw_position(axes: Any, opened: Round, position: int, place: tuple[int, int], show: Callable[[int], str]) -> None:
-    path, token = opened.path, int(opened.proposals[position - 1]) if position else opened.anchor
-    colour = KEPT if position in path else MISSED if int(opened.parents[position - 1]) in path else FAINT
-    colour = colour if position else INK
-    box = {"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.3"}
-    ink, kind = INK if colour == FAINT else "white", {"family": "monospace", "ha": "center", "va": "center"}
-    axes.text(*place, show(token), color=ink, fontsize=10, bbox=box, zorder=3, **kind)
-    if position and opened.chances is not None:
-        axes.text(place[0], place[1] + 0.42, f"{opened.chances[position - 1]:.0%}", fontsize=8, ha="right", va="center")
-    if position == path[-1] or position not in path:
-        choice = f" → {show(int(opened.choices[position]))}"
-        weight = "bold" if position in path else "normal"
-        axes.text(place[0], place[1] + 0.42, choice, fontsize=8, color=OWN, weight=weight, **kind | {"ha": "left"})
+        parent = int(opened.parents[position - 1]) if position else 0
+        is_kept = position in path
+        if position:
+            before_and_here = zip(places[parent], places[position], strict=True)
+            axes.plot(*before_and_here, color=KEPT if is_kept else FAINT, zorder=1 + is_kept)
+        colour = INK if not position else KEPT if is_kept else MISSED if parent in path else FAINT
+        box = {"facecolor": colour, "edgecolor": "none", "boxstyle": "round,pad=0.3"}
+        ink, kind = INK if colour == FAINT else "white", dict[str, Any](family="monospace", va="center")
+        token = int(opened.proposals[position - 1]) if position else opened.anchor
+        axes.text(depth, line, show(token), color=ink, fontsize=10, bbox=box, zorder=3, ha="center", **kind)
+        if position and opened.chances is not None:
+            chance = f"{opened.chances[position - 1]:.0%}"
+            axes.text(depth, line + 0.42, chance, fontsize=8, ha="right", va="center")
+        if position == path[-1] or not is_kept:
+            choice = f" → {show(int(opened.choices[position]))}"
+            axes.text(depth, line + 0.42, choice, fontsize=8, color=OWN, weight="bold" if is_kept else "normal", **kind)
+    deepest = max(depth for depth, _ in places.values())
+    figure.set_size_inches(WIDTH, LINE_HEIGHT * (line + 1.4))
+    axes.set(xlim=(-0.5, max(deepest, 3) + 0.5), ylim=(line + 0.7, -0.5))
+    axes.set_axis_off()
+    return figure

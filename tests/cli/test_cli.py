@@ -213,7 +213,7 @@ def test_help_breaks_no_name(width, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", width)
     ended("bench", "--help")
     words = set(re.split(r"[\s,;]+", capsys.readouterr().out))
-    assert {*options.MEASURABLE, "NAME-domino", "--target-revision", "(default:"} <= words
+    assert {*options.MEASURABLE, "NAME-domino", "--tree-size", "(default:"} <= words
 
 
 def test_environment_tells_versions_and_nothing_private(capsys):

@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import measured
 import pytest
 from chats import write_lines
 
@@ -17,14 +18,17 @@ BETWEEN_RUNS = 0.2  # the phases of a round are timed in another run than whole 
 TIMES = "--t-draft 1 --t-verify 1 --t-plain 1"
 NUMBERS = "--alpha 0.8 --t-draft 1.6 --t-rollout 2.3 --t-verify 12.9 --t-plain 10 --num-draft-tokens 8"
 PHASES = {"draft": 2, "rollout": 1, "target_forward": 13, "rest": 1}
-PLAIN = {"mode": "greedy", "new_tokens": 30, "method": "plain", "num_rounds": 0, "tpot_seconds": 0.01}
+PLAIN = measured.row("plain", 0, [100]) | {"tpot_seconds": 0.01}
 
 
 def bench_rows(**changes):
     """Two prompts, plain at 10 ms a token, rounds of 2 proposals with 2 + 1 + 13 + 1 ms."""
     domino = PLAIN | {"method": "domino", "tpot_seconds": 0.005, "ms_per_round": PHASES}
     rounds = (4, [0.75, 0.5]), (12, [0.5, 0.25])
-    drafted = [domino | {"num_rounds": count, "acceptance_rate_at": rates} | changes for count, rates in rounds]
+    drafted = [
+        domino | {"num_rounds": count, "num_drafted": count, "acceptance_rate_at": rates} | changes
+        for count, rates in rounds
+    ]
     return [PLAIN, PLAIN, *drafted]
 
 
@@ -132,7 +136,7 @@ def test_rows_that_give_no_plan_are_refused(rows, choice, rows_file, capsys):
         (f"{TIMES} --acceptance-length 0.5", "--acceptance-length must be in [1, 17]"),
         ("--alpha 0.5 --t-plain 10 --t-verify 12", "--t-draft or --t-rollout must be given in ms"),
         (f"{NUMBERS} --t-plain 0", "plain must be a finite time"),
-        (f"{NUMBERS} --network nan", "--network: must be a finite number, 0 or more, got 'nan'"),
+        (f"{NUMBERS} --network nan", "round_trip must be a finite time, 0 or more"),
         (f"{NUMBERS} --t-verify 12 10", "--t-verify must be one number, or two that do not fall"),
         (f"{NUMBERS} --num-draft-tokens 0", "--num-draft-tokens: must be a number of at least 1"),
         (f"{NUMBERS} --alpha 0.5 0.5", "--num-draft-tokens must be in [1, 2], the positions whose acceptance is known"),

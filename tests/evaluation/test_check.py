@@ -126,7 +126,7 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
     target.generation_config.repetition_penalty = 1.2
     prompt = prompts.prepare_prompts(target, pair.tokenizer, held_out[:1])[0]
     text = measure.write_text(pair.drafter, target, prompt, max_new_tokens=32)
-    everywhere = measure.measure_variants(pair.drafter, target, [text])[0].texts[0]
+    everywhere = measure.measure_variants(pair.drafter, target, text)[AS_CONFIGURED]
     most = pair.drafter.config.block_size  # variants leave out the last proposal, which only some of them have
     position, walked, rounds = 0, [], []
     for length in text.acceptance_lengths:
@@ -137,7 +137,7 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
     assert walked == rounds
     assert len(walked) > 5
     monkeypatch.setattr(measure, "ANCHORS_PER_FORWARD", 1)
-    assert measure.measure_variants(pair.drafter, target, [text])[0].texts[0] == everywhere
+    assert measure.measure_variants(pair.drafter, target, text)[AS_CONFIGURED] == everywhere
 
 
 def test_nothing_is_changed_and_no_patch_is_needed(pair, held_out):

@@ -76,13 +76,12 @@ def _draw_speed_up(rows: Sequence[Row], summaries: Summaries) -> Any:
     """Bars of the speed-up over plain generation, with quartiles and a line at 1."""
     methods = methods_of(rows)
     figure, panels = _panels(rows, 1.4 + 0.42 * len(methods))
-    colours = colours_of(rows)
     for mode, axes in panels:
         plain = summaries[mode, BASELINE].tokens_per_second
-        for place, method in enumerate(methods):
+        for place, (method, colour) in enumerate(colours_of(rows).items()):
             summary = summaries[mode, method]
             ends = [end / plain for end in summary.quartiles]
-            axes.barh(place, summary.speed_up, height=0.62, color=colours[method])
+            axes.barh(place, summary.speed_up, height=0.62, color=colour)
             axes.plot(ends, [place, place], color=INK, linewidth=1.2, solid_capstyle="butt")
             _write_beside(axes, max(*ends, summary.speed_up), place, f"{summary.speed_up:.2f} x")
         axes.axvline(1, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
@@ -96,12 +95,11 @@ def _draw_acceptance(rows: Sequence[Row], summaries: Summaries) -> Any:
     if not any(summary.acceptance_rate_at for summary in summaries.values()):
         return None
     figure, panels = _panels(rows, 4.6)
-    colours = colours_of(rows)
     for mode, axes in panels:
-        for method in methods_of(rows):
+        for method, colour in colours_of(rows).items():
             if rates := summaries[mode, method].acceptance_rate_at:
                 places = range(1, len(rates) + 1)
-                axes.plot(places, rates, color=colours[method], marker="o", markersize=3.5, label=plain_label(method))
+                axes.plot(places, rates, color=colour, marker="o", markersize=3.5, label=plain_label(method))
         axes.set_xlabel("position in the draft")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(0, 1)

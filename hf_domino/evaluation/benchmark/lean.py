@@ -28,8 +28,7 @@ def lean_decoding(
     """Generate the tokens of plain `generate` as its `custom_generate`, without its bookkeeping: `[B, T + N]`."""
     # Stops at end-of-text tokens and at the length. Of `model_kwargs`, cache and attention mask are used.
     start, end = input_ids.shape[1], int(generation_config.max_length)
-    eos = getattr(generation_config, "_eos_token_tensor", None)
-    pad = getattr(generation_config, "_pad_token_tensor", None)
+    eos, pad = generation_config._eos_token_tensor, generation_config._pad_token_tensor
     ids = torch.cat((input_ids, input_ids.new_zeros(len(input_ids), end - start)), dim=1)  # [B, T + N]
     given = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if given is None else given
@@ -37,7 +36,7 @@ def lean_decoding(
     positions = (mask.long().cumsum(dim=1) - 1).clamp_min(0)
     takes = inspect.signature(model.forward).parameters
     is_running = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    every, read = checks_every(ids.device), 0
+    every, read, written = checks_every(ids.device), 0, torch.tensor(start, device=ids.device)
     for position in range(start, end):
         inputs = {
             "attention_mask": None if given is None else mask[:, :position],
@@ -54,17 +53,14 @@ def lean_decoding(
             token = torch.multinomial(scores.softmax(dim=-1), num_samples=1)[:, 0]
         else:
             token = scores.argmax(dim=-1)
+        written += is_running.any()
         if eos is not None:
-            token = token if pad is None else torch.where(is_running, token, pad)
+            token = torch.where(is_running, token, pad)
             is_running = is_running & ~torch.isin(token, eos)
         ids[:, position] = token
         if eos is not None and (position - start) % every == every - 1 and not bool(is_running.any()):
             break
-    if eos is None:
-        return ids
-    # The row that ends last has so many tokens before its end.
-    longest = int((~torch.isin(ids[:, start:], eos)).long().cumprod(dim=1).sum(dim=1).max())
-    return ids[:, : min(start + longest, position) + 1]
+    return ids[:, : int(written)]
 
 
 def checks_every(device: torch.device) -> int:

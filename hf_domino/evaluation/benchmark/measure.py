@@ -30,13 +30,12 @@ WARM_UPS, WARM_UP_TOKENS = 2, 32
 
 
 class _Run(NamedTuple):
-    """One timed run of a method on a batch; `stats` where a drafter of ours took part."""
+    """One timed run of a method on a batch."""
 
     tokens: torch.Tensor  # [B, N]
     seconds: float
     first_token: float
     peak_memory: int | None
-    stats: DecodingStats | None
 
 
 class Bench:
@@ -80,7 +79,7 @@ class Bench:
         for method, found in runs.items():
             call = self._call(method, mode)
             torch.manual_seed(seed)
-            row = {"method": method} | about | self._times(found) | self._rounds(found[-1].stats, inputs, call)
+            row = {"method": method} | about | self._times(found) | self._rounds(inputs, call)
             row["equals_plain"] = all(torch.equal(run.tokens, expected) for run in found)
             if not row["equals_plain"] and drafter_in(call) is not None:
                 row["partings"] = self._partings(inputs, call, seed)
@@ -112,8 +111,7 @@ class Bench:
             tokens, seconds = generate_timed(target, inputs, **call)
         # On a CPU an allocator keeps the memory of earlier calls.
         peak = torch.cuda.max_memory_allocated(target.device) - others if on_gpu else None
-        drafter = drafter_in(call)
-        return _Run(tokens, seconds, first_token, peak, drafter.stats if drafter is not None else None)
+        return _Run(tokens, seconds, first_token, peak)
 
     def _empty_tables(self) -> None:
         for drafter, state in self._empty:
@@ -150,15 +148,15 @@ class Bench:
             "distinct_4gram": statistics.fmean(map(distinct_ngram_ratio, texts)),
         }
 
-    def _rounds(self, stats: DecodingStats | None, inputs: Any, call: Arguments) -> Row:
-        """Acceptance and the time in a round; where the timed runs do not say, from another one."""
+    def _rounds(self, inputs: Any, call: Arguments) -> Row:
+        """Acceptance and the time in a round; where the last timed run does not say, from another one."""
         phases, loops = None, 0
-        if (drafter := drafter_in(call)) is not None and stats is not None:
-            if stats.phases is None:
+        if (drafter := drafter_in(call)) is not None:
+            if drafter.stats.phases is None:
                 self._empty_tables()
                 with timed_phases():
                     self.pair.target.generate(**inputs, **call)
-                stats = drafter.stats
+            stats = drafter.stats
             phases, loops = stats.phases, max(map(len, stats.rows))
         elif call.keys() & {"prompt_lookup_num_tokens", "assistant_model"}:
             lengths = streamed_rounds(self.pair.target, inputs, **call)

@@ -20,10 +20,11 @@ def choose_methods(pair: Pair, options: BenchOptions) -> tuple[dict[str, Argumen
     skipped = {name: reason for name, reason in found.items() if isinstance(reason, str)}
     chosen = {name: arguments for name, arguments in found.items() if not isinstance(arguments, str)}
     # Drafters that are compared come last.
-    shapes: dict[str, Arguments] = {"": {}}
+    compared, shapes = pair.compared, dict[str, Arguments]({"": {}})
     if options.tree_size is not None:
+        compared = compared or {pair.drafter.config.kind.title: pair.drafter}
         shapes = {", chains": {"draft_tree_size": None}, ", trees": {"draft_tree_size": options.tree_size}}
-    for name, drafter in pair.compared.items():
+    for name, drafter in compared.items():
         for shape, fields in shapes.items():
             chosen[f"{name}{shape}"] = {"assistant_model": drafter.view(**fields)}
     return chosen, skipped
@@ -52,11 +53,9 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
         return "there is no DFlash twin"
     if kind == "domino" and drafter.config.projector_type != kind:
         return f"the drafter is of another kind: {drafter.config.kind.title}"
-    # Whole blocks, or as far as it pays.
-    fields: dict[str, Any] = {"draft_length": "adaptive" if way else "full"}
-    if way in ("", "chain", "tree"):
-        fields["draft_tree_size"] = options.tree_size if way == "tree" else None
-    return {"assistant_model": drafter.view(**fields)} | (copies if way == "lookup" else {})
+    # As far as it pays, or whole blocks.
+    view = drafter.view(draft_length="adaptive") if way else drafter.view(draft_length="full", draft_tree_size=None)
+    return {"assistant_model": view} | (copies if way == "lookup" else {})
 
 
 def _check_assistant(pair: Pair) -> None:

@@ -31,10 +31,9 @@ METHODS = {
 BASELINE, FLOOR, COPIES = "plain", "lean", "prompt_lookup"
 DEFAULT = (BASELINE, COPIES, "domino_adaptive", "domino_lookup")
 ALL = "all"
-ONLY_SHOWN = ("lookahead", "early_exit", "native_dflash")  # published rows have them
+ONLY_SHOWN = ("lookahead", "early_exit", "native_dflash", "domino_chain", "domino_tree")  # published rows have them
 # Transformers' own assistants decode one sequence at a time, and sample other texts than plain generation.
-TRANSFORMERS_OWN = (COPIES, "assistant", *ONLY_SHOWN[1:])
-NEEDED_OPTION = {"assistant": "assistant", "domino_chain": "tree_size", "domino_tree": "tree_size"}
+TRANSFORMERS_OWN = (COPIES, "assistant", "early_exit", "native_dflash")
 MEASURABLE = tuple(name for name in METHODS if name not in ONLY_SHOWN)
 
 MODELS, TEXTS, MEASURED, ROWS = "models", "texts", "what is measured", "rows"  # groups of flags
@@ -59,10 +58,6 @@ class BenchOptions:
     drafter: tuple[str, ...] = ()  # several, of any kind, are compared
     dtype: str = "float32"
     device: str = "cpu"
-    target_revision: str | None = _option(None, MODELS, "branch, tag or commit of --target on the Hub (default: main)")
-    drafter_revision: str | None = _option(
-        None, MODELS, "branch, tag or commit on the Hub of the first --drafter (main)"
-    )
     twin: str | None = _option(
         None, MODELS, "a DFlash drafter to compare with (default: NAME-dflash, where there is no --drafter)"
     )
@@ -82,7 +77,7 @@ class BenchOptions:
         type=lambda names: tuple(name.strip() for name in names.split(",")),
     )
     tree_size: int | None = _option(
-        None, MEASURED, "compare trees of up to N nodes with chains of each drafter", type=int, metavar="N"
+        None, MEASURED, "compare trees of up to N nodes with chains, of each drafter", type=int, metavar="N"
     )
     lookup_tokens: int = _option(10, MEASURED, "most tokens that prompt lookup proposes", type=int)
     repeats: int = _option(3, MEASURED, "timed runs per prompt and method; the median counts", type=int)
@@ -106,31 +101,24 @@ class BenchOptions:
         for name in () if self.methods in (None, (ALL,)) else self.methods:
             if name not in MEASURABLE:
                 raise refusal("--methods", f"{ALL} or some of {', '.join(MEASURABLE)}", name, "See --help.")
-            if self._lacks(name):
-                remedy = f"Give it, or leave {name} out."
-                raise refusal(f"--methods {name}", f"given with {_flag(NEEDED_OPTION[name])}", "none", remedy)
+            if name == "assistant" and self.assistant is None:
+                remedy = "Give it, or leave assistant out."
+                raise refusal("--methods assistant", "given with --assistant", "none", remedy)
         if self.overwrite and self.resume:
             raise refusal("--resume", "without --overwrite", "both", "Give one of them.")
 
-    def _lacks(self, method: str) -> bool:
-        return method in NEEDED_OPTION and getattr(self, NEEDED_OPTION[method]) is None
-
     def wanted(self, compares: bool) -> list[str]:
         """Names of the methods to measure, in the order of tables; `compares`: drafters are methods by themselves."""
-        possible = [name for name in MEASURABLE if not self._lacks(name)]
-        if self.methods == (ALL,):
-            return possible
-        if self.methods is not None:
-            return [name for name in possible if name in {BASELINE, *self.methods}]
-        if compares:
-            return [BASELINE, COPIES]
+        possible = [name for name in MEASURABLE if name != "assistant" or self.assistant]
         twin = ("dflash_adaptive",) if self.twin else ()
-        return [name for name in possible if name in {*DEFAULT, *NEEDED_OPTION, *twin}]
+        names = self.methods or ((COPIES,) if compares else (*DEFAULT, "assistant", *twin))
+        return [name for name in possible if names == (ALL,) or name in (BASELINE, *names)]
 
     @property
     def needs_drafter(self) -> bool:
         """Whether any of the methods runs the pair's drafter."""
-        return any(name == ALL or name.startswith("domino") for name in self.methods or DEFAULT)
+        names = self.methods or DEFAULT
+        return self.tree_size is not None or any(name == ALL or name.startswith("domino") for name in names)
 
 
 def _flag(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,17 @@ def read_batches(path: Path, num_prompts: int, batch_size: int) -> list[list[dic
 
 def encode(tokenizer: Any, batch: Sequence[dict[str, Any]]) -> Any:
     """Token ids and attention mask `[B, T]` of a batch, padded on the left."""
-    return tokenizer.pad([_encode_one(tokenizer, prompt) for prompt in batch], padding_side="left", return_tensors="pt")
+    return tokenizer.pad([encode_one(tokenizer, prompt) for prompt in batch], padding_side="left", return_tensors="pt")
 
 
-def _encode_one(tokenizer: Any, prompt: dict[str, Any]) -> Any:
+def encode_one(tokenizer: Any, prompt: Mapping[str, Any], **variables: Any) -> Any:
+    """Token ids and attention mask `[T]` of one prompt; `variables` are those of the chat template."""
     if "messages" not in prompt:
         return tokenizer(prompt["text"])
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError('prompts with "messages" need a tokenizer with a chat template: give prompts with "text".')
     return tokenizer.apply_chat_template(
-        prompt["messages"], prompt.get("tools"), add_generation_prompt=True, return_dict=True
+        prompt["messages"], prompt.get("tools"), add_generation_prompt=True, return_dict=True, **variables
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
 from hf_domino._common.verdict import WAY_OUT, gains, slower_in, verdict
 from hf_domino.drafter.phases import PHASES
@@ -22,10 +21,7 @@ from hf_domino.evaluation.benchmark.summary import (
     summarize,
 )
 
-# What a page holds of rows. Where it holds several, each is named by its pair or by the file of the rows.
-MARKERS = re.compile(r"(<!-- (results|details):begin(?: (\S+))? -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 MEBIBYTE = 2**20
-COMPARED = "domino_tree", "domino_chain"  # the same drafter in two ways, of which the first is to be faster
 
 
 def label(method: str) -> str:
@@ -35,14 +31,15 @@ def label(method: str) -> str:
 
 def modes_of(rows: Sequence[Row]) -> dict[str, str]:
     """The modes that were measured, each with its name in tables."""
-    sampled = next((row["temperature"] for row in rows if row.get("mode") == "sample"), None)
-    return {"greedy": "greedy"} | ({} if sampled is None else {"sample": f"T = {sampled}"})
+    return {"greedy": "greedy"} | {
+        row["mode"]: f"T = {row['temperature']}" for row in rows_of(rows, BASELINE, "sample")
+    }
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
     """The methods that were measured, in the order of `METHODS`; others follow."""
-    found = list(dict.fromkeys(row["method"] for row in measured(rows)))
-    return sorted(found, key=lambda method: list(METHODS).index(method) if method in METHODS else len(METHODS))
+    found = {row["method"]: None for row in measured(rows)}
+    return list({method: None for method in METHODS if method in found} | found)
 
 
 def plain_label(method: str) -> str:
@@ -52,7 +49,12 @@ def plain_label(method: str) -> str:
 
 def results_table(rows: Sequence[Row]) -> str:
     """Render the published table as Markdown, with a caption that says where and how it was measured."""
-    modes, has_lean = modes_of(rows), bool(rows_of(rows, FLOOR, "greedy"))
+    return f"{speeds_table(rows, modes_of(rows))}\n{caption(rows)}\n"
+
+
+def speeds_table(rows: Sequence[Row], modes: Mapping[str, str]) -> str:
+    """Render tokens a second, speed-ups and acceptance length of every method in these modes as Markdown."""
+    has_lean = bool(rows_of(rows, FLOOR, "greedy"))
     speed_ups = ("over plain", "over lean") if has_lean else ("speed-up",)
     heads = [f"{name}, {what}" for name in modes.values() for what in ("tokens/s", *speed_ups, "acceptance length")]
     body = []
@@ -63,7 +65,7 @@ def results_table(rows: Sequence[Row]) -> str:
             cells += [number(one.speed_up, " x"), *([number(one.speed_up_over_lean, " x")] if has_lean else [])]
             cells += [acceptance_of(one)]
         body.append(cells)
-    return markdown_table(heads, body) + "\n" + caption(rows) + "\n"
+    return markdown_table(heads, body)
 
 
 def acceptance_of(summary: Summary) -> str:
@@ -102,11 +104,9 @@ def _details(summary: Summary) -> dict[str, str]:
 
 
 def comparisons(rows: Sequence[Row]) -> list[str]:
-    """Say of each mode how trees compare with chains, and each drafter with the first, where these were measured."""
-    there = methods_of(rows)
-    drafters = [method for method in there if method not in METHODS]
-    pairs = [COMPARED] if set(COMPARED) <= set(there) else []
-    pairs += [(other, drafters[0]) for other in drafters[1:]]
+    """Say of each mode how every further drafter, or its trees, compares with the first, or its chains."""
+    drafters = [method for method in methods_of(rows) if method not in METHODS]
+    pairs = [(other, drafters[0]) for other in drafters[1:]]
     said = []
     for (mode, name), pair in itertools.product(modes_of(rows).items(), pairs):
         found = [summarize(rows, method, mode) for method in pair]
@@ -126,7 +126,7 @@ def conclusion(rows: Sequence[Row]) -> str:
     if not speed_ups:
         return ""
     drafters = [method for method in others if method not in METHODS or method.startswith("domino")]
-    _, best = max((speed_ups[method], method) for method in drafters or set(others) - {COPIES} or others)
+    best = max(drafters or set(others) - {COPIES} or others, key=speed_ups.__getitem__)
     counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
     if best == "domino_lookup" and (alone := speed_ups.get("domino_adaptive")):
         counted += f", and {alone:.2f} x without copies"
@@ -156,10 +156,12 @@ def caption(rows: Sequence[Row]) -> str:
     most = f"{first['max_new_tokens']} new tokens"
     tokens = most if written == first["max_new_tokens"] else f"up to {most} (plain, greedy: {written:.0f} on average)"
     commit = re.sub("^([0-9a-f]{7}).*", r"\1", first["commit"])
+    is_on_cpu = first["device"] == "cpu"
+    place = f"{_count(first['threads'], 'thread')} of {first['hardware']}" if is_on_cpu else first["hardware"]
     over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
     return (
         f"{first['pair']}, {prompts} x {tokens}, batch {first['batch_size']}, "
-        f"{first['dtype']}, {place_of(first)}; all methods interleaved in one process, median of "
+        f"{first['dtype']}, {place}; all methods interleaved in one process, median of "
         f"{_count(first['repeats'], 'repeat')} a prompt, then over prompts, quartiles over both; speed-up over {over}. "
         f"{_equality(rows)}{_notes(rows)} "
         f"torch {first['torch']}, transformers {first['transformers']}, commit {commit}, "
@@ -167,22 +169,19 @@ def caption(rows: Sequence[Row]) -> str:
     )
 
 
-def place_of(row: Row) -> str:
-    """Where a row was measured: its device or, on a CPU, threads of it."""
-    return row["hardware"] if row["device"] != "cpu" else f"{_count(row['threads'], 'thread')} of {row['hardware']}"
-
-
 def _equality(rows: Sequence[Row]) -> str:
     """Count the outputs that are plain generation's: greedy ones, and sampled ones by the promise of their methods."""
     others = [row for row in measured(rows) if row["method"] != BASELINE]
     greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
-    text = f"Greedy outputs equal to plain `generate`: {count_equal(greedy)} of {len(greedy)}."
-    if not sampled:
-        return text + _partings(others)
     kept, lost = ([row for row in sampled if keeps_seed(row["method"]) is keeps] for keeps in (True, False))
-    text += f" Sampled ones, with the same seed: {count_equal(kept)} of {len(kept)}"
-    text += f"; by Transformers' own assistants {count_equal(lost)} of {len(lost)}." if lost else "."
-    return text + _partings(others)
+    text = f"Greedy outputs equal to plain `generate`: {_equal(greedy)}."
+    text += f" Sampled ones, with the same seed: {_equal(kept)}" if sampled else ""
+    text += f"; by Transformers' own assistants {_equal(lost)}" if lost else ""
+    return f"{text}{'.' if sampled else ''}{_partings(others)}"
+
+
+def _equal(rows: Sequence[Row]) -> str:
+    return f"{count_equal(rows)} of {len(rows)}"
 
 
 def _partings(rows: Sequence[Row]) -> str:
@@ -213,24 +212,3 @@ def _notes(rows: Sequence[Row]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def fill_readme(readme: Path, rows: Sequence[Row], file: str) -> None:
-    """Write a page's tables between `<!-- results:begin NAME -->` and `<!-- results:end -->`; `details` likewise."""
-    # A name is needed among several tables: the pair's, or that of the `file` of rows, without its ending.
-    text, pair = readme.read_text(encoding="utf-8"), measured(rows)[0]["pair"]
-    names = {found[3] for found in MARKERS.finditer(text)}
-    ours = {file, pair} & names or {None} & names
-    if not ours:
-        raise ValueError(
-            f"{readme} has no lines <!-- results:begin --> (or <!-- results:begin NAME -->, with {pair} or {file}) and "
-            "<!-- results:end --> to write between."
-        )
-
-    def fill(found: re.Match[str]) -> str:
-        return found[1] + RENDERED[found[2]](rows) + found[4] if found[3] in ours else found[0]
-
-    readme.write_text(MARKERS.sub(fill, text), encoding="utf-8")
-
-
-RENDERED = {"results": results_table, "details": details}

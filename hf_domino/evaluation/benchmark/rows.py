@@ -7,7 +7,7 @@ with `skipped` says instead why a method was not measured.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
         "assistant": options.assistant and Path(options.assistant).name,
         "device": torch.device(options.device).type,
         "pair": pair.name,
-        "target_commit": commit_of(pair.target, options.target_revision),
-        "drafter_commit": pair.drafter and commit_of(pair.drafter, options.drafter_revision),
+        "target_commit": commit_of(pair.target),
+        "drafter_commit": pair.drafter and commit_of(pair.drafter),
     } | provenance(options.device)
 
 
@@ -42,23 +42,20 @@ def read_rows(path: Path, mend: bool = False) -> list[Row]:
     """Read measured rows from a JSONL file; `mend` leaves out a last line that was broken off while it was written."""
     if not path.is_file():
         raise refusal("rows", "a JSONL file", str(path), f"Measure with `hf-domino bench --rows {path}`.")
-    rows = [_row(line) for line in path.read_bytes().splitlines() if line.strip()]
-    if mend and rows and rows[-1] is None:
-        rows.pop()
-    if None in rows:
-        raise ValueError(
-            f"{path}, line {rows.index(None) + 1}: expected a JSON object with a method. A run that was broken off "
-            "goes on with --resume."
-        )
-    return [row for row in rows if row is not None]
-
-
-def _row(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line)
-    except ValueError:  # of JSON, or of text
-        return None
-    return row if isinstance(row, dict) and "method" in row else None
+    rows, lines = list[Row](), list(filter(bytes.strip, path.read_bytes().splitlines()))
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            row["method"]
+        except (ValueError, TypeError, KeyError) as error:  # of JSON or of text, of another value, of another object
+            if mend and number == len(lines):
+                break
+            raise ValueError(
+                f"{path}, line {number}: expected a JSON object with a method. A run that was broken off "
+                "goes on with --resume."
+            ) from error
+        rows.append(row)
+    return rows
 
 
 def measured(rows: Iterable[Row]) -> list[Row]:
@@ -84,14 +81,6 @@ def finished(path: Path, origin: Row, batches: Mapping[tuple[str, int], Any], te
 
 
 def to_lines(rows: Iterable[Row]) -> str:
-    """Rows as JSON, a line each."""
-    return "".join(json.dumps(_short(row), separators=(",", ":")) + "\n" for row in rows)
-
-
-def _short(value: Any) -> Any:
-    """A value with floats of six digits, which is more than a clock tells."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, Mapping):
-        return {name: _short(entry) for name, entry in value.items()}
-    return [_short(entry) for entry in value] if isinstance(value, Sequence) and not isinstance(value, str) else value
+    """Rows as JSON, a line each, with floats of six digits, which is more than a clock tells."""
+    short = json.loads(json.dumps(list(rows)), parse_float=lambda digits: float(f"{float(digits):.6g}"))
+    return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in short)

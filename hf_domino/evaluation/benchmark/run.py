@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from itertools import chain
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -20,13 +19,13 @@ from hf_domino.evaluation.benchmark.options import BenchOptions, keeps_seed
 from hf_domino.evaluation.benchmark.prompts import read_batches
 from hf_domino.evaluation.benchmark.report import label, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_of, to_lines
-from hf_domino.evaluation.benchmark.summary import are_ties
+from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
 from hf_domino.pair import PROMPTS, Pair, check_device, find_pair, load_pair
 
 EXACT_DTYPE = "float32"  # in which greedy output must equal plain generation's
 
 
-def benchmark(options: BenchOptions, pair: Pair | None = None) -> list[Row]:
+def benchmark(options: BenchOptions) -> list[Row]:
     """Measure every way to generate that the options ask for, in one process, and return a row a prompt and method.
 
     Rows are written to `options.rows` a batch at a time, if it is given. `summary.summarize` and `report.results_table`
@@ -34,7 +33,6 @@ def benchmark(options: BenchOptions, pair: Pair | None = None) -> list[Row]:
 
     Args:
         options ([`BenchOptions`]): What to measure, on which texts.
-        pair ([`Pair`], *optional*): Models that are loaded already, in place of those that the options name.
 
     Raises:
         ValueError: If the options do not fit one another, the models or the rows that are there.
@@ -56,7 +54,17 @@ def benchmark(options: BenchOptions, pair: Pair | None = None) -> list[Row]:
             remedy = "Go on with it (--resume), replace it (--overwrite), or write elsewhere."
             raise refusal("--rows", "a new file", str(path), remedy)
         check_writable(path.parent, "the folder of --rows")
-    pair = pair or _load(options)
+    drafter, *others = options.drafter or (None,)
+    pair = load_pair(
+        options.target,
+        drafter,
+        options.twin,
+        options.assistant,
+        dtype=dtype_of(options.dtype),
+        device=options.device,
+        others=others,
+        is_drafted=options.needs_drafter,
+    )
     methods, skipped = choose_methods(pair, options)
     batches = read_batches(prompts_of(pair, options.prompts), options.num_prompts, options.batch_size)
     bench, origin = Bench(pair, methods, options), origin_of(options, pair, methods)
@@ -89,22 +97,6 @@ def _warm_up(bench: Bench, batch: Sequence[dict], num_texts: int) -> None:
         print(f"this takes about {timedelta(seconds=round(seconds))} (h:mm:ss), by the first prompt", file=sys.stderr)
 
 
-def _load(options: BenchOptions) -> Pair:
-    drafter, *others = options.drafter or (None,)
-    return load_pair(
-        options.target,
-        drafter,
-        options.twin,
-        options.assistant,
-        dtype=dtype_of(options.dtype),
-        device=options.device,
-        target_revision=options.target_revision,
-        drafter_revision=options.drafter_revision,
-        others=others,
-        is_drafted=options.needs_drafter,
-    )
-
-
 def prompts_of(pair: Pair, given: Path | None) -> Path:
     """File of prompts: the one that was named, else the target's, else the bundled pair's."""
     own = pair.folder / PROMPTS
@@ -118,11 +110,10 @@ def prompts_of(pair: Pair, given: Path | None) -> Path:
 
 def report_differences(rows: Sequence[Row]) -> bool:
     """Say on stderr which outputs differ from plain generation's; whether any do in fp32, but at a tie."""
-    different: dict[tuple[str, str], list[Row]] = {}
-    for row in measured(rows):
-        if row["equals_plain"] is False and (row["mode"] == "greedy" or keeps_seed(row["method"])):
-            different.setdefault((row["mode"], row["method"]), []).append(row)
-    for (mode, method), found in different.items():
+    different = [row for row in measured(rows) if row["equals_plain"] is False]
+    wrong = [row for row in different if row["mode"] == "greedy" or keeps_seed(row["method"])]
+    for mode, method in dict.fromkeys((row["mode"], row["method"]) for row in wrong):
+        found = rows_of(wrong, method, mode)
         what = "prompt" if found[0]["batch_size"] == 1 else "batch"
         kind = "greedy" if mode == "greedy" else "sampled"
         gone = sum(row.get("partings") == [] for row in found)
@@ -132,7 +123,6 @@ def report_differences(rows: Sequence[Row]) -> bool:
             f"{f', {gone} not when watched' if gone else ''}.",
             file=sys.stderr,
         )
-    wrong = list(chain(*different.values()))
     if not wrong or wrong[0]["dtype"] == EXACT_DTYPE:
         return not all(map(are_ties, wrong))
     print(

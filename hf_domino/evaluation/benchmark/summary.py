@@ -6,6 +6,10 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from hf_domino.evaluation.benchmark.options import BASELINE, FLOOR
 from hf_domino.evaluation.benchmark.rows import Row
@@ -49,24 +53,17 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
         raise ValueError(f"no rows with method={method!r} and mode={mode!r}: measure them with `hf-domino bench`.")
     speeds = [row["new_tokens"] / seconds for row in chosen for seconds in row["seconds_each"]]
     first, _, third = statistics.quantiles(speeds if speeds[1:] else speeds * 2, n=4, method="inclusive")
-    rated = [row for row in chosen if row["acceptance_rate_at"]]
-    depth = max((len(row["acceptance_rate_at"]) for row in rated), default=0)
-    rates = [[row["num_drafted"], row["acceptance_rate_at"] + [0.0] * depth] for row in rated]
-    phased = [(row["num_rounds"], row["ms_per_round"]) for row in chosen if row["ms_per_round"]]
     return Summary(
         tokens_per_second=speed,
         quartiles=(first, third),
         speed_up=speed / plain,
         speed_up_over_lean=speed / lean if lean else None,
-        acceptance_length=_mean((row["num_drafted"], row["acceptance_length"]) for row in chosen),
-        tokens_per_forward=_mean((row["num_rounds"], row["tokens_per_forward"]) for row in chosen),
-        acceptance_rate_at=[_mean((weight, found[k]) for weight, found in rates) or 0.0 for k in range(depth)],
+        acceptance_length=_means(chosen, "acceptance_length", "num_drafted").get(0),
+        tokens_per_forward=_means(chosen, "tokens_per_forward", "num_rounds").get(0),
+        acceptance_rate_at=list(_means(chosen, "acceptance_rate_at", "num_drafted").values()),
         ttft_ms=_median(chosen, "ttft_seconds", scale=1000),
         tpot_ms=_median(chosen, "tpot_seconds", scale=1000),
-        ms_per_round={
-            name: _mean((weight, found[name]) for weight, found in phased) or 0.0
-            for name in (phased[0][1] if phased else ())
-        },
+        ms_per_round=_means(chosen, "ms_per_round", "num_rounds"),
         peak_memory_bytes=max((row["peak_memory_bytes"] or 0 for row in chosen), default=0) or None,
         distinct_4gram=statistics.fmean(row["distinct_4gram"] for row in chosen),
         num_equal=count_equal(chosen),
@@ -107,8 +104,9 @@ def _median(rows: Iterable[Row], field: str, scale: float = 1) -> float | None:
     return scale * statistics.median(values) if values else None
 
 
-def _mean(weighted: Iterable[tuple[int, float | None]]) -> float | None:
-    """Mean over rounds; None without any."""
-    counted = [(weight, value) for weight, value in weighted if weight and value is not None]
-    rounds = sum(weight for weight, _ in counted)
-    return sum(weight * value for weight, value in counted) / rounds if rounds else None
+def _means(rows: Iterable[Row], field: str, weight: str) -> dict[Any, float]:
+    """Mean over rounds of each entry of a field, of which a single figure is number 0; empty without rounds."""
+    counted = [row for row in rows if row[weight] and row[field]]
+    frame = pd.DataFrame([pd.Series(row[field]) for row in counted]).fillna(0)
+    weights = [row[weight] for row in counted]
+    return {name: float(np.average(values, weights=weights)) for name, values in frame.items()}

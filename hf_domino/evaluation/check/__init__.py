@@ -6,7 +6,8 @@ rounds, variants of them and times, `verdict` says what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,24 +75,28 @@ def check_fit(
 
     ```
     """
-    drafter = _checked(drafter, target)
-    recognise(drafter.config, target, tokenizer)
+    drafter = _checked(drafter, target, tokenizer)
     recorded = TargetIdentity.recorded_in(drafter.config)
     is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
     prepared = prepare_prompts(target, tokenizer, prompts)
-    modes, variants = list[Measurement](), list[Measurement]()
+    modes, variants = defaultdict[str, list[list[int]]](list), defaultdict[str, list[list[int]]](list)
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
-        asked = prepared[start : start + PROMPTS_AT_A_TIME]
-        texts = [write_text(drafter, target, prompt, max_new_tokens) for prompt in asked]
-        modes = _joined([*modes, *(Measurement(text.mode, [text.acceptance_lengths]) for text in texts)])
-        variants = _joined([*variants, *measure_variants(drafter, target, texts)])
-        result = judge(modes, variants, _is_fresh(drafter), is_its_target)
+        for prompt in prepared[start : start + PROMPTS_AT_A_TIME]:
+            text = write_text(drafter, target, prompt, max_new_tokens)
+            modes[prompt.mode].append(text.acceptance_lengths)
+            for name, lengths in measure_variants(drafter, target, text).items():
+                variants[name].append(lengths)
+        result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
     return replace(result, speed_ups=[] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens))
 
 
-def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
+def _measured(found: Mapping[str, list[list[int]]]) -> list[Measurement]:
+    return [Measurement(*one) for one in found.items()]
+
+
+def _checked(drafter: Any, target: PreTrainedModel, tokenizer: Any) -> DominoDraftModel:
     """The drafter without wrappers; what cannot be measured is refused before anything is written."""
     if (unwrapped := drafter_of(drafter)) is None:
         remedy = "The order is check_fit(drafter, target, tokenizer)."
@@ -101,15 +106,8 @@ def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
     check_causal(target)
     unwrapped.config.kind.refuse_what_it_lacks("check_fit")
     probe_width(target)
+    recognise(unwrapped.config, target, tokenizer)
     return unwrapped
-
-
-def _joined(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Join measurements of the same name."""
-    found: dict[str, list[list[int]]] = {}
-    for name, texts in measurements:
-        found.setdefault(name, []).extend(texts)
-    return [Measurement(*one) for one in found.items()]
 
 
 def _is_fresh(drafter: DominoDraftModel) -> bool:

@@ -25,13 +25,12 @@ from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
 from hf_domino.evaluation.check.prompts import Prompt
 from hf_domino.evaluation.explain import draft_behind
+from hf_domino.evaluation.prepared import GREEDY, prepared
 from hf_domino.target.view import TargetModel, input_device
 
 # Names of the variants; the first two are followed by the value.
 LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
 AS_CONFIGURED, WITHOUT_HEAD, WITHOUT_CONTEXT = "as configured", "without the correction head", "without context"
-# Arguments of `generate` for one greedy text, whatever the target's own configuration says.
-GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
 TIMED_PROMPTS = 4  # they take about as long as the rest of the self-test
 ANCHORS_PER_FORWARD = 16  # bounds the memory of the context's keys and of the logits
 
@@ -39,7 +38,6 @@ ANCHORS_PER_FORWARD = 16  # bounds the memory of the context's keys and of the l
 class Text(NamedTuple):
     """The target's text after one prompt, generated with the drafter."""
 
-    mode: str
     ids: torch.Tensor  # prompt and text, [1, S]
     prompt_length: int
     acceptance_lengths: list[int]  # of the rounds that made it, its last one as far as the text goes
@@ -80,25 +78,10 @@ class Measurement(NamedTuple):
 
 def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
     """Generate greedily in real rounds; the drafter's `stats` stay as they are."""
-    seen: list[LogitsProcessorList] = []
     view = drafter.view(draft_length="full")  # statistics are kept per object
-
-    def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
-        seen.append(logits_processor)
-        return assisted_decoding(
-            model, input_ids, logits_processor, stopping_criteria, generation_config, drafter=view, **model_kwargs
-        )
-
-    # `custom_generate` works whether or not the patch is installed, and past a target that is attached.
-    asked = prompt.input_ids.to(input_device(target))
-    ids = target.generate(
-        asked,
-        attention_mask=torch.ones_like(asked),
-        custom_generate=decode,
-        max_new_tokens=max_new_tokens,
-        **GREEDY,
-    )
-    return Text(prompt.mode, ids, prompt.input_ids.shape[1], list(view.stats.rows[0]), seen[0])
+    model, asked, loop, kwargs = prepared(target, prompt.input_ids.to(input_device(target)), max_new_tokens)
+    ids = assisted_decoding(model, asked, *loop, drafter=view, **kwargs)
+    return Text(ids, asked.shape[1], list(view.stats.rows[0]), loop[0])
 
 
 def time_prompts(
@@ -110,14 +93,11 @@ def time_prompts(
     loops = plainly, partial(assisted_decoding, drafter=drafter.view())
     speed_ups = []
     for prompt in (prompts[0], *prompts[:TIMED_PROMPTS]):
-        ids, speeds = prompt.input_ids.to(input_device(target)), []
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        for loop in loops:
-            tokens, seconds = generate_timed(
-                target, inputs, **GREEDY, custom_generate=loop, max_new_tokens=max_new_tokens
-            )
-            speeds.append(tokens.shape[1] / seconds)
-        speed_ups.append(speeds[1] / speeds[0])
+        ids = prompt.input_ids.to(input_device(target))
+        call = GREEDY | {"max_new_tokens": max_new_tokens, "attention_mask": torch.ones_like(ids)}
+        runs = (generate_timed(target, {"input_ids": ids}, **call, custom_generate=loop) for loop in loops)
+        plain, drafted = (tokens.shape[1] / seconds for tokens, seconds in runs)
+        speed_ups.append(drafted / plain)
     return speed_ups[1:]
 
 
@@ -153,18 +133,16 @@ def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[
 
 
 @torch.no_grad()
-def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, texts: Sequence[Text]) -> list[Measurement]:
-    """Draft a block at every position of the texts, once per variant; a text shorter than a block gives no rounds."""
-    variants = list(variants_of(drafter, target.config.get_text_config(decoder=True).num_hidden_layers))
-    lengths: dict[str, list[list[int]]] = {name: [] for name, _ in variants}
-    for text in texts:
-        all_layers = TargetModel(target, drafter.config).capture_kwargs(capture_all=True)
-        outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=1, **all_layers)
-        for name, view in variants:
-            target_view = TargetModel(target, view.config)
-            captured = None if name == WITHOUT_CONTEXT else target_view.captured(outputs)
-            lengths[name].append(_draft_everywhere(view, target_view, text, captured))
-    return [Measurement(name, rounds) for name, rounds in lengths.items()]
+def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, text: Text) -> dict[str, list[int]]:
+    """Draft a block at every position of a text, once per variant; one shorter than a block gives no rounds."""
+    lengths = {}
+    all_layers = TargetModel(target, drafter.config).capture_kwargs(capture_all=True)
+    outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=1, **all_layers)
+    for name, view in variants_of(drafter, target.config.get_text_config(decoder=True).num_hidden_layers):
+        target_view = TargetModel(target, view.config)
+        captured = None if name == WITHOUT_CONTEXT else target_view.captured(outputs)
+        lengths[name] = _draft_everywhere(view, target_view, text, captured)
+    return lengths
 
 
 def _draft_everywhere(

@@ -6,13 +6,14 @@ Shapes: T prompt tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_domino._common.refusal import refusal
+from hf_domino.evaluation.benchmark.prompts import encode_one
 
 # A dozen: the fewer texts, the less certain a verdict. Not all are used where the first few are enough.
 TEXTS = (
@@ -68,9 +69,13 @@ def prepare_prompts(
         tokenizer = AutoTokenizer.from_pretrained(path)
     has_template = getattr(tokenizer, "chat_template", None) is not None
     given = prompts if prompts is not None else QUESTIONS if has_template else TEXTS
-    prepared = [ready for prompt in given for ready in _prepare(prompt, tokenizer, has_template)]
+    prepared = [
+        Prompt(mode, torch.as_tensor(ids, dtype=torch.long).view(1, -1))
+        for prompt in given
+        for mode, ids in _prepare(prompt, tokenizer, has_template).items()
+    ]
     for index, ready in enumerate(prepared):
-        if ready.input_ids.shape[1] == 0:
+        if not ready.input_ids.numel():
             raise refusal(f"prompts[{index}]", "of at least one token", "none", "Leave the empty prompt out.")
     return prepared
 
@@ -80,33 +85,17 @@ def _is_ids(prompt: Any) -> bool:
     return isinstance(prompt, torch.Tensor) or (is_list and all(isinstance(token, int) for token in prompt))
 
 
-def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> Iterator[Prompt]:
+def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> dict[str, Any]:
+    """Token ids of a prompt by mode: of a conversation each that the chat template knows."""
+    if isinstance(prompt, str):
+        prompt = {"messages": [{"role": "user", "content": prompt}]} if has_template else {"text": prompt}
     if _is_ids(prompt):
-        yield Prompt(TEXT, torch.as_tensor(prompt, dtype=torch.long).view(1, -1))
-    elif has_template:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        chat = messages if isinstance(messages, dict) else {"messages": list(messages)}
-        for mode, text in _render(chat, tokenizer).items():
-            yield Prompt(mode, tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"])
-    elif isinstance(prompt, str):
-        yield Prompt(TEXT, tokenizer(prompt, return_tensors="pt")["input_ids"])
-    else:
-        remedy = "Set tokenizer.chat_template, or give texts."
-        raise refusal("tokenizer", "one with a chat template for prompts with messages", "one without", remedy)
-
-
-def _render(chat: dict[str, Any], tokenizer: Any) -> dict[str, str]:
-    """The conversation up to the assistant's turn, in each mode."""
-
-    def render(**switches: bool) -> str:
-        return tokenizer.apply_chat_template(
-            chat["messages"], chat.get("tools"), tokenize=False, add_generation_prompt=True, **switches
-        )
-
-    template = str(tokenizer.chat_template)
-    for switch in THINKING_SWITCHES:
-        if re.search(rf"\b{switch}\b", template):
-            on, off = render(**{switch: True}), render(**{switch: False})
+        return {TEXT: prompt}
+    prompt = prompt if isinstance(prompt, dict) else {"messages": list(prompt)}
+    is_chat = "messages" in prompt
+    for switch in THINKING_SWITCHES if is_chat and has_template else ():
+        if re.search(rf"\b{switch}\b", str(tokenizer.chat_template)):
+            on, off = (encode_one(tokenizer, prompt, **{switch: value})["input_ids"] for value in (True, False))
             if on != off:  # the word alone may mean something else
                 return {THINKING: on, NOT_THINKING: off}
-    return {CHAT: render()}
+    return {CHAT if is_chat else TEXT: encode_one(tokenizer, prompt)["input_ids"]}

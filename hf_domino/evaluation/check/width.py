@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
+from hf_domino.evaluation.prepared import prepared
 from hf_domino.target.compatibility import ONE_WIDTH, check_target_kind
 from hf_domino.target.view import input_device, rounded_to
 
@@ -104,19 +105,12 @@ def probe_width(target: PreTrainedModel, seed: int = 0) -> WidthProbe:
 def _logits_both_ways(target: PreTrainedModel, seed: int) -> list[torch.Tensor]:
     """Logits `[W, V]` of the block at once and of single steps."""
     text = target.config.get_text_config(decoder=True)
-    found: list[torch.Tensor] = []
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(text.vocab_size, (1, PREFIX_LENGTH + WIDTH), generator=generator).to(input_device(target))
     prefix, block = ids.split((PREFIX_LENGTH, WIDTH), dim=1)
-
-    def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-        found.extend(_logits_behind(model, input_ids, block, width, copy.deepcopy(kwargs)) for width in (WIDTH, 1))
-        return input_ids
-
-    # Past the patch, and with cache, mask and positions as `generate` prepares them for this family.
-    options = {"attention_mask": torch.ones_like(prefix), "max_new_tokens": WIDTH + 1, "use_cache": True}
-    target.generate(prefix, custom_generate=decode, do_sample=False, num_beams=1, num_return_sequences=1, **options)
-    return found
+    # With cache, mask and positions as `generate` prepares them for this family.
+    model, prefix, _, kwargs = prepared(target, prefix, WIDTH + 1)
+    return [_logits_behind(model, prefix, block, width, copy.deepcopy(kwargs)) for width in (WIDTH, 1)]
 
 
 def _logits_behind(

@@ -66,7 +66,7 @@ def test_each_method_drafts_in_its_own_way(tiny_pair_folder):
     for name in ("domino", "dflash"):
         assert (told[name].projector_type, told[name].draft_length, told[name].draft_tree_size) == (name, "full", None)
         assert (told[f"{name}_adaptive"].projector_type, told[f"{name}_adaptive"].draft_length) == (name, "adaptive")
-    assert (told["domino_chain"].draft_tree_size, told["domino_tree"].draft_tree_size) == (None, 9)
+    assert (told["Domino, chains"].draft_tree_size, told["Domino, trees"].draft_tree_size) == (None, 9)
     copying = {name for name, call in chosen.items() if call.get("prompt_lookup_num_tokens") == 4}
     assert copying == {"prompt_lookup", "domino_lookup"}
 

@@ -10,9 +10,7 @@ from hf_domino.evaluation.benchmark.report import (
     caption,
     comparisons,
     conclusion,
-    details,
     details_table,
-    fill_readme,
     results_table,
 )
 from hf_domino.evaluation.benchmark.rows import read_rows
@@ -48,8 +46,8 @@ def test_summaries_take_medians_over_prompts_and_means_over_rounds():
 def test_trees_and_chains_are_compared_on_equal_prompts(factors, low, high):
     rows = [row("plain", prompt, [100]) for prompt in range(len(factors))]
     for prompt, factor in enumerate(factors):
-        rows += [row("domino_chain", prompt, [100 * (1 + prompt)], [3, 1])]
-        rows += [row("domino_tree", prompt, [100 * (1 + prompt) * factor], [3, 2])]
+        rows += [row("Domino, chains", prompt, [100 * (1 + prompt)], [3, 1])]
+        rows += [row("Domino, trees", prompt, [100 * (1 + prompt) * factor], [3, 2])]
     found = f"1.10 x (95 %: {low} to {high}) tokens/s, 2.50 over 2.00 tokens per forward, {len(factors)} equal prompts."
     assert comparisons(rows) == [f"greedy: Domino, trees over Domino, chains {found}"]
     assert comparisons(ALL) == []
@@ -139,25 +137,6 @@ def test_threads_are_of_a_cpu_only():
     assert "float32, a GPU;" in results_table(on_gpu)
 
 
-@pytest.mark.parametrize("ours", ["", f" {ROWS[0]['pair']}", " its-file"])
-def test_of_several_tables_the_one_of_the_pair_or_the_file_is_filled(tmp_path, ours):
-    readme = tmp_path / "README.md"
-    text = "<!-- results:begin{0} -->\n{1}<!-- results:end -->\n<!-- details:begin{0} -->\n{2}<!-- details:end -->\n"
-    readme.write_text(text.format(" another", "kept\n", "kept\n") + text.format(ours, "old\n", "old\n"))
-    fill_readme(readme, ROWS, "its-file")
-    fill_readme(readme, ROWS, "its-file")  # a second time changes nothing
-    filled = text.format(ours, results_table(ROWS), details(ROWS))
-    assert readme.read_text() == text.format(" another", "kept\n", "kept\n") + filled
-
-
-@pytest.mark.parametrize("text", ["nothing\n", "<!-- results:begin another -->\n<!-- results:end -->\n"])
-def test_readme_without_markers_is_refused(text, tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text(text)
-    with pytest.raises(ValueError, match="results:begin"):
-        fill_readme(readme, ROWS, "rows")
-
-
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")
 def test_published_rows_say_where_they_come_from():
     for published in read_rows(PUBLISHED):
@@ -167,6 +146,7 @@ def test_published_rows_say_where_they_come_from():
 
 def test_the_caption_counts_equal_outputs_by_what_is_promised():
     assert "Sampled" not in caption(measured.rows(["greedy"]))
+    assert "assistants" not in caption([one for one in ALL if one["method"] != "prompt_lookup"])
 
     def doctored(change):
         return caption([one | {"equals_plain": change(one)} if one.get("mode") == "sample" else one for one in ALL])

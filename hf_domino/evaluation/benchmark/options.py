@@ -58,6 +58,10 @@ class BenchOptions:
     drafter: tuple[str, ...] = ()  # several, of any kind, are compared
     dtype: str = "float32"
     device: str = "cpu"
+    target_revision: str | None = _option(None, MODELS, "branch, tag or commit of --target on the Hub (default: main)")
+    drafter_revision: str | None = _option(
+        None, MODELS, "branch, tag or commit on the Hub of the first --drafter (main)"
+    )
     twin: str | None = _option(
         None, MODELS, "a DFlash drafter to compare with (default: NAME-dflash, where there is no --drafter)"
     )

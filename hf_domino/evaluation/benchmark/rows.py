@@ -33,8 +33,8 @@ def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
         "assistant": options.assistant and Path(options.assistant).name,
         "device": torch.device(options.device).type,
         "pair": pair.name,
-        "target_commit": commit_of(pair.target),
-        "drafter_commit": pair.drafter and commit_of(pair.drafter),
+        "target_commit": commit_of(pair.target, options.target_revision),
+        "drafter_commit": pair.drafter and commit_of(pair.drafter, options.drafter_revision),
     } | provenance(options.device)
 
 

@@ -62,6 +62,8 @@ def benchmark(options: BenchOptions) -> list[Row]:
         options.assistant,
         dtype=dtype_of(options.dtype),
         device=options.device,
+        target_revision=options.target_revision,
+        drafter_revision=options.drafter_revision,
         others=others,
         is_drafted=options.needs_drafter,
     )

@@ -23,7 +23,7 @@ from hf_domino.cards.render import PushesItsCard
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import base_download, base_of, load_adapter
 from hf_domino.drafter.stats import DecodingStats, last_stats
-from hf_domino.drafter.vocabulary import DraftVocabulary, HeadRows, ReducedVocabulary, restrict
+from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary, restrict
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS
@@ -77,7 +77,6 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         self.kind.build()
         if config.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-        self._head_rows = HeadRows()
         self.post_init()
 
     @property
@@ -104,7 +103,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         """The target's tokens that it proposes."""
         if self.config.draft_vocab_size is None:
             return DraftVocabulary()
-        return ReducedVocabulary(self.config.vocab_size, self.d2t, self._head_rows)
+        return ReducedVocabulary(self.config.vocab_size, self.d2t)
 
     @property
     def stats(self) -> DecodingStats:

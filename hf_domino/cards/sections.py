@@ -39,7 +39,7 @@ def read_sections(text: str) -> dict[str, str]:
 
     Example:
     ```python
-    >>> from hf_domino.cards import read_sections
+    >>> from hf_domino.cards.sections import read_sections
     >>> read_sections("# mine\n<!-- hf_domino:begin limits -->\nFew.\n<!-- hf_domino:end limits -->")
     {'limits': 'Few.'}
 

@@ -102,7 +102,7 @@ def _no_pair(candidates: list[Path]) -> FileNotFoundError:
 
 def _cards() -> list[Path]:
     """Where drafters are published: in the checkout, then in the working folder."""
-    return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[2], Path.cwd()))]
+    return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[1], Path.cwd()))]
 
 
 def domino_folder(target_folder: Path) -> Path:

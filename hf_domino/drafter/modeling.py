@@ -259,15 +259,17 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             arguments = {key: value for key, value in kwargs.items() if key not in download} | base_download(download)
             model, info = cls.from_pretrained(base, *args, **arguments, output_loading_info=True)
             model = load_adapter(model, os.fspath(pretrained_model_name_or_path), download)
-            return (model, info) if wants_info else model  # type: ignore[return-value]
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        check_finite(model.state_dict(), "the checkpoint's")
-        if model.config.draft_vocab_size is not None:
-            model.d2t = model.d2t.long()
-        if token_ids is not None:
-            model = restrict(model, token_ids, model.name_or_path)
-        model._weight_conversions = []  # saved under our names, with our configuration
-        model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
+        else:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+            )
+            check_finite(model.state_dict(), "the checkpoint's")
+            if model.config.draft_vocab_size is not None:
+                model.d2t = model.d2t.long()
+            if token_ids is not None:
+                model = restrict(model, token_ids, model.name_or_path)
+            model._weight_conversions = []  # saved under our names, with our configuration
+            model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]
 
     def save_pretrained(self, save_directory: Any, *args: Any, standalone: bool = False, **kwargs: Any) -> None:

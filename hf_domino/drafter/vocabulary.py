@@ -122,16 +122,14 @@ class ReducedVocabulary(DraftVocabulary):
 
     def logits(self, target: TargetModel, hidden_states: torch.Tensor, scaling: Any = None) -> torch.Tensor:
         """Multiply by these rows of lm_head alone; where they cannot be read, call lm_head and choose columns."""
-        own = target.readable_head
-        if own is None:
+        head = target.readable_head
+        if head is None:
             return self.gather(target.logits(hidden_states, scaling=scaling))
-        if torch.compiler.is_compiling():  # the kept rows cannot be looked at there
-            weight, bias = (None if part is None else part[self.token_ids] for part in (own.weight, own.bias))
-            head = partial(F.linear, weight=weight, bias=bias)
-            return target.logits(hidden_states, head, scaling)
-        rows = rows_of(own, self._d2t)
-        head = partial(F.linear, weight=rows.weight, bias=rows.bias)
-        return target.logits(hidden_states, head, scaling)
+        if not torch.compiler.is_compiling():
+            weight, bias, _ = rows_of(head, self._d2t)
+        else:  # the kept rows cannot be looked at there
+            weight, bias = (None if part is None else part[self.token_ids] for part in (head.weight, head.bias))
+        return target.logits(hidden_states, partial(F.linear, weight=weight, bias=bias), scaling)
 
     def prepare(self, target: TargetModel) -> int | None:
         """See [`DraftVocabulary`]."""

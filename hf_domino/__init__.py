@@ -15,10 +15,9 @@ from hf_domino.integration.patch import attach, install, is_installed, uninstall
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
     from hf_domino.decoding.static.workspace import release_workspaces
-    from hf_domino.drafter.modeling import DominoDraftModel
+    from hf_domino.drafter.modeling import DominoDraftModel, recycling
     from hf_domino.drafter.phases import timed_phases
     from hf_domino.drafter.stats import DecodingStats
-    from hf_domino.drafter.untrained import recycling
     from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.evaluation.explain import Round, explain_round
     from hf_domino.integration.grammar import AllowedByGrammar
@@ -67,7 +66,7 @@ _LATER = {
     "AllowedByGrammar": "integration.grammar",
     "DecodingStats": "drafter.stats",
     "timed_phases": "drafter.phases",
-    "recycling": "drafter.untrained",
+    "recycling": "drafter.modeling",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late(__name__, _LATER)

@@ -12,7 +12,7 @@ from statistics import mean
 import pytest
 from huggingface_hub import metadata_load
 
-from hf_domino.cards import read_sections
+from hf_domino.cards.sections import read_sections
 from hf_domino.evaluation.benchmark.rows import read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
 from hf_domino.pair import BUNDLED

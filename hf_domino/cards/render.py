@@ -40,7 +40,7 @@ def render_card(
     Example:
     ```python
     >>> from hf_domino import DominoConfig
-    >>> from hf_domino.cards import render_card
+    >>> from hf_domino.cards.render import render_card
     >>> text = render_card(DominoConfig(), name="me/mine", target="Qwen/Qwen3-8B", metadata={"license": "mit"})
     >>> print(*text.splitlines()[1:4], sep="\n")
     base_model: Qwen/Qwen3-8B

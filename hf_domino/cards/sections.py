@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard
@@ -40,7 +39,7 @@ def read_sections(text: str) -> dict[str, str]:
 
     Example:
     ```python
-    >>> from hf_domino.cards import read_sections
+    >>> from hf_domino.cards.sections import read_sections
     >>> read_sections("# mine\n<!-- hf_domino:begin limits -->\nFew.\n<!-- hf_domino:end limits -->")
     {'limits': 'Few.'}
 
@@ -72,15 +71,11 @@ def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
     for key, value in fresh.data.to_dict().items():
         old = card.data.get(key)
         if isinstance(value, list) and old:
-            card.data[key] = list(dict.fromkeys([*_as_list(old), *value]))
+            card.data[key] = list(dict.fromkeys([*(old if isinstance(old, list) else [old]), *value]))
         elif not old or key in (*OURS, *wins):
             card.data[key] = value
     card.text = _merge_sections(card.text, read_sections(fresh.text)) if card.text.strip() else fresh.text
     return str(card)
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _merge_sections(text: str, sections: dict[str, str]) -> str:

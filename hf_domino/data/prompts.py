@@ -90,7 +90,7 @@ class Sieve:
         self.dropped: Counter[str] = Counter()
         self._exclusions, self._copies = exclusions, NearCopies()
 
-    def add(self, prompt: Prompt, flaw: str | None = None) -> None:
+    def add(self, prompt: Prompt, flaw: str | None) -> None:
         """Keep a prompt, unless it is known to have a flaw, or count why not."""
         if flaw is None and self._exclusions.overlap(prompt.words):
             flaw = "excluded"

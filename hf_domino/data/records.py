@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub.utils.sha import sha_fileobj
 
 from hf_domino._common.refusal import refusal
 
@@ -188,11 +189,8 @@ def _choose(split: str | None, names: Sequence[str], name: str) -> str:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(2**22):
-            digest.update(block)
-    return digest.hexdigest()
+        return sha_fileobj(file).hex()
 
 
 @contextmanager

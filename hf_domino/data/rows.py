@@ -116,14 +116,14 @@ class RowDataset(Dataset):
     def __init__(self, rows: Any, counts: RowCounts | None = None):
         if counts is None:
             table = rows if hasattr(rows, "select") else _table(rows)
-            kept = [index for index, row in enumerate(table) if _has_anchor(row["loss_mask"])]
-            left_out = sorted(set(range(len(table))).difference(kept))
-            first = f"row {left_out[0] + 1}" if left_out else None
-            tokens = sum(len(table[index]["input_ids"]) for index in kept)
-            counts = RowCounts(len(table), len(kept), tokens, without_anchor=len(left_out), first_left_out=first)
-            rows = table.select(kept) if left_out else table
-            if left_out and kept:
-                notice(counts.describe())
+            has_anchor = [_has_anchor(row["loss_mask"]) for row in table]
+            rows = table.select(np.flatnonzero(has_anchor))
+            counts = RowCounts(len(table), len(rows), sum(map(len, rows["input_ids"])))
+            if len(rows) < len(table):
+                counts.without_anchor = len(table) - len(rows)
+                counts.first_left_out = f"row {has_anchor.index(False) + 1}"
+                if len(rows):
+                    notice(counts.describe())
         self.rows, self.counts = rows, counts
         if not len(rows):
             raise ValueError(

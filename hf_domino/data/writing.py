@@ -144,7 +144,11 @@ def _write_result(
     kept.sort(key=lambda answer: _rank(sieve.kept[answer["number"]]))  # lengths mixed, whatever was asked for first
     parts = {EVALUATION: kept[: settings.eval_rows], TRAIN: kept[settings.eval_rows :]}
     rows = {
-        name: [_row(answer, row, sieve.kept[answer["number"]]) for answer in part for row in answer["rows"]]
+        name: [
+            row | {"temperature": answer["temperature"]} | _words_of(answer, sieve.kept[answer["number"]])
+            for answer in part
+            for row in answer["rows"]
+        ]
         for name, part in parts.items()
     }
     texts = [_own_words(row) for part in rows.values() for row in part]
@@ -205,9 +209,8 @@ def _rank(prompt: Prompt) -> str:
     return hashlib.sha256(repr((prompt.messages, prompt.text)).encode()).hexdigest()
 
 
-def _row(answer: Mapping[str, Any], row: Mapping[str, list[int]], prompt: Prompt) -> dict[str, Any]:
-    """Add the words to a row, for people to read and for a benchmark to ask."""
-    messages = answer["messages"]
-    text = {"prompt": prompt.text, "completion": messages[-1]["content"]}
-    said = {"messages": messages, **prompt.tools} if prompt.messages else text
-    return {**row, "temperature": answer["temperature"]} | said
+def _words_of(answer: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
+    """Give the words of a row, for people to read and for a benchmark to ask."""
+    if prompt.messages:
+        return {"messages": answer["messages"], **prompt.tools}
+    return {"prompt": prompt.text, "completion": answer["messages"][-1]["content"]}

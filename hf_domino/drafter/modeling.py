@@ -23,7 +23,7 @@ from hf_domino.cards.render import PushesItsCard
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import base_download, base_of, load_adapter
 from hf_domino.drafter.stats import DecodingStats, last_stats
-from hf_domino.drafter.vocabulary import DraftVocabulary, HeadRows, ReducedVocabulary, restrict
+from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary, restrict
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS
@@ -77,7 +77,6 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         self.kind.build()
         if config.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-        self._head_rows = HeadRows()
         self.post_init()
 
     @property
@@ -104,7 +103,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         """The target's tokens that it proposes."""
         if self.config.draft_vocab_size is None:
             return DraftVocabulary()
-        return ReducedVocabulary(self.config.vocab_size, self.d2t, self._head_rows)
+        return ReducedVocabulary(self.config.vocab_size, self.d2t)
 
     @property
     def stats(self) -> DecodingStats:
@@ -260,15 +259,17 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
             arguments = {key: value for key, value in kwargs.items() if key not in download} | base_download(download)
             model, info = cls.from_pretrained(base, *args, **arguments, output_loading_info=True)
             model = load_adapter(model, os.fspath(pretrained_model_name_or_path), download)
-            return (model, info) if wants_info else model  # type: ignore[return-value]
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        check_finite(model.state_dict(), "the checkpoint's")
-        if model.config.draft_vocab_size is not None:
-            model.d2t = model.d2t.long()
-        if token_ids is not None:
-            model = restrict(model, token_ids, model.name_or_path)
-        model._weight_conversions = []  # saved under our names, with our configuration
-        model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
+        else:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+            )
+            check_finite(model.state_dict(), "the checkpoint's")
+            if model.config.draft_vocab_size is not None:
+                model.d2t = model.d2t.long()
+            if token_ids is not None:
+                model = restrict(model, token_ids, model.name_or_path)
+            model._weight_conversions = []  # saved under our names, with our configuration
+            model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]
 
     def save_pretrained(self, save_directory: Any, *args: Any, standalone: bool = False, **kwargs: Any) -> None:
@@ -297,3 +298,43 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         pushed = copy.copy(self)  # it saves itself, without a word of how
         pushed.save_pretrained = partial(self.save_pretrained, standalone=standalone)  # type: ignore[method-assign]
         return super(DominoDraftModel, pushed).push_to_hub(*args, **kwargs)
+
+
+def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
+    """Make a drafter that needs no training: it proposes what the target has given before (arXiv 2408.08696).
+
+    Of each token it keeps the eight likeliest successors, as the target gave them last, from one call to the next. So
+    keep the drafter, too.
+
+    Args:
+        target (`PreTrainedModel`): The target it is for, on its device.
+        fields: Fields of [`DominoConfig`], such as `draft_tree_size` (defaults to 32 nodes) or `block_size` (defaults
+            to paths of 8).
+
+    Raises:
+        ValueError: If the target is no model, or a field is unknown or out of its range.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+    >>> import hf_domino
+    >>> target = Qwen3ForCausalLM(Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16,
+    ... ))
+    >>> drafter, ids = hf_domino.recycling(target), torch.tensor([[5, 9, 33]])
+    >>> options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    >>> torch.equal(target.generate(ids, assistant_model=drafter, **options), target.generate(ids, **options))
+    True
+
+    ```
+    """
+    embeddings = getattr(target, "get_input_embeddings", lambda: None)()
+    if embeddings is None:
+        remedy = "Pass the model itself, as from_pretrained returned it."
+        raise refusal("target", "a causal language model", type(target).__name__, remedy)
+    device = embeddings.weight.device
+    config = DominoConfig.for_target(target.config, projector_type="recycling", **fields)
+    with torch.inference_mode(False):  # the table is written to later, in any mode
+        return DominoDraftModel(config).to("cpu" if device.type == "meta" else device)

@@ -18,13 +18,12 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hf_domino._common.refusal import refusal
 from hf_domino.formats.draft_vocabulary import D2T, OF_DRAFTED, check_d2t, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
 from hf_domino.target.view import TargetModel
-
-COMPARED = 16  # rows of lm_head, about
 
 
 class DraftVocabulary:
@@ -69,48 +68,29 @@ class Rows(NamedTuple):
     source: tuple
 
 
-class HeadRows:
-    """Keep a draft vocabulary's rows of each lm_head, copied once, and again after its weights changed."""
+# Of each lm_head by the `d2t` of a drafter, which its views share. Neither is kept alive.
+_rows: WeakKeyDictionary[nn.Module, WeakIdKeyDictionary] = WeakKeyDictionary()
 
-    # Keeps no lm_head alive. A drafter and its views share it; copies of a drafter begin with an empty one.
-    def __init__(self) -> None:
-        self._rows: WeakKeyDictionary[nn.Module, Rows] = WeakKeyDictionary()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
-
-    def of(self, head: nn.Linear, d2t: torch.Tensor, compares: bool = False) -> Rows:
-        """Give the rows of an lm_head for a `d2t` `[D]`."""
-        # Comparing finds a write that leaves no trace, to `weight.data` as in PEFT's merge, and reads a result back.
-        source = tuple(_trace(tensor) for tensor in (head.weight, head.bias, d2t))
-        found = self._rows.get(head)
-        is_fresh = found is not None and found.source == source
-        if found is not None and is_fresh and not compares:
-            return found
-        token_ids = ids_of(d2t).to(head.weight.device)
-        if found is not None and is_fresh and _are_equal(head, token_ids, found):
-            return found
-        with torch.inference_mode(False), torch.no_grad():  # also trained through
-            weight = head.weight.index_select(0, token_ids)
-            bias = None if head.bias is None else head.bias.index_select(0, token_ids)
-        if found is not None and (_form(found.weight), _form(found.bias)) == (_form(weight), _form(bias)):
-            # Copied to where the old ones are: captured graphs know the address.
-            weight = found.weight.copy_(weight)
-            if bias is not None and found.bias is not None:
-                bias = found.bias.copy_(bias)
-        found = self._rows[head] = Rows(weight, bias, source)
+def rows_of(head: nn.Linear, d2t: torch.Tensor, anew: bool = False) -> Rows:
+    """Give the rows of an lm_head for a `d2t` `[D]`, copied once, and again after its weights changed, or `anew`."""
+    of_head = _rows.setdefault(head, WeakIdKeyDictionary())
+    found: Rows | None = of_head.get(d2t)
+    source = tuple(_trace(tensor) for tensor in (head.weight, head.bias, d2t))
+    if found is not None and found.source == source and not anew:
         return found
+    token_ids = ids_of(d2t).to(head.weight.device)
+    with torch.inference_mode(False), torch.no_grad():  # also trained through
+        weight = _choose(head.weight, token_ids, found and found.weight)
+        bias = None if head.bias is None else _choose(head.bias, token_ids, found and found.bias)
+    found = of_head[d2t] = Rows(weight, bias, source)
+    return found
 
 
-def _are_equal(head: nn.Linear, token_ids: torch.Tensor, rows: Rows) -> bool:
-    """Whether a sample of the rows equals the lm_head's."""
-    step = max(1, len(token_ids) // COMPARED)
-    pairs = ((head.weight, rows.weight), (head.bias, rows.bias))
-    return all(old is None or torch.equal(part[token_ids[::step]], old[::step]) for part, old in pairs)
-
-
-def _form(tensor: torch.Tensor | None) -> tuple | None:
-    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+def _choose(tensor: torch.Tensor, token_ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+    """Copy rows to where those before are, if these have the same form: captured graphs know the address."""
+    has_form = before is not None and (before.dtype, before.device) == (tensor.dtype, tensor.device)
+    return torch.index_select(tensor, 0, token_ids, out=before if has_form else None)
 
 
 def _trace(tensor: torch.Tensor | None) -> tuple | None:
@@ -125,8 +105,8 @@ class ReducedVocabulary(DraftVocabulary):
 
     is_reduced = True
 
-    def __init__(self, num_tokens: int, d2t: torch.Tensor, heads: HeadRows):
-        self._num_tokens, self._d2t, self._heads = num_tokens, d2t, heads
+    def __init__(self, num_tokens: int, d2t: torch.Tensor):
+        self._num_tokens, self._d2t = num_tokens, d2t
         self._token_ids: torch.Tensor | None = None
 
     @property
@@ -142,22 +122,21 @@ class ReducedVocabulary(DraftVocabulary):
 
     def logits(self, target: TargetModel, hidden_states: torch.Tensor, scaling: Any = None) -> torch.Tensor:
         """Multiply by these rows of lm_head alone; where they cannot be read, call lm_head and choose columns."""
-        own = target.readable_head
-        if own is None:
+        head = target.readable_head
+        if head is None:
             return self.gather(target.logits(hidden_states, scaling=scaling))
-        if torch.compiler.is_compiling():  # the kept rows cannot be looked at there
-            weight, bias = (None if part is None else part[self.token_ids] for part in (own.weight, own.bias))
-            head = partial(F.linear, weight=weight, bias=bias)
-            return target.logits(hidden_states, head, scaling)
-        rows = self._heads.of(own, self._d2t)
-        head = partial(F.linear, weight=rows.weight, bias=rows.bias)
-        return target.logits(hidden_states, head, scaling)
+        if not torch.compiler.is_compiling():
+            weight, bias, _ = rows_of(head, self._d2t)
+        else:  # the kept rows cannot be looked at there
+            weight, bias = (None if part is None else part[self.token_ids] for part in (head.weight, head.bias))
+        return target.logits(hidden_states, partial(F.linear, weight=weight, bias=bias), scaling)
 
     def prepare(self, target: TargetModel) -> int | None:
         """See [`DraftVocabulary`]."""
         check_d2t(self._d2t, self._num_tokens, "the drafter's d2t")
         head = target.readable_head
-        return None if head is None else self._heads.of(head, self._d2t, compares=True).weight.data_ptr()
+        # A write to `weight.data`, as of PEFT's merge, leaves no trace.
+        return None if head is None else rows_of(head, self._d2t, anew=True).weight.data_ptr()
 
     def ids(self, columns: torch.Tensor) -> torch.Tensor:
         """See [`DraftVocabulary`]."""

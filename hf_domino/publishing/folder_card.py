@@ -9,9 +9,9 @@ from typing import Any
 from transformers import TrainerState
 
 from hf_domino._common.refusal import refusal
-from hf_domino.cards import merge_card, read_sections, render_card, training_section
-from hf_domino.cards.sections import CARD, read_card, read_text
-from hf_domino.cards.training import FIGURE
+from hf_domino.cards.render import render_card
+from hf_domino.cards.sections import CARD, merge_card, read_card, read_sections, read_text
+from hf_domino.cards.training import FIGURE, training_section
 from hf_domino.evaluation.benchmark.options import BASELINE
 from hf_domino.evaluation.benchmark.report import (
     acceptance_of,

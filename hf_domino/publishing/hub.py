@@ -29,8 +29,7 @@ from transformers.utils import logging
 
 from hf_domino import __version__
 from hf_domino._common.refusal import refusal
-from hf_domino.cards import merge_card
-from hf_domino.cards.sections import CARD, read_text
+from hf_domino.cards.sections import CARD, merge_card, read_text
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.loading import interpret
 from hf_domino.formats.registry import format_of, refuse_others
@@ -86,12 +85,12 @@ def push(
         raise refusal("the repository's name", "OWNER/NAME on the Hub", repo_id, "Example: my-name/my-drafter.")
     validate_repo_id(repo_id)
     text = card_for(folder, name=repo_id, **card)
-    sources = _sources(folder, text.encode())
-    going = {name.partition("/")[0] for name in sources}
+    going = _additions(folder, text.encode())
+    names = {name.partition("/")[0] for name in going}
     planned = PushResult(
         repo_id,
-        files={name: file.stat().st_size if isinstance(file, Path) else len(file) for name, file in sources.items()},
-        left_out=sorted(path.name for path in folder.iterdir() if path.name not in going),
+        files={name: addition.upload_info.size for name, addition in going.items()},
+        left_out=sorted(path.name for path in folder.iterdir() if path.name not in names),
     )
     if dry_run:
         return planned
@@ -105,10 +104,10 @@ def push(
         there = api.model_info(repo_id, revision=revision).sha
         with suppress(RemoteEntryNotFoundError):  # not the error of a broken connection
             there_card = read_text(Path(api.hf_hub_download(repo_id, CARD, revision=there)))
-            sources[CARD] = merge_card(there_card, text).encode()
+            going[CARD] = CommitOperationAdd(CARD, merge_card(there_card, text).encode())
         done = api.create_commit(
             repo_id,
-            [CommitOperationAdd(path_in_repo=name, path_or_fileobj=source) for name, source in sources.items()],
+            going.values(),
             commit_message=message or "Publish a drafter with hf_domino",
             revision=revision,
             create_pr=create_pr,
@@ -117,7 +116,7 @@ def push(
     return replace(planned, commit=done.oid, url=done.pr_url or str(done.commit_url))
 
 
-def _sources(folder: Path, card: bytes) -> dict[str, Path | bytes]:
+def _additions(folder: Path, card: bytes) -> dict[str, CommitOperationAdd]:
     """Collect the files to push by their names there, after checks that the drafter loads and no file has a token."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # Transformers' report of what is missing; the error says it
@@ -126,17 +125,15 @@ def _sources(folder: Path, card: bytes) -> dict[str, Path | bytes]:
     finally:
         logging.set_verbosity(verbosity)
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    sources: dict[str, Path | bytes] = {
-        name: folder / name for name in filter_repo_objects(names, allow_patterns=PUBLISHED)
-    }
-    sources[CARD] = card
-    for name, source in sources.items():
+    going = sorted({CARD, *filter_repo_objects(names, allow_patterns=PUBLISHED)})
+    additions = {name: CommitOperationAdd(name, card if name == CARD else folder / name) for name in going}
+    for name, addition in additions.items():
         if not name.endswith(".safetensors"):
-            content = source.read_bytes() if isinstance(source, Path) else source
-            if TOKEN.search(content):
-                remedy = "Remove it, and revoke it on https://huggingface.co/settings/tokens."
-                raise refusal(name, "free of tokens", "what looks like a token of the Hub", remedy)
-    return dict(sorted(sources.items()))
+            with addition.as_file() as file:
+                if TOKEN.search(file.read()):
+                    remedy = "Remove it, and revoke it on https://huggingface.co/settings/tokens."
+                    raise refusal(name, "free of tokens", "what looks like a token of the Hub", remedy)
+    return additions
 
 
 @contextmanager

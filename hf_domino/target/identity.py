@@ -146,24 +146,20 @@ def _weights_digest(target: PreTrainedModel) -> str:
     is_text = target.config.get_text_config(decoder=True) is target.config  # else a tower beside it is left out
     parts = torch.nn.ModuleList([target] if is_text else [target.get_decoder(), target.get_output_embeddings()])
     matrices = [weight.data for weight in parts.parameters() if weight.dim() > 1 or not weight.numel()]
-    if reason := _why_unreadable(target, matrices):
-        return reason
-    step = -(-len(matrices) // MAX_PIECES)
-    signs = [torch.signbit(_piece(matrix)).flatten().cpu() for matrix in matrices[:: max(1, step)]]
-    return _digest(torch.cat(signs).numpy().tobytes() if signs else b"")
-
-
-def _why_unreadable(target: PreTrainedModel, matrices: list[torch.Tensor]) -> str | None:
+    narrow = any(not matrix.is_floating_point() or matrix.element_size() < 2 for matrix in matrices)
     if is_adapted(target):
         return ADAPTED
-    narrow = any(not matrix.is_floating_point() or matrix.element_size() < 2 for matrix in matrices)
     if narrow or getattr(target.config, "quantization_config", None) is not None:
         return QUANTISED
     if any(matrix.is_meta for matrix in matrices):
         return OFFLOADED
     if any(not matrix.numel() or hasattr(matrix, "device_mesh") for matrix in matrices):
         return SHARDED
-    return QUANTISED if any(type(matrix) is not torch.Tensor for matrix in matrices) else None
+    if any(type(matrix) is not torch.Tensor for matrix in matrices):
+        return QUANTISED
+    step = -(-len(matrices) // MAX_PIECES)
+    signs = [torch.signbit(_piece(matrix)).flatten().cpu() for matrix in matrices[:: max(1, step)]]
+    return _digest(torch.cat(signs).numpy().tobytes() if signs else b"")
 
 
 def is_adapted(target: PreTrainedModel) -> bool:
@@ -223,19 +219,13 @@ def check_recorded(config: DominoConfig, target: PreTrainedModel) -> None:
 
 def _telling(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:
     """The fields in which a target differs from the recorded one, and no copy of that does."""
-    fields = {"config_digest", "tokenizer_size"}
-    if not _may_be_a_copy(recorded, found):
+    fields, is_copy = {"config_digest", "tokenizer_size"}, recorded.has_weights_of(found)
+    if is_copy is None:  # two names on the Hub are two models, unless one was made from the other
+        is_of_folder = any("/" not in str(identity.name) for identity in (recorded, found))
+        is_copy = is_of_folder or bool({recorded.weights_digest, found.weights_digest} & {ADAPTED, QUANTISED})
+    if not is_copy:
         fields.add("name")
     return fields & differences(recorded, found).keys()
-
-
-def _may_be_a_copy(recorded: TargetIdentity, found: TargetIdentity) -> bool:
-    """Whether a target of another name may be a copy of the recorded one."""
-    if (has_same_weights := recorded.has_weights_of(found)) is not None:
-        return has_same_weights
-    # Two names on the Hub are two models, unless one was made from the other.
-    is_of_folder = any("/" not in str(identity.name) for identity in (recorded, found))
-    return is_of_folder or bool({recorded.weights_digest, found.weights_digest} & {ADAPTED, QUANTISED})
 
 
 # --- at a call ----------------------------------------------------------------------------------------------------

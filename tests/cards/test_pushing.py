@@ -13,7 +13,8 @@ from transformers import modeling_utils
 from transformers.utils import hub
 
 from hf_domino import DominoDraftModel
-from hf_domino.cards import read_sections, render_card
+from hf_domino.cards.render import render_card
+from hf_domino.cards.sections import read_sections
 
 
 class FakeHub:

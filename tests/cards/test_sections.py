@@ -8,8 +8,8 @@ import pytest
 from huggingface_hub import ModelCard, metadata_load
 
 from hf_domino import DominoConfig
-from hf_domino.cards import merge_card, read_sections, render_card
-from hf_domino.cards.sections import mark
+from hf_domino.cards.render import render_card
+from hf_domino.cards.sections import mark, merge_card, read_sections
 
 RESULTS = "## Results\n\n| | speed-up |\n|---|---:|\n| plain | 1.00 x |\n| **Domino** | 2.00 x |"
 MINE = """---

@@ -16,13 +16,13 @@ import torch
 import transformers
 
 import hf_domino
+from hf_domino import pair
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark import options
 from hf_domino.evaluation.check import MAX_NEW_TOKENS, verdict
 from hf_domino.formats import engines, exporting
-from hf_domino.pair import finding as pair
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_every_command_takes_the_bundled_pair_by_its_name(command, tiny_pair_fol
         (tmp_path / name).symlink_to(tiny_pair_folder.with_name(name))
     (tmp_path / "t.txt").write_text("text")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pair, "__file__", str(tmp_path / "site-packages/hf_domino/pair/finding.py"))  # no checkout
+    monkeypatch.setattr(pair, "__file__", str(tmp_path / "site-packages/hf_domino/pair.py"))  # no checkout
     assert cli.main(command.split()) == cli.USER_ERROR
     assert "no pair at " in capsys.readouterr().err  # and not sought on the Hub
     assert not (tmp_path / "out").exists()

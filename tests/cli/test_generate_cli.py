@@ -97,7 +97,7 @@ def test_bad_flags_are_named(flags, given, message, capsys):
 
 
 def test_without_a_pair_a_target_is_asked_for(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("hf_domino.pair.finding.BUNDLED", "nowhere")
+    monkeypatch.setattr("hf_domino.pair.BUNDLED", "nowhere")
     for command in (["generate", PROMPT], ["chat"], ["check"]):
         assert cli.main(command) == cli.USER_ERROR
         assert "Give a --target with its --drafter, or run from a checkout" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.drafter.vocabulary import DraftVocabulary, HeadRows, ReducedVocabulary
+from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
 from hf_domino.formats.draft_vocabulary import d2t_of, ids_of
 from hf_domino.target.view import TargetModel
 
@@ -22,7 +22,7 @@ LOGITS_TOL = {"rtol": 1e-6, "atol": 1e-6}  # the same sums, perhaps in another o
 
 
 def vocabulary(ids=IDS):
-    return ReducedVocabulary(VOCAB_SIZE, d2t_of(ids, VOCAB_SIZE), HeadRows())
+    return ReducedVocabulary(VOCAB_SIZE, d2t_of(ids, VOCAB_SIZE))
 
 
 def test_columns_and_ids():

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from transformers import TrainerState
 
 from hf_domino import DominoConfig
-from hf_domino.cards import read_sections
+from hf_domino.cards.sections import read_sections
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark.prompts import kind
 from hf_domino.evaluation.benchmark.report import results_table

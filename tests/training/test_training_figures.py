@@ -10,8 +10,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from transformers import TrainerState
 
-from hf_domino.cards import training_section
-from hf_domino.cards.training import MOST_LOG_ROWS
+from hf_domino.cards.training import MOST_LOG_ROWS, training_section
 from hf_domino.training.evidence.figures import FIGURE, draw_training
 
 pytest.importorskip("matplotlib")

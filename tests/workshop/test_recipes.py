@@ -21,8 +21,7 @@ from chats import chat_tokenizer, write_lines
 
 import commands
 from hf_domino import DominoConfig
-from hf_domino.cards import read_sections
-from hf_domino.cards.sections import CARD, mark
+from hf_domino.cards.sections import CARD, mark, read_sections
 from hf_domino.cards.training import FIGURE
 from hf_domino.cli.main import parse
 from hf_domino.data.filters import RUN, Exclusions, NearCopies, words_of

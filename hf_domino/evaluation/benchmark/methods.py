@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.untrained import recycling
+from hf_domino.drafter.modeling import DominoDraftModel, recycling
 from hf_domino.evaluation.benchmark.lean import lean_decoding
 from hf_domino.evaluation.benchmark.options import COPIES, TRANSFORMERS_OWN, BenchOptions
 from hf_domino.pair import Pair

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from hf_domino._common.provenance import provenance
-from hf_domino.cards import merge_card, render_card, training_section
-from hf_domino.cards.sections import CARD, read_text
+from hf_domino.cards.render import render_card
+from hf_domino.cards.sections import CARD, merge_card, read_text
+from hf_domino.cards.training import training_section
 from hf_domino.data.rows import RowCounts
 from hf_domino.training.evidence.figures import draw_training
 from hf_domino.training.fields import RECORDED

@@ -10,9 +10,9 @@ from pathlib import Path
 import yaml
 from transformers import TrainerState
 
-from hf_domino.cards import read_sections, render_card, training_section
-from hf_domino.cards.sections import CARD, read_text
-from hf_domino.cards.training import FIGURE
+from hf_domino.cards.render import render_card
+from hf_domino.cards.sections import CARD, read_sections, read_text
+from hf_domino.cards.training import FIGURE, training_section
 from hf_domino.configuration import DominoConfig
 from hf_domino.pair import dflash_folder, domino_folder
 from hf_domino.publishing.folder_card import card_for

@@ -102,7 +102,7 @@ def _no_pair(candidates: list[Path]) -> FileNotFoundError:
 
 def _cards() -> list[Path]:
     """Where drafters are published: in the checkout, then in the working folder."""
-    return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[2], Path.cwd()))]
+    return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[1], Path.cwd()))]
 
 
 def domino_folder(target_folder: Path) -> Path:
@@ -159,7 +159,7 @@ def load_pair(
     loaded = [load(DominoDraftModel, one, None if index else drafter_revision) for index, one in enumerate(drafters)]
     first: Any = next(iter(loaded), None)
     twin_model = load(DominoDraftModel, twin)
-    for one in (*loaded, *filter(None, [twin_model])):
+    for one in filter(None, [*loaded, twin_model]):
         check_target(one.config, model)
     compared = {f"{name} ({one.config.kind.title})": one for name, one in zip(names, loaded, strict=True)}
     return Pair(
@@ -193,13 +193,12 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     """Read held-out prompts, as records with `text` to continue or `messages` to answer."""
     if not path.is_file():
         raise ValueError(f"--prompts must be a file of records, got {str(path)!r}: there is none of that name.")
-    return [_read_prompt(record, place) for place, record in read_records(path)]
-
-
-def _read_prompt(record: dict[str, Any], place: str) -> dict[str, Any]:
-    # An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
-    prompt = prompt_of(record, place, plain=True)
-    if not prompt.messages:
-        return record | {"text": prompt.text}
-    messages = list(prompt.messages)
-    return record | prompt.tools | {"messages": messages[:-1] if messages[-1]["role"] == "assistant" else messages}
+    prompts = []
+    for place, record in read_records(path):
+        prompt = prompt_of(record, place, plain=True)
+        said: dict[str, Any] = {"text": prompt.text}
+        if messages := list(prompt.messages):
+            # An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
+            said = {"messages": messages[:-1] if messages[-1]["role"] == "assistant" else messages}
+        prompts.append(record | prompt.tools | said)
+    return prompts

@@ -120,7 +120,7 @@ def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, gree
 def test_bytes_that_a_disk_lost_are_refused_and_written_again(target, make_drafter, greedy_rows, cached):
     config = make_drafter(target).config
     expected = [row["hidden_states"].clone() for row in cached(greedy_rows, config, max_shard_bytes=20_000)]
-    shard, *others = sorted(cached(greedy_rows, config).states.path.glob("states-*.safetensors"))
+    shard, *others = sorted(cached(greedy_rows, config).folder.glob("states-*.safetensors"))
     assert others
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-600] + b"\0" * 512 + whole[-88:])

@@ -15,7 +15,7 @@ from hf_domino.target.identity import stand_for
 from hf_domino.target.loading import AutoTarget
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import ModelArguments
-from hf_domino.training.hidden_states.folder import StateFolder, StateSettings
+from hf_domino.training.hidden_states.folder import StateSettings, find_rows
 from hf_domino.training.hidden_states.reading import CachedRows, keys_of
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.scale.placing import files_digest, is_in_memory, load_ends, place_target
@@ -48,8 +48,8 @@ def with_states(
     assert names.target is not None
     folder, final = Path(str(names.cache_hidden_states)), args.distillation_weight > 0
     datasets = [part for part in rows if part is not None]
-    known = StateFolder(folder) if StateSettings.load(folder) else None
-    if known is None or any((known.find(keys_of(part)[0])[:, 0] < 0).any() for part in datasets):
+    known = find_rows(folder) if StateSettings.load(folder) else {}
+    if any(key not in known for part in datasets for key, _ in keys_of(part)):
         target = whole_target(target, names, args)
         dtype = torch.bfloat16 if args.bf16 else torch.float16
         autocast = partial(torch.autocast, args.device.type, dtype=dtype, enabled=args.bf16 or args.fp16)

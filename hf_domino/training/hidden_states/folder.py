@@ -3,8 +3,7 @@
 A row is known by a digest of its token ids, so one folder serves training and evaluation rows in any order, and what
 it lacks can be added. A shard is there whole or not at all: a process may die anywhere.
 
-Shapes: R rows, S tokens of a row, N rows that are looked for, C hidden states kept per token (captured layers, then the
-final one), H hidden size.
+Shapes: S tokens of a row, C hidden states kept per token (captured layers, then the final one), H hidden size.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import hashlib
 import json
 import zlib
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -89,53 +88,23 @@ class StateSettings:
             raise refusal(f"the states in {folder}", "with the final one, which distillation reads", "without", remedy)
 
 
-class StateFolder:
-    """Hidden states in a folder with an index, memory-mapped; the processes of a data loader may share it."""
-
-    def __init__(self, path: Path):
-        settings = StateSettings.load(path)
-        if settings is None:
-            raise refusal(str(path), "a folder of hidden states", f"one without {INDEX_FILE}", "Write them first.")
-        self.path, self.settings = path, settings
-        self._shards = sorted(path.glob(SHARDS))
-        self._slices: dict[int, Any] = {}
-        last = np.array([[np.iinfo(np.int64).max, -1, -1, -1, -1]])
-        rows = np.concatenate([*(_rows_of(shard, number) for number, shard in enumerate(self._shards)), last])
-        self._rows = rows[np.argsort(rows[:, 0], kind="stable")]  # [R, 5], by key
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_slices": {}}  # maps of files are opened anew in each process
-
-    def find(self, keys: np.ndarray) -> np.ndarray:
-        """Shard, first token, end and checksum of rows by their keys, `[N, 4]`; -1 for no such row."""
-        rows = self._rows[np.searchsorted(self._rows[:, 0], keys)]
-        return np.where(rows[:, :1] == keys[:, None], rows[:, 1:], -1)
-
-    def read(self, shard: int, start: int, end: int, expected: int | None = None) -> torch.Tensor:
-        """Hidden states `[S, C, H]` of a row, from the disk or its cache; with another checksum they are refused."""
-        path = self._shards[shard]
-        if shard not in self._slices:
-            self._slices[shard] = safe_open(path, framework="pt").get_slice("hidden_states")
-        states = self._slices[shard][start:end]
-        if expected is not None and (found := checksum(states)) != expected:
-            field = f"{path}: the checksum of tokens {start} to {end}"
-            raise refusal(field, f"{expected}, as it was when they were written", found, DELETE_SHARD)
-        return states
-
-
 def checksum(states: torch.Tensor) -> int:
     """CRC-32 of the bytes of a row's hidden states `[S, C, H]` on the CPU."""
     return zlib.crc32(states.contiguous().view(torch.uint8).numpy().data)
 
 
-def _rows_of(shard: Path, number: int) -> np.ndarray:
-    """Key, shard, start, end and checksum of the rows of a shard, `[R, 5]` int64."""
-    try:
-        with safe_open(shard, framework="np") as file:
-            keys, ends, checksums = (file.get_tensor(name) for name in ("keys", "ends", "checksums"))
-    except (SafetensorError, OSError) as error:
-        raise refusal(str(shard), "a shard of hidden states", str(error), DELETE_SHARD) from error
-    return np.stack([keys, np.full_like(keys, number), np.append(0, ends)[:-1], ends, checksums], axis=1)
+def find_rows(folder: Path) -> dict[int, tuple[Path, int, int, int]]:
+    """Shard, first token, end and checksum of the rows in a folder, by their keys."""
+    found: dict[int, tuple[Path, int, int, int]] = {}
+    for shard in sorted(folder.glob(SHARDS), reverse=True):
+        try:
+            with safe_open(shard, framework="np") as file:
+                keys, ends, checksums = (file.get_tensor(name).tolist() for name in ("keys", "ends", "checksums"))
+        except (SafetensorError, OSError) as error:
+            raise refusal(str(shard), "a shard of hidden states", str(error), DELETE_SHARD) from error
+        spans = zip(keys, pairwise((0, *ends)), checksums, strict=True)
+        found |= {key: (shard, start, end, expected) for key, (start, end), expected in spans}
+    return found
 
 
 def write_shard(folder: Path, rows: dict[int, torch.Tensor]) -> None:

@@ -1,6 +1,6 @@
 """Hidden states are read: rows that carry theirs, and what the drafter reads of a batch of them.
 
-Shapes: B batch, S sequence length, N rows, C hidden states kept per token, H hidden size.
+Shapes: B batch, S sequence length, C hidden states kept per token, H hidden size.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
@@ -20,7 +21,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.data.packing import STATES
 from hf_domino.data.rows import RowCounts
 from hf_domino.target.view import TargetModel
-from hf_domino.training.hidden_states.folder import StateFolder, StateSettings
+from hf_domino.training.hidden_states.folder import DELETE_SHARD, INDEX_FILE, StateSettings, checksum, find_rows
 from hf_domino.training.objective.forward import TargetStates, read_target
 
 
@@ -46,15 +47,20 @@ class CachedRows(Dataset):
         config: DominoConfig,
         final: bool = False,
     ):
-        self.rows, self.states = rows, StateFolder(Path(folder))
+        settings = StateSettings.load(Path(folder))
+        if settings is None:
+            raise refusal(str(folder), "a folder of hidden states", f"one without {INDEX_FILE}", "Write them first.")
+        self.rows, self.folder, self.settings = rows, Path(folder), settings
         self.counts = getattr(rows, "counts", RowCounts())
-        wanted = StateSettings.of(target, config, self.states.settings.dtype, final)
-        self.states.settings.check_serves(wanted, self.states.path)
-        self._found = self.states.find(keys_of(rows)[0])
-        if missing := np.flatnonzero(self._found[:, 0] < 0).tolist():
+        known = find_rows(self.folder)
+        settings.check_serves(StateSettings.of(target, config, settings.dtype, final), self.folder)
+        keys = [key for key, _ in keys_of(rows)]
+        if missing := [index for index, key in enumerate(keys) if key not in known]:
             remedy = "Let StateWriter(...).write(rows) add what is missing; hf-domino train does so."
             value = f"one without row {missing[0]} ({len(missing)} of {len(rows)} are missing)"
             raise refusal(str(folder), "a folder of hidden states of all rows", value, remedy)
+        self._places = [known[key] for key in keys]
+        self._open: dict[Path, Any] = {}  # memory-mapped shards
         # Processes of a data loader share it, so that a row is checked once.
         self._is_checked = torch.zeros(len(rows), dtype=torch.bool).share_memory_()
 
@@ -64,7 +70,10 @@ class CachedRows(Dataset):
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row, without reading any."""
-        return (self._found[:, 2] - self._found[:, 1]).tolist()
+        return [end - start for _, start, end, _ in self._places]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": {}}  # maps of files are opened anew in each process
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Row `index` with `hidden_states` `[S, C, H]`, which are checked when they are first read.
@@ -72,20 +81,24 @@ class CachedRows(Dataset):
         Raises:
             ValueError: If their bytes are not those that were written.
         """
-        shard, start, end, expected = self._found[index].tolist()
-        states = self.states.read(shard, start, end, None if self._is_checked[index] else expected)
+        shard, start, end, expected = self._places[index]
+        if shard not in self._open:
+            self._open[shard] = safe_open(shard, framework="pt").get_slice("hidden_states")
+        states = self._open[shard][start:end]
+        if not self._is_checked[index] and (found := checksum(states)) != expected:
+            field = f"{shard}: the checksum of tokens {start} to {end}"
+            raise refusal(field, f"{expected}, as it was when they were written", found, DELETE_SHARD)
         self._is_checked[index] = True
         return self.rows[index] | {STATES: states}
 
 
-def keys_of(rows: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Key and length of each row, both `[N]` int64."""
+def keys_of(rows: Any) -> list[tuple[int, int]]:
+    """Key and length of each row."""
     if hasattr(rows, "token_batches"):  # whole columns at once, of rows that lie on disk
         texts = (ids for flat, lengths in rows.token_batches() for ids in np.split(flat, lengths.cumsum()[:-1]))
     else:
         texts = (rows[index]["input_ids"] for index in range(len(rows)))
-    found = np.array([(row_key(text), len(text)) for text in texts], dtype=np.int64)
-    return found[:, 0], found[:, 1]
+    return [(row_key(text), len(text)) for text in texts]
 
 
 def row_key(input_ids: Any) -> int:
@@ -98,9 +111,8 @@ def check_states(config: DominoConfig, final: bool, dataset: Any) -> None:
     """Refuse a dataset, or a dictionary of them, whose rows carry other hidden states than a drafter reads."""
     for part in dataset.values() if isinstance(dataset, dict) else (dataset,):
         if isinstance(part, CachedRows):
-            known = part.states.settings
-            wanted = replace(known, layer_ids=tuple(config.target_layer_ids or ()), final=final)
-            known.check_serves(wanted, part.states.path)
+            wanted = replace(part.settings, layer_ids=tuple(config.target_layer_ids or ()), final=final)
+            part.settings.check_serves(wanted, part.folder)
 
 
 def states_of_batch(target: TargetModel, batch: dict[str, torch.Tensor], final: bool = False) -> TargetStates:

@@ -13,7 +13,6 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
@@ -25,7 +24,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
 from hf_domino.configuration import DominoConfig
 from hf_domino.target.view import TargetModel
-from hf_domino.training.hidden_states.folder import INDEX_FILE, START_AGAIN, StateFolder, StateSettings, write_shard
+from hf_domino.training.hidden_states.folder import INDEX_FILE, START_AGAIN, StateSettings, find_rows, write_shard
 from hf_domino.training.hidden_states.reading import keys_of
 from hf_domino.training.objective.distillation import check_final
 from hf_domino.training.objective.forward import read_target
@@ -100,44 +99,43 @@ class StateWriter:
         Raises:
             ValueError: If the disk has not enough room for them, or a state is not finite.
         """
-        keys, lengths = keys_of(rows)
-        first = np.unique(keys, return_index=True)[1]  # of equal rows
-        order = first[np.lexsort((keys[first], lengths[first]))]
-        is_missing = np.zeros(len(keys), bool)
-        is_missing[order] = StateFolder(self.folder).find(keys[order])[:, 0] < 0
-        if not is_missing.any():
+        # Equal rows are one.
+        places = {(length, key): index for index, (key, length) in enumerate(keys_of(rows))}
+        order, known = sorted(places), find_rows(self.folder)
+        missing = {key: length for length, key in order if key not in known}
+        if not missing:
             return
-        settings, num_tokens = self.settings, int(lengths[is_missing].sum())
+        settings, num_tokens = self.settings, sum(missing.values())
         needed, free = (size / GB for size in (num_tokens * settings.bytes_per_token, disk_usage(self.folder).free))
         takes = f"{needed:.3g} GB: {num_tokens} tokens of {settings.bytes_per_token} bytes ({settings.num_states} "
         takes += f"states of {settings.hidden_size} in {settings.dtype})"
         if needed > free:
             raise refusal(f"the room for {self.folder}", f"at least {takes}", f"{free:.3g} GB", MAKE_ROOM)
-        what = f"hidden states of {is_missing.sum()} of {len(order)} different rows"
+        what = f"hidden states of {len(missing)} of {len(order)} different rows"
         notice(f"{what} take {takes} in {self.folder}; {free:.3g} GB are free.")
         if self.settings.final:
             with self._autocast():
                 check_final(self.target)
         # Which process does a batch depends on nothing that another process may just be writing.
-        batches, start = [], 0
-        for end, index in enumerate(order):
-            if end > start and (end - start + 1) * lengths[index] > tokens_per_forward:
-                batches.append(order[start:end])
-                start = end
-        batches.append(order[start:])
-        todo = [batch for batch in batches[self._shard[0] :: self._shard[1]] if is_missing[batch].any()]
-        total = int(sum(lengths[batch].sum() for batch in todo))
+        batches: list[list[tuple[int, int]]] = [[]]
+        for length, key in order:
+            if batches[-1] and (len(batches[-1]) + 1) * length > tokens_per_forward:
+                batches.append([])
+            batches[-1].append((length, key))
+        mine = batches[self._shard[0] :: self._shard[1]]
+        todo = [batch for batch in mine if any(key in missing for _, key in batch)]
+        total = sum(length for batch in todo for length, _ in batch)
         shard: dict[int, torch.Tensor] = {}
         with tqdm(desc="hidden states", total=total, unit="token", unit_scale=True, disable=not progress) as bar:
             for batch in todo:
-                states = self._forward([rows[int(index)]["input_ids"] for index in batch])
-                new = {int(keys[index]): row for index, row in zip(batch, states, strict=True) if is_missing[index]}
+                states = self._forward([rows[places[row]]["input_ids"] for row in batch])
+                new = {key: row for (_, key), row in zip(batch, states, strict=True) if key in missing}
                 size = sum(map(len, (*shard.values(), *new.values())))
                 if shard and size * self.settings.bytes_per_token > self._max_bytes:
                     write_shard(self.folder, shard)
                     shard = {}
                 shard |= new
-                bar.update(int(lengths[batch].sum()))
+                bar.update(sum(length for length, _ in batch))
         if shard:
             write_shard(self.folder, shard)
 

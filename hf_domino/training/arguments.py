@@ -12,9 +12,8 @@ from transformers.utils.import_utils import is_peft_greater_or_equal
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.adapters import OLDEST_PEFT
 from hf_domino.training.fields import TrainingFields
-from hf_domino.training.objective.distillation import DIVERGENCES
 
-POSITION_WEIGHTS = ("decay", "dpace")
+CHOICES = {"distillation_loss": ("kl", "tv"), "position_weights": ("decay", "dpace")}
 
 
 @dataclass
@@ -99,7 +98,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             for name in names.split():
                 if (value := getattr(self, name)) is not None and not is_right(value):
                     raise ValueError(f"{name} must be {allowed}, got {value}.")
-        for name, choices in (("distillation_loss", DIVERGENCES), ("position_weights", POSITION_WEIGHTS)):
+        for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
         if self.train_only not in (None, "head"):

@@ -1,10 +1,11 @@
-"""The rows of a training: of its files or data sets, apart from its evaluation, encoded and packed."""
+"""The rows of a training: of its files or data sets, apart from its evaluation, encoded and packed; their tokens."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
 from hf_domino._common.notices import notice
@@ -15,11 +16,18 @@ from hf_domino.data.encoding import encode_frame
 from hf_domino.data.filters import keep_apart
 from hf_domino.data.packing import PackedRows
 from hf_domino.data.records import FILE_KINDS, RECORD_SUFFIXES, Source, from_dataset, from_files
-from hf_domino.data.rows import encode_dataset, load_rows
+from hf_domino.data.rows import count_tokens, encode_dataset, load_rows, most_frequent
+from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.formats.draft_vocabulary import d2t_of
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments
 
 SAME_TEXT = "evaluation is on the training text: its figures say how well that was learned, and nothing of other text."
+FIRST_TOKENS = (
+    "The drafter proposes the first {0} tokens of the vocabulary, as nobody chose others: `hf-domino train` takes the "
+    "most frequent ones of its text; in Python, most_frequent(count_tokens(rows, vocab_size), {0}) of hf_domino.data "
+    "and DominoDraftModel.restricted do."
+)
 FEW_ROWS = 64  # distinct ones; useful trainings have thousands
 
 
@@ -85,3 +93,25 @@ def encode_rows(
     train = encode_dataset(train, *shape, "train_dataset", args.template_kwargs)
     evaluation = encode_dataset(evaluation, *shape, "eval_dataset", args.template_kwargs)
     return PackedRows(train, args.max_length) if args.packing and train is not None else train, evaluation
+
+
+def say_first_tokens(drafter: DominoDraftModel) -> None:
+    """Say that nobody chose which tokens are drafted, where that is so."""
+    if drafter.config.draft_vocab_size is not None and not drafter.d2t.any():
+        notice(FIRST_TOKENS.format(drafter.config.draft_vocab_size))
+
+
+def take_frequent_tokens(drafter: DominoDraftModel, rows: Any, args: DominoTrainingArguments) -> None:
+    """Let a new drafter propose the most frequent tokens with loss of its text, counted by the first process."""
+    size, vocab_size = drafter.config.draft_vocab_size, drafter.config.vocab_size
+    if size is None:
+        return
+    found: list[Any] = [None]
+    if args.process_index == 0:
+        counts = count_tokens((rows[index] for index in range(len(rows))), vocab_size)
+        found = [most_frequent(counts, size)]
+        share = counts[found[0]].sum() / max(counts.sum(), 1)
+        said = f"{share:.2%} of what the training text says, which says {int((counts > 0).sum())} of them"
+        notice(f"the draft vocabulary: {size} of {vocab_size} tokens, {said}.")
+    broadcast_object_list(found)
+    drafter.d2t.copy_(d2t_of(found[0], vocab_size))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import psutil
 import torch
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from hf_domino._common.notices import silent
@@ -22,19 +20,6 @@ from hf_domino.training.run import check_fields, make_trainer
 
 STEPS, WARM_UP = 5, 2  # steps that are timed, behind those in which memory is taken and kernels are chosen
 PACKED = 32  # records that are read for a packed row
-
-
-class _Clock(TrainerCallback):
-    """Notes when each step ends; the device has done what was asked of it."""
-
-    def __init__(self) -> None:
-        self.ends: list[float] = []
-
-    def on_step_end(self, args: Any, *others: Any, **kwargs: Any) -> None:
-        """After the optimizer's step."""
-        if args.device.type != "cpu":
-            torch.accelerator.synchronize(args.device)
-        self.ends.append(time.perf_counter())
 
 
 def measure_steps(
@@ -53,25 +38,23 @@ def measure_steps(
     args.max_steps, args.load_best_model_at_end, args.push_to_hub = WARM_UP + STEPS, False, False
     args.save_strategy, args.eval_strategy = SaveStrategy.NO, IntervalStrategy.NO
     args.resume_from_checkpoint = None
-    args.logging_strategy, args.report_to, args.disable_tqdm = IntervalStrategy.NO, [], True
+    args.logging_strategy, args.logging_steps, args.report_to, args.disable_tqdm = IntervalStrategy.STEPS, 1, [], True
     rows_per_step, data = args.train_batch_size * args.gradient_accumulation_steps, replace(data, eval_file=None)
-    if names.cache_hidden_states is not None:  # which would be written of all rows
-        most = rows_per_step * args.world_size * args.max_steps * (PACKED if args.packing else 1)
-        data.max_train_rows = min(most, data.max_train_rows or most)
     with TemporaryDirectory() as folder, silent():
         args.output_dir = folder
-        if names.cache_hidden_states:
+        if names.cache_hidden_states:  # which would be written of all rows
+            most = rows_per_step * args.world_size * args.max_steps * (PACKED if args.packing else 1)
+            data.max_train_rows = min(most, data.max_train_rows or most)
             names = replace(names, cache_hidden_states=str(Path(folder, "states")))
         trainer, _ = make_trainer(names, shape, data, args)
         assert trainer is not None
-        clock = _Clock()
-        trainer.add_callback(clock)
         trainer.remove_callback(PrinterCallback)
         trainer.stop_signals = ()  # there is nothing to save
         trainer.train()
     if steps <= 0 and names.cache_hidden_states is None:
         steps = math.ceil(args.num_train_epochs * len(trainer.train_dataset) / (rows_per_step * args.world_size))
-    seconds = (clock.ends[-1] - clock.ends[WARM_UP - 1]) / STEPS
+    hours = [entry["hours"] for entry in trainer.state.log_history if "hours" in entry]  # logs wait for the device
+    seconds = (hours[-1] - hours[WARM_UP - 1]) * 3600 / STEPS
     device = args.device
     memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else psutil.Process().memory_info().rss
     measured = {"seconds_per_step": seconds, "rows_per_step": rows_per_step, "memory_gb": memory / 1e9}

@@ -21,9 +21,8 @@ from hf_domino.kinds import KINDS
 from hf_domino.target.identity import identify
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
-from hf_domino.training.frequent_tokens import take_frequent_tokens
 from hf_domino.training.hidden_states.command import load_target, whole_target, with_states
-from hf_domino.training.loading import load_training_rows, sources_of
+from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, TAPS, go_on_from
 from hf_domino.training.runs.checkpoints import GO_ON
 from hf_domino.training.runs.locking import alone_in_folder

@@ -36,12 +36,12 @@ from hf_domino.training.evidence.acceptance import walked_metrics
 from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.figures import draw_training
 from hf_domino.training.evidence.meter import Meter, show_less, warn_of_head
-from hf_domino.training.frequent_tokens import say_first_tokens
 from hf_domino.training.hidden_states.reading import CachedRows, check_states
-from hf_domino.training.loading import encode_rows
+from hf_domino.training.loading import encode_rows, say_first_tokens
 from hf_domino.training.muon import MuonWithAdamW
-from hf_domino.training.objective.anchors import EVALUATION_STREAM, DrawingCollator, sample_anchors
-from hf_domino.training.objective.distillation import check_final
+from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, sample_anchors
+from hf_domino.training.objective.faults import check_losses
+from hf_domino.training.objective.forward import check_final
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.parts import choose_parts
@@ -129,14 +129,17 @@ class DominoTrainer(Trainer):
         say_first_tokens(model)
         check_states(model.config, args.distillation_weight > 0, train_dataset)
         check_states(model.config, False, eval_dataset)
-        if data_collator is not None and args.packing:
-            raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
         if data_collator is None:
             multiple = -(-args.max_length // LENGTHS) if args.is_static else 1
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=multiple)
             train_dataset, eval_dataset = encode_rows(model.config, args, train_dataset, eval_dataset, processing_class)
+        elif args.packing:
+            raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
+        # Of the rows that are collated next; in memory that a data loader's processes share.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        data_collator = partial(collate_and_draw, data_collator, args, self._epoch)
         super().__init__(
-            model=choose_parts(model.float(), args), args=args, data_collator=DrawingCollator(data_collator, args),
+            model=choose_parts(model.float(), args), args=args, data_collator=data_collator,
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
         prepare_sharding(args, self.accelerator)
@@ -207,12 +210,12 @@ class DominoTrainer(Trainer):
         if self.state.global_step >= self.state.max_steps:  # a checkpoint's; Transformers would train a step more
             self.control.should_training_stop = True
             return [], torch.zeros(())
-        self.data_collator.epoch.fill_(int(self.state.epoch or 0))
+        self._epoch.fill_(int(self.state.epoch or 0))
         batches = list(itertools.islice(epoch_iterator, num_batches))
         sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:
-            weight = self.objective.label(batch)
-            sums += torch.stack((weight, batch["attention_mask"].sum().to(weight.dtype))).to(device)
+            self.objective.label(batch)
+            sums += torch.stack((batch["loss_weight"], batch["attention_mask"].sum().float())).to(device)
         total, num_tokens = self.accelerator.reduce(sums, "sum")
         self._new_tokens += num_tokens.long()
         return batches, total
@@ -222,24 +225,21 @@ class DominoTrainer(Trainer):
     ) -> torch.Tensor:
         """This process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
         step = self.state.global_step
-        scored = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
+        losses = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
         text = {name: values for name, values in inputs.items() if name != STATES}
-        self._losses.append((step + 1, scored.losses.loss.detach(), text))
+        self._losses.append((step + 1, losses.loss.detach(), text))
         if not self.args.is_static:
             self._look_at_losses()
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
-        self.meter.add(scored, total)
+        self.meter.add(losses, inputs, total)
         # Gradients are averaged over processes, but `total` is the sum over all of them.
-        return scored.losses.loss / total * self.accelerator.num_processes
+        return losses.loss / total * self.accelerator.num_processes
 
     def _look_at_losses(self) -> None:
         """Refuse the first new loss that is not finite in any process; on a GPU with the next line of the log."""
         seen, self._losses = self._losses, []
         if seen:
-            broken = (~torch.isfinite(torch.stack([loss for _, loss, _ in seen]))).float()
-            for (step, loss, batch), count in zip(seen, self.accelerator.reduce(broken, "sum").tolist(), strict=True):
-                if count:
-                    raise refusal(f"the loss of step {step}", "finite", loss.item(), self.objective.find_fault(batch))
+            check_losses(seen, self.target, self.accelerator, self.args.distillation_weight > 0)
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -252,9 +252,9 @@ class DominoTrainer(Trainer):
             inputs["loss_mask"][max(state.remainder - self.args.process_index * size, 0) :] = 0
         inputs["anchors"] = sample_anchors(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
         with torch.no_grad():
-            scored = model(within=partial(self.objective.score, inputs))
-        self._evaluation_meter.add(scored)
-        return scored.losses.corrected / scored.loss_weight.clamp(min=1e-6), None, None
+            losses = model(within=partial(self.objective.score, inputs))
+        self._evaluation_meter.add(losses, inputs)
+        return losses.corrected / inputs["loss_weight"].clamp(min=1e-6), None, None
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
@@ -291,7 +291,7 @@ class DominoTrainer(Trainer):
             logs |= self.meter.means(self.accelerator)
             if self.drafter.has_correction_head:
                 logs["lambda_base"] = self.lambda_base(self.state.global_step - 1)  # of the last step
-            self.meter.reset()
+            self.meter = Meter(self.drafter.config, self.args.device)
         super().log(logs, *args, **kwargs)
         if "eval_loss" in logs and self.is_world_process_zero():
             draw_training(self.state.log_history, Path(str(self.args.output_dir)))

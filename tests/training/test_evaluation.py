@@ -9,7 +9,6 @@ from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.training.evidence.acceptance import walk_acceptance, walk_rounds
 from hf_domino.training.evidence.meter import Meter
 from hf_domino.training.objective.losses import DraftLosses
-from hf_domino.training.objective.objective import ScoredBatch
 
 
 class OneProcess:
@@ -19,10 +18,13 @@ class OneProcess:
         return tensor
 
 
-def scored(base, corrected, weights) -> ScoredBatch:
+def scored(base, corrected, weights):
     """A batch of given hits, whose losses do not matter."""
     zero = torch.zeros(())
-    return ScoredBatch(DraftLosses(zero, zero, zero, corrected, base), corrected, base, weights)
+    return DraftLosses(zero, zero, zero, corrected.flatten(0, 1), base.flatten(0, 1)), {
+        "weights": weights,
+        "loss_weight": zero,
+    }
 
 
 @pytest.mark.parametrize("shift_label", [True, False])
@@ -33,7 +35,7 @@ def test_acceptance_by_position_equals_plain_loops(shift_label):
     weights = (torch.rand(12, 7, 5, generator=generator) < 0.95).float()
     meter = Meter(config, torch.device("cpu"))
     for rows in (slice(0, 5), slice(5, 12)):
-        meter.add(scored(hits[0, rows], hits[1, rows], weights[rows]))
+        meter.add(*scored(hits[0, rows], hits[1, rows], weights[rows]))
     means, first = meter.means(OneProcess(), by_position=True), config.label_offset
 
     for prefix, of_kind in zip(("base_", ""), hits.flatten(1, 2)[..., first:].tolist(), strict=True):
@@ -48,7 +50,7 @@ def test_acceptance_by_position_equals_plain_loops(shift_label):
 def test_walking_without_the_head_equals_walking_a_drafter_without_one(target, make_drafter, greedy_rows):
     drafter = make_drafter(target)
     texts = [row["input_ids"] for row in greedy_rows]
-    base, _ = walk_rounds(drafter, target, texts, [4] * len(texts))
+    base, _ = walk_rounds(drafter, target, [(text, 4, None) for text in texts])
     assert base == walk_acceptance(drafter.view(projector_type="dflash"), target, texts, [4] * len(texts))
 
 

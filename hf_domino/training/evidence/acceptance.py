@@ -9,20 +9,19 @@ Shapes: S sequence length, N anchors, K block size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
+from hf_domino.data.packing import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.vocabulary import DraftVocabulary
 from hf_domino.kinds.view import block_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.evidence.meter import accepted_runs
-from hf_domino.training.hidden_states.reading import STATES, states_of_batch
 from hf_domino.training.objective.anchors import block_labels
-from hf_domino.training.objective.forward import draft_blocks
+from hf_domino.training.objective.forward import draft_blocks, read_target
 from hf_domino.training.objective.losses import corrected_positions, draft_logits
 
 ANCHORS_PER_FORWARD = 64
@@ -49,23 +48,19 @@ def walk_acceptance(
         `list[list[int]]`: For each sequence, one entry per round: accepted proposals plus the bonus token. Rounds
         whose proposals reach behind the sequence, which generation cuts, are left out.
     """
-    return walk_rounds(drafter, target, sequences, prompt_lengths, hidden_states)[1]
+    texts = zip(sequences, prompt_lengths, hidden_states or [None] * len(sequences), strict=True)
+    return walk_rounds(drafter, target, texts)[1]
 
 
 def walk_rounds(
-    drafter: DominoDraftModel,
-    target: PreTrainedModel,
-    sequences: Sequence[Sequence[int]],
-    prompt_lengths: Sequence[int],
-    hidden_states: Sequence[torch.Tensor | None] | None = None,
+    drafter: DominoDraftModel, target: PreTrainedModel, texts: Iterable[tuple[Sequence[int], int, torch.Tensor | None]]
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Rounds of the base logits alone, and those of [`walk_acceptance`], at the price of one walk."""
     was_training = drafter.training
     drafter.eval()
     view = TargetModel(target, drafter.config)
     found: tuple[list[list[int]], list[list[int]]] = ([], [])
-    known = hidden_states or [None] * len(sequences)
-    for sequence, start, states in zip(sequences, prompt_lengths, known, strict=True):
+    for sequence, start, states in texts:
         batch = {"input_ids": torch.as_tensor(sequence, device=drafter.device)[None]}
         if states is not None:
             batch[STATES] = states.to(drafter.device)[None]
@@ -93,17 +88,25 @@ def accept_lengths(
     anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):
         return anchors.expand(2, -1)
-    context_features = drafter.fuse_context(states_of_batch(target, batch).captured)
+    context_features = drafter.fuse_context(read_target(target, batch).captured)
     is_corrected, lengths = corrected_positions(config, anchors.device), []
+    penalty = target.model.generation_config.repetition_penalty
     for piece in anchors[None].split(ANCHORS_PER_FORWARD, dim=1):
         # No block here sees past the last anchor.
-        hidden, states = draft_blocks(drafter, target, input_ids, context_features[:, : int(piece.max())], piece)
-        labels, _ = block_labels(input_ids, torch.ones_like(input_ids), piece, config, loss_decay=1.0)
+        blocks = {"input_ids": input_ids, "loss_mask": torch.ones_like(input_ids), "anchors": piece}
+        hidden, states = draft_blocks(drafter, target, blocks, context_features[:, : int(piece.max())])
+        labels, _ = block_labels(blocks, config, loss_decay=1.0)
         positions = (block_positions(piece, config.block_size) + 1 - config.label_offset).flatten()
         choices = []
         for logits in draft_logits(drafter, target, hidden, states, is_corrected):
-            penalised = _penalise(logits.flatten(0, 2), input_ids, positions, target.model, vocabulary)
-            choices.append(vocabulary.ids(penalised.argmax(dim=-1)))
+            scores = logits.flatten(0, 2)
+            if penalty not in (None, 1.0):  # which `generate` applies to drafts too, by the tokens before each position
+                before = torch.arange(input_ids.shape[1], device=input_ids.device) < positions[:, None]  # [M, S]
+                # It asks which tokens are there, not how often: the first one fills up.
+                prefixes = torch.where(before, input_ids, input_ids[:, :1])
+                scores = RepetitionPenaltyLogitsProcessor(penalty)(prefixes, vocabulary.scatter(scores))
+                scores = vocabulary.gather(scores)
+            choices.append(vocabulary.ids(scores.argmax(dim=-1)))
         is_correct = (torch.stack(choices) == labels.flatten()).view(2, *labels.shape[1:])
         lengths.append(accepted_runs(is_correct, config.label_offset) + 1)
     return torch.cat(lengths, dim=1)
@@ -119,31 +122,10 @@ def walked_metrics(
     drafter: DominoDraftModel, target: PreTrainedModel, rows: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
     """Mean acceptance lengths of the rounds over evaluation rows, without autocast, as generation runs."""
-    starts = [max(1, row["loss_mask"].index(1)) for row in rows]
-    texts, states = [row["input_ids"] for row in rows], [row.get(STATES) for row in rows]
+    texts = [(row["input_ids"], max(1, row["loss_mask"].index(1)), row.get(STATES)) for row in rows]
     with torch.autocast(drafter.device.type, enabled=False):
-        base, corrected = map(mean_acceptance_length, walk_rounds(drafter, target, texts, starts, states))
+        base, corrected = map(mean_acceptance_length, walk_rounds(drafter, target, texts))
     if base is None or corrected is None:
         return {}
     of_base = {"base_walked_acceptance_length": base} if drafter.has_correction_head else {}
     return {"walked_acceptance_length": corrected} | of_base
-
-
-def _penalise(
-    logits: torch.Tensor,
-    input_ids: torch.Tensor,
-    positions: torch.Tensor,
-    target: PreTrainedModel,
-    vocabulary: DraftVocabulary,
-) -> torch.Tensor:
-    """Apply the repetition penalty of the target's generation configuration, which `generate` applies to drafts too.
-
-    Row m of `logits` `[M, D]` is for position `positions[m]` of the sequence `[1, S]` and sees the tokens before it.
-    """
-    penalty = target.generation_config.repetition_penalty
-    if penalty in (None, 1.0):
-        return logits
-    before = torch.arange(input_ids.shape[1], device=input_ids.device) < positions[:, None]  # [M, S]
-    # The penalty asks which tokens are there, not how often: the first one fills up.
-    prefixes = torch.where(before, input_ids, input_ids[:, :1])
-    return vocabulary.gather(RepetitionPenaltyLogitsProcessor(penalty)(prefixes, vocabulary.scatter(logits)))

@@ -16,7 +16,8 @@ from transformers import PrinterCallback, ProgressCallback
 
 from hf_domino._common.notices import notice
 from hf_domino.configuration import DominoConfig
-from hf_domino.training.objective.objective import ScoredBatch
+from hf_domino.training.objective.losses import DraftLosses
+from hf_domino.training.objective.objective import Batch
 
 # What fits into a line of the terminal; all that is logged is in trainer_state.json.
 SHOWN = (
@@ -38,7 +39,7 @@ def accepted_runs(is_correct: torch.Tensor, label_offset: int) -> torch.Tensor:
 
 
 class Meter:
-    """Sums of losses and weights since the last reset, and of proposals that are right, in blocks whose all count."""
+    """Sums of losses and weights and of proposals that are right, in blocks whose all count."""
 
     def __init__(self, config: DominoConfig, device: torch.device):
         self._label_offset, self._has_head = config.label_offset, bool(config.kind.head_layers)
@@ -47,19 +48,13 @@ class Meter:
         # Blocks with at least 0, 1, ..., P proposals right, of base and corrected logits.
         self._survivors = torch.zeros(2, config.num_draft_tokens + 1, device=device, dtype=torch.int64)
 
-    def reset(self) -> None:
-        """Forget everything."""
-        self._sums.zero_()
-        self._survivors.zero_()
-
-    def add(self, scored: ScoredBatch, total: torch.Tensor | float = 1.0) -> None:
+    def add(self, losses: DraftLosses, batch: Batch, total: torch.Tensor | float = 1.0) -> None:
         """Add one micro-batch; `total` is the weights of its whole step to average over steps, 1 over positions."""
-        losses = scored.losses
-        self._sums += torch.stack([losses.base.detach(), losses.corrected.detach(), scored.loss_weight]) / total
-        hits = torch.stack((scored.is_base_correct, scored.is_correct))  # [2, B, N, K]
+        self._sums += torch.stack([losses.base, losses.corrected, batch["loss_weight"]]) / total
+        hits = torch.stack((losses.is_base_correct, losses.is_correct))  # [2, B * N, K]
         runs = accepted_runs(hits, self._label_offset)[..., None]
-        is_complete = (scored.weights[..., self._label_offset :] > 0).all(dim=-1, keepdim=True)  # [B, N, 1]
-        self._survivors += ((runs >= self._places) & is_complete).sum(dim=(1, 2))
+        counted = batch["weights"].flatten(0, 1)[:, self._label_offset :] > 0
+        self._survivors += ((runs >= self._places) & counted.all(dim=-1, keepdim=True)).sum(dim=1)
 
     def means(self, accelerator: Any, by_position: bool = False) -> dict[str, float]:
         """Average over everything added, on all processes; every process must call.

@@ -45,7 +45,6 @@ def with_states(
     args: DominoTrainingArguments,
 ) -> tuple[PreTrainedModel, list[CachedRows | None]]:
     """Write the states that are missing, let rows carry theirs, and keep no more of the target than its ends."""
-    assert names.target is not None
     folder, final = Path(str(names.cache_hidden_states)), args.distillation_weight > 0
     datasets = [part for part in rows if part is not None]
     known = find_rows(folder) if StateSettings.load(folder) else {}
@@ -54,7 +53,7 @@ def with_states(
         dtype = torch.bfloat16 if args.bf16 else torch.float16
         autocast = partial(torch.autocast, args.device.type, dtype=dtype, enabled=args.bf16 or args.fp16)
         shard = (args.process_index, args.world_size)
-        files = files_digest(names.target)
+        files = files_digest(str(names.target))
         writer = StateWriter(target, config, folder, names.cache_dtype, final, files, autocast, shard)
         for part in datasets:
             writer.write(part, progress=args.process_index == 0)
@@ -66,11 +65,11 @@ def with_states(
 
 def _load_ends(names: ModelArguments, args: DominoTrainingArguments) -> PreTrainedModel | None:
     """The target's embeddings and lm_head, where states of its files are kept and they can be loaded alone."""
-    assert names.target is not None
+    name = str(names.target)
     settings = StateSettings.load(Path(names.cache_hidden_states)) if names.cache_hidden_states else None
-    if settings is None or settings.target_files is None or settings.target_files != files_digest(names.target):
+    if settings is None or settings.target_files is None or settings.target_files != files_digest(name):
         return None
-    ends = load_ends(names.target, names.target_dtype, args.device)
+    ends = load_ends(name, names.target_dtype, args.device)
     if ends is not None:
         stand_for(ends, settings.target)
     return ends

@@ -77,14 +77,17 @@ class StateSettings:
             remedy = START_AGAIN.format(folder=folder)
             raise refusal(str(path), "the index of hidden states", str(error), remedy) from error
 
-    def check_serves(self, wanted: StateSettings, folder: Path) -> None:
-        """Refuse a folder with these settings for those that are wanted; in what it is stored does not matter."""
-        remedy = START_AGAIN.format(folder=folder)
-        check_same(self.target, wanted.target, str(folder), remedy)
-        if self.layer_ids != wanted.layer_ids:
+    def check_serves(
+        self, folder: Path, config: DominoConfig, final: bool, target: PreTrainedModel | None = None
+    ) -> None:
+        """Refuse a folder with these settings for what a drafter reads, of a target that may be known."""
+        remedy, layer_ids = START_AGAIN.format(folder=folder), tuple(config.target_layer_ids or ())
+        if target is not None:
+            check_same(self.target, identify(target), str(folder), remedy)
+        if self.layer_ids != layer_ids:
             made = f"{list(self.layer_ids)}, those of the states in {folder}"
-            raise refusal("the drafter's target_layer_ids", made, list(wanted.layer_ids), remedy)
-        if wanted.final and not self.final:
+            raise refusal("the drafter's target_layer_ids", made, list(layer_ids), remedy)
+        if final and not self.final:
             raise refusal(f"the states in {folder}", "with the final one, which distillation reads", "without", remedy)
 
 

@@ -1,12 +1,11 @@
-"""Hidden states are read: rows that carry theirs, and what the drafter reads of a batch of them.
+"""Hidden states are read: rows that carry theirs.
 
-Shapes: B batch, S sequence length, C hidden states kept per token, H hidden size.
+Shapes: S sequence length, C hidden states kept per token, H hidden size.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.packing import STATES
 from hf_domino.data.rows import RowCounts
-from hf_domino.target.view import TargetModel
 from hf_domino.training.hidden_states.folder import DELETE_SHARD, INDEX_FILE, StateSettings, checksum, find_rows
-from hf_domino.training.objective.forward import TargetStates, read_target
 
 
 class CachedRows(Dataset):
@@ -53,7 +50,7 @@ class CachedRows(Dataset):
         self.rows, self.folder, self.settings = rows, Path(folder), settings
         self.counts = getattr(rows, "counts", RowCounts())
         known = find_rows(self.folder)
-        settings.check_serves(StateSettings.of(target, config, settings.dtype, final), self.folder)
+        settings.check_serves(self.folder, config, final, target)
         keys = [key for key, _ in keys_of(rows)]
         if missing := [index for index, key in enumerate(keys) if key not in known]:
             remedy = "Let StateWriter(...).write(rows) add what is missing; hf-domino train does so."
@@ -111,17 +108,4 @@ def check_states(config: DominoConfig, final: bool, dataset: Any) -> None:
     """Refuse a dataset, or a dictionary of them, whose rows carry other hidden states than a drafter reads."""
     for part in dataset.values() if isinstance(dataset, dict) else (dataset,):
         if isinstance(part, CachedRows):
-            wanted = replace(part.settings, layer_ids=tuple(config.target_layer_ids or ()), final=final)
-            part.settings.check_serves(wanted, part.folder)
-
-
-def states_of_batch(target: TargetModel, batch: dict[str, torch.Tensor], final: bool = False) -> TargetStates:
-    """The hidden states that a batch carries (`[B, S, C, H]`), or those of a forward over its `input_ids` `[B, S]`.
-
-    `final` asks for the state that lm_head reads too.
-    """
-    if STATES not in batch:
-        return read_target(target, batch["input_ids"], batch.get("position_ids"), final)
-    states = batch[STATES].unbind(dim=2)
-    num_layers = len(target.layer_ids)
-    return TargetStates(states[:num_layers], states[num_layers] if final else None)
+            part.settings.check_serves(part.folder, config, final)

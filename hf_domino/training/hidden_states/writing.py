@@ -26,8 +26,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.target.view import TargetModel
 from hf_domino.training.hidden_states.folder import INDEX_FILE, START_AGAIN, StateSettings, find_rows, write_shard
 from hf_domino.training.hidden_states.reading import keys_of
-from hf_domino.training.objective.distillation import check_final
-from hf_domino.training.objective.forward import read_target
+from hf_domino.training.objective.forward import check_final, read_target
 
 MAX_SHARD_BYTES = 2**27
 GB = 1e9
@@ -78,7 +77,7 @@ class StateWriter:
         self.settings = StateSettings.load(self.folder) or wanted
         if self.settings is wanted:
             write_whole(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
-        self.settings.check_serves(wanted, self.folder)
+        self.settings.check_serves(self.folder, config, final, target)
         if self.settings.dtype != wanted.dtype:
             made = f"{self.settings.dtype!r}, with which {folder} was begun"
             raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
@@ -145,7 +144,7 @@ class StateWriter:
         # What fills up is never seen: it is on the right, and the target is causal.
         padded = pad_sequence(ids, batch_first=True).to(self.target.input_device)
         with self._autocast():
-            read = read_target(self.target, padded, final=self.settings.final)
+            read = read_target(self.target, {"input_ids": padded}, final=self.settings.final)
         parts = (*read.captured, *(() if read.final is None else (read.final,)))
         kept = torch.stack([part.to(dtype_of(self.settings.dtype)) for part in parts], dim=2).cpu()
         states = [row[: len(text)] for row, text in zip(kept, ids, strict=True)]

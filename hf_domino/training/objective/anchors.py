@@ -54,38 +54,19 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
     return anchors.to(batch["input_ids"].device)
 
 
-class DrawingCollator:
-    """Collates training rows, and draws their anchors on a CPU: no device is waited for.
-
-    Args:
-        collate (`Callable`): Makes a batch of rows, with `input_ids`, `loss_mask` and `attention_mask` `[B, S]`.
-        args (`DominoTrainingArguments`): For `num_anchors` and `seed`.
-
-    Attributes:
-        epoch (`torch.Tensor`): Scalar, of the rows that are collated next; in memory that a data loader's processes
-            share.
-    """
-
-    def __init__(self, collate: Callable[[Any], dict[str, torch.Tensor]], args: Any):
-        self.collate, self._args = collate, args
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-
-    def __call__(self, rows: Any) -> dict[str, torch.Tensor]:
-        """A batch of rows with `anchors` `[B, N]`."""
-        batch, args = self.collate(rows), self._args
-        anchors = sample_anchors(batch, args.num_anchors, args.seed, TRAINING_STREAM, int(self.epoch))
-        if args.is_static:  # of one shape whatever the text is, for devices that run what was recorded
-            anchors = F.pad(anchors, (0, args.num_anchors - anchors.shape[1]), value=UNUSED)
-        return batch | {"anchors": anchors}
+def collate_and_draw(
+    collate: Callable[[Any], dict[str, torch.Tensor]], args: Any, epoch: torch.Tensor, rows: Any
+) -> dict[str, torch.Tensor]:
+    """Collate training rows, and draw their `anchors` `[B, N]` on a CPU: no device is waited for."""
+    batch = collate(rows)
+    anchors = sample_anchors(batch, args.num_anchors, args.seed, TRAINING_STREAM, int(epoch))
+    if args.is_static:  # of one shape whatever the text is, for devices that run what was recorded
+        anchors = F.pad(anchors, (0, args.num_anchors - anchors.shape[1]), value=UNUSED)
+    return batch | {"anchors": anchors}
 
 
 def block_labels(
-    input_ids: torch.Tensor,
-    loss_mask: torch.Tensor,
-    anchors: torch.Tensor,
-    config: DominoConfig,
-    loss_decay: float,
-    position_ids: torch.Tensor | None = None,
+    batch: Mapping[str, torch.Tensor], config: DominoConfig, loss_decay: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The token each block position should predict, and how much it counts.
 
@@ -94,22 +75,21 @@ def block_labels(
     inside the sequence and k >= o (without `shift_label`, position 0 would learn to copy the anchor).
 
     Args:
-        input_ids (`torch.Tensor`): `[B, S]`.
-        loss_mask (`torch.Tensor`): `[B, S]`, nonzero where the token is supervised.
-        anchors (`torch.Tensor`): `[B, N]` from [`sample_anchors`].
+        batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`; `loss_mask` `[B, S]`, nonzero where the token is
+            supervised; `anchors` `[B, N]`; where rows are packed `position_ids` `[B, S]`: a label is of its own row.
         config (`DominoConfig`): For `block_size` and `label_offset`.
         loss_decay (`float`): Positions after which a weight has fallen to 1/e.
-        position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed; a label is of its block's own row.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Labels `[B, N, K]` int64 and weights `[B, N, K]` fp32.
     """
-    offset = config.label_offset
+    input_ids, anchors, offset = batch["input_ids"], batch["anchors"], config.label_offset
     positions = block_positions(anchors, config.block_size) + 1 - offset
     steps = torch.arange(config.block_size, device=anchors.device)  # [K]
     valid = (anchors != UNUSED)[..., None] & (positions < input_ids.shape[1]) & (steps >= offset)
-    valid = valid & gather_positions(loss_mask, positions).bool()
-    if position_ids is not None:
+    valid = valid & gather_positions(batch["loss_mask"], positions).bool()
+    if "position_ids" in batch:
+        position_ids = batch["position_ids"]
         places = position_ids.gather(1, anchors.clamp(min=0))[..., None] + positions - anchors[..., None]
         valid = valid & (gather_positions(position_ids, positions) == places)
     decay = torch.exp(-(steps - offset).clamp(min=0) / loss_decay)

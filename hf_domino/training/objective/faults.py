@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hf_domino._common.refusal import refusal
 from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.forward import read_target
 
@@ -24,10 +25,22 @@ DRAFTER = (
 )
 
 
+def check_losses(
+    losses: list[tuple[int, torch.Tensor, dict[str, torch.Tensor]]], target: TargetModel, accelerator: Any, final: bool
+) -> None:
+    """Refuse the first of some losses, with their steps and texts, that is not finite in any process."""
+    broken = (~torch.isfinite(torch.stack([loss for _, loss, _ in losses]))).float()
+    for (step, loss, batch), count in zip(losses, accelerator.reduce(broken, "sum").tolist(), strict=True):
+        if count:
+            with accelerator.autocast():
+                fault = find_fault(target, batch, final)
+            raise refusal(f"the loss of step {step}", "finite", loss.item(), fault)
+
+
 @torch.no_grad()
 def find_fault(target: TargetModel, batch: Mapping[str, torch.Tensor], final: bool) -> str:
     """Say who is at fault for the loss of a batch (`input_ids`, `attention_mask` `[B, S]`), and the way out."""
-    read = read_target(target, batch["input_ids"], batch.get("position_ids"), final)
+    read = read_target(target, batch, final)
     wider = WIDER.format(dtype=str(target.model.dtype).removeprefix("torch."))
     # Of zeros, lm_head makes NaN wherever a weight is NaN or infinite, whatever it is made of.
     if not target.logits(torch.zeros_like(read.captured[0][0, :1])).isfinite().all():

@@ -7,14 +7,21 @@ Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden siz
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
+from hf_domino._common.refusal import refusal
+from hf_domino.data.packing import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.view import block_positions, gather_positions
 from hf_domino.target.view import TargetModel
+
+# Rounding of one product in 16 bits; a state that was not normed, or normed twice, is off by far more.
+SAME_LOGITS_TOL = 0.05
+PROBED_TOKENS = 8  # the first ones of the vocabulary
 
 
 class TargetStates(NamedTuple):
@@ -30,24 +37,26 @@ class TargetStates(NamedTuple):
 
 
 @torch.no_grad()
-def read_target(
-    target: TargetModel, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None, final: bool = False
-) -> TargetStates:
-    """Run the target over right-padded sequences and return what the drafter reads of it.
+def read_target(target: TargetModel, batch: Mapping[str, torch.Tensor], final: bool = False) -> TargetStates:
+    """What the drafter reads of a batch: the hidden states that it carries, or those of a forward over it.
 
     Args:
         target (`TargetModel`): The frozen target.
-        input_ids (`torch.Tensor`): `[B, S]`; padding only on the right, where a causal target cannot see it.
-        position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed; from such positions Transformers
-            makes the mask that keeps them apart. Defaults to the target's own.
+        batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`, with padding only on the right, where a causal
+            target cannot see it; `position_ids` `[B, S]` where rows are packed, from which Transformers makes the mask
+            that keeps them apart; or `hidden_states` `[B, S, C, H]` of [`~training.CachedRows`].
         final (`bool`, *optional*, defaults to `False`): Also what lm_head reads.
 
     Returns:
         `TargetStates`: Hidden states, on the device of `input_ids`.
     """
+    if STATES in batch:
+        states, num_layers = batch[STATES].unbind(dim=2), len(target.layer_ids)
+        return TargetStates(states[:num_layers], states[num_layers] if final else None)
+    input_ids = batch["input_ids"]
     capture, device = target.capture_kwargs(final=final), input_ids.device
-    if position_ids is not None:
-        capture["position_ids"] = position_ids.to(target.input_device)
+    if "position_ids" in batch:
+        capture["position_ids"] = batch["position_ids"].to(target.input_device)
     last: Any = 1
     if target.input_device.type == "cpu":  # for the view that a slice of the states is, lm_head copies its weights
         last = torch.tensor([input_ids.shape[1] - 1])
@@ -57,30 +66,46 @@ def read_target(
     return TargetStates(captured, outputs.hidden_states[-1].to(device) if final else None)
 
 
+@torch.no_grad()
+def check_final(target: TargetModel) -> None:
+    """Refuse a target whose last hidden state, over a few tokens, is not what its lm_head reads."""
+    ids = torch.arange(PROBED_TOKENS, device=target.input_device)[None]
+    outputs = target.model(input_ids=ids, use_cache=False, **target.capture_kwargs(final=True))
+    expected, found = outputs.logits.float(), target.logits(outputs.hidden_states[-1].to(outputs.logits.device))
+    if not torch.isfinite(expected).all():
+        remedy = "Load it in a wider dtype (--target_dtype float32)."
+        raise refusal("the target's logits", "finite", "nan or inf", remedy)
+    distance = ((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6)).item()
+    if not distance <= SAME_LOGITS_TOL:
+        family = getattr(target.text_config, "model_type", type(target.model).__name__)
+        raise refusal(
+            f"lm_head of the last hidden state of {family}", "the logits of its forward",
+            f"a relative difference of {distance:.2g}",
+            "This family's distribution cannot be read from it: set distillation_weight to 0.",
+        )  # fmt: skip
+
+
 def draft_blocks(
     drafter: DominoDraftModel,
     target: TargetModel,
-    input_ids: torch.Tensor,
+    batch: Mapping[str, torch.Tensor],
     context_features: torch.Tensor,
-    anchors: torch.Tensor,
-    position_ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Draft the blocks at `anchors`, all side by side.
 
     Args:
         drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): For embeddings.
-        input_ids (`torch.Tensor`): `[B, S]`.
+        batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`, `anchors` `[B, N]`, and where rows are packed
+            `position_ids` `[B, S]`, as in [`~kinds.kind.Kind.draft_blocks`].
         context_features (`torch.Tensor`): `[B, C, H]` of the first C positions, enough to reach all anchors.
-        anchors (`torch.Tensor`): `[B, N]`.
-        position_ids (`torch.Tensor`, *optional*): `[B, S]`, where rows are packed, as in
-            [`~kinds.kind.Kind.draft_blocks`].
 
     Returns:
         `tuple`: Draft hidden states `[B, N, K, H]`, and the head's state used with each `[B, N, K, G]`; None without a
         correction head.
     """
-    hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors, position_ids)
+    input_ids, anchors = batch["input_ids"], batch["anchors"]
+    hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors, batch.get("position_ids"))
     if drafter.head is None:
         return hidden, None
     # With `shift_label` position k uses the state that has read tokens a..a+k, else a..a+k-1.

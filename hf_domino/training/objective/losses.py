@@ -4,26 +4,29 @@ L = (1 - lambda_base) CE(corrected) + lambda_base CE(base), each a weighted sum 
 sum of the weights; lambda_base falls linearly from 1 to 0 (arXiv 2605.29707). Without a correction head it is CE(base).
 With a draft vocabulary both are over its tokens, and labels that are not among them carry no loss.
 
+With distillation each CE(label) is (1 - weight) CE(label) + weight D, where D is KL(target || drafter) (arXiv
+1503.02531), or their total variation, which is the share of drafts that verification rejects (arXiv 2211.17192). The
+distribution of the token at position p is the target's after position p - 1; with a draft vocabulary, that of its
+tokens, renormalised.
+
 Shapes: N blocks, K block size, M of their positions, H hidden size, G width of a head's state, D tokens that are
 drafted, all of the target's or fewer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.drafter.vocabulary import DraftVocabulary
 from hf_domino.target.view import TargetModel
-from hf_domino.training.objective.distillation import divergences, teach
 
 
-@dataclass(frozen=True)
-class ScoredBlocks:
+class ScoredBlocks(NamedTuple):
     """Blocks, and what their positions are scored on.
 
     Args:
@@ -44,40 +47,15 @@ class ScoredBlocks:
 
     def split(self, size: int) -> list[ScoredBlocks]:
         """Cut into pieces of at most `size` blocks."""
-        values = [getattr(self, field.name) for field in fields(self)]
         count = -(-len(self.labels) // size)
-        pieces = [(None,) * count if value is None else value.split(size) for value in values]
+        pieces = [(None,) * count if value is None else value.split(size) for value in self]
         return [ScoredBlocks(*piece) for piece in zip(*pieces, strict=True)]
 
-    @property
-    def has_loss(self) -> torch.Tensor:
-        """Which positions carry a loss, `[N, K]` bool."""
-        return (self.weights > 0) & (self.labels >= 0)
 
-
-@dataclass(frozen=True)
-class LossOptions:
-    """What the published loss does not have.
-
-    Args:
-        distillation_weight (`float`, *optional*, defaults to 0.0): Share of the cross-entropy with the labels that
-            gives way to the divergence from the target's distribution, read from `ScoredBlocks.final`.
-        divergence (`str`, *optional*, defaults to `"kl"`): Or `"tv"`, as in [`divergences`].
-        dpace (`bool`, *optional*, defaults to `False`): Whether dynamic weights
-            ([`dynamic_weights`]) multiply the given ones, each term by its own confidence.
-    """
-
-    distillation_weight: float = 0.0
-    divergence: str = "kl"
-    dpace: bool = False
-
-
-PUBLISHED = LossOptions()
 ALPHA = 0.5  # smoothing of dynamic weights, in (0, 1]: at 0 all of them may vanish
 
 
-@dataclass(frozen=True)
-class DraftLosses:
+class DraftLosses(NamedTuple):
     """Weighted sums of losses in fp32, not yet divided by the weights of the global batch.
 
     Args:
@@ -181,80 +159,42 @@ def draft_logits(
     return base, base + head.expand(activated).float() * is_corrected[..., None]
 
 
-class _LeanCrossEntropy(torch.autograd.Function):
-    """Cross-entropies `[M]` that keep one tensor `[M, D]`, in whose place their gradient is made; used once."""
+@torch.no_grad()
+def teach(vocabulary: DraftVocabulary, target: TargetModel, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's probabilities `[M, D]` in fp32, and their entropy in nats `[M]`, of its last states `[M, H]`."""
+    log_probs = F.log_softmax(vocabulary.logits(target, final).float(), dim=-1)
+    probs = log_probs.exp()
+    return probs, log_probs.mul_(probs).sum(dim=-1).neg()
+
+
+def divergences(
+    logits: torch.Tensor, probs: torch.Tensor, entropy: torch.Tensor, divergence: str = "kl"
+) -> torch.Tensor:
+    """How far the drafter's logits `[M, D]` are from what [`teach`] gave, `[M]`: KL, or `"tv"` for total variation."""
+    if divergence == "tv":
+        return (logits.softmax(dim=-1) - probs).abs().sum(dim=-1) / 2
+    return LeanCrossEntropy.apply(logits, probs) - entropy
+
+
+class LeanCrossEntropy(torch.autograd.Function):
+    """Cross-entropies `[M]` in a third of autograd's passes over `[M, D]`, with a gradient in place; used once."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Of logits `[M, D]` and labels `[M]`; keeps the log-probabilities."""
+    def forward(ctx: Any, logits: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+        """Of logits `[M, D]`, and labels `[M]` or probabilities `[M, D]`; keeps the log-probabilities."""
         log_probs = F.log_softmax(logits, dim=-1)
-        ctx.save_for_backward(log_probs, labels[:, None])
-        return log_probs.gather(1, labels[:, None])[:, 0].neg()
+        ctx.save_for_backward(log_probs, expected)
+        if expected.ndim == 1:
+            return log_probs.gather(1, expected[:, None])[:, 0].neg()
+        return (log_probs * expected).sum(dim=-1).neg()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Probabilities less the labels, times `gradient` `[M]`."""
-        log_probs, labels = ctx.saved_tensors
+        """Probabilities less what was expected, times `gradient` `[M]`."""
+        log_probs, expected = ctx.saved_tensors
         probs = log_probs.exp_()
-        probs.scatter_add_(1, labels, probs.new_full(labels.shape, -1.0))
+        if expected.ndim == 1:
+            probs.scatter_add_(1, expected[:, None], probs.new_full((len(expected), 1), -1.0))
+        else:
+            probs.sub_(expected)
         return probs.mul_(gradient[:, None]), None
-
-
-def score_chunk(
-    drafter: DominoDraftModel,
-    target: TargetModel,
-    chunk: ScoredBlocks,
-    lambda_base: float,
-    options: LossOptions = PUBLISHED,
-    gathers: bool = True,
-) -> DraftLosses:
-    """Score N blocks whose logits fit into memory, as the formula says.
-
-    With `gathers`, logits are made at the M positions alone that carry a loss: that reads how many there are and saves
-    their products, for a CPU. Else they are made at all, and shapes do not depend on the text.
-    """
-    counts, has_loss = chunk.weights > 0, chunk.has_loss
-    weights = torch.where(has_loss, chunk.weights, 0.0)
-    places = has_loss.flatten().nonzero()[:, 0] if gathers else None
-
-    def take(values: torch.Tensor) -> torch.Tensor:  # [N, K, ...] to [M, ...]
-        flat = values.flatten(0, 1)
-        return flat if places is None else flat.index_select(0, places)
-
-    def put_back(values: torch.Tensor) -> torch.Tensor:  # [M] to [N, K], zeros elsewhere
-        if places is not None:
-            values = values.new_zeros(has_loss.numel()).index_copy(0, places, values)
-        return values.view(has_loss.shape)
-
-    labels = take(chunk.labels).clamp(min=0)
-    states = None if chunk.states is None else take(chunk.states)
-    is_corrected = take(corrected_positions(drafter.config, labels.device).expand_as(has_loss))
-    base, corrected = draft_logits(drafter, target, take(chunk.hidden), states, is_corrected)
-    taught = None
-    if options.distillation_weight:
-        assert chunk.final is not None
-        with torch.no_grad():
-            taught = teach(drafter.vocabulary.logits(target, take(chunk.final)))
-
-    def loss_of(logits: torch.Tensor) -> torch.Tensor:
-        losses, scale = _LeanCrossEntropy.apply(logits, labels), weights
-        if options.dpace:
-            confidence = put_back(losses.detach()).neg().exp() * has_loss
-            scale = weights * dynamic_weights(confidence, counts)
-        if taught is not None:
-            learned, weight = divergences(logits, *taught, options.divergence), options.distillation_weight
-            # At 1, no passes over the logits are made for a gradient that counts nothing.
-            losses = learned if weight == 1 else torch.lerp(losses, learned, weight)
-        return (put_back(losses) * scale).sum()
-
-    def hits(logits: torch.Tensor) -> torch.Tensor:
-        return put_back(logits.detach().argmax(dim=-1) == labels) & has_loss
-
-    is_correct = is_base_correct = hits(corrected)
-    loss = base_loss = corrected_loss = loss_of(base)
-    if corrected is not base:
-        corrected_loss = loss_of(corrected)
-        loss = (1 - lambda_base) * corrected_loss + lambda_base * base_loss
-        if not torch.is_grad_enabled():
-            is_base_correct = hits(base)
-    return DraftLosses(loss, base_loss.detach(), corrected_loss.detach(), is_correct, is_base_correct)

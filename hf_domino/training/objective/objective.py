@@ -3,7 +3,11 @@
 All that uses the drafter's weights is called from inside the wrapped model's forward, where data-parallel wrappers
 have gathered them: `model(within=partial(objective.score, batch))`.
 
-Shapes: B batch, S sequence length, N blocks per row, K block size.
+Positions are scored chunk by chunk, and the gradients of a chunk are made while its logits are there: they are not
+computed again in the backward pass, which only scales what was found (as Liger's fused losses do, arXiv 2410.10989).
+lm_head is called and differentiated as a module, so it may be quantised or offloaded.
+
+Shapes: B batch, S sequence length, N blocks per row, later all of them, K block size, M of their positions.
 """
 
 from __future__ import annotations
@@ -11,50 +15,32 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.kinds.view import block_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.hidden_states.reading import states_of_batch
 from hf_domino.training.objective.anchors import block_labels
-from hf_domino.training.objective.distillation import gather_final
-from hf_domino.training.objective.faults import find_fault
-from hf_domino.training.objective.forward import draft_blocks
-from hf_domino.training.objective.losses import PUBLISHED, DraftLosses, LossOptions, ScoredBlocks
-from hf_domino.training.objective.scoring import draft_losses
+from hf_domino.training.objective.forward import draft_blocks, read_target
+from hf_domino.training.objective.losses import (
+    DraftLosses,
+    LeanCrossEntropy,
+    ScoredBlocks,
+    corrected_positions,
+    divergences,
+    draft_logits,
+    dynamic_weights,
+    teach,
+)
 
 Batch = dict[str, torch.Tensor]
 # Positions after which a loss weight has fallen to 1/e (arXiv 2605.29707, 2602.06036); of others a little under half.
 LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
 MOST_LOGITS = 2**25  # that are held at once
 POSITIONS_IN_CACHE = 256  # their logits stay in a CPU's caches, and still share one reading of lm_head
-
-
-class ScoredBatch(NamedTuple):
-    """What the drafter's blocks are worth on one batch.
-
-    Args:
-        losses (`DraftLosses`): Weighted sums.
-        is_correct (`torch.Tensor`): `[B, N, K]` bool, whether the first choice is the label.
-        is_base_correct (`torch.Tensor`): `[B, N, K]` bool, the same of the base logits, as in [`DraftLosses`].
-        weights (`torch.Tensor`): `[B, N, K]` fp32, of the positions.
-        has_loss (`torch.Tensor` or `bool`, *optional*): `[B, N, K]` bool, False where the label is not in the draft
-            vocabulary: such a position carries no loss, and its proposal is a miss. Defaults to all.
-    """
-
-    losses: DraftLosses
-    is_correct: torch.Tensor
-    is_base_correct: torch.Tensor
-    weights: torch.Tensor
-    has_loss: torch.Tensor | bool = True
-
-    @property
-    def loss_weight(self) -> torch.Tensor:
-        """What the losses are to be divided by: the weights of positions that carry one, summed up."""
-        return (self.weights * self.has_loss).sum()
 
 
 class Objective:
@@ -75,33 +61,28 @@ class Objective:
         autocast: Callable[[], AbstractContextManager],
     ):
         self.drafter, self.target = drafter, target
-        is_dynamic = args.position_weights == "dpace"
-        self.options = LossOptions(args.distillation_weight, args.distillation_loss, is_dynamic)
-        config = drafter.config
+        self.args, config = args, drafter.config
         published = LOSS_DECAY_BY_BLOCK_SIZE.get(config.block_size, round(0.45 * config.block_size, 2))
         self.loss_decay = args.loss_decay or config.kind.loss_decay or published
         self.gathers = not args.is_static
         self.max_logits = min(MOST_LOGITS, POSITIONS_IN_CACHE * config.draft_width) if self.gathers else MOST_LOGITS
         self._autocast = autocast
 
-    def label(self, batch: Batch, evaluating: bool = False) -> torch.Tensor:
-        """Add columns of the labels, -1 where they are not drafted, and weights to a batch, both `[B, N, K]`.
+    def label(self, batch: Batch, evaluating: bool = False) -> None:
+        """Add what is scored to a batch: `columns` of the labels and `weights`, both `[B, N, K]`, and `loss_weight`.
 
         As in [`~training.objective.anchors.block_labels`]; with D-PACE, weights do not fall along the block in
-        training.
-
-        Returns:
-            `torch.Tensor`: The sum of the weights of labels that carry a loss: those of the draft vocabulary.
+        training. Columns are -1 where the label is not drafted. `loss_weight`, the sum of the weights of the others, is
+        what losses are to be divided by.
         """
-        labels, batch["weights"] = block_labels(
-            batch["input_ids"], batch["loss_mask"], batch["anchors"], self.drafter.config,
-            math.inf if self.options.dpace and not evaluating else self.loss_decay, batch.get("position_ids"),
-        )  # fmt: skip
+        is_dynamic = self.args.position_weights == "dpace" and not evaluating
+        decay = math.inf if is_dynamic else self.loss_decay
+        labels, batch["weights"] = block_labels(batch, self.drafter.config, decay)
         batch["columns"] = self.drafter.vocabulary.columns(labels)
-        return (batch["weights"] * (batch["columns"] >= 0)).sum()
+        batch["loss_weight"] = (batch["weights"] * (batch["columns"] >= 0)).sum()
 
-    def score(self, batch: Batch, lambda_base: float | None = None) -> ScoredBatch:
-        """Draft and score the blocks of a batch.
+    def score(self, batch: Batch, lambda_base: float | None = None) -> DraftLosses:
+        """Draft and score the blocks of a batch, `[B * N]` of them.
 
         Args:
             batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` `[B, S]`, `anchors` `[B, N]`, what
@@ -112,29 +93,113 @@ class Objective:
         """
         if "columns" not in batch:
             self.label(batch, evaluating=lambda_base is None)
-        drafter, columns, weights = self.drafter, batch["columns"], batch["weights"]
-        options = PUBLISHED if lambda_base is None else self.options
+        drafter, anchors, config = self.drafter, batch["anchors"], self.drafter.config
+        learns = lambda_base is not None and self.args.distillation_weight > 0
         with self._autocast():
-            read = states_of_batch(self.target, batch, final=options.distillation_weight > 0)
-            hidden, states = draft_blocks(
-                drafter, self.target, batch["input_ids"], drafter.fuse_context(read.captured), batch["anchors"],
-                batch.get("position_ids"),
-            )  # fmt: skip
+            read = read_target(self.target, batch, final=learns)
+            hidden, states = draft_blocks(drafter, self.target, batch, drafter.fuse_context(read.captured))
             final = None
-            if read.final is not None:
-                final = gather_final(
-                    read.final, batch["anchors"], drafter.config.block_size, drafter.config.label_offset
-                )
-            of_blocks = (hidden, states, columns, weights, final)
+            if read.final is not None:  # from which the target predicts the labels; of any position without a label
+                positions = block_positions(anchors, config.block_size) - config.label_offset
+                rows = torch.arange(len(anchors), device=anchors.device)[:, None, None]
+                final = read.final[rows, positions.clamp(0, read.final.shape[1] - 1)]
+            of_blocks = (hidden, states, batch["columns"], batch["weights"], final)
             flat: list[Any] = [None if part is None else part.flatten(0, 1) for part in of_blocks]  # [B * N, ...]
-            scored = ScoredBlocks(*flat)
-            losses = draft_losses(
-                drafter, self.target, scored, lambda_base or 0.0, self.max_logits, options, self.gathers
-            )
-        is_correct, is_base_correct = (hits.view_as(weights) for hits in (losses.is_correct, losses.is_base_correct))
-        return ScoredBatch(losses, is_correct, is_base_correct, weights, columns >= 0)
+            return self._score_in_chunks(ScoredBlocks(*flat), lambda_base)
 
-    def find_fault(self, batch: Batch) -> str:
-        """Say who is at fault for a loss that is not finite, as [`~training.objective.faults.find_fault`] does."""
-        with self._autocast():
-            return find_fault(self.target, batch, self.options.distillation_weight > 0)
+    def _score_in_chunks(self, blocks: ScoredBlocks, lambda_base: float | None) -> DraftLosses:
+        """Score blocks whose logits are never all in memory at once, each with its gradients where they are wanted."""
+        config, parameters = self.drafter.config, self.drafter.kind.head_parameters()
+        chunks = blocks.split(max(1, self.max_logits // (config.draft_width * config.block_size)))
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # which makes its own backward pass
+            return _sum_up([self._score_chunk(chunk, lambda_base) for chunk in chunks])
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        inputs = {name: field for name, field in blocks._asdict().items() if field is not None and field.requires_grad}
+        parts, of_positions = [], []
+        of_parameters: list[torch.Tensor] = []
+        for chunk in chunks:
+            leaves = {name: getattr(chunk, name).detach().requires_grad_() for name in inputs}
+            part = self._score_chunk(chunk._replace(**leaves), lambda_base)
+            wanted = (*leaves.values(), *trained)
+            gradients = torch.autograd.grad(part.loss, wanted, allow_unused=True, materialize_grads=True)
+            of_positions.append(gradients[: len(leaves)])
+            of_parameters = of_parameters or list(gradients[len(leaves) :])
+            for total, gradient in zip(of_parameters, gradients[len(leaves) :], strict=True):
+                if total is not gradient:
+                    total += gradient
+            parts.append(part._replace(loss=part.loss.detach()))
+        found = [*map(torch.cat, zip(*of_positions, strict=True)), *of_parameters]
+        losses = _sum_up(parts)
+        return losses._replace(loss=_WithGradients.apply(losses.loss, found, *inputs.values(), *trained))
+
+    def _score_chunk(self, chunk: ScoredBlocks, lambda_base: float | None) -> DraftLosses:
+        """Score N blocks whose logits fit into memory, as the formula says.
+
+        On a CPU, logits are made at the M positions alone that carry a loss: that reads how many there are and saves
+        their products. Elsewhere they are made at all, and shapes do not depend on the text.
+        """
+        drafter, target, options = self.drafter, self.target, None if lambda_base is None else self.args
+        counts = chunk.weights > 0
+        has_loss = counts & (chunk.labels >= 0)
+        weights = torch.where(has_loss, chunk.weights, 0.0)
+        places = has_loss.flatten().nonzero()[:, 0] if self.gathers else None
+
+        def take(values: torch.Tensor) -> torch.Tensor:  # [N, K, ...] to [M, ...]
+            flat = values.flatten(0, 1)
+            return flat if places is None else flat.index_select(0, places)
+
+        def put_back(values: torch.Tensor) -> torch.Tensor:  # [M] to [N, K], zeros elsewhere
+            if places is not None:
+                values = values.new_zeros(has_loss.numel()).index_copy(0, places, values)
+            return values.view(has_loss.shape)
+
+        labels = take(chunk.labels).clamp(min=0)
+        states = None if chunk.states is None else take(chunk.states)
+        is_corrected = take(corrected_positions(drafter.config, labels.device).expand_as(has_loss))
+        base, corrected = draft_logits(drafter, target, take(chunk.hidden), states, is_corrected)
+        taught = None if chunk.final is None else teach(drafter.vocabulary, target, take(chunk.final))
+
+        def loss_of(logits: torch.Tensor) -> torch.Tensor:
+            losses, scale = LeanCrossEntropy.apply(logits, labels), weights
+            if options is not None and options.position_weights == "dpace":
+                confidence = put_back(losses.detach()).neg().exp() * has_loss
+                scale = weights * dynamic_weights(confidence, counts)
+            if options is not None and taught is not None:
+                learned, share = divergences(logits, *taught, options.distillation_loss), options.distillation_weight
+                # At 1, no passes over the logits are made for a gradient that counts nothing.
+                losses = learned if share == 1 else torch.lerp(losses, learned, share)
+            return (put_back(losses) * scale).sum()
+
+        def hits(logits: torch.Tensor) -> torch.Tensor:
+            return put_back(logits.detach().argmax(dim=-1) == labels) & has_loss
+
+        is_correct = is_base_correct = hits(corrected)
+        loss = base_loss = corrected_loss = loss_of(base)
+        if corrected is not base:
+            corrected_loss = loss_of(corrected)
+            share = lambda_base or 0.0
+            loss = (1 - share) * corrected_loss + share * base_loss
+            if not torch.is_grad_enabled():
+                is_base_correct = hits(base)
+        return DraftLosses(loss, base_loss.detach(), corrected_loss.detach(), is_correct, is_base_correct)
+
+
+def _sum_up(parts: list[DraftLosses]) -> DraftLosses:
+    *losses, is_correct, is_base_correct = zip(*parts, strict=True)
+    loss, base, corrected = (torch.stack(some).sum() for some in losses)
+    return DraftLosses(loss, base, corrected, torch.cat(is_correct), torch.cat(is_base_correct))
+
+
+class _WithGradients(torch.autograd.Function):
+    """A loss with the gradients of what it was made of, which are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor, gradients: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        """The loss, of which `gradients` are those with respect to `inputs`."""
+        ctx.gradients = gradients
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """What was found, times the gradient of the sum; scaled where it lies, so it serves once."""
+        return None, None, *(gradient.mul_(grad_loss) for gradient in ctx.__dict__.pop("gradients"))

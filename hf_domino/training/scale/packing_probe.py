@@ -41,25 +41,25 @@ def check_no_leaks(target: TargetModel, rows: PackedRows) -> None:
         return
     probed = [rows[index] for index in several] * (PROBED_ROWS // len(several))
     batch = {name: values.to(target.input_device) for name, values in collate_rows(probed).items()}
-    together = _states(target, batch["input_ids"], batch["position_ids"])
+    together = _states(target, batch)
     change, noise = 0.0, 0.0
     for packed, states in zip(probed, together, strict=True):
         start = 0
         for ids in parts(packed):
             padded = torch.zeros_like(batch["input_ids"])
             padded[:, : len(ids)] = torch.tensor(ids)
-            alone = _states(target, padded[:1, : len(ids)])[0]
+            alone = _states(target, {"input_ids": padded[:1, : len(ids)]})[0]
             change = max(change, _largest_change(states[start : start + len(ids)], alone))
-            noise = max(noise, _largest_change(_states(target, padded)[0, : len(ids)], alone))
+            noise = max(noise, _largest_change(_states(target, {"input_ids": padded})[0, : len(ids)], alone))
             start += len(ids)
     if not change <= (allowed := max(MIN_CHANGE, TIMES_NOISE * noise)):
         name = f"packing for {type(target.model).__name__}"
         raise refusal(name, f"without a change of hidden states above {allowed:.2g}", f"{change:.2g}", REMEDY)
 
 
-def _states(target: TargetModel, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+def _states(target: TargetModel, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Hidden states of all captured layers side by side, `[B, S, L * H]` in fp32."""
-    return torch.cat(read_target(target, input_ids, position_ids).captured, dim=-1).float()
+    return torch.cat(read_target(target, batch).captured, dim=-1).float()
 
 
 def _largest_change(states: torch.Tensor, expected: torch.Tensor) -> float:

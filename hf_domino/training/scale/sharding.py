@@ -32,10 +32,10 @@ def prepare_sharding(args: DominoTrainingArguments, accelerator: Accelerator) ->
     """
     if args.n_gpu > 1:
         raise ValueError(f"n_gpu must be at most 1 per process, got {args.n_gpu}: use torchrun, one process per GPU.")
-    if args.fsdp and accelerator.distributed_type != DistributedType.FSDP:
-        remedy = "Leave it out: processes on CPUs train with DistributedDataParallel."
-        raise refusal("fsdp", f"unset on {args.device.type}, where accelerate does not shard", args.fsdp, remedy)
     if accelerator.distributed_type != DistributedType.FSDP:
+        if args.fsdp:
+            remedy = "Leave it out: processes on CPUs train with DistributedDataParallel."
+            raise refusal("fsdp", f"unset on {args.device.type}, where accelerate does not shard", args.fsdp, remedy)
         return
     if not accelerator.is_fsdp2:
         raise refusal("fsdp_config's version", 2, 1, "The first is deprecated, and no weights are gathered as it does.")
@@ -76,7 +76,7 @@ def shard_target(target: PreTrainedModel, args: DominoTrainingArguments) -> PreT
         remedy = "Load the target plainly, without device_map and quantization, or leave shard_target out."
         raise refusal("shard_target", "unset for a target that is placed or quantised already", True, remedy)
     mesh = init_device_mesh(args.device.type, (args.world_size,))
-    ends = [end for end in (target.get_input_embeddings(), target.get_output_embeddings()) if end is not None]
+    ends = (target.get_input_embeddings(), target.get_output_embeddings())
     whole = {parameter for end in ends for parameter in end.to(args.device).parameters()}
     lists = [list(module) for module in target.modules() if isinstance(module, nn.ModuleList)]
     for layer in max(lists, key=len):  # the decoder's

@@ -43,16 +43,6 @@ class StateSettings:
     final: bool = False  # whether the state that lm_head reads is kept too
     target_files: str | None = None
 
-    @classmethod
-    def of(
-        cls, target: PreTrainedModel, config: DominoConfig, dtype: str, final: bool, target_files: str | None = None
-    ) -> StateSettings:
-        """Settings for a target and the configuration of a drafter; the dtype `"auto"` is the target's own."""
-        known = dtype_of(target.dtype if dtype == "auto" else dtype, "cache_dtype", "Choose one of them, or auto.")
-        layer_ids = tuple(config.target_layer_ids or ())
-        name = str(known).removeprefix("torch.")
-        return cls(identify(target), layer_ids, config.hidden_size, name, final, target_files)
-
     @property
     def num_states(self) -> int:
         """Hidden states per token (C)."""

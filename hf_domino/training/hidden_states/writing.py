@@ -23,6 +23,7 @@ from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
 from hf_domino.configuration import DominoConfig
+from hf_domino.target.identity import identify
 from hf_domino.target.view import TargetModel
 from hf_domino.training.hidden_states.folder import INDEX_FILE, START_AGAIN, StateSettings, find_rows, write_shard
 from hf_domino.training.hidden_states.reading import keys_of
@@ -73,7 +74,9 @@ class StateWriter:
         max_shard_bytes: int = MAX_SHARD_BYTES,
     ):
         self.target, self.folder = TargetModel(target, config), Path(folder)
-        wanted = StateSettings.of(target, config, dtype, final, target_files)
+        known = dtype_of(target.dtype if dtype == "auto" else dtype, "cache_dtype", "Choose one of them, or auto.")
+        name, layer_ids = str(known).removeprefix("torch."), tuple(config.target_layer_ids or ())
+        wanted = StateSettings(identify(target), layer_ids, config.hidden_size, name, final, target_files)
         self.settings = StateSettings.load(self.folder) or wanted
         if self.settings is wanted:
             write_whole(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")

@@ -13,7 +13,7 @@ Shapes: B batch, S sequence length, N blocks per row, later all of them, K block
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -115,18 +115,16 @@ class Objective:
             return _sum_up([self._score_chunk(chunk, lambda_base) for chunk in chunks])
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         inputs = {name: field for name, field in blocks._asdict().items() if field is not None and field.requires_grad}
-        parts, of_positions = [], []
-        of_parameters: list[torch.Tensor] = []
+        of_positions, parts = [], list[DraftLosses]()
+        of_parameters: Sequence[torch.Tensor] = ()
         for chunk in chunks:
             leaves = {name: getattr(chunk, name).detach().requires_grad_() for name in inputs}
             part = self._score_chunk(chunk._replace(**leaves), lambda_base)
             wanted = (*leaves.values(), *trained)
             gradients = torch.autograd.grad(part.loss, wanted, allow_unused=True, materialize_grads=True)
             of_positions.append(gradients[: len(leaves)])
-            of_parameters = of_parameters or list(gradients[len(leaves) :])
-            for total, gradient in zip(of_parameters, gradients[len(leaves) :], strict=True):
-                if total is not gradient:
-                    total += gradient
+            own = gradients[len(leaves) :]
+            of_parameters = [total.add_(one) for total, one in zip(of_parameters, own, strict=True)] if parts else own
             parts.append(part._replace(loss=part.loss.detach()))
         found = [*map(torch.cat, zip(*of_positions, strict=True)), *of_parameters]
         losses = _sum_up(parts)

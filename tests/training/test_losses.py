@@ -82,7 +82,7 @@ def test_losses_and_gradients_equal_the_naive_ones(index, name, target, make_dra
     if ids is SOME:
         drafter = drafter.restricted(ids)
     expected, weight = naive_loss(drafter, target, batch, 0.3, options, ids)
-    wanted = torch.autograd.grad(expected, list(drafter.parameters()), allow_unused=True)
+    wanted = torch.autograd.grad(0.5 * expected, list(drafter.parameters()), allow_unused=True)
     objective = make_trainer(drafter, greedy_rows, **options, loss_decay=4.0).objective
     for max_logits, gathers in ((2**26, True), (3 * len(ids), True), (3 * len(ids), False)):  # one chunk, and many
         objective.max_logits, objective.gathers = max_logits, gathers
@@ -90,7 +90,7 @@ def test_losses_and_gradients_equal_the_naive_ones(index, name, target, make_dra
         losses = objective.score(batch, 0.3)
         torch.testing.assert_close(losses.loss, expected, **TOLERANCE)
         torch.testing.assert_close(batch["loss_weight"].item(), weight, **TOLERANCE)
-        found = torch.autograd.grad(losses.loss, list(drafter.parameters()), allow_unused=True)
+        found = torch.autograd.grad(0.5 * losses.loss, list(drafter.parameters()), allow_unused=True)
         torch.testing.assert_close(found, wanted, **TOLERANCE)
 
 

@@ -43,8 +43,9 @@ class InputTable:
         if len(self._products) >= self._most:
             self._products.clear()
         if missing := [token for token in dict.fromkeys(token_ids) if token not in self._products]:
-            embeds = self._target.embed(torch.tensor(missing, device=self._gru.weight_ih_l0.device))
-            products = self._gru.project_inputs(embeds.to(self._gru.weight_ih_l0))
+            weight = self._gru.weight_ih_l0
+            embeds = self._target.embed(torch.tensor(missing, device=weight.device))
+            products = self._gru.project_inputs(embeds.to(weight)).to(weight)  # autocast makes them narrow
             self._products |= zip(missing, products.unbind(), strict=True)
 
     def rows(self, token_ids: Sequence[int]) -> torch.Tensor:

@@ -60,7 +60,7 @@ def test_generate_writes_plain_generations_text(prompt, choice, arguments, pair,
     assert cli.main(["generate", "-", *call]) == 0
     shown = capsys.readouterr()
     assert shown.out == text + "\n"
-    assert re.search(r"20 tokens in .* tokens/s, .* tokens a forward", shown.err)
+    assert re.search(r"40 tokens in .* tokens/s, .* tokens a forward", shown.err)
 
 
 def test_rounds_are_marked_where_they_end(pair):

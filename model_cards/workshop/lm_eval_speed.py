@@ -25,7 +25,7 @@ import hf_domino
 from hf_domino._common.provenance import provenance
 from hf_domino.pair import PROMPTS, load_pair, read_prompts
 
-LENGTH, TURNS, THREADS = 128, 3, 1
+LENGTH, TURNS, THREADS = 48, 1, 2
 TASK = {
     "task": "continuations",
     "dataset_path": "json",

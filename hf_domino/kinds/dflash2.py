@@ -39,6 +39,7 @@ class DFlash2(Block):
     }
     defaults = {"conv_kernel_size": 2, "draft_pool_size": 16}
     fixed = DSpark.fixed
+    head_parameters = DSpark.head_parameters
     lacks = DSpark.lacks | {"the plugin for vLLM": "vLLM runs DFlash 2 itself, in z-lab's layout."}
 
     def build(self) -> None:
@@ -50,11 +51,6 @@ class DFlash2(Block):
     def head(self) -> CandidateSelector:
         """See [`Kind`]."""
         return self.drafter.candidate_selector
-
-    def head_parameters(self) -> list[nn.Parameter]:
-        """See [`Kind`]."""
-        read = self.head.table.weight
-        return [weight for weight in self.head.parameters() if weight is not read]
 
 
 class CandidateSelector(MarkovHead):

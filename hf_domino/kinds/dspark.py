@@ -63,7 +63,8 @@ class DSpark(Block):
 
     def head_parameters(self) -> list[nn.Parameter]:
         """See [`Kind`]."""
-        return [weight for name, weight in self.head.named_parameters() if not name.startswith("markov_w1")]
+        read = self.head.table.weight
+        return [weight for weight in self.head.parameters() if weight is not read]
 
     def confidence(self, draft_hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor | None:
         """See [`Kind`]."""

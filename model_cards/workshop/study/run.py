@@ -46,7 +46,6 @@ ALWAYS = {
     "logging_steps": 20,
     "overwrite": True,
 }
-KEEPER = [sys.executable, "-m", "hf_domino.serving.keeper", "5"]  # ends what it runs when our end of its pipe closes
 
 
 def conduct(
@@ -125,13 +124,12 @@ def _run_alone(
 
 
 def in_a_process(arguments: Sequence[str], log: Path) -> int:
-    """The exit code of what `python -m` would do, which ends when this process does."""
-    command = [*KEEPER, sys.executable, "-m", *arguments]
+    """The exit code of what `python -m` would do."""
     with log.open("wb") as said:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=said, stderr=subprocess.STDOUT, env=os.environ | PATH
-        )
-        return process.wait()
+        command = [sys.executable, "-m", *arguments]
+        return subprocess.run(
+            command, stdout=said, stderr=subprocess.STDOUT, env=os.environ | PATH, check=False
+        ).returncode
 
 
 def run_job(path: Path) -> Row:

@@ -136,13 +136,9 @@ def _drawn_seed(generator: torch.Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
-def own_noise(scores: torch.Tensor) -> torch.Tensor:
-    """Noise that nothing shares: standard exponential, of the shape of what is chosen from, drawn when it is."""
-    return torch.empty_like(scores).exponential_()
-
-
-# Shared `[B, P, V]` or of more positions, or drawn for scores as `own_noise` does.
-DraftNoise = torch.Tensor | Callable[[torch.Tensor], torch.Tensor]
+# Shared `[B, P, V]` or of more positions; or what gives it when a proposal is drawn, told of the scores of candidates
+# `[B, N, M]` and of their ids.
+DraftNoise = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class StepNoise:

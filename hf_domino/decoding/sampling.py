@@ -88,6 +88,10 @@ class TokenLaw:
         vars(law).update(changed)
         return law
 
+    def run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
+        """Call a function of the law, prefixes and inputs; where shapes are fixed, as a stage of that name."""
+        return function(self, prefixes, *inputs)
+
     def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenLaw]:
         """Forbid beforehand what only depends on how long the text is.
 

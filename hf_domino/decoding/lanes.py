@@ -65,9 +65,7 @@ class Lanes(ABC):
         self.prefixes, self.law, self._is_tree = prefixes, law.over(drafter.vocabulary), is_tree
         self.texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
         self._own = noise if callable(noise) else None
-        self._noise: torch.Tensor | None = None  # [B, C, D]
-        if isinstance(noise, torch.Tensor):
-            self._noise = drafter.vocabulary.gather(noise[:, : self.num_depths])
+        self._noise = noise if isinstance(noise, torch.Tensor) else None
 
     @abstractmethod
     def candidates(self, depth: int) -> Candidates:
@@ -119,6 +117,8 @@ class DominoLanes(Lanes):
     def __init__(self, *arguments: Any, table: InputTable | None = None, **options: Any):
         super().__init__(*arguments, **options)
         self._head, self._table = self._drafter.head, table
+        if self._noise is not None:
+            self._noise = self._drafter.vocabulary.gather(self._noise[:, : self.num_depths])  # [B, C, D]
         self._pool: CandidatePool | None = None
         logits = self._drafter.kind.logits(self._target, self._hidden.to(self.prefixes.ids.device))
         logits = logits if self._head is None else self._head.narrow(logits)
@@ -243,23 +243,13 @@ class SteppingLanes(Lanes):
         self._hidden = self._branches.advance(torch.zeros_like(tokens) if lanes is None else lanes, tokens)
 
     def candidates(self, depth: int) -> Candidates:
-        """See [`Lanes`]."""
-        num_rows, num_lanes, _ = self.texts.shape
-        texts, size = self._seen(), pool_size(self._drafter, self.law, self._is_tree)
-        logits = self._drafter.kind.logits(self._target, self._hidden.to(self.texts.device))
-        logits, law = self.law.settled(texts, logits.flatten(0, 1)[:, None])  # [B * L, 1, D]
-        no_tokens, noise = self.texts.flatten(0, 1)[:, :0], None
+        """See [`Lanes`]. Each lane is a row of its own, of one depth."""
+        shape, noise = (*self.texts.shape[:2], -1), None
         if self._noise is not None:
-            noise = self._noise[:, depth, None].expand(-1, num_lanes, -1).flatten(0, 1)[:, None]
-        if size is None or size >= logits.shape[2]:
-            scores = law.scores(texts, logits, no_tokens)
-            columns = torch.arange(logits.shape[2], device=logits.device).expand_as(logits)
-        else:
-            pool = CandidatePool(logits, size, law, texts, noise)
-            scores, columns = pool.scores(pool.logits[:, 0], no_tokens)[:, None], pool.columns
-            noise = None if noise is None else noise.gather(2, columns)
-        token_ids = law.vocabulary.ids(columns)
-        shape = (num_rows, num_lanes, -1)
+            noise = self._noise[:, depth, None].expand(-1, shape[1], -1).flatten(0, 1)[:, None]
+        hidden = self._hidden.flatten(0, 1)[:, None]
+        alone = DominoLanes(self._drafter, self._target, hidden, self._seen(), self.law, noise, is_tree=self._is_tree)
+        scores, noise, token_ids = alone.candidates(0)
         return scores.view(shape), None if noise is None else noise.view(shape), token_ids.view(shape)
 
 

@@ -50,7 +50,6 @@ class CandidatePool:
         self.columns = likely.topk(size, dim=2).indices  # [B, P, M]
         self.token_ids = law.vocabulary.ids(self.columns)
         self.logits = base_logits.gather(2, self.columns)
-        self._in_text: dict[tuple[int, ...], torch.Tensor] = {}  # by the places from which on: [B, P, M]
 
     def scores(self, logits: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:
         """Process the logits of the candidates behind some proposals, in fp32.
@@ -66,24 +65,8 @@ class CandidatePool:
             CandidateScores,
             vocab_size=self._vocab_size,
             token_ids=self.token_ids[:, proposals.shape[1]].repeat_interleave(lanes, dim=0),
-            seen=partial(self._seen, proposals),
         )
         return self._law.process(logits, self._prefixes.lanes(lanes).along(proposals, 1), changeable)
-
-    def _seen(self, proposals: torch.Tensor, starts: list[int]) -> torch.Tensor:
-        """Which candidates `[B * L, M]` stand in the texts from some places on, or among the proposals `[B * L, N]`."""
-        lanes = len(proposals) // len(self.token_ids)
-        key = tuple(starts[::lanes])
-        if key not in self._in_text:
-            held = self._prefixes.hold(self.token_ids.flatten(1), starts[::lanes], self._vocab_size)
-            self._in_text[key] = held.view_as(self.token_ids)
-        index, num_rows = proposals.shape[1], len(self.token_ids)
-        is_proposed = self.token_ids[:, index, None, None] == proposals.view(num_rows, lanes, index, 1)  # [B, L, N, M]
-        if any(starts):
-            texts = self._prefixes.lanes(lanes)
-            places = texts.ends + torch.arange(index, device=proposals.device)
-            is_proposed &= (places >= texts.per_row(starts)).view(num_rows, lanes, index, 1)
-        return (self._in_text[key][:, index, None] | is_proposed.any(dim=2)).flatten(0, 1)
 
 
 def with_luck(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:

@@ -155,7 +155,7 @@ class BiasedSequences(Effect):
 def _penalise_seen(ignored: Any, processor: Any, scores: Scores, prefixes: Prefixes) -> None:
     """Penalise what stands in the text."""
     starts = [ignored[row] if isinstance(ignored, list) else ignored for row in prefixes.rows]
-    scores.change_seen(prefixes, starts, partial(_penalise, penalty=processor.penalty))
+    scores.change(prefixes.ids, prefixes.between(starts), partial(_penalise, penalty=processor.penalty))
 
 
 def _seen_penalty(processor: Any) -> Effect:

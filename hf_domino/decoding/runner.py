@@ -203,7 +203,8 @@ class TargetRunner:
             again = self._block[:, :num_kept]
             kwargs = self._advanced(copy.copy(self.kwargs), num_kept - 1) if num_kept > 1 else self.kwargs
             self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
-        crop_attention(self.cache, self._settled + num_kept)
+        if num_kept < num_checked or any(self.cache.is_sliding):
+            crop_attention(self.cache, self._settled + num_kept)
 
     def _align(self, alignment: Alignment, kwargs: Mapping[str, Any]) -> None:
         kwargs = dict(kwargs)

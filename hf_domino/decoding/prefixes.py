@@ -70,11 +70,11 @@ class Prefixes:
         columns = self.ends - count + torch.arange(count, device=self.ids.device)
         return self.ids.gather(1, columns.clamp_min(0))
 
-    def per_row(self, values: list, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def per_row(self, values: list) -> torch.Tensor:
         """One value of the host for each row, `[B, 1]` beside the ids, without waiting for their device."""
         if len(set(values)) == 1:  # nothing to copy there
-            return torch.full((len(values), 1), values[0], dtype=dtype, device=self.ids.device)
-        return torch.tensor(values, dtype=dtype)[:, None].to(self.ids.device, non_blocking=True)
+            return torch.full((len(values), 1), values[0], device=self.ids.device)
+        return torch.tensor(values)[:, None].to(self.ids.device, non_blocking=True)
 
     def between(self, starts: list[int]) -> torch.Tensor:
         """Which ids belong to each row's text, from a place on: `[B, T]` bool."""

@@ -46,7 +46,11 @@ class CandidatePool:
             for effect in lifting:
                 effect.apply(foreseen, known)
             likely = law.vocabulary.gather(foreseen.tensor).view_as(base_logits)
-        likely = with_luck(likely, noise, law.temperature)
+        if noise is not None:
+            # An unlikely token can be drawn only if its noise favours it; what noise does not favour counts as it is,
+            # because top-k and top-p go by the likely ones.
+            luck = noise[:, : likely.shape[1]].clamp_max(1.0).log().neg()
+            likely = likely.float() / law.temperature + luck
         self.columns = likely.topk(size, dim=2).indices  # [B, P, M]
         self.token_ids = law.vocabulary.ids(self.columns)
         self.logits = base_logits.gather(2, self.columns)
@@ -67,22 +71,6 @@ class CandidatePool:
             token_ids=self.token_ids[:, proposals.shape[1]].repeat_interleave(lanes, dim=0),
         )
         return self._law.process(logits, self._prefixes.lanes(lanes).along(proposals, 1), changeable)
-
-
-def with_luck(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
-    """Logits `[B, P, D]` whose largest are worth a closer look, where tokens are drawn with this noise.
-
-    An unlikely token can be drawn only if its noise favours it; what noise does not favour counts as it is, because
-    top-k and top-p go by the likely ones.
-
-    Args:
-        logits (`torch.Tensor`): `[B, P, D]`.
-        noise (`torch.Tensor`, *optional*): Standard exponential, `[B, P, D]` or of more positions; None for no draw.
-        temperature (`float`): To draw at.
-    """
-    if noise is None:
-        return logits
-    return logits.float() / temperature + noise[:, : logits.shape[1]].clamp_max(1.0).log().neg()
 
 
 def fits_pool(law: TokenLaw) -> bool:

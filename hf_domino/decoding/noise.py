@@ -187,7 +187,8 @@ class StepNoise:
         self._pass(dict(zip(rows, steps, strict=True)))
         unkept: dict[tuple[int, int], torch.Tensor] = {}
         for step in range(min(steps), min(max(steps) + count, self._num_steps)):
-            lacking = {row: first for row, first in zip(rows, steps, strict=True) if self._lacks(row, first, step)}
+            firsts = zip(rows, steps, strict=True)
+            lacking = {row: first for row, first in firsts if first <= step and step not in self._kept[row]}
             if step < self._num_drawn and not any(step < first + count for first in lacking.values()):
                 continue
             noise = self._draw(step)
@@ -208,9 +209,6 @@ class StepNoise:
         """Leave the default generator where plain generation would have left it after this many steps."""
         is_last = num_steps >= self._num_drawn
         self._call.give_back(self._call.generator.get_state() if is_last else self._states[num_steps])
-
-    def _lacks(self, row: int, first: int, step: int) -> bool:
-        return first <= step and step not in self._kept[row]
 
     def _draw(self, step: int) -> torch.Tensor:
         """The noise `[B, V]` of the next step, or of an earlier one again."""

@@ -91,7 +91,10 @@ def accept(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Count the accepted proposals of each row, and draw the bonus token; the count is -1 where none can be drawn."""
     target_probs = target_scores.softmax(dim=-1)
-    draft_probs = _draft_probs(proposals, draft_scores, target_probs.shape[-1])
+    if draft_scores is not None:
+        draft_probs = draft_scores.softmax(dim=-1)
+    else:
+        draft_probs = torch.zeros_like(target_probs[:, :-1]).scatter(2, proposals[..., None], 1.0)
     uniforms = torch.rand(proposals.shape, dtype=torch.float32, device=proposals.device)
     num_accepted, weights = accept_block(proposals, target_probs, draft_probs, uniforms)
     values, bonus = (weights / exponential_like(weights)).max(dim=-1)
@@ -101,14 +104,6 @@ def accept(
 def exponential_like(values: torch.Tensor) -> torch.Tensor:
     """Draw standard exponential noise of a tensor's shape."""
     return torch.empty_like(values).exponential_()
-
-
-def _draft_probs(proposals: torch.Tensor, draft_scores: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
-    """The law of the drafts `[R, P, V]`; a proposal without scores was certain."""
-    if draft_scores is not None:
-        return draft_scores.softmax(dim=-1)
-    certain = torch.zeros(*proposals.shape, vocab_size, dtype=torch.float32, device=proposals.device)
-    return certain.scatter(2, proposals[..., None], 1.0)  # unlike one_hot, it reads nothing back
 
 
 def accept_block(
@@ -123,7 +118,10 @@ def accept_block(
     padded = torch.nn.functional.pad(draft_probs, (0, 0, 0, 1))
     weights = prefix_weights(proposals, target_probs, draft_probs)
     residuals = (weights[..., None] * target_probs - padded).clamp_min(0.0)  # [B, P + 1, V]
-    chances = standing_chances(weights, residuals.sum(dim=-1))
+    left = residuals.sum(dim=-1)  # behind each count of proposals, [B, P + 1]
+    left = torch.where(left.isnan(), weights, left)  # behind the text's end: no law, nothing is accepted there
+    # That they stand if no longer run of them does; 0 / 0: p = q and w = 1, a longer run stands anyway.
+    chances = (left / (left + (1 - weights))).nan_to_num(nan=1.0)
     lengths = torch.arange(1, num_drafted + 1, device=proposals.device)
     stands = torch.nn.functional.pad((uniforms < chances[:, 1:]) * lengths, (1, 0))  # no proposals always stand
     num_accepted = stands.amax(dim=1)
@@ -140,10 +138,3 @@ def prefix_weights(proposals: torch.Tensor, target_probs: torch.Tensor, draft_pr
     # The product held at 1 from above is a walk of logarithms, less how far its highest point so far is above 0.
     walk = torch.nn.functional.pad(ratios.log().cumsum(dim=1), (1, 0))
     return (walk - walk.cummax(dim=1).values).exp()
-
-
-def standing_chances(weights: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
-    """Give the probability that proposals stand, if no longer run of them does: h_0 to h_P, `[R, P + 1]`."""
-    # `left` is the mass of what is left behind each, [R, P + 1].
-    left = torch.where(left.isnan(), weights, left)  # behind the text's end: no law, nothing is accepted there
-    return (left / (left + (1 - weights))).nan_to_num(nan=1.0)  # 0 / 0: p = q and w = 1, a longer run stands anyway

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,18 +18,26 @@ from hf_domino.decoding.tree import Tree
 
 
 @contextlib.contextmanager
-def _replaced(name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """Calls inside the block draft by `replacement(original, session, prefixes, most, ...)`."""
-    original = getattr(DraftSession, name)
+def _replaced(replacement: Callable[..., Any], is_tree: bool = False) -> Iterator[None]:
+    """Chains, or trees, of calls inside the block are `replacement(original, session, prefixes, most, ...)`."""
+    original = DraftSession.propose
 
-    def call(self, prefixes, most=None, *args, **kwargs):
-        return replacement(partial(original, self), self, prefixes, most, *args, **kwargs)
+    def call(self, prefixes, most, noise=None, num_nodes=None, *args):
+        if (num_nodes is not None) != is_tree:
+            return original(self, prefixes, most, noise, num_nodes, *args)
 
-    setattr(DraftSession, name, call)
+        def tokens_or_tree(prefixes, most):
+            tree = original(self, prefixes, most, noise, num_nodes, *args)
+            return tree if is_tree else tree.tokens
+
+        found = replacement(tokens_or_tree, self, prefixes, most)
+        return found if is_tree else Tree(found)
+
+    DraftSession.propose = call
     try:
         yield
     finally:
-        setattr(DraftSession, name, original)
+        DraftSession.propose = original
 
 
 @contextlib.contextmanager
@@ -38,13 +45,13 @@ def proposed() -> Iterator[list[tuple[int, list[int], list[int]]]]:
     """Yield what the drafter proposes inside the block: row, ids so far and proposals of every round of every row."""
     found: list[tuple[int, list[int], list[int]]] = []
 
-    def record(propose, session, prefixes, *args, **kwargs):
-        proposals = propose(prefixes, *args, **kwargs)
+    def record(propose, session, prefixes, most):
+        proposals = propose(prefixes, most)
         for index, (row, length) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
             found.append((row, prefixes.ids[index, :length].tolist(), proposals[index].tolist()))
         return proposals
 
-    with _replaced("propose", record):
+    with _replaced(record):
         yield found
 
 
@@ -52,10 +59,10 @@ def proposed() -> Iterator[list[tuple[int, list[int], list[int]]]]:
 def at_most(lengths: Iterator[int]) -> Iterator[None]:
     """Let the rounds inside the block propose no more than these numbers of tokens."""
 
-    def shorten(propose, session, prefixes, most, *args, **kwargs):
-        return propose(prefixes, min(next(lengths), most), *args, **kwargs)
+    def shorten(propose, session, prefixes, most):
+        return propose(prefixes, min(next(lengths), most))
 
-    with _replaced("propose", shorten):
+    with _replaced(shorten):
         yield
 
 
@@ -84,15 +91,15 @@ def oracle(
         truth = target.generate(prompt, **plain)
     rows, draws = truth.tolist(), random.Random(0)
 
-    def propose_truth(propose, session, prefixes, *args, **kwargs):
-        proposals = propose(prefixes, *args, **kwargs)
+    def propose_truth(propose, session, prefixes, most):
+        proposals = propose(prefixes, most)
         for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
             for k in range(proposals.shape[1]):
                 if start + k < len(rows[row]) and draws.random() < accuracy:
                     proposals[index, k] = rows[row][start + k]
         return proposals
 
-    with _replaced("propose", propose_truth):
+    with _replaced(propose_truth):
         yield
 
 
@@ -106,8 +113,8 @@ def faults(truth: list[list[int]], vocab_size: int) -> Iterator[None]:
     """
     rounds = [0] * len(truth)
 
-    def propose_faulty(propose, session, prefixes, *args, **kwargs):
-        proposals = propose(prefixes, *args, **kwargs)
+    def propose_faulty(propose, session, prefixes, most):
+        proposals = propose(prefixes, most)
         count = proposals.shape[1]
         for index, (row, start) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
             fault = (row - rounds[row]) % (session.drafter.config.num_draft_tokens + 1)
@@ -118,7 +125,7 @@ def faults(truth: list[list[int]], vocab_size: int) -> Iterator[None]:
                 proposals[index, fault] = (right[fault] + 1) % vocab_size
         return proposals
 
-    with _replaced("propose", propose_faulty):
+    with _replaced(propose_faulty):
         yield
 
 
@@ -133,8 +140,8 @@ def tree_faults(truth: list[list[int]], vocab_size: int, most_nodes: int) -> Ite
     """
     draws, rounds = random.Random(0), [0] * len(truth)
 
-    def grow_faulty(grow, session, prefixes, most, *args, **kwargs):
-        grow(prefixes, most, *args, **kwargs)  # what the session keeps between rounds
+    def grow_faulty(grow, session, prefixes, most):
+        grow(prefixes, most)  # what the session keeps between rounds
         trees = []
         for row, start in zip(prefixes.rows, prefixes.lengths, strict=True):
             fault = (rounds[row] + row) % (most + 1)
@@ -145,7 +152,7 @@ def tree_faults(truth: list[list[int]], vocab_size: int, most_nodes: int) -> Ite
         tokens, parents = torch.tensor(trees).unbind(dim=1)
         return Tree(tokens, parents, most)
 
-    with _replaced("grow", grow_faulty):
+    with _replaced(grow_faulty, is_tree=True):
         yield
 
 

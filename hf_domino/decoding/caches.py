@@ -59,21 +59,12 @@ def end_past_recording(cache: Any) -> None:
             layer.record_past = False
 
 
-def crop_attention(cache: Any, num_positions: int) -> None:
-    """Drop the last `num_positions` positions of the attention layers, and of the attention part of mixed ones."""
-    for layer in cache.layers:
-        # Where none are dropped, sliding-window layers still shrink back to their window.
-        is_cropped = num_positions or isinstance(layer, DynamicSlidingWindowLayer)
-        if is_cropped and (kind := attention_kind(layer)) is not None:
-            kind.crop(layer, -num_positions)
-
-
-def crop_attention_to(cache: Any, length: int) -> None:
-    """Drop all positions behind the first `length`; layers may differ where a forward was broken off."""
+def crop_attention(cache: Any, length: int) -> None:
+    """Drop all positions behind the first `length` of the attention layers, and of the attention part of mixed ones."""
     for layer in cache.layers:
         kind = attention_kind(layer)
-        if kind is not None and layer.is_initialized:
-            kind.crop(layer, -max(kind.get_seq_length(layer) - length, 0))
+        if kind is not None and layer.is_initialized:  # layers may differ where a forward was broken off
+            kind.crop(layer, -max(kind.get_seq_length(layer) - length, 0))  # sliding ones shrink to their window
 
 
 def move_forward(cache: Any, path: torch.Tensor, num_checked: int) -> None:

@@ -46,11 +46,14 @@ class CandidatePool:
             for effect in lifting:
                 effect.apply(foreseen, known)
             likely = law.vocabulary.gather(foreseen.tensor).view_as(base_logits)
-        likely = with_luck(likely, noise, law.temperature)
+        if noise is not None:
+            # An unlikely token can be drawn only if its noise favours it; what noise does not favour counts as it is,
+            # because top-k and top-p go by the likely ones.
+            luck = noise[:, : likely.shape[1]].clamp_max(1.0).log().neg()
+            likely = likely.float() / law.temperature + luck
         self.columns = likely.topk(size, dim=2).indices  # [B, P, M]
         self.token_ids = law.vocabulary.ids(self.columns)
         self.logits = base_logits.gather(2, self.columns)
-        self._in_text: dict[tuple[int, ...], torch.Tensor] = {}  # by the places from which on: [B, P, M]
 
     def scores(self, logits: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:
         """Process the logits of the candidates behind some proposals, in fp32.
@@ -66,40 +69,8 @@ class CandidatePool:
             CandidateScores,
             vocab_size=self._vocab_size,
             token_ids=self.token_ids[:, proposals.shape[1]].repeat_interleave(lanes, dim=0),
-            seen=partial(self._seen, proposals),
         )
         return self._law.process(logits, self._prefixes.lanes(lanes).along(proposals, 1), changeable)
-
-    def _seen(self, proposals: torch.Tensor, starts: list[int]) -> torch.Tensor:
-        """Which candidates `[B * L, M]` stand in the texts from some places on, or among the proposals `[B * L, N]`."""
-        lanes = len(proposals) // len(self.token_ids)
-        key = tuple(starts[::lanes])
-        if key not in self._in_text:
-            held = self._prefixes.hold(self.token_ids.flatten(1), starts[::lanes], self._vocab_size)
-            self._in_text[key] = held.view_as(self.token_ids)
-        index, num_rows = proposals.shape[1], len(self.token_ids)
-        is_proposed = self.token_ids[:, index, None, None] == proposals.view(num_rows, lanes, index, 1)  # [B, L, N, M]
-        if any(starts):
-            texts = self._prefixes.lanes(lanes)
-            places = texts.ends + torch.arange(index, device=proposals.device)
-            is_proposed &= (places >= texts.per_row(starts)).view(num_rows, lanes, index, 1)
-        return (self._in_text[key][:, index, None] | is_proposed.any(dim=2)).flatten(0, 1)
-
-
-def with_luck(logits: torch.Tensor, noise: torch.Tensor | None, temperature: float) -> torch.Tensor:
-    """Logits `[B, P, D]` whose largest are worth a closer look, where tokens are drawn with this noise.
-
-    An unlikely token can be drawn only if its noise favours it; what noise does not favour counts as it is, because
-    top-k and top-p go by the likely ones.
-
-    Args:
-        logits (`torch.Tensor`): `[B, P, D]`.
-        noise (`torch.Tensor`, *optional*): Standard exponential, `[B, P, D]` or of more positions; None for no draw.
-        temperature (`float`): To draw at.
-    """
-    if noise is None:
-        return logits
-    return logits.float() / temperature + noise[:, : logits.shape[1]].clamp_max(1.0).log().neg()
 
 
 def fits_pool(law: TokenLaw) -> bool:

@@ -16,6 +16,8 @@ import bisect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 
 import torch
 from transformers import GenerationConfig
@@ -159,25 +161,20 @@ class PromptLookup:
             return None
         texts = [self._text(row) for row in prefixes.rows]
         matches = [text.longest_match() for text in texts]
-        kinds: list[list[int]] = [[] for _ in matches]
+        # Where all before a token are accepted, its match is longer by those.
+        kinds = [
+            [bisect.bisect(LENGTHS, match + position) - 1 if match else 0 for position in range(most)]
+            for match, _ in matches
+        ]
         rates = self._acceptance.rates()
-        reaches, expected, worthwhile = [1.0] * len(matches), 1.0, 0
-        for position in range(most):
-            for row, (match, _) in enumerate(matches):
-                # Where all before a token are accepted, its match is longer by those.
-                kinds[row].append(bisect.bisect(LENGTHS, match + position) - 1 if match else 0)
-                reaches[row] *= rates[kinds[row][-1]]
-            promise = sum(reaches) / len(reaches)
-            if promise >= price and worthwhile == position:
-                worthwhile += 1
-            elif not self._is_static or position >= fitting_length(worthwhile, most):
-                break
-            expected += promise
-        length = fitting_length(worthwhile, most) if self._is_static else worthwhile
+        reaches = [list(accumulate((rates[kind] for kind in row), mul)) for row in kinds]
+        promises = [sum(column) / len(column) for column in zip(*reaches, strict=True)]
+        length = next((place for place, promise in enumerate(promises) if promise < price), most)
+        length = fitting_length(length, most) if self._is_static else length
         if not length:
             return None
         copies = [text.behind(end, length) for text, (_, end) in zip(texts, matches, strict=True)]
-        return Offer(copies, [row[:length] for row in kinds], expected)
+        return Offer(copies, [row[:length] for row in kinds], 1.0 + sum(promises[:length]))
 
     def proposals(self, offer: Offer, prefixes: Prefixes) -> torch.Tensor:
         """The copied tokens `[B, P]`."""

@@ -6,14 +6,13 @@ Shapes: B batch, C new context positions, P proposals, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from hf_domino.decoding.growing import grow
 from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.lanes import DominoLanes, Lanes, Listener, SteppingLanes
+from hf_domino.decoding.lanes import DominoLanes, Lanes, SteppingLanes
 from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
@@ -29,9 +28,8 @@ MAX_WAITING = 256  # context positions that rounds without proposals may leave t
 class DraftSession:
     """Proposes in the rounds of one call, and keeps the keys and values of context features between them.
 
-    `observe` comes once, with the prompt. Each round may then ask either `propose` or `grow`, not both; once it is
-    verified, `learn` and then `observe_block` are called whether or not its proposals came from here, and `select`
-    where rows are done.
+    `observe` comes once, with the prompt. Each round may then ask `propose`; once it is verified, `learn` and then
+    `observe_block` are called whether or not its proposals came from here, and `select` where rows are done.
     """
 
     _ends: torch.Tensor | None = None  # tokens that end a text, where trees are grown without reading back
@@ -120,42 +118,33 @@ class DraftSession:
     def propose(
         self,
         prefixes: Prefixes,
-        num_draft_tokens: int | None = None,  # at most so many; defaults to all that the drafter makes
+        most: int,  # tokens of a path
         noise: DraftNoise | None = None,
-        listener: Listener | None = None,
-    ) -> torch.Tensor:
-        """Draft a chain `[B, P]` behind each row, the anchor last in it, beside the prefixes."""
-        most = self.drafter.config.num_draft_tokens
-        count = most if num_draft_tokens is None else min(num_draft_tokens, most)
-        if count <= 0:
-            return prefixes.last()[:, :0]
-        return self._behind(prefixes, noise, count, lambda lanes: lanes.chain(listener))
-
-    def grow(
-        self, prefixes: Prefixes, most: int, noise: torch.Tensor | None, num_nodes: int, least_chance: float = 0.0
+        num_nodes: int | None = None,  # of a tree; None for a chain
+        least_chance: float = 0.0,  # of a tree's node, to be accepted
     ) -> Tree:
-        """Draft trees with at most so many tokens on a path, and so many nodes."""
-        choose = partial(grow, num_nodes=num_nodes, least_chance=least_chance, ends=self._ends)
-        return self._behind(prefixes, noise, most, choose, num_nodes)
-
-    def _behind(self, prefixes: Prefixes, *options: Any) -> Any:
-        """Draft behind the anchors and choose; options are those of `_choose`."""
+        """Draft behind each row, the anchor last in it, beside the prefixes."""
+        if not most:
+            return Tree(prefixes.ids[:, :0])
         with self.timer.phase("draft"):
             hidden = self._draft(prefixes.last(), prefixes.endings)
         with self.timer.phase("rollout"):
-            return self._choose(prefixes, hidden, *options)
+            name = "rollout" if num_nodes is None else "grow"
+            return self.law.run(name, self._choose, prefixes, hidden, noise, most, num_nodes, least_chance)
 
     def _choose(
         self,
+        law: TokenLaw,
         prefixes: Prefixes,
         hidden: torch.Tensor,
         noise: DraftNoise | None,
-        most: int,  # tokens of a path
-        choose: Callable[[Lanes], Any],
-        num_nodes: int | None = None,  # of a tree
-    ) -> Any:
-        """What is chosen along lanes behind draft hidden states."""
-        return choose(self._lanes(hidden, prefixes, self.law, noise, most, num_nodes is not None))
+        most: int,
+        num_nodes: int | None,
+        least_chance: float,
+    ) -> Tree:
+        """Choose proposals along lanes behind draft hidden states."""
+        lanes = self._lanes(hidden, prefixes, law, noise, most, num_nodes is not None)
+        return Tree(lanes.chain()) if num_nodes is None else grow(lanes, num_nodes, least_chance, self._ends)
 
     def _lanes(self, *arguments: Any) -> Lanes:
         """Lanes behind what was drafted; arguments are those of [`Lanes`] from there on."""

@@ -12,14 +12,13 @@ size, V tokens of the target, D of the draft vocabulary, which is V without one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from transformers import TemperatureLogitsWarper
 
-from domino_kernels import advance_lanes, correct_lanes
+from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, runs_triton
 from hf_domino.decoding.candidates import CandidatePool, fits_pool
-from hf_domino.decoding.fused import choose_fused, fits_kernels
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
@@ -28,8 +27,6 @@ from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.kind import Branches
 from hf_domino.target.view import TargetModel
 
-# Told of each proposal in turn: the scores of its candidates, and their ids, `[B, M]` both.
-Listener = Callable[[torch.Tensor, torch.Tensor], None]
 # Scores of each lane's candidates `[B, L, M]`, the noise they are drawn with, and their ids, alike or `[B, 1, M]`.
 Candidates = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 SHARPNESS = 1.2  # alpha, the scale of the draft law's scores: a target is a little surer than its drafter
@@ -47,7 +44,7 @@ class Lanes(ABC):
         prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
         law ([`TokenLaw`]): What drafts are chosen from; where trees are grown it passes [`fits_pool`].
         noise (`torch.Tensor` or `Callable`, *optional*): They are drawn with it: standard exponential, `[B, C, V]` or
-            of more positions, or what gives it for scores. Without it they are the likeliest tokens.
+            of more positions, or what gives it for candidates. Without it they are the likeliest tokens.
         num_depths (`int`, *optional*): How deep to go (C); defaults to what there are draft hidden states for.
         is_tree (`bool`, *optional*, defaults to `False`): Whether lanes branch.
     """
@@ -68,9 +65,7 @@ class Lanes(ABC):
         self.prefixes, self.law, self._is_tree = prefixes, law.over(drafter.vocabulary), is_tree
         self.texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
         self._own = noise if callable(noise) else None
-        self._noise: torch.Tensor | None = None  # [B, C, D]
-        if isinstance(noise, torch.Tensor):
-            self._noise = drafter.vocabulary.gather(noise[:, : self.num_depths])
+        self._noise = noise if isinstance(noise, torch.Tensor) else None
 
     @abstractmethod
     def candidates(self, depth: int) -> Candidates:
@@ -87,18 +82,23 @@ class Lanes(ABC):
         raced = SHARPNESS * scores
         return (raced if noise is None else raced - noise.log()).softmax(dim=-1).nan_to_num(0.0), token_ids
 
-    def chain(self, listener: Listener | None = None) -> torch.Tensor:
+    def chain(self) -> torch.Tensor:
         """Choose one token behind the other, in one lane: ids `[B, C]`."""
         tokens = list[torch.Tensor]()
         for depth in range(self.num_depths):
             if tokens:
                 self.advance(tokens[-1])
-            scores, noise, token_ids = self.candidates(depth)  # [B, 1, M]
-            noise = noise if self._own is None else self._own(scores)
-            tokens.append(token_ids.gather(2, choose(scores, noise)[..., None])[..., 0])
-            if listener is not None:
-                listener(scores[:, 0], token_ids[:, 0])
+            tokens.append(self._next(depth))
         return torch.cat(tokens, dim=1)
+
+    def _next(self, depth: int) -> torch.Tensor:
+        """The token `[B, 1]` of the only lane at a depth."""
+        return self._chosen(*self.candidates(depth))
+
+    def _chosen(self, scores: torch.Tensor, noise: torch.Tensor | None, token_ids: torch.Tensor) -> torch.Tensor:
+        """Tokens `[B, N]` among candidates `[B, N, M]`."""
+        noise = noise if self._own is None else self._own(scores, token_ids)
+        return token_ids.gather(2, choose(scores, noise)[..., None])[..., 0]
 
     def _seen(self) -> Prefixes:
         """The text of each lane so far."""
@@ -117,27 +117,39 @@ class DominoLanes(Lanes):
     def __init__(self, *arguments: Any, table: InputTable | None = None, **options: Any):
         super().__init__(*arguments, **options)
         self._head, self._table = self._drafter.head, table
+        if self._noise is not None:
+            self._noise = self._drafter.vocabulary.gather(self._noise[:, : self.num_depths])  # [B, C, D]
         self._pool: CandidatePool | None = None
         logits = self._drafter.kind.logits(self._target, self._hidden.to(self.prefixes.ids.device))
         logits = logits if self._head is None else self._head.narrow(logits)
         self._logits, self.law = self.law.settled(self.prefixes, logits)  # [B, C, D], of a pool [B, C, M]
         self._is_fused = self._own is None and fits_kernels(self._drafter, self.law, self._logits, self._noise)
 
-    def chain(self, listener: Listener | None = None) -> torch.Tensor:
-        """See [`Lanes`]. Where positions do not depend on each other, or by kernels, no lane is needed."""
+    def chain(self) -> torch.Tensor:
+        """See [`Lanes`]. Where positions do not depend on each other, no lane is needed."""
         if self._head is None and not self.law.needs_prefix:
-            scores, noise = self.law.scores(self.prefixes, self._logits, self.prefixes.ids[:, :0]), self._noise
-            token_ids = self._all_ids
-            if listener is not None:
-                for here in scores.unbind(dim=1):
-                    listener(here, token_ids.expand_as(here))
-            return token_ids[choose(scores, noise if self._own is None else self._own(scores))]
-        if listener is None and self._is_fused:
-            temperature, anchors = None if self._noise is None else self.law.temperature, self.prefixes.last()[:, 0]
-            block = self._drafter, self._target, self._hidden, self._logits, anchors
-            return choose_fused(*block, noise=self._noise, temperature=temperature)
-        self._is_fused = False  # kernels advance and correct lanes of trees
-        return super().chain(listener)
+            scores = self.law.scores(self.prefixes, self._logits, self.prefixes.ids[:, :0])
+            return self._chosen(scores, self._noise, self._all_ids.expand_as(scores))
+        return super().chain()
+
+    def _next(self, depth: int) -> torch.Tensor:
+        """See [`Lanes`]. Kernels correct and choose at once."""
+        head = self._head
+        if head is None or not self._is_fused or depth < self._drafter.config.pure_draft_prefix_len:
+            return super()._next(depth)
+        if not depth:
+            self._begin()
+        low_rank = self._parts[:, depth] + head.projection.project_state(self._states[:, 0])
+        pool, noise = self._pool, None if self._noise is None else self._noise[:, depth]
+        column = correct_and_choose(
+            self._logits[:, depth],
+            low_rank,
+            head.up.weight,
+            None if pool is None else pool.columns[:, depth],
+            noise=noise,
+            temperature=None if noise is None else self.law.temperature,
+        )
+        return self.law.vocabulary.ids(column)[:, None]
 
     def candidates(self, depth: int) -> Candidates:
         """See [`Lanes`]."""
@@ -167,7 +179,7 @@ class DominoLanes(Lanes):
             self._logits = self._pool.logits
         if head is not None:
             self._parts = head.project_hidden(self._hidden)  # [B, C, ...], once
-            self._rows = None if self._pool is None else head.rows(self._pool.columns)  # [B, C, M, R]
+            self._rows = None if self._is_fused or self._pool is None else head.rows(self._pool.columns)  # [B, C, M, R]
             if table is not None and self._pool is not None:
                 likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
                 table.add([*self.prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
@@ -231,29 +243,36 @@ class SteppingLanes(Lanes):
         self._hidden = self._branches.advance(torch.zeros_like(tokens) if lanes is None else lanes, tokens)
 
     def candidates(self, depth: int) -> Candidates:
-        """See [`Lanes`]."""
-        num_rows, num_lanes, _ = self.texts.shape
-        texts, size = self._seen(), pool_size(self._drafter, self.law, self._is_tree)
-        logits = self._drafter.kind.logits(self._target, self._hidden.to(self.texts.device))
-        logits, law = self.law.settled(texts, logits.flatten(0, 1)[:, None])  # [B * L, 1, D]
-        no_tokens, noise = self.texts.flatten(0, 1)[:, :0], None
+        """See [`Lanes`]. Each lane is a row of its own, of one depth."""
+        shape, noise = (*self.texts.shape[:2], -1), None
         if self._noise is not None:
-            noise = self._noise[:, depth, None].expand(-1, num_lanes, -1).flatten(0, 1)[:, None]
-        if size is None or size >= logits.shape[2]:
-            scores = law.scores(texts, logits, no_tokens)
-            columns = torch.arange(logits.shape[2], device=logits.device).expand_as(logits)
-        else:
-            pool = CandidatePool(logits, size, law, texts, noise)
-            scores, columns = pool.scores(pool.logits[:, 0], no_tokens)[:, None], pool.columns
-            noise = None if noise is None else noise.gather(2, columns)
-        token_ids = law.vocabulary.ids(columns)
-        shape = (num_rows, num_lanes, -1)
+            noise = self._noise[:, depth, None].expand(-1, shape[1], -1).flatten(0, 1)[:, None]
+        hidden = self._hidden.flatten(0, 1)[:, None]
+        alone = DominoLanes(self._drafter, self._target, hidden, self._seen(), self.law, noise, is_tree=self._is_tree)
+        scores, noise, token_ids = alone.candidates(0)
         return scores.view(shape), None if noise is None else noise.view(shape), token_ids.view(shape)
 
 
 def _taken(values: torch.Tensor, lanes: torch.Tensor) -> torch.Tensor:
     """Of values `[B, L, ...]` those of some lanes `[B, L']`."""
     return values.gather(1, lanes[..., None].expand(-1, -1, values.shape[2]))
+
+
+def fits_kernels(
+    drafter: DominoDraftModel, law: TokenLaw, base_logits: torch.Tensor, noise: torch.Tensor | None = None
+) -> bool:
+    """Whether kernels correct: nothing but the correction, a temperature and noise decides on the proposals.
+
+    Args:
+        drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
+        law ([`TokenLaw`]): What drafts are chosen from.
+        base_logits (`torch.Tensor`): `[B, P, D]`.
+        noise (`torch.Tensor`, *optional*): What they are drawn with.
+    """
+    # Of steps, as torch 2.9 compiles no `not` of a list of processors.
+    is_plain = not law.steps or (noise is not None and all(type(p) is TemperatureLogitsWarper for p in law.processors))
+    head = drafter.head
+    return is_plain and head is not None and runs_triton(base_logits) and head.fits_kernels(base_logits.device)
 
 
 def pool_size(drafter: DominoDraftModel, law: TokenLaw, is_tree: bool) -> int | None:

@@ -29,12 +29,11 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.residual import ResidualRule
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.decoding.tree_support import why_chain
-from hf_domino.decoding.verification import CoupledRule, Rule, Verification, check_drawn
+from hf_domino.decoding.verification import Rule, Verification, check_drawn
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.drafter.stats import DecodingStats, hand_out, record_stats
@@ -79,16 +78,17 @@ def assisted_decoding(
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target, most = TargetModel(model, drafter.config), most_proposals(drafter, model, generation_config)
-    law, step_outputs = TokenLaw(logits_processor, KnownStops.among(stopping_criteria)), StepOutputs(generation_config)
+    stops, step_outputs = KnownStops.among(stopping_criteria), StepOutputs(generation_config)
     stats = DecodingStats.of_rows(most, batch_size, drafter.config.kind, recognise(drafter.config, model))
     hand_out(streamer, stats)
     context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
-    runner, proposer, verify = parts_of(
-        target, drafter, law, input_ids, model_kwargs, generation_config, timer, step_outputs.forward_kwargs, context
+    config, wanted = generation_config, step_outputs.forward_kwargs
+    law, runner, proposer = parts_of(
+        target, drafter, logits_processor, stops, input_ids, model_kwargs, config, timer, wanted, context
     )
-    do_sample = bool(generation_config.do_sample)
-    rule = ResidualRule.of_call(drafter.config, law, do_sample) or CoupledRule(law, do_sample, verify)
-    committed = CommittedSequences(input_ids, stopping_criteria, generation_config, streamer, law.stops)
+    do_sample = bool(config.do_sample)
+    rule = ResidualRule.of_call(drafter.config, law, do_sample) or Rule(law, do_sample)
+    committed = CommittedSequences(input_ids, stopping_criteria, config, streamer, stops)
     generation = _Generation(
         runner,
         proposer,
@@ -180,7 +180,7 @@ class _Generation:
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_prompt(self.runner.outputs)
         is_single = len(self.rows) == 1 and input_ids.is_cpu and not self.runner.is_fixed
-        is_cheaper = self.rule.may_walk and is_single and logits.shape[2] >= WALKED_VOCABULARY
+        is_cheaper = self.rule.is_coupled and is_single and logits.shape[2] >= WALKED_VOCABULARY
         self.is_walked = self.rule.law.may_keep_state or is_cheaper
         unfinished = self.committed.unfinished
         self.runner.begin(unfinished)
@@ -215,10 +215,7 @@ class _Generation:
         if plan.offer is not None:
             return Tree(self.lookup.proposals(plan.offer, prefixes))
         noise, size = self.rule.draft_noise, plan.arm.tree_size
-        if size is None:
-            return Tree(self.proposer.propose(prefixes, plan.length, noise, self.rule.listener))
-        assert noise is None or isinstance(noise, torch.Tensor), "a tree is drafted with the noise of its steps"
-        return self.proposer.grow(prefixes, plan.length, noise, num_nodes=size, least_chance=plan.least_chance)
+        return self.proposer.propose(prefixes, plan.length, noise, size, plan.least_chance)
 
     def _commit(self, plan: Plan, proposals: Tree, logits: torch.Tensor, verification: Verification) -> Outcome:
         """Append to the texts what was accepted of all positions together."""

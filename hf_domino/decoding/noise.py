@@ -136,13 +136,9 @@ def _drawn_seed(generator: torch.Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
-def own_noise(scores: torch.Tensor) -> torch.Tensor:
-    """Noise that nothing shares: standard exponential, of the shape of what is chosen from, drawn when it is."""
-    return torch.empty_like(scores).exponential_()
-
-
-# Shared `[B, P, V]` or of more positions, or drawn for scores as `own_noise` does.
-DraftNoise = torch.Tensor | Callable[[torch.Tensor], torch.Tensor]
+# Shared `[B, P, V]` or of more positions; or what gives it when a proposal is drawn, told of the scores of candidates
+# `[B, N, M]` and of their ids.
+DraftNoise = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class StepNoise:
@@ -191,7 +187,8 @@ class StepNoise:
         self._pass(dict(zip(rows, steps, strict=True)))
         unkept: dict[tuple[int, int], torch.Tensor] = {}
         for step in range(min(steps), min(max(steps) + count, self._num_steps)):
-            lacking = {row: first for row, first in zip(rows, steps, strict=True) if self._lacks(row, first, step)}
+            firsts = zip(rows, steps, strict=True)
+            lacking = {row: first for row, first in firsts if first <= step and step not in self._kept[row]}
             if step < self._num_drawn and not any(step < first + count for first in lacking.values()):
                 continue
             noise = self._draw(step)
@@ -212,9 +209,6 @@ class StepNoise:
         """Leave the default generator where plain generation would have left it after this many steps."""
         is_last = num_steps >= self._num_drawn
         self._call.give_back(self._call.generator.get_state() if is_last else self._states[num_steps])
-
-    def _lacks(self, row: int, first: int, step: int) -> bool:
-        return first <= step and step not in self._kept[row]
 
     def _draw(self, step: int) -> torch.Tensor:
         """The noise `[B, V]` of the next step, or of an earlier one again."""

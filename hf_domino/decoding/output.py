@@ -179,20 +179,18 @@ class CommittedSequences:
 
     def _keep(self, row: int, values: Sequence[int]) -> int:
         """How many of the tokens just written stay: up to the first stop, unless plain generation goes on behind it."""
-        length, had_stopped = self._lengths[row], self._stops[row] is not None
-        for count, value in enumerate(values, start=1):
-            if not had_stopped and self._stops_at(row, length + count, value):
-                self._stops[row], had_stopped = length + count, True
+        start, here = self._lengths[row], slice(row, row + 1)
+        for length, value in enumerate(values, start=start + 1):
+            if self._stops[row] is not None:
+                break
+            is_end = self._known.stops_at(length, value)
+            if self._criteria:
+                is_end = self._ask(self._criteria, self._ids[here, :length], here)[0] or is_end
+            if is_end:
+                self._stops[row] = length
                 if self._pads_finished or len(self._stops) == 1:
-                    return count
+                    return length - start
         return len(values)
-
-    def _stops_at(self, row: int, length: int, value: int) -> bool:
-        stop = self._known.stops_at(length, value)
-        if self._criteria:
-            here = slice(row, row + 1)
-            stop = self._ask(self._criteria, self._ids[here, :length], here)[0] or stop
-        return stop
 
     def _stream(self) -> None:
         """Send what is final in all rows, one token of each at a time."""

@@ -6,11 +6,10 @@ growth, verification forward, acceptance. On a GPU each stage is a graph, launch
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessorList
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.drafting import DraftSession
@@ -21,7 +20,7 @@ from hf_domino.decoding.static.graphs import compile_options
 from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.stages import StaticDraftSession, StaticRunner
 from hf_domino.decoding.static.workspace import take_workspace
-from hf_domino.decoding.verification import Verify, verify
+from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.kinds.context import ContextCache
@@ -31,25 +30,26 @@ from hf_domino.target.view import TargetModel
 def parts_of(
     target: TargetModel,
     drafter: DominoDraftModel,
-    law: TokenLaw,
+    processors: LogitsProcessorList,
+    stops: KnownStops,
     input_ids: torch.Tensor,
     model_kwargs: dict[str, Any],
     config: GenerationConfig,
     timer: PhaseTimer,
     forward_kwargs: dict[str, bool],
     context: ContextCache | None,
-) -> tuple[TargetRunner, DraftSession, Verify]:
-    """Make the target's runner, the draft session and the coupled verification of a call."""
-    compiling, draft_law = compile_options(target.model, config), law.without_state()
+) -> tuple[TokenLaw, TargetRunner, DraftSession]:
+    """Make the target's law and runner, and the draft session of a call."""
+    compiling = compile_options(target.model, config)
     if config.cache_implementation != "static":
-        session_of_kind = RecyclingSession if drafter.config.kind.has_table else DraftSession
-        return (
-            TargetRunner(target, model_kwargs, forward_kwargs, timer),
-            session_of_kind(drafter, target, draft_law, timer, context),
-            partial(verify, law),
+        law, session_of_kind = (
+            TokenLaw(processors, stops),
+            RecyclingSession if drafter.config.kind.has_table else DraftSession,
         )
+        runner = TargetRunner(target, model_kwargs, forward_kwargs, timer)
+        return law, runner, session_of_kind(drafter, target, law.without_state(), timer, context)
     drafter.config.kind.refuse_what_it_lacks("cache_implementation='static'")
-    embeds, limit = model_kwargs.get("inputs_embeds"), law.stops.max_length
+    embeds, limit = model_kwargs.get("inputs_embeds"), stops.max_length
     num_embeds = 0 if embeds is None else max(embeds.shape[1] - input_ids.shape[1], 0)
     assert limit is not None, "generate always has a length limit, its own or the caller's"
     longest = max(limit, getattr(config, "max_cache_len", None) or 0) + num_embeds
@@ -57,9 +57,6 @@ def parts_of(
     longest += max(drafter.config.num_draft_tokens, drafter.config.fixed_tree_size or 0) + 1
     workspace = take_workspace(target.model, drafter, model_kwargs[CACHE], longest, input_ids.device)
     workspace.graphs.options = compiling
-    is_returned = bool(config.return_dict_in_generate)
-    return (
-        StaticRunner(target, drafter, model_kwargs, timer, workspace, is_returned),
-        StaticDraftSession(drafter, target, draft_law, timer, workspace),
-        partial(FixedLaw(law, workspace).run, "judge", verify),
-    )
+    law, is_returned = FixedLaw(processors, stops, workspace), bool(config.return_dict_in_generate)
+    runner = StaticRunner(target, drafter, model_kwargs, timer, workspace, is_returned)
+    return law, runner, StaticDraftSession(drafter, target, law.without_state(), timer, workspace)

@@ -5,7 +5,6 @@ Shapes: B rows, T tokens so far, N positions, M tokens behind the prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -15,24 +14,15 @@ class Prefixes:
     """The tokens so far of the rows that are still generated; rows differ in length.
 
     Args:
-        ids (`torch.Tensor` or `Callable`): Ids `[B, T]`, each row from its first token on, or what gives them if they
-            may not be asked for. What stands behind a row's length is anything.
+        ids (`torch.Tensor`): Ids `[B, T]`, each row from its first token on. What stands behind a row's length is
+            anything.
         lengths (`list[int]` or `torch.Tensor`): Tokens of each row, or `[B, 1]` that only the device knows: the host
             waits for these if it is asked for them.
         rows (`list[int]`): Which row of the batch that `generate` was given each one is.
     """
 
-    def __init__(
-        self, ids: torch.Tensor | Callable[[], torch.Tensor], lengths: list[int] | torch.Tensor, rows: list[int]
-    ):
-        self._ids, self._lengths, self.rows = ids, lengths, rows
-
-    @property
-    def ids(self) -> torch.Tensor:
-        """Ids `[B, T]`."""
-        if not isinstance(self._ids, torch.Tensor):
-            self._ids = self._ids()
-        return self._ids
+    def __init__(self, ids: torch.Tensor, lengths: list[int] | torch.Tensor, rows: list[int]):
+        self.ids, self._lengths, self.rows = ids, lengths, rows
 
     @classmethod
     def of(cls, ids: torch.Tensor) -> Prefixes:
@@ -80,11 +70,11 @@ class Prefixes:
         columns = self.ends - count + torch.arange(count, device=self.ids.device)
         return self.ids.gather(1, columns.clamp_min(0))
 
-    def per_row(self, values: list, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def per_row(self, values: list) -> torch.Tensor:
         """One value of the host for each row, `[B, 1]` beside the ids, without waiting for their device."""
         if len(set(values)) == 1:  # nothing to copy there
-            return torch.full((len(values), 1), values[0], dtype=dtype, device=self.ids.device)
-        return torch.tensor(values, dtype=dtype)[:, None].to(self.ids.device, non_blocking=True)
+            return torch.full((len(values), 1), values[0], device=self.ids.device)
+        return torch.tensor(values)[:, None].to(self.ids.device, non_blocking=True)
 
     def between(self, starts: list[int]) -> torch.Tensor:
         """Which ids belong to each row's text, from a place on: `[B, T]` bool."""
@@ -92,20 +82,13 @@ class Prefixes:
         where = columns < self.ends
         return where & (columns >= self.per_row(starts)) if any(starts) else where
 
-    def hold(self, tokens: torch.Tensor, starts: list[int], vocab_size: int) -> torch.Tensor:
-        """Which of some tokens `[B, N]` below `vocab_size` stand in each row's text, from a place on: `[B, N]` bool."""
-        is_token = self.between(starts) & (self.ids >= 0) & (self.ids < vocab_size)
-        ids = torch.where(is_token, self.ids, vocab_size)
-        held = torch.zeros(len(ids), vocab_size + 1, dtype=torch.bool, device=ids.device)
-        return held.scatter_(1, ids, True).gather(1, tokens)
-
     def foreseen(self, num_positions: int) -> Prefixes:
         """Texts that successive positions see, the last known token in place of those yet to be chosen."""
         return self.along(self.last().expand(-1, num_positions - 1), num_positions)
 
     def lanes(self, count: int) -> Prefixes:
         """So many texts that begin with each row, those of the first row first."""
-        return self if count == 1 else self._behind(lambda: self.ids, count)
+        return self if count == 1 else self._behind(self.ids, count)
 
     def along(self, continuation: torch.Tensor, num_positions: int) -> Prefixes:
         """Texts that successive positions see: the last one all of a continuation, each one before it a token less.
@@ -120,16 +103,16 @@ class Prefixes:
         if num_positions == 1 and not continuation.shape[1]:
             return self
         first = continuation.shape[1] - num_positions + 1
-        return self._behind(lambda: self._joined(continuation), num_positions, first, 1)
+        return self._behind(self._joined(continuation), num_positions, first, 1)
 
-    def _behind(self, ids: Callable[[], torch.Tensor], count: int, first: int = 0, step: int = 0) -> Prefixes:
+    def _behind(self, ids: torch.Tensor, count: int, first: int = 0, step: int = 0) -> Prefixes:
         """So many texts of each row: longer than it by `first` tokens, and by `step` more from one to the next."""
         if isinstance(lengths := self._lengths, list):
             lengths = [length + first + step * index for length in lengths for index in range(count)]
         else:
             lengths = (lengths + first + step * torch.arange(count, device=lengths.device)).view(-1, 1)
         rows = [row for row in self.rows for _ in range(count)]
-        return Prefixes(lambda: ids().repeat_interleave(count, dim=0), lengths, rows)
+        return Prefixes(ids.repeat_interleave(count, dim=0), lengths, rows)
 
     def _joined(self, continuation: torch.Tensor) -> torch.Tensor:
         """Ids `[B, T + M]` with tokens `[B, M]` behind each row's length."""

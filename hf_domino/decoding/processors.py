@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any
 
@@ -155,7 +155,7 @@ class BiasedSequences(Effect):
 def _penalise_seen(ignored: Any, processor: Any, scores: Scores, prefixes: Prefixes) -> None:
     """Penalise what stands in the text."""
     starts = [ignored[row] if isinstance(ignored, list) else ignored for row in prefixes.rows]
-    scores.change_seen(prefixes, starts, partial(_penalise, penalty=processor.penalty))
+    scores.change(prefixes.ids, prefixes.between(starts), partial(_penalise, penalty=processor.penalty))
 
 
 def _seen_penalty(processor: Any) -> Effect:
@@ -195,27 +195,6 @@ def _ban_prompts(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
     if longest := max(map(len, banned)):
         ids = torch.tensor([tokens + [-1] * (longest - len(tokens)) for tokens in banned])
         scores.change(ids.to(prefixes.ids.device), None, _ban)
-
-
-def _hasten_end(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
-    """Add to the score of the text's end a part of its size, which grows with each token."""
-    steps = [length - processor.regulation_start for length in prefixes.lengths]
-    if max(steps) > 0:
-        parts = [pow(processor.regulation_factor, count) - 1 if count > 0 else 0.0 for count in steps]
-        where, ids = prefixes.per_row([count > 0 for count in steps]), processor.eos_token_id.flatten()
-        scores.change(ids.to(prefixes.ids.device), where, _raise, prefixes.per_row(parts, torch.float32))
-
-
-def _raise(scores: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-    more = scores.abs() * parts
-    return scores + (more.masked_fill(~scores.isfinite(), 0.0) if _spares_infinite() else more)
-
-
-@cache
-def _spares_infinite() -> bool:
-    """Whether a forbidden end of text stays one; older releases turn it into a NaN."""
-    forbidden, text = torch.tensor([[-torch.inf]]), torch.zeros(1, 1)
-    return not bool(hf.ExponentialDecayLengthPenalty((0, 2.0), 0, 0)(text, forbidden).isnan().any())
 
 
 def _green_tokens(processor: Any) -> Effect | None:
@@ -258,17 +237,16 @@ EFFECTS: dict[type, Callable[[Any], Effect | None]] = {
     hf.SuppressTokensAtBeginLogitsProcessor: lambda p: Banned(p, p.begin_suppress_tokens, _only(p.begin_index)),
     hf.ForcedBOSTokenLogitsProcessor: lambda p: Banned(p, p.bos_token_id, _only(1), is_forced=True),
     hf.ForcedEOSTokenLogitsProcessor: lambda p: Banned(p, p.eos_token_id, _only(p.max_length - 1), is_forced=True),
-    hf.ExponentialDecayLengthPenalty: lambda p: Effect(p, _hasten_end, may_lift=p.regulation_factor > 1),
     hf.RepetitionPenaltyLogitsProcessor: _seen_penalty,
     hf.EncoderRepetitionPenaltyLogitsProcessor: lambda p: Effect(p, _penalise_prompt, may_lift=p.penalty < 1),
-    hf.NoRepeatNGramLogitsProcessor: lambda p: Effect(p, _ban_repeated, key=p.ngram_size),
     hf.EncoderNoRepeatNGramLogitsProcessor: lambda p: Effect(p, _ban_prompts),
+    hf.NoRepeatNGramLogitsProcessor: lambda p: Effect(p, _ban_repeated, key=p.ngram_size),
     hf.SequenceBiasLogitsProcessor: BiasedSequences,
     hf.NoBadWordsLogitsProcessor: BiasedSequences,
     hf.WatermarkLogitsProcessor: _green_tokens,
 }
 # Functions of prefix and scores alone: safe to run on drafted prefixes that may be rejected.
-STATELESS = (*PREFIX_FREE, *EFFECTS, hf.PrefixConstrainedLogitsProcessor)
+STATELESS = (*PREFIX_FREE, *EFFECTS, hf.ExponentialDecayLengthPenalty, hf.PrefixConstrainedLogitsProcessor)
 
 
 def effect_of(processor: LogitsProcessor) -> Effect | None:

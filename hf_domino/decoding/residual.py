@@ -23,8 +23,7 @@ from __future__ import annotations
 import torch
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.decoding.lanes import Listener
-from hf_domino.decoding.noise import own_noise
+from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree import Tree
@@ -34,14 +33,13 @@ from hf_domino.decoding.verification import Rule, Verification, check_drawn
 class ResidualRule(Rule):
     """Accepts by the ratio of probabilities, and draws from the default generator."""
 
-    why_chain = "the residual rule"
+    is_coupled = False
 
     def __init__(self, law: TokenLaw, draws_drafts: bool):
         # Proposals are drawn from the draft's own law, or are the likeliest.
-        super().__init__(law)
-        self._vocab_size = 0
-        self._laws: list[torch.Tensor] = []  # scores [R, V] that each proposal was drawn from
-        self.draft_noise = own_noise if draws_drafts else None
+        super().__init__(law, do_sample=False)
+        self._vocab_size, self._draws_drafts = 0, draws_drafts
+        self._laws: list[torch.Tensor] = []  # scores [R, N, V] that proposals were drawn from, one behind the other
 
     @classmethod
     def of_call(cls, config: DominoConfig, law: TokenLaw, do_sample: bool) -> ResidualRule | None:
@@ -58,19 +56,19 @@ class ResidualRule(Rule):
         self._laws = []
 
     @property
-    def listener(self) -> Listener | None:
-        """Keeps the law of each proposal, where they are drawn."""
-        return None if self.draft_noise is None else self._keep
+    def draft_noise(self) -> DraftNoise | None:
+        """See [`Rule`]; where proposals are drawn, their law is kept when they are."""
+        return self._draw if self._draws_drafts else None
 
-    def _keep(self, scores: torch.Tensor, candidates: torch.Tensor) -> None:
-        nowhere = scores.new_full((len(scores), self._vocab_size), -torch.inf)  # no other token can be drawn
-        self._laws.append(nowhere.scatter(1, candidates, scores))
+    def _draw(self, scores: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        nowhere = scores.new_full((*scores.shape[:2], self._vocab_size), -torch.inf)  # no other token can be drawn
+        self._laws.append(nowhere.scatter(2, candidates, scores))
+        return exponential_like(scores)
 
     def verify(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> Verification:
         """See [`Rule`]; the proposals are a chain."""
-        drafted, draft_scores = proposals.tokens, torch.stack(self._laws, dim=1) if self._laws else None
-        scores = self.law.scores(prefixes, logits, drafted)
-        num_accepted, bonus = accept(drafted, draft_scores, scores)
+        drafted, scores = proposals.tokens, self.law.scores(prefixes, logits, proposals.tokens)
+        num_accepted, bonus = accept(drafted, torch.cat(self._laws, dim=1) if self._laws else None, scores)
         accepted, bonus = num_accepted[:, None], bonus[:, None]
         tokens = torch.cat((drafted, bonus), dim=1).scatter(1, accepted.clamp_min(0), bonus)
         return Verification(scores, torch.cat((accepted + 1, tokens), dim=1))
@@ -78,15 +76,12 @@ class ResidualRule(Rule):
     def choose(self, index: int, proposals: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """See [`Rule`]."""
         drafted = proposals[:, index : index + 1]
-        draft_scores = self._laws[index][:, None] if index < len(self._laws) else None
+        draft_scores = torch.cat(self._laws, dim=1)[:, index : index + 1] if self._laws else None
         num_accepted, bonus = accept(drafted, draft_scores, scores.expand(-1, drafted.shape[1] + 1, -1))
         check_drawn(bool((num_accepted >= 0).all()))
         if not drafted.shape[1]:
             return bonus[:, None]
         return torch.where(num_accepted > 0, drafted[:, 0], bonus)[:, None]
-
-    def end(self, num_steps: int) -> None:
-        """See [`Rule`]."""
 
 
 def accept(
@@ -96,19 +91,19 @@ def accept(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Count the accepted proposals of each row, and draw the bonus token; the count is -1 where none can be drawn."""
     target_probs = target_scores.softmax(dim=-1)
-    draft_probs = _draft_probs(proposals, draft_scores, target_probs.shape[-1])
+    if draft_scores is not None:
+        draft_probs = draft_scores.softmax(dim=-1)
+    else:
+        draft_probs = torch.zeros_like(target_probs[:, :-1]).scatter(2, proposals[..., None], 1.0)
     uniforms = torch.rand(proposals.shape, dtype=torch.float32, device=proposals.device)
     num_accepted, weights = accept_block(proposals, target_probs, draft_probs, uniforms)
-    values, bonus = (weights / own_noise(weights)).max(dim=-1)
+    values, bonus = (weights / exponential_like(weights)).max(dim=-1)
     return num_accepted.masked_fill(values.isnan(), -1), bonus
 
 
-def _draft_probs(proposals: torch.Tensor, draft_scores: torch.Tensor | None, vocab_size: int) -> torch.Tensor:
-    """The law of the drafts `[R, P, V]`; a proposal without scores was certain."""
-    if draft_scores is not None:
-        return draft_scores.softmax(dim=-1)
-    certain = torch.zeros(*proposals.shape, vocab_size, dtype=torch.float32, device=proposals.device)
-    return certain.scatter(2, proposals[..., None], 1.0)  # unlike one_hot, it reads nothing back
+def exponential_like(values: torch.Tensor) -> torch.Tensor:
+    """Draw standard exponential noise of a tensor's shape."""
+    return torch.empty_like(values).exponential_()
 
 
 def accept_block(
@@ -123,7 +118,10 @@ def accept_block(
     padded = torch.nn.functional.pad(draft_probs, (0, 0, 0, 1))
     weights = prefix_weights(proposals, target_probs, draft_probs)
     residuals = (weights[..., None] * target_probs - padded).clamp_min(0.0)  # [B, P + 1, V]
-    chances = standing_chances(weights, residuals.sum(dim=-1))
+    left = residuals.sum(dim=-1)  # behind each count of proposals, [B, P + 1]
+    left = torch.where(left.isnan(), weights, left)  # behind the text's end: no law, nothing is accepted there
+    # That they stand if no longer run of them does; 0 / 0: p = q and w = 1, a longer run stands anyway.
+    chances = (left / (left + (1 - weights))).nan_to_num(nan=1.0)
     lengths = torch.arange(1, num_drafted + 1, device=proposals.device)
     stands = torch.nn.functional.pad((uniforms < chances[:, 1:]) * lengths, (1, 0))  # no proposals always stand
     num_accepted = stands.amax(dim=1)
@@ -140,10 +138,3 @@ def prefix_weights(proposals: torch.Tensor, target_probs: torch.Tensor, draft_pr
     # The product held at 1 from above is a walk of logarithms, less how far its highest point so far is above 0.
     walk = torch.nn.functional.pad(ratios.log().cumsum(dim=1), (1, 0))
     return (walk - walk.cummax(dim=1).values).exp()
-
-
-def standing_chances(weights: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
-    """Give the probability that proposals stand, if no longer run of them does: h_0 to h_P, `[R, P + 1]`."""
-    # `left` is the mass of what is left behind each, [R, P + 1].
-    left = torch.where(left.isnan(), weights, left)  # behind the text's end: no law, nothing is accepted there
-    return (left / (left + (1 - weights))).nan_to_num(nan=1.0)  # 0 / 0: p = q and w = 1, a longer run stands anyway

@@ -22,7 +22,6 @@ from hf_domino.decoding.caches import (
     activate_past_recording,
     attention_kind,
     crop_attention,
-    crop_attention_to,
     empty,
     end_past_recording,
     move_forward,
@@ -98,7 +97,7 @@ class TargetRunner:
                 if self.kwargs.get(name) is not None
             }
             logits, captured = self._forward(chunk, kwargs, chunk.shape[1], 1, is_first_iteration=True)
-            crop_attention(self.cache, 0)  # sliding-window layers shrink back to their window
+            crop_attention(self.cache, end)  # sliding-window layers shrink back to their window
             pieces.append(captured)
         return logits, tuple(torch.cat(layers, dim=1) for layers in zip(*pieces, strict=True))
 
@@ -189,7 +188,7 @@ class TargetRunner:
             if self._snapshot is not None:  # a round was broken off
                 self._snapshot.restore()
             # Also when nothing is dropped: sliding-window layers shrink back to their window here.
-            crop_attention_to(self.cache, self._settled or self.cache.get_seq_length())
+            crop_attention(self.cache, self._settled or self.cache.get_seq_length())
         end_past_recording(self.cache)
 
     def release(self) -> None:
@@ -197,16 +196,15 @@ class TargetRunner:
 
     def _rewind(self, num_kept: int, num_checked: int) -> None:
         """Drop the last positions of all rows."""
-        if self._snapshot is None or num_kept == num_checked:
-            crop_attention(self.cache, num_checked - num_kept)
-            return
-        self._snapshot.restore()
-        crop_attention(self.cache, num_checked)
-        assert self._block is not None
-        again = self._block[:, :num_kept]
-        kwargs = self._advanced(copy.copy(self.kwargs), num_kept - 1) if num_kept > 1 else self.kwargs
-        self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
-        crop_attention(self.cache, 0)
+        if self._snapshot is not None and num_kept < num_checked:
+            self._snapshot.restore()
+            crop_attention(self.cache, self._settled)
+            assert self._block is not None
+            again = self._block[:, :num_kept]
+            kwargs = self._advanced(copy.copy(self.kwargs), num_kept - 1) if num_kept > 1 else self.kwargs
+            self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
+        if num_kept < num_checked or any(self.cache.is_sliding):
+            crop_attention(self.cache, self._settled + num_kept)
 
     def _align(self, alignment: Alignment, kwargs: Mapping[str, Any]) -> None:
         kwargs = dict(kwargs)
@@ -217,6 +215,7 @@ class TargetRunner:
         real = alignment.padding_mask(self._device if mask is None else mask.device)
         kwargs["attention_mask"] = real if mask is None else real.to(mask.dtype) * mask
         alignment.align_cache(self.cache)
+        self._settled = self.cache.get_seq_length()
         self.kwargs = self._advanced(kwargs, 1)
 
     def _advanced(self, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:

@@ -81,12 +81,19 @@ class TokenLaw:
 
     def over(self, vocabulary: DraftVocabulary) -> TokenLaw:
         """The same law where only some tokens have logits: it takes and gives those `[..., D]`."""
-        return self._with(vocabulary=vocabulary)
+        # All of these may be forbidden, which some warpers refuse.
+        kept = zip(self.steps, self.processors, strict=True)
+        steps = [step for step, processor in kept if not (vocabulary.is_reduced and type(processor) in CHECKS_LAW)]
+        return self._with(vocabulary=vocabulary, steps=steps)
 
     def _with(self, **changed: Any) -> TokenLaw:
         law = copy.copy(self)
         vars(law).update(changed)
         return law
+
+    def run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
+        """Call a function of the law, prefixes and inputs; where shapes are fixed, as a stage of that name."""
+        return function(self, prefixes, *inputs)
 
     def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenLaw]:
         """Forbid beforehand what only depends on how long the text is.
@@ -172,16 +179,8 @@ class TokenLaw:
             else:
                 alone, changed = type(step) not in PREFIX_FREE, None
                 scores = scores.float()
-                scores = one_by_one(step, scores, prefixes, is_open) if alone else self._warp(step, scores, prefixes)
+                scores = one_by_one(step, scores, prefixes, is_open) if alone else step(prefixes.ids, scores)
         return scores.float()
-
-    def _warp(self, step: LogitsProcessor, scores: torch.Tensor, prefixes: Prefixes) -> torch.Tensor:
-        """Ask a processor that looks at the scores only."""
-        if not (self.vocabulary.is_reduced and type(step) in CHECKS_LAW):
-            return step(prefixes.ids, scores)
-        # What is forced may not be in a draft vocabulary, all of which is forbidden then.
-        is_lawless = scores.isneginf().all(dim=-1, keepdim=True)
-        return step(prefixes.ids, scores.masked_fill(is_lawless, 0.0)).masked_fill(is_lawless, -torch.inf)
 
 
 def stateful_processors(processors: Iterable[LogitsProcessor]) -> list[str]:

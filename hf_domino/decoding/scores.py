@@ -10,8 +10,6 @@ from functools import cached_property
 
 import torch
 
-from hf_domino.decoding.prefixes import Prefixes
-
 NewScores = Callable[..., torch.Tensor]  # of scores and of values beside them
 
 
@@ -52,16 +50,6 @@ class Scores:
         changed = new(self._flat[index], *values).to(self._flat)
         self._flat.scatter_(0, index.flatten(), changed.flatten())
 
-    def change_seen(self, prefixes: Prefixes, starts: list[int], new: NewScores) -> None:
-        """Replace the scores of the tokens that stand in each position's text, from a place on.
-
-        Args:
-            prefixes ([`Prefixes`]): R texts.
-            starts (`list[int]`): The place in each.
-            new (`Callable`): Gives new scores from old ones.
-        """
-        self.change(prefixes.ids, prefixes.between(starts), new)
-
     def add(self, amounts: torch.Tensor) -> None:
         """Add an amount `[R, V]` to the score of each token."""
         self.tensor.add_(amounts)
@@ -82,28 +70,17 @@ class CandidateScores(Scores):
         scores (`torch.Tensor`): `[R, M]`.
         vocab_size (`int`): All tokens there are.
         token_ids (`torch.Tensor`): The candidates, `[R, M]`.
-        seen (`Callable`): Which of them stand in the texts from some places on, `[R, M]` by column.
     """
 
-    def __init__(
-        self,
-        scores: torch.Tensor,
-        vocab_size: int,
-        token_ids: torch.Tensor,
-        seen: Callable[[list[int]], torch.Tensor],
-    ):
+    def __init__(self, scores: torch.Tensor, vocab_size: int, token_ids: torch.Tensor):
         super().__init__(scores)
-        self.vocab_size, self._token_ids, self._seen = vocab_size, token_ids, seen
+        self.vocab_size, self._token_ids = vocab_size, token_ids
 
     @cached_property
     def _ordered(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The candidates in ascending order, and the column of each."""
         token_ids, order = self._token_ids.sort(dim=1)
         return token_ids, order
-
-    def change_seen(self, prefixes: Prefixes, starts: list[int], new: NewScores) -> None:
-        """Replace the scores of the tokens that stand in each position's text, see [`Scores.change_seen`]."""
-        self.tensor.copy_(torch.where(self._seen(starts), new(self.tensor), self.tensor))
 
     def add(self, amounts: torch.Tensor) -> None:
         """Add an amount `[R, V]` to the score of each token."""

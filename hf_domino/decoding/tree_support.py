@@ -44,8 +44,8 @@ def why_chain(runner: TargetRunner, session: DraftSession, rule: Rule) -> str | 
         rule ([`Rule`]): Accepts proposals.
     """
     text = runner.target.text_config
-    if rule.why_chain is not None:
-        return rule.why_chain
+    if not rule.is_coupled:
+        return "the residual rule"
     if pool_size(session.drafter, session.law, is_tree=True) is None:
         return "logits processors that look at all tokens"
     if runner.kwargs.get("position_ids") is None:

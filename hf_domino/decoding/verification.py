@@ -10,14 +10,10 @@ Shapes: B rows of the batch, R rows still generated, P proposals, V vocabulary.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from hf_domino.decoding.lanes import Listener
 from hf_domino.decoding.noise import DraftNoise, StepNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose, race
@@ -74,61 +70,26 @@ def check_drawn(is_drawn: bool) -> None:
         )
 
 
-class Rule(ABC):
-    """What accepts the proposals of one call.
+class Rule:
+    """What accepts the proposals of one call: by the coupled rule, what the target chooses itself.
 
     `begin` comes once, before the first token is chosen, and `end` once, after the last. In between each round calls
     `begin_round` before it proposes, and then either `verify`, for all positions together, or `choose` for one position
     after the other. The first token of all is chosen by `choose`, without a round.
     """
 
-    why_chain: str | None = None  # why it verifies no trees
-    may_walk = False  # whether `choose` gives the same text as `verify`
-    draft_noise: DraftNoise | None = None  # to choose the round's proposals with; None for the likeliest tokens
+    is_coupled = True  # whether it verifies trees, and gives the same text by `choose` as by `verify`
 
-    def __init__(self, law: TokenLaw):
-        self.law = law
+    def __init__(self, law: TokenLaw, do_sample: bool):
+        self.law, self._do_sample = law, do_sample
+        self._steps: StepNoise | None = None
+        self._noise: torch.Tensor | None = None  # of the round's steps, [R, P + 1, V]; None where it does not sample
+        self._prompt_length = 0
 
     @property
-    def listener(self) -> Listener | None:
-        """What is told of each proposal that is drafted."""
-        return None
-
-    @abstractmethod
-    def begin(self, prefixes: Prefixes, vocab_size: int) -> None:
-        """Get ready for these rows."""
-
-    @abstractmethod
-    def begin_round(self, prefixes: Prefixes, most: int) -> None:
-        """Get ready for a round of at most so many proposals."""
-
-    @abstractmethod
-    def verify(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> Verification:
-        """Verify the round's proposals from the target's logits `[R, W, V]`."""
-
-    @abstractmethod
-    def choose(self, index: int, proposals: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Choose the token `[R, 1]` at one position of the round, by the target's processed scores `[R, 1, V]`."""
-
-    @abstractmethod
-    def end(self, num_steps: int) -> None:
-        """Leave all as plain generation would after so many steps."""
-
-
-Verify = Callable[[Prefixes, Tree, torch.Tensor, torch.Tensor | None], Verification]  # under the law of a call
-
-
-class CoupledRule(Rule):
-    """Accepts what the target chooses itself: drafts and target share the noise of each step, or have none."""
-
-    may_walk = True
-    draft_noise: torch.Tensor | None = None  # of the round's steps, [R, P + 1, V]
-
-    def __init__(self, law: TokenLaw, do_sample: bool, at_once: Verify | None = None):
-        super().__init__(law)
-        self._do_sample, self._at_once = do_sample, at_once or partial(verify, law)  # or that as a stage
-        self._steps: StepNoise | None = None
-        self._prompt_length = 0
+    def draft_noise(self) -> DraftNoise | None:
+        """What the round's proposals are chosen with; None for the likeliest tokens."""
+        return self._noise
 
     def begin(self, prefixes: Prefixes, vocab_size: int) -> None:
         """Begin the noise of a call, and of its first step."""
@@ -140,25 +101,25 @@ class CoupledRule(Rule):
         self.begin_round(prefixes, 0)
 
     def begin_round(self, prefixes: Prefixes, most: int) -> None:
-        """Take the noise of as many steps as the round may bring tokens."""
+        """Take the noise of as many steps as the round of at most so many proposals may bring tokens."""
         if self._steps is not None:
             steps = [length - self._prompt_length for length in prefixes.lengths]
-            self.draft_noise = self._steps.ahead(prefixes.rows, steps, most + 1)
+            self._noise = self._steps.ahead(prefixes.rows, steps, most + 1)
 
     def verify(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> Verification:
-        """See [`Rule`]."""
-        noise = None if self.draft_noise is None else self.draft_noise[:, : proposals.depth + 1]
-        return self._at_once(prefixes, proposals, logits, noise)
+        """Verify the round's proposals from the target's logits `[R, W, V]`."""
+        noise = None if self._noise is None else self._noise[:, : proposals.depth + 1]
+        return self.law.run("judge", verify, prefixes, proposals, logits, noise)
 
     def choose(self, index: int, proposals: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """See [`Rule`]."""
-        if self.draft_noise is None:
+        """Choose the token `[R, 1]` at one position of the round, by the target's processed scores `[R, 1, V]`."""
+        if self._noise is None:
             return choose(scores)
-        values, tokens = race(scores, self.draft_noise[:, index : index + 1])
+        values, tokens = race(scores, self._noise[:, index : index + 1])
         check_drawn(not bool(values.isnan().any()))
         return tokens
 
     def end(self, num_steps: int) -> None:
-        """See [`Rule`]: the default generator is left behind what was drawn for these steps."""
+        """Leave the default generator behind what plain generation draws for so many steps."""
         if self._steps is not None:
             self._steps.end(num_steps)

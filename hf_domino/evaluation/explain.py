@@ -28,7 +28,7 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.tree_support import why_chain
-from hf_domino.decoding.verification import CoupledRule
+from hf_domino.decoding.verification import Rule
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
@@ -172,7 +172,7 @@ def _explain(
     draft_hidden = draft_behind(drafter, target, input_ids, captured, torch.tensor([input_ids.shape[1] - 1]))
     # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
     size, session, chances = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state()), None
-    if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
+    if size is None or why_chain(runner, session, Rule(law, do_sample=False)) is not None:
         tree = Tree(DominoLanes(drafter, target, draft_hidden, prefixes, session.law).chain())
     else:
         tree = grow(DominoLanes(drafter, target, draft_hidden, prefixes, session.law, is_tree=True), size)

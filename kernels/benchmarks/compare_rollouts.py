@@ -98,7 +98,7 @@ def record(pair: Pair, num_blocks: int) -> Iterator[Block]:
         session, seen = DraftSession(pair.drafter, view, GREEDY), 0
         for stop in range(inputs["input_ids"].shape[1], ids.shape[1] - 1, ACCEPTED):
             session.observe(tuple(states[:, seen:stop] for states in captured), stop)
-            session.propose(Prefixes.of(ids[:, : stop + 1]))
+            session.propose(Prefixes.of(ids[:, : stop + 1]), pair.drafter.config.num_draft_tokens)
             draft_hidden, base_logits = view.seen
             yield Block(ids[0, stop : stop + 1], base_logits, draft_hidden)
             seen, num_blocks = stop, num_blocks - 1

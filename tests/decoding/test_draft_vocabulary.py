@@ -50,14 +50,15 @@ class Impossible(TargetModel):
 
 
 class Told:
-    """Keeps what it was told of each proposal, over all tokens."""
+    """Keeps the law that each proposal is drawn from, over all tokens; draws with given noise `[B, P, V]`."""
 
-    def __init__(self):
-        self.laws = []
+    def __init__(self, noise):
+        self.laws, self.noise = [], noise
 
     def __call__(self, scores, candidates):
-        probs = scores.softmax(dim=-1)
-        self.laws.append(torch.zeros(len(probs), VOCAB_SIZE).scatter(1, candidates, probs))
+        probs, place = scores.softmax(dim=-1), len(self.laws)
+        self.laws += torch.zeros(*probs.shape[:2], VOCAB_SIZE).scatter(2, candidates, probs).unbind(dim=1)
+        return self.noise[:, place : len(self.laws)].gather(2, candidates)
 
 
 def blocks(target, **overrides):
@@ -84,15 +85,15 @@ def test_drafts_are_those_of_a_target_that_never_says_the_others(tiny_qwen3, law
     law = TokenLaw(LogitsProcessorList(LAWS[law]))
     block, reference = blocks(tiny_qwen3, draft_pool_size=pool_size, **overrides)
     seen = set()
-    for noise in (None, torch.empty(3, 10, VOCAB_SIZE).exponential_()):
+    shared = torch.empty(3, 10, VOCAB_SIZE).exponential_()
+    for noise in (None, shared):
         expected = DominoLanes(*reference, law, noise).chain()
         found = DominoLanes(*block, law, noise).chain()
         assert torch.equal(found, expected)
         seen |= set(found.flatten().tolist())
-        told, wanted = Told(), Told()
-        listened = DominoLanes(*block, law, noise).chain(told)
-        assert torch.equal(listened, DominoLanes(*reference, law, noise).chain(wanted))
-        torch.testing.assert_close(torch.stack(told.laws), torch.stack(wanted.laws), rtol=1e-4, atol=1e-5)
+    told, wanted = Told(shared), Told(shared)
+    assert torch.equal(DominoLanes(*block, law, told).chain(), DominoLanes(*reference, law, wanted).chain())
+    torch.testing.assert_close(torch.stack(told.laws), torch.stack(wanted.laws), rtol=1e-4, atol=1e-5)
     assert seen <= set(IDS)
     assert len(seen) > 3
 

@@ -12,8 +12,8 @@ from test_processors import KINDS, V, numbers
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.laws import FixedLaw
+from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
 
 CAPACITY, CASES = 24, 12
@@ -44,7 +44,7 @@ def texts_of(ids, tokens, is_chain):
 def needs(processors):
     """What a recording is made for: the key, and shapes of what is held."""
     space = Space()
-    key = FixedLaw(TokenLaw(LogitsProcessorList(processors)), space).key
+    key = FixedLaw(LogitsProcessorList(processors), KnownStops(), space).key
     return key, {name: tensor.shape for name, tensor in space.held.items()}
 
 
@@ -69,13 +69,13 @@ def test_a_recording_plays_other_texts_and_numbers(kind, is_chain):
         for processors in two_of(kinds, draw):
             ids, tokens = torch.randint(V, (1, draw.randint(1, 12))), torch.randint(V, (1, len(PARENTS)))
             logits = (3 * torch.randn(1, len(PARENTS) + 1, V)).to(draw.choice([torch.float32, torch.bfloat16])).float()
-            fixed = FixedLaw(TokenLaw(processors), space)
+            fixed = FixedLaw(processors, KnownStops(), space)
             inputs = (logits, fixed.text(Prefixes.of(ids)), tokens)
             if recording is None:
                 buffers = tuple(tensor.clone() for tensor in inputs)
                 with Recording() as recording:
                     prefixes, tree = fixed.prefixes(buffers[1]), Tree(buffers[2], parents, 3)
-                    outputs = fixed.law.scores_behind(partial(tree.seen_by, prefixes), prefixes, buffers[0])
+                    outputs = fixed.scores_behind(partial(tree.seen_by, prefixes), prefixes, buffers[0])
             for buffer, tensor in zip(buffers, inputs, strict=True):
                 buffer.copy_(tensor)
             recording.replay()

@@ -7,8 +7,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 import domino_kernels
 from domino_kernels import dispatch
-from hf_domino.decoding.fused import fits_kernels
-from hf_domino.decoding.lanes import DominoLanes
+from hf_domino.decoding.lanes import DominoLanes, fits_kernels
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target.view import TargetModel

@@ -81,7 +81,7 @@ KINDS = {
         lambda row, ids: [(int(ids[-1]) + row) % V, 3 * len(ids) % V], 1
     ),
 }
-KNOWN = [kind for kind in KINDS if kind not in ("top k", "no infinities", "allowed")]
+KNOWN = [kind for kind in KINDS if kind not in ("decay", "top k", "no infinities", "allowed")]
 
 
 def numbers(scores):

@@ -149,7 +149,7 @@ def test_one_position_at_a_time_has_the_targets_law(draws_drafts):
     p, q = torch.tensor([0.1, 0.0, 0.9]), torch.tensor([0.5, 0.3, 0.2])
     scores, drafts = p.log().expand(DRAWS, 1, -1), q.log().expand(DRAWS, -1)
     if draws_drafts:
-        rule.listener(drafts, torch.arange(VOCAB).expand(DRAWS, -1))
+        rule.draft_noise(drafts[:, None], torch.arange(VOCAB).expand(DRAWS, 1, -1))
     drafted = sample(q.expand(DRAWS, -1))[:, None] if draws_drafts else drafts.argmax(dim=1, keepdim=True)
     for index in (0, 1):  # where one was drafted, and behind it
         tokens = rule.choose(index, drafted, scores)[:, 0]

@@ -13,7 +13,6 @@ from transformers import (
 
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.lanes import DominoLanes
-from hf_domino.decoding.noise import own_noise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.target.view import TargetModel
@@ -42,22 +41,15 @@ def exponential(block):
     return torch.empty(3, block[2].shape[1] + 1, VOCAB_SIZE).exponential_()
 
 
-def listened(block, law, noise):
-    """Proposals, and what was told of each."""
-    told = []
-    proposals = DominoLanes(*block, law, noise).chain(lambda *proposal: told.append(proposal))
-    assert len(told) == proposals.shape[1] == block[2].shape[1]
-    return proposals, told
-
-
 class Remembering:
-    """Keeps what it has drawn."""
+    """Keeps what it was told of each proposal, and what it has drawn for it."""
 
     def __init__(self):
-        self.drawn = []
+        self.told, self.drawn = [], []
 
-    def __call__(self, scores):
-        self.drawn.append(own_noise(scores))
+    def __call__(self, scores, token_ids):
+        self.told += zip(scores.unbind(dim=1), token_ids.unbind(dim=1), strict=True)
+        self.drawn.append(torch.empty_like(scores).exponential_())
         return self.drawn[-1]
 
 
@@ -102,7 +94,7 @@ def test_rows_are_drafted_as_if_each_were_alone(block, law, pool_size):
 def test_proposals_are_drawn_from_the_corrected_law(block, law, is_own):
     drafter, target, hidden, prefixes = block
     law, shared, own = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block), Remembering()
-    proposals, told = listened(block, law, own if is_own else shared)
+    proposals = DominoLanes(*block, law, own if is_own else shared).chain()
     noise = torch.cat(own.drawn, dim=1) if is_own else shared[:, :-1]
     rederived, anchors = Rederived(drafter, target.model), prefixes.last()[:, 0]
     skipped = torch.nn.functional.pad(hidden, (0, 0, drafter.config.label_offset, 0))
@@ -111,20 +103,21 @@ def test_proposals_are_drawn_from_the_corrected_law(block, law, is_own):
     for index in range(hidden.shape[1]):
         expected = law.scores(prefixes, logits[:, index : index + 1], proposals[:, :index])[:, 0]
         assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
-        scores, candidates = told[index]
-        assert torch.equal(candidates, torch.arange(VOCAB_SIZE).expand(3, -1))
-        torch.testing.assert_close(scores, expected, **SCORE_TOLERANCE)
+        if is_own:
+            scores, candidates = own.told[index]
+            assert torch.equal(candidates, torch.arange(VOCAB_SIZE).expand(3, -1))
+            torch.testing.assert_close(scores, expected, **SCORE_TOLERANCE)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("is_own", [False, True], ids=["shared noise", "own noise"])
-def test_proposals_of_a_pool_are_drawn_from_what_is_told(block, is_own):
-    law, shared, own = TokenLaw(LogitsProcessorList()), exponential(block), Remembering()
+def test_proposals_of_a_pool_are_drawn_from_what_is_told(block):
+    law, own = TokenLaw(LogitsProcessorList()), Remembering()
     block[0].config.draft_pool_size = 20
-    proposals, told = listened(block, law, own if is_own else shared)
-    for index, (scores, candidates) in enumerate(told):
+    proposals = DominoLanes(*block, law, own).chain()
+    assert len(own.told) == proposals.shape[1] == block[2].shape[1]
+    for index, (scores, candidates) in enumerate(own.told):
         assert scores.shape == candidates.shape == (3, 20)
-        drawn = choose(scores, own.drawn[index][:, 0] if is_own else shared[:, index].gather(1, candidates))
+        drawn = choose(scores, own.drawn[index][:, 0])
         assert torch.equal(candidates.gather(1, drawn[:, None])[:, 0], proposals[:, index])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import pytest
-import torch
 from calls_of_kinds import tree_of
 
 from hf_domino.decoding import drafting
@@ -23,20 +22,16 @@ def wide(tiny_llama):
 @pytest.fixture
 def rounds(monkeypatch):
     """What was drafted: the call's row, the text so far without padding, and the proposals or the tree."""
-    seen = []
+    seen, propose = [], drafting.DraftSession.propose
 
-    def recording(method):
-        def record(self, prefixes, *args, **kwargs):
-            found = method(self, prefixes, *args, **kwargs)
-            for index, (row, length) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
-                text = prefixes.ids[index, :length].tolist()
-                text = text[next(place for place, token in enumerate(text) if token != 2) :]
-                drafted = found[index].tolist() if isinstance(found, torch.Tensor) else tree_of(found, index)
-                seen.append((row, text, drafted, SHARPNESS))
-            return found
+    def record(self, prefixes, *args, **kwargs):
+        tree = propose(self, prefixes, *args, **kwargs)
+        for index, (row, length) in enumerate(zip(prefixes.rows, prefixes.lengths, strict=True)):
+            text = prefixes.ids[index, :length].tolist()
+            text = text[next(place for place, token in enumerate(text) if token != 2) :]
+            drafted = tree.tokens[index].tolist() if tree.chances is None else tree_of(tree, index)
+            seen.append((row, text, drafted, SHARPNESS))
+        return tree
 
-        return record
-
-    for name in ("propose", "grow"):
-        monkeypatch.setattr(drafting.DraftSession, name, recording(getattr(drafting.DraftSession, name)))
+    monkeypatch.setattr(drafting.DraftSession, "propose", record)
     return seen

@@ -10,53 +10,75 @@ Shapes: S capacity.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatten
+from transformers import LogitsProcessorList
 
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE, Effect
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.workspace import Workspace
+from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
-
-Found = TypeVar("Found")
 
 register_pytree_node(
     Tree, lambda tree: ([tree.tokens, tree.parents, tree.longest], None), lambda fields, _: Tree(*fields)
 )
 
 
-class FixedLaw:
-    """A law as part of a workspace's stages; what the target's and the drafts' law share is held in one place."""
+class FixedLaw(TokenLaw):
+    """A law as part of a workspace's stages.
 
-    def __init__(self, law: TokenLaw, workspace: Workspace):
-        self.law, self.key, self._workspace = law, law_key(law), workspace
-        for index, effect in enumerate(law.effects):
+    Args:
+        processors (`LogitsProcessorList`): As in [`TokenLaw`].
+        stops ([`KnownStops`]): Likewise.
+        workspace ([`Workspace`]): Holds what its stages read.
+    """
+
+    def __init__(self, processors: LogitsProcessorList, stops: KnownStops, workspace: Workspace):
+        super().__init__(processors, stops)
+        self._workspace = workspace
+        for index, effect in enumerate(self.effects):
             effect.hold(partial(_hold, workspace, f"law {index} {type(effect.processor).__name__}"))
 
-    def run(self, name: str, function: Callable[..., Found], prefixes: Prefixes, *inputs: object) -> Found:
-        """Call a function of the law, one row's prefixes and inputs: as a stage, where the law can be part of one."""
+    @property
+    def key(self) -> Hashable | None:
+        """Key of the stages that it is part of; None where it reads a result back, or asks a caller's function."""
+        parts: list[Hashable] = []
+        for step in self.steps:
+            if isinstance(step, Effect):
+                parts.append(step.key)
+            elif type(step) in PREFIX_FREE and type(step) not in CHECKS_LAW:  # which reads a result back
+                parts.append((type(step), *sorted(vars(step).items())))
+            else:
+                parts.append(None)
+        return None if None in parts else tuple(parts)
+
+    def run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
+        """See [`TokenLaw`]; of one row. What asks the host for noise is no stage, nor is a law without a key."""
         # Tensors are copied to where a graph reads them, and it is captured for all other inputs. What it returns is
         # written over by its next run.
-        if self.key is None:
-            return function(self.law, prefixes, *inputs)
         leaves, form = tree_flatten(inputs)
+        if (key := self.key) is None or any(map(callable, leaves)):
+            return function(self, prefixes, *inputs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
-        def stage(text: torch.Tensor, *tensors: torch.Tensor) -> Found:
+        def stage(text: torch.Tensor, *tensors: torch.Tensor) -> Any:
             given = iter(tensors)
             filled = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-            return function(self.law, self.prefixes(text), *tree_unflatten(filled, form))
+            return function(self, self.prefixes(text), *tree_unflatten(filled, form))
 
         fixed = [torch.Tensor if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return self._workspace.graphs((name, self.key, *fixed), stage, self.text(prefixes), *tensors)
+        found = self._workspace.graphs((name, key, *fixed), stage, self.text(prefixes), *tensors)
+        return replace(found) if isinstance(found, Tree) else found  # a tree keeps what it has worked out
 
     def text(self, prefixes: Prefixes) -> torch.Tensor:
         """Tokens of one row that the law reads: the last `[1, 1]`, or how many there are and all, `[1, 1 + S]`."""
-        if not self.law.needs_prefix:
+        if not self.needs_prefix:
             return prefixes.last()
         length = prefixes.longest
         text = torch.nn.functional.pad(prefixes.ids[:, :length], (1, self._workspace.capacity - length))
@@ -65,21 +87,8 @@ class FixedLaw:
 
     def prefixes(self, text: torch.Tensor) -> Prefixes:
         """The prefixes of a text, inside a stage."""
-        return Prefixes(text[:, 1:], text[:, :1], [0]) if self.law.needs_prefix else Prefixes.of(text)
+        return Prefixes(text[:, 1:], text[:, :1], [0]) if self.needs_prefix else Prefixes.of(text)
 
 
 def _hold(workspace: Workspace, effect: str, name: str, values: torch.Tensor) -> torch.Tensor:
     return workspace.hold(f"{effect} {name}", values.to(workspace.device))
-
-
-def law_key(law: TokenLaw) -> Hashable | None:
-    """Key of the stages that a law is part of; None where it reads a result back, or asks a caller's function."""
-    parts: list[Hashable] = []
-    for step in law.steps:
-        if isinstance(step, Effect):
-            parts.append(step.key)
-        elif type(step) in PREFIX_FREE and type(step) not in CHECKS_LAW:  # which reads a result back
-            parts.append((type(step), *sorted(vars(step).items())))
-        else:
-            parts.append(None)
-    return None if None in parts else tuple(parts)

@@ -8,7 +8,6 @@ Shapes: P proposals, W positions of a verification forward, H hidden size, L cap
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,13 +15,9 @@ import torch
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.lanes import Lanes
-from hf_domino.decoding.noise import DraftNoise
-from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
-from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -165,7 +160,6 @@ class StaticDraftSession(DraftSession):
         self._fixed, self._graphs = workspace.context, workspace.graphs
         ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
         self._ends, self._table = workspace.hold("ends", ends), None
-        self._law = FixedLaw(law, workspace)
         # [1, C, L * H], hidden states that the next drafted block puts into the context.
         self._pending: torch.Tensor | None = None
 
@@ -211,24 +205,3 @@ class StaticDraftSession(DraftSession):
         positions = (context.start + torch.arange(pending.shape[1], device=self.drafter.device))[None]
         features = self.drafter.fuse_context([pending])
         return self.drafter.kind.draft(self.target, anchors, context.length[None, None], features, positions, context)
-
-    def _choose(
-        self,
-        prefixes: Prefixes,
-        hidden: torch.Tensor,
-        noise: DraftNoise | None,
-        most: int,
-        choose: Callable[[Lanes], Any],
-        num_nodes: int | None = None,
-    ) -> Any:
-        """See [`DraftSession`]; as a stage, but for what the host is told of."""
-        if callable(noise):
-            return super()._choose(prefixes, hidden, noise, most, choose, num_nodes)
-
-        def stage(law: TokenLaw, prefixes: Prefixes, hidden: torch.Tensor, noise: torch.Tensor, *_: int | None) -> Any:
-            return choose(self._lanes(hidden, prefixes, law, noise, most, num_nodes is not None))
-
-        name = "rollout" if num_nodes is None else "grow"
-        found = self._law.run(name, stage, prefixes, hidden, noise, most, num_nodes)
-        # A tree keeps what it has worked out, and the stage's own is written over.
-        return replace(found) if isinstance(found, Tree) else found

@@ -93,20 +93,18 @@ def called(monkeypatch):
 
     monkeypatch.setattr(smollm2, "torchrun", note)
     monkeypatch.setattr(smollm2, "run_command", partial(note, 1))
-    monkeypatch.setattr(smollm2, "PARTS", 2)
-    monkeypatch.setattr(smollm2, "PROMPTS_PER_PART", 14)
+    monkeypatch.setattr(smollm2, "PARTS", (14, 14))
     return called
 
 
 def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_drafter, tiny_qwen3, monkeypatch):
-    trained = {kind: make_drafter(tiny_qwen3, projector_type=kind) for kind in ("domino", "dflash")}
-    monkeypatch.setattr(smollm2.DominoDraftModel, "from_pretrained", lambda run, dtype: trained[run.name].to(dtype))
+    trained = make_drafter(tiny_qwen3)
+    monkeypatch.setattr(smollm2.DominoDraftModel, "from_pretrained", lambda run, dtype: trained.to(dtype))
     (tmp_path / NAME).mkdir()
     (tmp_path / NAME / "config.json").touch()
     made = smollm2.SmolLM2Recipe(tmp_path, 2, None)
-    for kind in trained:
-        made.run_of(kind).mkdir(parents=True)
-        (made.run_of(kind) / CARD).write_text(f"# run\n\n{mark('training', RECORDED)}\n")
+    made.run_folder.mkdir(parents=True)
+    (made.run_folder / CARD).write_text(f"# run\n\n{mark('training', RECORDED)}\n")
     made.run()
     run = [words for _, *words in called]
     assert [words[0] for words in run] == ["data"] * 4 + ["train"] * 2 + ["bench"] * 4
@@ -120,21 +118,21 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
         rows = [row for _, row in read_records(tmp_path / "text" / f"{name}.parquet")]
         assert [list(row["input_ids"]) for row in rows] == [[5, 6, ord("c")], [5, 6, ord("t")]]
         assert all(("messages" in row) == (name == "evaluation") for row in rows)
-    for words, kind, shifted in zip(run[4:6], trained, ("true", "false"), strict=True):  # engines know no other DFlash
-        flags = {f"--projector_type={kind}", f"--shift_label={shifted}", "--per_device_train_batch_size=8"}
-        assert flags <= set(words)
+    first, further = run[4:6]
+    assert "--per_device_train_batch_size=8" in first
+    assert f"--drafter={tmp_path / 'runs' / 'smollm2'}" in further
+    assert f"--output_dir={tmp_path / 'runs' / 'smollm2'}" in first
     measured = [parse(words) for words in run[6:]]
     assert [(one.num_prompts, one.dtype, one.batch_size) for one in measured] == [
         (80, "bfloat16", 1), (20, "float32", 1), (20, "float32", 4), (20, "bfloat16", 1),
     ]  # fmt: skip
     assert all(one.resume and set(one.methods) <= set(MEASURABLE) for one in measured)
-    for kind in trained:
-        text = (made.drafter(kind) / CARD).read_text()
-        assert read_sections(text)["training"] == RECORDED
-        assert f"# {made.drafter(kind).name}\n" in text  # not the run's name
-        named = re.findall(r"`((?:hf_domino|model_cards)/\S+)`", text)
-        assert {ROOT / name for name in named} == {smollm2.SHORT_PROMPTS, smollm2.LONG_PROMPTS}
-    made.run("twin")
+    text = (made.drafter / CARD).read_text()
+    assert read_sections(text)["training"] == RECORDED
+    assert f"# {made.drafter.name}\n" in text  # not the run's name
+    named = re.findall(r"`((?:hf_domino|model_cards)/\S+)`", text)
+    assert {ROOT / name for name in named} == {smollm2.SHORT_PROMPTS, smollm2.LONG_PROMPTS}
+    made.run("drafter")
     assert len(called) == 10  # not again
     with pytest.raises(ValueError, match=r"--text must be a folder with train\*.parquet and evaluation.parquet"):
         smollm2.SmolLM2Recipe(tmp_path, 2, tmp_path / "nothing").write_text()

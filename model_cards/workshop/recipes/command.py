@@ -13,13 +13,13 @@ EXAMPLES = """\
   python model_cards/workshop recipe smollm2 --work smollm2-work --stage target
 """
 RECIPES = ("pair", "smollm2")
-STAGES = ("target", "data", "drafter", "twin", "rows", "card")
+STAGES = ("target", "data", "drafter", "rows", "card")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `python model_cards/workshop recipe`."""
     add = parser.add_argument
-    add("name", choices=RECIPES, help="a small target with both drafters from nothing, or drafters for SmolLM2")
+    add("name", choices=RECIPES, help="a small target with both drafters from nothing, or a drafter for SmolLM2")
     add("--work", type=Path, help="folder for intermediate results (default: NAME-work)")
     add("--processes", type=positive_int, default=os.cpu_count(), help="processes, one core each")
     add("--output", type=Path, help="pair: folder it is written to, model_cards in a checkout")

@@ -1,7 +1,8 @@
-"""A drafter for SmolLM2-135M-Instruct, from nothing: target, text in its own words, drafter and twin, rows, card.
+"""A drafter for SmolLM2-135M-Instruct, from nothing: target, text in its own words, drafter, rows, card.
 
 Every stage leaves its result in the work folder and is skipped if that is there. The work folder holds a pair then:
-`smollm2-135m-instruct` with its `-domino` and `-dflash` beside it.
+`smollm2-135m-instruct` with its `-domino` beside it. The drafter is trained twice: from nothing as two cores can, and
+further with convolutions and more text as a GPU can.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from pyarrow.parquet import write_table
 from hf_domino._common.whole_files import whole_file
 from hf_domino.data.writing import REPORT
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.pair import dflash_folder, domino_folder
+from hf_domino.pair import domino_folder
 from recipes.cards import write_smollm2_card
-from recipes.processes import HF_DOMINO, kind_flags, run_command, torchrun
+from recipes.processes import HF_DOMINO, run_command, torchrun
 from recipes.smollm2_target import NAME, SHORT_PROMPTS, fetch_target
 from recipes.smollm2_tasks import write_tasks
 
-RECIPE = Path(__file__).with_name("smollm2.yaml")
+RECIPE, GOING_ON = (Path(__file__).with_name(name) for name in ("smollm2.yaml", "smollm2_going_on.yaml"))
 LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")
 HELD_OUT = "evaluation.parquet"
-PARTS, PROMPTS_PER_PART, EVALUATION_ROWS = 7, 3072, 32  # each part is a file of its own
-ROWS_PER_STEP = 16  # over all processes, of which no more train
-SPEED = "prompt_lookup,dflash_adaptive,domino_adaptive,domino_lookup"
-EQUALITY = "dflash,domino,domino_lookup"
+PARTS = (3072, 3072, 16384)  # prompts of each, which is a file of its own; the last was written on a GPU
+EVALUATION_ROWS = 32
+ROWS_PER_STEP = (16, 64)  # over all processes, in each training
+SPEED = "prompt_lookup,domino_adaptive,domino_lookup"
+EQUALITY = "domino,domino_lookup"
 MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once, methods
     "results.jsonl": (SHORT_PROMPTS, 80, "bfloat16", 1, SPEED),
     "results-fp32.jsonl": (SHORT_PROMPTS, 20, "float32", 1, EQUALITY),
@@ -38,7 +40,7 @@ MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once, methods
     "results-long.jsonl": (LONG_PROMPTS, 20, "bfloat16", 1, SPEED),
 }
 # How it writes. Half of its answers are longer than 160 tokens; one that is cut is as good to learn from.
-WRITING = ("--max-new-tokens=384", "--keep-unended", "--batch-size=64")
+WRITING = ("--max-new-tokens=384", "--keep-unended", f"--batch-size={2048 if torch.cuda.is_available() else 64}")
 # Prompts without a nucleus: sorting 49 k logits for every token was half of the time on two cores.
 ASKING = ("--prompt-temperature=0.8", "--prompt-top-p=1")
 
@@ -57,8 +59,7 @@ class SmolLM2Recipe:
         return {
             "target": lambda: fetch_target(self.target),
             "data": self.write_text,
-            "drafter": lambda: self.train("domino"),
-            "twin": lambda: self.train("dflash"),
+            "drafter": self.train,
             "rows": self.measure,
             "card": self.write_cards,
         }
@@ -82,7 +83,7 @@ class SmolLM2Recipe:
                 raise ValueError(f"--text must be a folder with train*.parquet and {HELD_OUT}, got {str(self.text)!r}.")
             return self.text
         output = self.work / "text"
-        for part in range(PARTS):
+        for part in range(len(PARTS)):
             if not (output / f"train-{part}.parquet").exists():
                 self._write_part(part, output)
         return output
@@ -92,7 +93,7 @@ class SmolLM2Recipe:
 
         All but the first part keep out what is held out, too.
         """
-        count, held_out = PROMPTS_PER_PART // 2, output / HELD_OUT
+        count, held_out = PARTS[part] // 2, output / HELD_OUT
         kept_out = (SHORT_PROMPTS, LONG_PROMPTS, *([held_out] if part else []))
         how = (f"--seed={part}", f"--eval-rows={0 if part else EVALUATION_ROWS}", "--exclude", *map(str, kept_out))
         own = self._write(f"chats-{part}", f"--rows={count}", *ASKING, *how)
@@ -110,41 +111,45 @@ class SmolLM2Recipe:
             torchrun(self.processes, HF_DOMINO, "data", *what, *arguments)
         return output
 
-    def drafter(self, projector_type: str) -> Path:
-        """Folder of a drafter, beside the target's."""
-        return {"domino": domino_folder, "dflash": dflash_folder}[projector_type](self.target)
+    @property
+    def drafter(self) -> Path:
+        """Folder of the drafter, beside the target's."""
+        return domino_folder(self.target)
 
-    def run_of(self, projector_type: str) -> Path:
-        """Folder of a training."""
-        return self.work / "runs" / projector_type
+    @property
+    def run_folder(self) -> Path:
+        """Folder of the last training."""
+        return self.work / "runs" / GOING_ON.stem
 
-    def train(self, projector_type: str) -> Path:
-        """Train a drafter and save it as bf16 beside the target."""
-        output = self.drafter(projector_type)
-        if (output / "config.json").exists():
-            return output
-        run, data, processes = self.run_of(projector_type), self.write_text(), min(self.processes, ROWS_PER_STEP)
+    def train(self) -> Path:
+        """Train a drafter from nothing, go on with it, and save it as bf16 beside the target."""
+        if (self.drafter / "config.json").exists():
+            return self.drafter
+        data, beginning = self.write_text(), self.work / "runs" / RECIPE.stem
         texts = (f"--train_dataset={data}", "--train_split=train", f"--eval_file={data / HELD_OUT}")
-        batch = f"--per_device_train_batch_size={ROWS_PER_STEP // processes}"
-        folders = (f"--target={self.target}", f"--cache_hidden_states={self.work / 'states'}", f"--output_dir={run}")
-        torchrun(processes, HF_DOMINO, "train", str(RECIPE), *folders, *texts, *kind_flags(projector_type), batch)
-        drafter = DominoDraftModel.from_pretrained(run, dtype=torch.bfloat16)
-        drafter.save_pretrained(output, max_shard_size="15MB")
-        return output
+        states = (f"--cache_hidden_states={self.work / 'states'}",)  # the target is as dear as the drafter on two cores
+        trainings = ((RECIPE, beginning, states), (GOING_ON, self.run_folder, (f"--drafter={beginning}",)))
+        for rows, (recipe, run, more) in zip(ROWS_PER_STEP, trainings, strict=True):
+            processes = min(self.processes, rows)
+            batch = f"--per_device_train_batch_size={rows // processes}"
+            folders = (f"--target={self.target}", f"--output_dir={run}")
+            torchrun(processes, HF_DOMINO, "train", str(recipe), *folders, *texts, *more, batch)
+        drafter = DominoDraftModel.from_pretrained(self.run_folder, dtype=torch.bfloat16)
+        drafter.save_pretrained(self.drafter, max_shard_size="15MB")
+        return self.drafter
 
     def measure(self) -> Path:
-        """Measure drafter and twin on the prompts, short and long, in the target's dtype and in fp32."""
-        folder = self.drafter("domino")
+        """Measure the drafter on the prompts, short and long, in the target's dtype and in fp32."""
         for name, (prompts, count, dtype, at_once, methods) in MEASUREMENTS.items():
             what = (f"--target={self.target}", f"--dtype={dtype}", f"--methods={methods}")
             texts = (f"--prompts={prompts}", f"--num-prompts={count}", f"--batch-size={at_once}", "--max-new-tokens=64")
-            run_command(HF_DOMINO, "bench", *what, *texts, "--repeats=1", f"--rows={folder / name}", "--resume")
-        return folder
+            rows = f"--rows={self.drafter / name}"
+            run_command(HF_DOMINO, "bench", *what, *texts, "--repeats=1", rows, "--resume")
+        return self.drafter
 
     def write_cards(self) -> Path:
-        """Write the cards of both."""
-        write_smollm2_card(self.drafter("dflash"), self.run_of("dflash"))
-        return write_smollm2_card(self.drafter("domino"), self.run_of("domino"))
+        """Write its card."""
+        return write_smollm2_card(self.drafter, self.run_folder)
 
 
 def _join(folders: Sequence[Path], name: str, output: Path) -> None:

@@ -12,7 +12,6 @@ from hf_domino.data.chat import (
     UNANSWERED,
     Row,
     encode_chat,
-    encode_prompt,
     field_of,
     read_messages,
     read_string,
@@ -56,14 +55,6 @@ def encode_text(pieces: Iterable[str], tokenizer: Any, length: int) -> Iterator[
             left = left[length:]
     if left:
         yield _supervised(left)
-
-
-def encode_frame(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
-    """Encode an empty conversation, whose tokens stand in every row; without a template there are none."""
-    try:
-        return encode_prompt([{"role": "user", "content": ""}], tokenizer, template_kwargs)
-    except (ValueError, AttributeError):  # no template, or no tokenizer
-        return []
 
 
 def _check_tokenizer(tokenizer: Any) -> None:

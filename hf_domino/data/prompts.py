@@ -10,7 +10,7 @@ from typing import Any
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import Message, field_of, read_messages, read_string, read_tools, with_system
-from hf_domino.data.filters import Exclusions, NearCopies
+from hf_domino.data.filters import Exclusions, words_of
 from hf_domino.data.records import RECORD_SUFFIXES, Source, at, read_text
 
 ASSISTANT, USER, TOOL = "assistant", "user", "tool"
@@ -88,13 +88,17 @@ class Sieve:
     def __init__(self, exclusions: Exclusions):
         self.kept: list[Prompt] = []
         self.dropped: Counter[str] = Counter()
-        self._exclusions, self._copies = exclusions, NearCopies()
+        self._exclusions, self._seen = exclusions, set[tuple[str, ...]]()
 
     def add(self, prompt: Prompt, flaw: str | None) -> None:
         """Keep a prompt, unless it is known to have a flaw, or count why not."""
+        words = words_of(prompt.words)
         if flaw is None and self._exclusions.overlap(prompt.words):
             flaw = "excluded"
-        if flaw := flaw or self._copies.add(prompt.words):
+        elif flaw is None and words in self._seen:
+            flaw = "copy"
+        if flaw is not None:
             self.dropped[flaw] += 1
         else:
+            self._seen.add(words)
             self.kept.append(prompt)

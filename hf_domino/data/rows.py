@@ -38,7 +38,6 @@ REASONS = {
     "the loss falls)",
     "untold": "assistant turns that do not begin as the chat template asks for them, as with thinking where it is off "
     "(set --chat-template-kwargs to the mode of the text)",
-    "contaminated": "with text of the evaluation",
 }
 
 
@@ -54,7 +53,6 @@ class RowCounts:
         copies (`int`, *optional*, defaults to 0): Those among them that are equal to an earlier one.
         without_anchor (`int`, *optional*, defaults to 0): Left out: no two neighbouring supervised tokens.
         untold (`int`, *optional*, defaults to 0): Left out: assistant turns that begin otherwise than asked for.
-        contaminated (`int`, *optional*, defaults to 0): Left out: with text of the evaluation.
         first_left_out (`str`, *optional*): Where the first row stands that was left out.
     """
 
@@ -65,7 +63,6 @@ class RowCounts:
     copies: int = 0
     without_anchor: int = 0
     untold: int = 0
-    contaminated: int = 0
     first_left_out: str | None = None
 
     @property
@@ -79,8 +76,8 @@ class RowCounts:
         Example:
         ```python
         >>> from hf_domino.data import RowCounts
-        >>> RowCounts(records=5, rows=4, contaminated=1, first_left_out="a.jsonl, line 3").describe()
-        '1 of 5 rows are left out, the first is a.jsonl, line 3: 1 with text of the evaluation.'
+        >>> RowCounts(records=5, rows=5, cut=1).describe()
+        '1 of 5 rows are cut at max_length.'
 
         ```
         """

@@ -6,7 +6,7 @@ Apart from the arguments that use them, which need torch, so that help can list 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from hf_domino._common.dtypes import dtype_name, dtype_of
 
@@ -53,9 +53,6 @@ class DataArguments:
     )
     eval_split: str | None = option(None, "Like train_split.")
     max_eval_rows: int | None = option(None, "Most records of the evaluation to read.")
-    evaluation_leaks: Literal["drop", "error", "keep"] = option(
-        "drop", "Training rows with 13 tokens of evaluation text: drop, error or keep."
-    )
 
 
 @dataclass

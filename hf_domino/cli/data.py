@@ -113,5 +113,5 @@ def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, An
     except OSError:  # a target without one
         ends = (tokenizer.eos_token_id,)
     model = options.endpoint_model or options.target
-    writer = EndpointWriter(options.endpoint, model, tokenizer, ends)
+    writer = EndpointWriter(options.endpoint, model, ends)
     return writer, ends, TargetIdentity(name=model, tokenizer_size=len(tokenizer))

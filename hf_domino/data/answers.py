@@ -14,7 +14,7 @@ from hf_domino.data.prompts import ASSISTANT, Prompt
 from hf_domino.data.records import at
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Do, Rows
-from hf_domino.data.writers import NO_ROUND_TRIP, SEED_STRIDE, Sampling, Writer, Written
+from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer, Written
 
 TOO_LONG, UNENDED = "too long", "unended"
 FIRST_SEED = 500_000  # of a run's answers; below are those of its prompts
@@ -69,11 +69,8 @@ def _read(
         return encode_prompt(answer["messages"], tokenizer, {**template_kwargs, **prompt.tools})
 
 
-def _add(answer: dict[str, Any], read: list[int], text: Written | None, tokenizer: Any) -> None:
-    """Add what the target wrote, if it is known, behind what it read."""
-    if text is None:
-        answer["flaw"] = NO_ROUND_TRIP
-        return
+def _add(answer: dict[str, Any], read: list[int], text: Written, tokenizer: Any) -> None:
+    """Add what the target wrote behind what it read."""
     rows = answer["rows"]
     if not rows or read[: len(rows[-1]["input_ids"])] != rows[-1]["input_ids"]:
         rows.append({"input_ids": [], "loss_mask": []})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -40,15 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", **DTYPE, help="default: bfloat16 where the hardware has it, else float32")
     add("--device", help="default: cuda where there is a GPU, else cpu")
     add("--threads", type=positive_int, help="CPU threads of torch (default: as torch chooses)")
-    add("--shard", type=_shard, metavar="I/N", help="process I of N, from 0 (default: torchrun's)")
     add("--endpoint", help="address of a vLLM or SGLang server that writes")
     add("--endpoint-model", help="name of the target there (default: --target)")
-
-
-def _shard(text: str) -> tuple[int, int]:
-    if not (found := re.fullmatch(r"(\d+)/(\d+)", text)) or int(found[1]) >= int(found[2]):
-        raise argparse.ArgumentTypeError(f"must be I/N with I from 0 to N - 1, got {text!r}")
-    return int(found[1]), int(found[2])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     given = {option.name: getattr(options, option.name) for option in fields(WritingSettings)}
     settings = WritingSettings(**{name: value for name, value in given.items() if value is not None})
     options.target = find_target(options.target)
-    shard = options.shard or (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+    shard = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun's
     from transformers import AutoConfig, AutoTokenizer
 
     set_up(options.threads)

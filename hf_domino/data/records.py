@@ -175,10 +175,17 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _without_nulls(record: Any, place: str) -> Record:
-    """Drop the fields of a record that are null: a table fills in null where a record has no such field."""
+    """Drop what is null in a record: a table fills in null where a record has no such field."""
     if not isinstance(record, dict):
         raise ValueError(f"{place}: must be a JSON object, got {type(record).__name__}.")
-    return {name: value for name, value in record.items() if value is not None}
+    return _dropped(record)
+
+
+def _dropped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _dropped(item) for name, item in value.items() if item is not None}
+    is_of_objects = isinstance(value, list) and value and isinstance(value[0], dict)
+    return [_dropped(item) for item in value] if is_of_objects else value
 
 
 def _choose(split: str | None, names: Sequence[str], name: str) -> str:

@@ -26,8 +26,8 @@ from hf_domino import __version__
 from hf_domino._common.notices import notice
 from hf_domino._common.whole_files import whole_file, write_whole
 from hf_domino.data.chat import UNTOLD, Row
-from hf_domino.data.encoding import encode_record, encode_text
-from hf_domino.data.records import Source, at, from_files, from_table, read_text
+from hf_domino.data.encoding import encode_record
+from hf_domino.data.records import Source, at, from_files, from_table
 
 ROWS_FILE, COUNTS_FILE = "rows.arrow", "counts.json"
 ROWS_AT_ONCE, ROWS_PER_BATCH = 1024, 256
@@ -46,7 +46,7 @@ class RowCounts:
     """How many records were read, and what became of their rows.
 
     Args:
-        records (`int`, *optional*, defaults to 0): Records, or pieces of plain text, that were read.
+        records (`int`, *optional*, defaults to 0): Records that were read.
         rows (`int`, *optional*, defaults to 0): Rows that are left.
         tokens (`int`, *optional*, defaults to 0): Their tokens.
         cut (`int`, *optional*, defaults to 0): Those among them that were cut at the longest length.
@@ -159,7 +159,7 @@ def load_rows(
     A `.jsonl` file holds one object per line, a `.json` file a list of objects or the same lines, a `.parquet` file one
     in each row. An object has `text`, or `prompt` and `completion` (strings or messages; loss on the completion), or
     `messages` or `conversations` (loss on assistant tokens), or `input_ids` with `prompt_length` or `loss_mask` (what
-    [`write_data`] writes). Such rows are cut at `max_length`. Any other file is one text, cut into rows.
+    [`write_data`] writes). Rows are cut at `max_length`.
 
     Args:
         path (`str`, `Path`, a list of these, or `Source`): The file or files, or a [`~data.records.from_dataset`].
@@ -179,7 +179,7 @@ def load_rows(
     if not isinstance(path, Source):
         path = from_files([path] if isinstance(path, (str, Path)) else path)
     counts, template_kwargs = RowCounts(), dict(chat_template_kwargs or {})
-    records = itertools.islice(_encoded(path, tokenizer, max_length, template_kwargs), max_rows)
+    records = itertools.islice(_encoded(path, tokenizer, template_kwargs), max_rows)
     read = _sifted(records, max_length, vocab_size, counts)
     if (digest := path.fingerprint()) is None:
         rows = _table(list(read))
@@ -214,17 +214,12 @@ def encode_dataset(
     return load_rows(source, tokenizer, max_length, vocab_size, chat_template_kwargs=chat_template_kwargs)
 
 
-def _encoded(
-    source: Source, tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the rows of each record, or of each piece of a text, with its place."""
+def _encoded(source: Source, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the rows of each record with its place."""
     for place, record in source.records():
         with at(place):
             rows = encode_record(record, tokenizer, template_kwargs)
         yield place, rows
-    for path in source.texts:
-        for number, row in enumerate(encode_text(read_text(path), tokenizer, max_length), start=1):
-            yield f"{path}, piece {number}", [row]
 
 
 def _sifted(

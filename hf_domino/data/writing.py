@@ -20,7 +20,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
 from hf_domino.data.answers import TOO_LONG, UNENDED, write_answers
 from hf_domino.data.filters import Exclusions, distinct_ngram_ratio, loops
-from hf_domino.data.prompts import Prompt, Sieve, read_prompts, texts_of
+from hf_domino.data.prompts import Prompt, Sieve, prompt_of
 from hf_domino.data.records import Source, from_files
 from hf_domino.data.self_written import check_chat_template, find_user_turn, write_prompts
 from hf_domino.data.settings import WritingSettings
@@ -76,7 +76,7 @@ def write_data(
     """
     settings, output = settings or WritingSettings(), Path(output)
     given, excluded = from_files(prompts), from_files(exclude)
-    exclusions = Exclusions(texts_of(excluded))
+    exclusions = Exclusions(prompt_of(record, place).words for place, record in excluded.records())
     # Before the folder is theirs.
     if prompts:
         sieve = _sift(given, tokenizer, exclusions, settings)
@@ -99,7 +99,8 @@ def write_data(
 def _sift(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> Sieve:
     """Choose which of the given prompts are answered."""
     sieve = Sieve(exclusions)
-    for prompt in read_prompts(given, settings.plain, settings.system):
+    for place, record in given.records():
+        prompt = prompt_of(record, place, settings.plain, settings.system)
         if prompt.messages:
             check_chat_template(tokenizer)
         if settings.rows is not None and len(sieve.kept) == settings.rows:

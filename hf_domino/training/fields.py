@@ -43,7 +43,7 @@ class DataArguments:
 
     train_file: str | None = option(
         None,
-        "A .jsonl, .json, .parquet or text file, a folder, or a data set's Hub name, name:config.",
+        "A .jsonl, .json or .parquet file, a folder, or a data set's Hub name, name:config.",
         aliases=["--train_dataset", "--train-dataset"],
     )
     train_split: str | None = option(None, "Of a data set; train, if there are several.")

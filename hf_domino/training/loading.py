@@ -13,7 +13,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.from_target import within_window
 from hf_domino.data.packing import PackedRows
-from hf_domino.data.records import FILE_KINDS, RECORD_SUFFIXES, Source, from_dataset, from_files
+from hf_domino.data.records import RECORD_SUFFIXES, Source, from_dataset, from_files
 from hf_domino.data.rows import count_tokens, encode_dataset, load_rows, most_frequent
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.draft_vocabulary import d2t_of
@@ -45,8 +45,8 @@ def sources_of(data: DataArguments) -> dict[str, Source]:
             if not path.stat().st_size:
                 raise ValueError(f"{use}_file must hold at least one record, got {name!r}: it is empty.")
             sources[use] = from_files([name])
-        elif path.suffix in (*RECORD_SUFFIXES, ".txt"):
-            raise ValueError(f"{use}_file must be a {FILE_KINDS}, got {name!r}: there is none of that name.")
+        elif path.suffix in RECORD_SUFFIXES:
+            raise ValueError(f"{use}_file must be a file of records, got {name!r}: there is none of that name.")
         else:
             sources[use] = from_dataset(name, split, streaming=most is not None)
     return sources

@@ -162,17 +162,17 @@ def test_choices_are_what_they_stand_for():
     "command",
     [
         "generate word", "chat", "check", "bench", "data --target pycoder-13m --output out",
-        "train --target pycoder-13m --train_file t.txt --output_dir out",
+        "train --target pycoder-13m --train_file t.jsonl --output_dir out",
         "export --drafter pycoder-13m --output out", "check --drafter pycoder-13m --target tiny",
         "bench --twin pycoder-13m --target tiny",
-        "train --target tiny --drafter pycoder-13m --train_file t.txt --output_dir out",
+        "train --target tiny --drafter pycoder-13m --train_file t.jsonl --output_dir out",
         "export --target pycoder-13m --drafter tiny-domino --output out",
     ],
 )  # fmt: skip
 def test_every_command_takes_the_bundled_pair_by_its_name(command, tiny_pair_folder, tmp_path, monkeypatch, capsys):
     for name in ("tiny", "tiny-domino"):
         (tmp_path / name).symlink_to(tiny_pair_folder.with_name(name))
-    (tmp_path / "t.txt").write_text("text")
+    (tmp_path / "t.jsonl").write_text("{}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pair, "__file__", str(tmp_path / "site-packages/hf_domino/pair.py"))  # no checkout
     assert cli.main(command.split()) == cli.USER_ERROR

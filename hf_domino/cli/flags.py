@@ -39,7 +39,7 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False, several: 
     dtype, dtype_help = ("float32", "") if measures else (None, " (default: bfloat16 on a GPU, else float32)")
     threads, threads_help = (min(2, cores), "") if measures else (None, " (default: as torch chooses)")
     add = group.add_argument
-    add("--target", "--pair", help="folder or Hub name of the target (default: the bundled one)")
+    add("--target", help="folder or Hub name of the target (default: the bundled one)")
     again, again_help = ("append", "; given again, drafters of any kind are compared") if several else ("store", "")
     beside = "default: NAME-domino beside the target"
     add("--drafter", action=again, help=f"folder or Hub name of the drafter ({beside}){again_help}")

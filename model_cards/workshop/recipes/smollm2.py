@@ -124,7 +124,7 @@ class SmolLM2Recipe:
         if (output / "config.json").exists():
             return output
         run, data, processes = self.run_of(projector_type), self.write_text(), min(self.processes, ROWS_PER_STEP)
-        texts = (f"--train_dataset={data}", "--train_split=train", f"--eval_file={data / HELD_OUT}")
+        texts = (f"--train_file={data}", "--train_split=train", f"--eval_file={data / HELD_OUT}")
         batch = f"--per_device_train_batch_size={ROWS_PER_STEP // processes}"
         folders = (f"--target={self.target}", f"--cache_hidden_states={self.work / 'states'}", f"--output_dir={run}")
         torchrun(processes, HF_DOMINO, "train", str(RECIPE), *folders, *texts, *kind_flags(projector_type), batch)

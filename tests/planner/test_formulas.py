@@ -8,16 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_domino.planner import (
-    Costs,
-    alpha_for,
-    best_length,
-    break_even,
-    expected_tokens,
-    max_round_trip,
-    speed_ups,
-    survival_from,
-)
+from hf_domino.planner import Costs, alpha_for, expected_tokens, make_plan, survival_from
 
 NUM_ROUNDS = 40_000
 FIVE_SIGMA = 5 / NUM_ROUNDS**0.5  # of a mean over the rounds, in standard deviations of one
@@ -56,7 +47,7 @@ def test_speed_up_of_simulated_generation():
         clock += 2 + 4 * 0.5 + (11 + 4 * 0.3) + 1
     survival = survival_from(conditional)
     simulated = sum(tokens) * cost.plain / clock
-    assert speed_ups(survival, cost.by_length(len(survival)))[4] == pytest.approx(simulated, rel=0.02)  # 5 sigma
+    assert make_plan(survival, cost).rounds[4].speed_up == pytest.approx(simulated, rel=0.02)  # 5 sigma
 
 
 @given(st.floats(0, 0.999), lengths)
@@ -82,22 +73,10 @@ def test_impossible_probabilities_are_refused(alpha):
 @given(rates, costs)
 def test_best_length_is_the_fastest(conditional, cost):
     survival = survival_from(conditional)
-    seconds = cost.by_length(len(survival))
-    best = best_length(survival, seconds)
-    pace = [expected_tokens(survival[:length]) / seconds[length] for length in range(len(seconds))]
-    assert pace[best] == pytest.approx(max(pace))
-    assert speed_ups(survival, seconds)[best] >= 1  # plain decoding is among the lengths
-
-
-def test_best_length_takes_measured_costs_with_gaps():
-    survival = survival_from([0.9] * 4)
-    assert best_length(survival, [10, math.inf, 12, math.inf, 20]) == 2
-    assert best_length(survival, [10, math.inf, 40, math.inf, 60]) == 0
-
-
-def test_costs_of_other_lengths_are_refused():
-    with pytest.raises(ValueError, match=r"costs must have 3 entries, .*got 2"):
-        best_length([0.5, 0.2], [1.0, 2.0])
+    plan = make_plan(survival, cost)
+    pace = [expected_tokens(survival[:length]) / cost.of_round(length) for length in range(len(survival) + 1)]
+    assert pace[plan.best_length] == pytest.approx(max(pace))
+    assert plan.best.speed_up >= 1  # plain decoding is among the lengths
 
 
 @given(st.floats(0.01, 0.99), st.floats(0.01, 1), lengths)
@@ -105,16 +84,19 @@ def test_sequential_drafter_has_the_textbook_speed_up(alpha, share, length):
     survival = survival_from([alpha] * length)
     sequential = Costs(plain=7, rollout=share * 7, verify=7)
     tokens = (1 - alpha ** (length + 1)) / (1 - alpha)
-    assert speed_ups(survival, sequential.by_length(len(survival)))[-1] == pytest.approx(tokens / (1 + length * share))
+    speed_up = make_plan(survival, sequential).rounds[-1].speed_up
+    assert speed_up == pytest.approx(tokens / (1 + length * share))
 
 
 @given(lengths, costs)
 def test_break_even_gives_speed_up_one(length, cost):
-    alpha = break_even(length, cost)
+    def round_at(alpha):
+        return make_plan(survival_from([alpha] * length), cost).rounds[length]
 
     def speed_up(alpha):
-        survival = survival_from([alpha] * length)
-        return speed_ups(survival, cost.by_length(len(survival)))[length]
+        return round_at(alpha).speed_up
+
+    alpha = round_at(0.5).break_even
 
     if alpha is None:
         assert speed_up(1.0) < 1 + 1e-9
@@ -129,10 +111,10 @@ def test_speculation_pays_up_to_the_longest_round_trip(conditional, cost):
     survival = survival_from(conditional)
 
     def best_speed_up(round_trip):
-        seconds = replace(cost, round_trip=round_trip).by_length(len(survival))
-        return max(speed_ups(survival, seconds)[1:])
+        plan = make_plan(survival, replace(cost, round_trip=round_trip))
+        return max(entry.speed_up for entry in plan.rounds[1:])
 
-    longest = max_round_trip(survival, cost)
+    longest = make_plan(survival, cost).max_round_trip
     if longest is None:
         assert best_speed_up(0.0) < 1
     else:

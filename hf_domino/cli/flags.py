@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hf_domino.pair import Pair
 
 DTYPE: Any = {"type": dtype_name, "choices": DTYPES}  # how --dtype is read
-ENGINES = ("sglang", "vllm", "dflash")
+ENGINE_NAMES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")
 
 

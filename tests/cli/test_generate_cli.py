@@ -50,12 +50,6 @@ def test_generate_writes_plain_generations_text(prompt, choice, arguments, pair,
     torch.manual_seed(5)
     text = plain_text(pair, prompt, max_new_tokens=40, **arguments)
     call = [*choice.split(), "--max-new-tokens", "40", *flags]
-    assert cli.main(["generate", prompt, "--json", *call]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["text"], found["num_new_tokens"]) == (text, 40)
-    assert 1 + sum(found["acceptance_lengths"]) == 40
-    assert len(found["proposed"]) == len(found["copied"]) == len(found["acceptance_lengths"])
-    assert any(found["copied"]) == ("--lookup-tokens" in choice)
     monkeypatch.setattr(sys, "stdin", io.StringIO(prompt))
     assert cli.main(["generate", "-", *call]) == 0
     shown = capsys.readouterr()

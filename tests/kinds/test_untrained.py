@@ -49,7 +49,6 @@ def test_it_serves_a_pacer_and_processors(wide, drafter):
     ("use", "feature"),
     [
         (lambda drafter, target, folder: drafter.save_pretrained(folder), "save_pretrained"),
-        (lambda drafter, target, folder: drafter.push_to_hub("someone/it"), "save_pretrained"),
         (lambda drafter, target, folder: drafter.export(folder), "export"),
         (lambda drafter, target, folder: hf_domino.check_fit(drafter, target), "check_fit"),
         (lambda drafter, target, folder: hf_domino.explain_round(drafter, target, PROMPTS[0][None]), "explain_round"),

@@ -72,10 +72,10 @@ def test_a_batch_is_lossless(pair):
 def test_bf16_differs_at_near_ties_only():
     """Forwards over a block and over one token round differently, so bf16 text may part where two tokens tie."""
     pair = load_pair(FOLDER, dtype=torch.bfloat16)
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         for prompt in read_prompts(FOLDER / "prompts.jsonl"):
             generate(pair, prompt["text"], 64, assistant_model=pair.drafter)
-    assert (report.failures, report.suspicious) == ([], [])
+    assert report.suspicious == []
 
 
 def test_prompts_are_what_their_hashes_say():

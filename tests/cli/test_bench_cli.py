@@ -194,8 +194,8 @@ def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, bench, monkeypatc
     parting = Mismatch(call=0, row=0, position=5, token=1, expected=2, margin=margin, tie=1e-5)
 
     @contextmanager
-    def shadow(share):
-        yield ShadowReport(share, mismatches=[parting])
+    def shadow():
+        yield ShadowReport(mismatches=[parting])
 
     monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.torch.equal", lambda first, second: first is second)
     monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.shadow", shadow)

@@ -33,7 +33,7 @@ def test_a_second_turn_and_a_rewound_cache_write_plain_text(wide, drafter):
 
 def test_it_copies_from_the_text_too(wide, drafter):
     ids = torch.arange(5, 15).repeat(3)[None]
-    with hf_domino.shadow(share=1.0) as report:
+    with hf_domino.shadow() as report:
         generate(wide, drafter.view(draft_length="adaptive"), ids, prompt_lookup_num_tokens=5)
     assert (report.num_calls, report.mismatches) == (1, [])
 

@@ -118,7 +118,7 @@ class Bench:
     def _partings(self, inputs: Any, call: Arguments, seed: int) -> list[dict[str, Any]]:
         """Where texts part from the target's own, and how near to a tie that is."""
         torch.manual_seed(seed)
-        with shadow(share=1.0) as report:
+        with shadow() as report:
             self.pair.target.generate(**inputs, **call)
         return [
             {

@@ -127,15 +127,6 @@ def decode_by_default(
 # --- by name ----------------------------------------------------------------------------------------------------
 
 
-def check_names(model: Any, assistant_model: Any, **options: Any) -> None:
-    """Refuse at once names that are neither folders nor on the Hub; options are those of `pipeline`."""
-    places: dict[str, Any] = {key: options[key] for key in ("token", "local_files_only") if key in options}
-    places["cache_dir"] = (options.get("model_kwargs") or {}).get("cache_dir")
-    if isinstance(model, (str, os.PathLike)):
-        check_source(os.fspath(model), "model", revision=options.get("revision"), **places)
-    check_source(os.fspath(assistant_model), "assistant_model", **places)
-
-
 def pipeline_drafter(
     target: PreTrainedModel, assistant: Any, download: Mapping[str, Any] | None = None
 ) -> DominoDraftModel | None:

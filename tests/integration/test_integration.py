@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from builders import PAD
 from oracle import oracle, proposed
 from peft import LoraConfig, get_peft_model
@@ -188,8 +187,6 @@ def functions():
     names = {
         GenerationMixin: ("_validate_generation_mode", "_assisted_decoding", "_sample"),
         pipelines_base: ("load_assistant_model",),
-        transformers.pipelines: ("pipeline", "load_model"),
-        transformers: ("pipeline",),
     }
     return [getattr(owner, name) for owner, names in names.items() for name in names]
 

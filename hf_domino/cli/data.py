@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", required=True, help="folder or Hub name of the target")
     add("--output", type=Path, required=True, help="folder for train.jsonl, evaluation.jsonl, report.json")
-    add("--overwrite", action="store_true", help="start a folder with other settings again")
     add = parser.add_argument_group("prompts (by default a chat model writes its own)").add_argument
     add("--prompts", type=Path, nargs="+", default=[], help=f"records with {PROMPT_FIELDS}")
     add("--exclude", type=Path, nargs="+", default=[], help="files of prompts to keep out")
@@ -70,9 +69,7 @@ def run(options: argparse.Namespace) -> int:
     writer, ends, identity = (_from_endpoint if options.endpoint else _from_target)(options, tokenizer)
     texts = settings, options.prompts, options.exclude
     is_first = shard[0] == 0
-    report = write_data(
-        writer, tokenizer, ends, options.output, *texts, identity, shard, is_first, overwrite=options.overwrite
-    )
+    report = write_data(writer, tokenizer, ends, options.output, *texts, identity, shard, is_first)
     if is_first:
         print(json.dumps(report, indent=1))
     return 0

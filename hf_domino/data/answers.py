@@ -31,7 +31,7 @@ def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, set
     size = settings.batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
 
-    def make(unit: int) -> tuple[Rows, int]:
+    def make(unit: int) -> Rows:
         temperature = settings.temperatures[unit % len(settings.temperatures)]
         sampling = Sampling(settings.max_new_tokens, temperature)
         answers: Rows = [
@@ -53,7 +53,7 @@ def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, set
                 texts = writer.write([read for _, read in fitting], sampling, seed)
                 for (answer, read), text in zip(fitting, texts, strict=True):
                     _add(answer, read, text, tokenizer)
-        return answers, sum(sum(row["loss_mask"]) for answer in answers for row in answer["rows"])
+        return answers
 
     return do("answers", len(batches), make)
 

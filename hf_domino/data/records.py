@@ -17,7 +17,6 @@ from hf_domino._common.refusal import refusal
 Record = dict[str, Any]
 PlacedRecord = tuple[str, Record]  # where it stands, and the record
 RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
-SETTINGS_SUFFIX = ".settings.json"  # of a text that a target wrote, beside it
 PARQUET_ROWS = 256  # of wide rows too, a batch stays small
 # Columns that are read of a table; images least of all.
 FIELDS = (
@@ -71,9 +70,6 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False) -
         builder = datasets.load_dataset_builder(path, config or None)
         files = {str(key): list(value) for key, value in (builder.config.data_files or {}).items()}
     chosen = _choose(split, list(files or builder.info.splits or ()), name)
-    # Files that are here and of our kinds are read by us, whose errors name the line.
-    if chosen in files and all(Path(file).is_file() and Path(file).suffix in RECORD_SUFFIXES for file in files[chosen]):
-        return from_files([file for file in files[chosen] if not file.endswith(SETTINGS_SUFFIX)])
 
     def records() -> Iterator[PlacedRecord]:
         with _told(name):

@@ -76,14 +76,13 @@ def write_prompts(
             )
         asked = math.ceil(missing / max(share, LEAST_KEPT) * (1 if number == 1 else SPARE))
 
-        def make(unit: int, first=num_units, asked=asked, beginnings=beginnings) -> tuple[Rows, int]:
+        def make(unit: int, first=num_units, asked=asked, beginnings=beginnings) -> Rows:
             places = range((first + unit) * size, first * size + min((unit + 1) * size, asked))
             texts = [beginnings[place % len(beginnings)] for place in places]
             begun = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
             seed = settings.seed * SEED_STRIDE + first + unit
             written = writer.write([opening + ids for ids in begun], sampling, seed)
-            rows = [{"ids": ids + text.ids, "ended": text.ended} for ids, text in zip(begun, written, strict=True)]
-            return rows, sum(len(text.ids) for text in written)
+            return [{"ids": ids + text.ids, "ended": text.ended} for ids, text in zip(begun, written, strict=True)]
 
         count, before = math.ceil(asked / size), len(sieve.kept)
         for row in do(f"prompts-{number}", count, make):

@@ -98,13 +98,12 @@ def test_without_a_pair_a_target_is_asked_for(monkeypatch, tmp_path, capsys):
 
 
 def test_a_chat_is_one_conversation(flags, capsys, monkeypatch):
-    said = io.StringIO("def f(x):\n/stats\n/what\n    y\n/new\n/quit\nnever read\n")
+    said = io.StringIO("def f(x):\n/what\n    y\n/new\n/quit\nnever read\n")
     monkeypatch.setattr(sys, "stdin", said)
     assert cli.main(["chat", "--max-new-tokens", "8", "--temperature", "0", *flags]) == 0
     shown = capsys.readouterr().err
     assert "has no chat template: it goes on with what you write" in shown
     assert shown.count("8 tokens in") == 2
-    assert "acceptance rate at" in shown
     assert shown.count("/new: forget the conversation") == 2  # at the start, and for what it does not know
     assert said.read() == "never read\n"
     assert cli.main(["chat", "--system", "Be brief.", *flags]) == cli.USER_ERROR

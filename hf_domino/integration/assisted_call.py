@@ -31,7 +31,6 @@ from hf_domino.target.compatibility import check_drafter, check_target, drafter_
 from hf_domino.target.identity import check_recorded, recognise
 from hf_domino.target.view import input_device
 
-FOLDER = "drafter"  # in the target's own repository
 _named: WeakKeyDictionary[PreTrainedModel, dict[tuple, DominoDraftModel]] = WeakKeyDictionary()
 
 
@@ -152,16 +151,13 @@ def pipeline_drafter(
 def named(target: PreTrainedModel, name: Any, download: Mapping[str, Any] | None = None) -> DominoDraftModel:
     """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes."""
     loaded, download = _named.setdefault(target, {}), dict(download or {})
-    files = (Path(name).absolute() / CONFIG, Path(name).absolute() / FOLDER / CONFIG)
-    saved = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file())  # none of a name on the Hub
-    of_hub = (download.get("revision"), download.get("subfolder"))
-    key = (saved or os.fspath(name), target.dtype, input_device(target), *of_hub)
+    file = Path(name).absolute() / CONFIG
+    saved = (file, file.stat().st_mtime_ns) if file.is_file() else os.fspath(name)  # the second on the Hub
+    key = (saved, target.dtype, input_device(target), download.get("revision"), download.get("subfolder"))
     if key not in loaded:
-        in_folder = download | {"subfolder": FOLDER}
-        found = pipeline_drafter(target, name, download) or pipeline_drafter(target, name, in_folder)
+        found = pipeline_drafter(target, name, download)
         if found is None:
-            expected = f"a folder or Hub name with a drafter in it, or in its folder {FOLDER!r}"
             remedy = "A model of another kind must be loaded first."
-            raise refusal("the name of a drafter", expected, os.fspath(name), remedy)
+            raise refusal("the name of a drafter", "that of a folder or on the Hub", os.fspath(name), remedy)
         loaded[key] = found
     return loaded[key]

@@ -347,7 +347,7 @@ def test_a_name_of_no_drafter(tiny_qwen3, saved_pair, tmp_path):
     for name, message in (
         (
             saved_pair[0],
-            "the name of a drafter must be a folder or Hub name.*, got '/.*must be loaded first",
+            "the name of a drafter must be that of a folder or on the Hub, got '/.*must be loaded first",
         ),
         (tmp_path / "nothing", r"assistant_model must be a folder or a Hub name, got '/.*nothing'"),
     ):

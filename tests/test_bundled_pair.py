@@ -45,7 +45,7 @@ def check_prompts(pair: Pair, prompts: list[dict], max_new_tokens: int) -> list[
 def test_the_drafters_name_their_target(pair):
     for drafter in (pair.drafter, pair.twin):
         recorded = TargetIdentity.recorded_in(drafter.config)
-        assert replace(recorded, dtype=None) == replace(identify(pair.target, pair.tokenizer), dtype=None)
+        assert replace(recorded, dtype=None) == replace(identify(pair.target), dtype=None)
 
 
 def test_greedy_is_lossless_on_some_prompts(pair):

@@ -88,7 +88,7 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
     check_device(device)
     dtype = dtype_of(options.dtype) if options.dtype else fast_dtype(device)
     target = AutoTarget.from_pretrained(options.target, dtype=dtype).to(device).eval()
-    return TargetWriter(target, CHUNK), ends_of(target.generation_config), identify(target, tokenizer)
+    return TargetWriter(target, CHUNK), ends_of(target.generation_config), identify(target)
 
 
 def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
@@ -103,4 +103,4 @@ def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, An
         ends = (tokenizer.eos_token_id,)
     model = options.endpoint_model or options.target
     writer = EndpointWriter(options.endpoint, model, ends)
-    return writer, ends, TargetIdentity(name=model, tokenizer_size=len(tokenizer))
+    return writer, ends, TargetIdentity(name=model)

@@ -96,9 +96,8 @@ def _check_range(field: str, value: Any, low: float, high: float | None = None, 
 def _check_sizes(config: DominoConfig) -> None:
     for field, allowed in SIZES.items():
         _check_range(field, getattr(config, field), *allowed)
-    for field in ("draft_pool_size", "target_tokenizer_size"):
-        if getattr(config, field) is not None:
-            _check_range(field, getattr(config, field), 1)
+    if config.draft_pool_size is not None:
+        _check_range("draft_pool_size", config.draft_pool_size, 1)
     if (nodes := config.draft_tree_size) not in (None, ADAPTIVE):
         _check_range("draft_tree_size", nodes, 1, MOST_DRAFTED, f"or {ADAPTIVE!r}, or None")
     tokens, drafted = f"vocab_size={config.vocab_size}", f"num_draft_tokens={config.num_draft_tokens}"

@@ -41,7 +41,7 @@ def check_call(
     # Transformers' own assisted loop takes neither several sequences at once nor recurrent states; ours does both.
     drafter = mode_kwargs["assistant_model"]
     check_generation(target, drafter, generation_config, generation_mode)
-    recognise(drafter.config, target, mode_kwargs.get("tokenizer"))
+    recognise(drafter.config, target)
     # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
     mode_kwargs.pop("assistant_tokenizer", None)
     return GenerationMode.SAMPLE

@@ -92,10 +92,8 @@ def card_for(
 
 
 def _training(folder: Path, section: str | None) -> str | None:
-    """Keep the card's section of training, which says more, unless the trainer has recorded something else since."""
-    if not (folder / STATE).is_file():
+    """Keep the card's section of training, which says more than what the trainer recorded."""
+    if section or not (folder / STATE).is_file():
         return section
     state = TrainerState.load_from_json(str(folder / STATE))
-    if section and set(training_section(state).splitlines()) <= set(section.splitlines()):
-        return section
     return training_section(state, figure=FIGURE if (folder / FIGURE).is_file() else None)

@@ -1,4 +1,4 @@
-"""When speculation pays: tokens per round, speed-up, best length, break-even acceptance, networks.
+"""When speculation pays: tokens per round, speed-up, best length, break-even acceptance.
 
 `survival[k]` is the probability that proposals 0 to k are all accepted, as measured by
 `drafter.stats.acceptance_rate_at`. With one acceptance probability a, survival is a, a^2, ..., and tokens per round are
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
 
@@ -78,8 +78,7 @@ class Costs:
     """What a round costs, in seconds.
 
     A DFlash drafter has `draft` alone, ours also `rollout`. A sequential one that takes the share c of a plain token
-    has a `rollout` of c * `plain`, and with `verify` = `plain` the textbook's speed-up E / (1 + k c). With drafter and
-    target in separate pools a round also takes one network round trip, what it carries included.
+    has a `rollout` of c * `plain`, and with `verify` = `plain` the textbook's speed-up E / (1 + k c).
 
     Args:
         plain (`float`): One token of the target alone.
@@ -87,7 +86,6 @@ class Costs:
         verify_slope (`float`, *optional*, defaults to 0): Verification of each further position.
         draft (`float`, *optional*, defaults to 0): The backbone, once per round.
         rollout (`float`, *optional*, defaults to 0): The sequential part of the drafter, per proposal.
-        round_trip (`float`, *optional*, defaults to 0): Network latency, there and back.
     """
 
     plain: float
@@ -95,7 +93,6 @@ class Costs:
     verify_slope: float = 0.0
     draft: float = 0.0
     rollout: float = 0.0
-    round_trip: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -104,7 +101,7 @@ class Costs:
 
     def of_round(self, length: int) -> float:
         """Return the seconds of a round with `length` proposals; 0 is one plain token."""
-        drafted = self.draft + self.verify + self.round_trip + length * (self.rollout + self.verify_slope)
+        drafted = self.draft + self.verify + length * (self.rollout + self.verify_slope)
         return drafted if length else self.plain
 
 
@@ -139,16 +136,11 @@ class Plan:
         costs ([`Costs`]): What a round costs.
         rounds (`tuple[Round, ...]`): One entry for each of 0 to P proposals.
         best_length (`int`): The fastest; 0 is plain decoding.
-        side_by_side_speed_up (`float`): Best speed-up without a network.
-        max_round_trip (`float`, *optional*): Seconds of the longest network round trip at which some length is still as
-            fast as plain decoding; None if speculation does not pay without any either.
     """
 
     costs: Costs
     rounds: tuple[Round, ...]
     best_length: int
-    side_by_side_speed_up: float
-    max_round_trip: float | None
 
     @property
     def best(self) -> Round:
@@ -180,19 +172,17 @@ def make_plan(survival: Sequence[float], costs: Costs) -> Plan:
                 f"acceptance_rate_at must not rise with the position, got {rate} at {position} after {before}. "
                 "Conditional rates, among rounds that accepted all before, go to survival_from, or to --alpha."
             )
-    near, rounds, spare = replace(costs, round_trip=0.0), [], []
+    rounds = []
     for length, tokens in enumerate(accumulate(survival, initial=1.0)):
         seconds = costs.of_round(length)
         even = alpha_for(seconds / costs.plain, length) if length else None
         rounds.append(Round(length, tokens, seconds, tokens / seconds, tokens * (costs.plain / seconds), even))
-        spare.append(tokens * costs.plain - near.of_round(length))
-    gains, longest = [entry.speed_up for entry in rounds], max(spare[1:])
-    side_by_side = max(entry.tokens * costs.plain / near.of_round(entry.length) for entry in rounds)
-    return Plan(costs, tuple(rounds), gains.index(max(gains)), side_by_side, longest if longest >= 0 else None)
+    gains = [entry.speed_up for entry in rounds]
+    return Plan(costs, tuple(rounds), gains.index(max(gains)))
 
 
 def conclusions(plan: Plan) -> list[str]:
-    """Say in sentences what is best, from which acceptance on, and what the network does to it.
+    """Say in sentences what is best, and from which acceptance on.
 
     Args:
         plan ([`Plan`]): As of [`make_plan`].
@@ -210,13 +200,7 @@ def conclusions(plan: Plan) -> list[str]:
             f"Break-even: with {_proposals(easiest)} it pays from acceptance probability {easiest.break_even:.2f} on; "
             f"here it is {alpha_for(easiest.tokens, easiest.length):.2f}."
         )
-    limit = "no round trip is short enough"
-    if plan.max_round_trip is not None:
-        limit = f"it pays for round trips of up to {plan.max_round_trip * 1e3:.1f} ms"
-    network = f"it leaves {plan.best.speed_up:.2f} x of {plan.side_by_side_speed_up:.2f} x on one machine; {limit}"
-    if not plan.costs.round_trip:
-        network = f"none; with drafter and target in separate pools {limit}"
-    return [best, even, f"Network: {network}."]
+    return [best, even]
 
 
 def _proposals(entry: Round) -> str:

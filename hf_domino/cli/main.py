@@ -29,7 +29,7 @@ COMMANDS = {
     "bench": ("hf_domino.cli.bench", "Measure every way to generate on your model, in one process."),
     "plan": (
         "hf_domino.cli.plan",
-        "Say whether speculation pays, how many proposals are best, and over which network.",
+        "Say whether speculation pays, and how many proposals are best.",
     ),
     "find": ("hf_domino.cli.find", "List drafters on the Hub for a target, and say which of them load."),
     "push": ("hf_domino.cli.push", "Write a drafter's card from its rows, and publish its folder on the Hub."),

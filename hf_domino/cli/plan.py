@@ -1,4 +1,4 @@
-"""`hf-domino plan`: does speculation pay, with how many proposals, and across which network.
+"""`hf-domino plan`: does speculation pay, and with how many proposals.
 
 Fed by rows of `hf-domino bench`, by numbers, or by rows in which numbers take the place of some.
 """
@@ -17,12 +17,12 @@ from hf_domino.planner import Costs, Plan, conclusions, make_plan, survival_from
 
 EXAMPLES = """\
   hf-domino plan --rows rows.jsonl --method domino
-  hf-domino plan --alpha 0.8 --t-plain 10 --t-verify 10 12.9 --t-draft 1.6 --t-rollout 0.3 --network 5
+  hf-domino plan --alpha 0.8 --t-plain 10 --t-verify 10 12.9 --t-draft 1.6 --t-rollout 0.3
 """
 
 DEFAULT_LENGTH = 16  # proposals per round of the published drafters
 MS = 1e-3  # in seconds
-TIMES = ("plain", "draft", "rollout", "round_trip")  # flags of one number, by the fields of `Costs`
+TIMES = ("plain", "draft", "rollout")  # flags of one number, by the fields of `Costs`
 HEADS = ("proposals", "tokens per round", "ms per round", "tokens/s", "speed-up", "break-even acceptance")
 
 
@@ -40,8 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--t-verify", type=float, nargs="+", help="verification; or two, of 1 and of num-draft-tokens + 1 positions")
     add("--t-draft", type=float, dest="draft", help="the drafter's parallel part, per round")
     add("--t-rollout", type=float, dest="rollout", help="its sequential part, per proposal; 0 for DFlash")
-    network_help = "round trip of a round between drafter and target in separate pools, what it carries included"
-    add("--network", type=float, dest="round_trip", help=network_help)
 
 
 def run(options: argparse.Namespace) -> None:

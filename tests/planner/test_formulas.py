@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,6 @@ costs = st.builds(
     verify_slope=times,
     draft=times,
     rollout=times,
-    round_trip=times,
 )
 
 
@@ -41,10 +39,10 @@ def simulate(conditional, seed=0):
 
 def test_speed_up_of_simulated_generation():
     conditional = [0.9, 0.8, 0.7, 0.6]
-    cost = Costs(plain=10, verify=11, verify_slope=0.3, draft=2, rollout=0.5, round_trip=1)
+    cost = Costs(plain=10, verify=11, verify_slope=0.3, draft=2, rollout=0.5)
     clock, tokens = 0.0, simulate(conditional, seed=1)
     for _ in tokens:
-        clock += 2 + 4 * 0.5 + (11 + 4 * 0.3) + 1
+        clock += 2 + 4 * 0.5 + (11 + 4 * 0.3)
     survival = survival_from(conditional)
     simulated = sum(tokens) * cost.plain / clock
     assert make_plan(survival, cost).rounds[4].speed_up == pytest.approx(simulated, rel=0.02)  # 5 sigma
@@ -106,24 +104,8 @@ def test_break_even_gives_speed_up_one(length, cost):
         assert speed_up(alpha) == pytest.approx(1, abs=1e-6)
 
 
-@given(rates, costs)
-def test_speculation_pays_up_to_the_longest_round_trip(conditional, cost):
-    survival = survival_from(conditional)
-
-    def best_speed_up(round_trip):
-        plan = make_plan(survival, replace(cost, round_trip=round_trip))
-        return max(entry.speed_up for entry in plan.rounds[1:])
-
-    longest = make_plan(survival, cost).max_round_trip
-    if longest is None:
-        assert best_speed_up(0.0) < 1
-    else:
-        assert best_speed_up(longest) == pytest.approx(1)
-        assert best_speed_up(longest + 1e-3) < 1
-
-
 @pytest.mark.parametrize(
-    ("field", "value"), [("plain", 0), ("verify", 0), ("draft", -1), ("round_trip", math.inf), ("rollout", math.nan)]
+    ("field", "value"), [("plain", 0), ("verify", 0), ("draft", -1), ("verify_slope", math.inf), ("rollout", math.nan)]
 )
 def test_impossible_times_are_refused(field, value):
     with pytest.raises(ValueError, match=f"{field} must be a finite time"):

@@ -1,26 +1,20 @@
-"""When speculation pays: tokens per round, speed-up, best length, break-even acceptance, networks and trees.
+"""When speculation pays: tokens per round, speed-up, best length, break-even acceptance.
 
-Two lists say everything. `survival[k]` is the probability that proposals 0 to k are all accepted, as measured by
-`drafter.stats.acceptance_rate_at`. `costs[k]` is the seconds of a round with k proposals; `costs[0]` is plain decoding,
-one token. With one acceptance probability a, survival is a, a^2, ..., and tokens per round are
+`survival[k]` is the probability that proposals 0 to k are all accepted, as measured by
+`drafter.stats.acceptance_rate_at`. With one acceptance probability a, survival is a, a^2, ..., and tokens per round are
 E = (1 - a^(k+1)) / (1 - a) ([arXiv 2211.17192](https://arxiv.org/abs/2211.17192), section 3).
-
-A round accepts a node of a tree where it accepts the node's parent and the node is right, and siblings are never right
-together. So a tree brings 1 + the sum of its nodes' chances; the likeliest first, they stand in for `survival`.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
 
 __all__ = [
-    "Costs", "Plan", "Round", "alpha_for", "best_length", "break_even", "conclusions", "costs_by_width",
-    "expected_tokens", "make_plan", "max_round_trip", "speed_ups", "survival_from", "tree_chances",
+    "Costs", "Plan", "Round", "alpha_for", "conclusions", "expected_tokens", "make_plan", "survival_from",
 ]  # fmt: skip
 TOLERANCE = 1e-9  # rounding of means over rounds, which may make equal rates rise
 HALVINGS = 60  # of [0, 1], beyond the digits of a float
@@ -79,43 +73,12 @@ def alpha_for(tokens: float, length: int) -> float | None:
     return high
 
 
-def speed_ups(survival: Sequence[float], costs: Sequence[float]) -> list[float]:
-    """Return the speed-up over plain decoding by number of proposals, 1.0 for none.
-
-    Args:
-        survival (`Sequence[float]`): One entry per proposal.
-        costs (`Sequence[float]`): Seconds of a round with 0, 1, ... proposals; `math.inf` for one that is not offered.
-
-    Example:
-    ```python
-    >>> from hf_domino.planner import speed_ups
-    >>> speed_ups([0.5, 0.25], [10.0, 12.0, 14.0])
-    [1.0, 1.25, 1.25]
-
-    ```
-    """
-    if len(costs) != len(survival) + 1:
-        raise ValueError(f"costs must have {len(survival) + 1} entries, for 0 proposals on, got {len(costs)}.")
-    return [tokens * (costs[0] / cost) for tokens, cost in zip(accumulate(survival, initial=1.0), costs, strict=True)]
-
-
-def best_length(survival: Sequence[float], costs: Sequence[float]) -> int:
-    """Return the number of proposals per round that is fastest; 0 is plain decoding, and of equals the shortest wins.
-
-    Args:
-        survival, costs (`Sequence[float]`): As of [`speed_ups`].
-    """
-    gains = speed_ups(survival, costs)
-    return gains.index(max(gains))
-
-
 @dataclass(frozen=True)
 class Costs:
     """What a round costs, in seconds.
 
     A DFlash drafter has `draft` alone, ours also `rollout`. A sequential one that takes the share c of a plain token
-    has a `rollout` of c * `plain`, and with `verify` = `plain` the textbook's speed-up E / (1 + k c). With drafter and
-    target in separate pools a round also takes one network round trip, what it carries included.
+    has a `rollout` of c * `plain`, and with `verify` = `plain` the textbook's speed-up E / (1 + k c).
 
     Args:
         plain (`float`): One token of the target alone.
@@ -123,7 +86,6 @@ class Costs:
         verify_slope (`float`, *optional*, defaults to 0): Verification of each further position.
         draft (`float`, *optional*, defaults to 0): The backbone, once per round.
         rollout (`float`, *optional*, defaults to 0): The sequential part of the drafter, per proposal.
-        round_trip (`float`, *optional*, defaults to 0): Network latency, there and back.
     """
 
     plain: float
@@ -131,7 +93,6 @@ class Costs:
     verify_slope: float = 0.0
     draft: float = 0.0
     rollout: float = 0.0
-    round_trip: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -140,41 +101,8 @@ class Costs:
 
     def of_round(self, length: int) -> float:
         """Return the seconds of a round with `length` proposals; 0 is one plain token."""
-        drafted = self.draft + self.verify + self.round_trip + length * (self.rollout + self.verify_slope)
+        drafted = self.draft + self.verify + length * (self.rollout + self.verify_slope)
         return drafted if length else self.plain
-
-    def by_length(self, most: int) -> list[float]:
-        """Return the seconds of a round with 0, 1, ... proposals, as [`best_length`] takes them."""
-        return [self.of_round(length) for length in range(most + 1)]
-
-
-def break_even(length: int, costs: Costs) -> float | None:
-    """Return the acceptance probability at which a round of `length` proposals is as fast as plain decoding.
-
-    Args:
-        length (`int`): Proposals per round.
-        costs ([`Costs`]): What a round costs.
-
-    Returns:
-        `float`, *optional*: The probability; 0.0 if the round is faster even where nothing is accepted, None if it is
-        slower even where everything is.
-    """
-    return alpha_for(costs.of_round(length) / costs.plain, length)
-
-
-def max_round_trip(survival: Sequence[float], costs: Costs) -> float | None:
-    """Return the longest network round trip at which some length is still as fast as plain decoding.
-
-    Args:
-        survival (`Sequence[float]`): One entry per proposal.
-        costs ([`Costs`]): What a round costs; its own `round_trip` does not matter.
-
-    Returns:
-        `float`, *optional*: Seconds; None if speculation does not pay without any round trip either.
-    """
-    near, tokens = replace(costs, round_trip=0.0), accumulate(survival, initial=1.0)
-    longest = max(count * costs.plain - near.of_round(length) for length, count in enumerate(tokens) if length)
-    return longest if longest >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -187,7 +115,9 @@ class Round:
         seconds (`float`): Time of a round.
         tokens_per_second (`float`): `tokens` over `seconds`.
         speed_up (`float`): Over plain decoding.
-        break_even (`float`, *optional*): As of [`break_even`]; None also for plain decoding.
+        break_even (`float`, *optional*): Acceptance probability at which the round is as fast as plain decoding; 0.0 if
+            it is faster even where nothing is accepted, None for plain decoding, and if it is slower even where
+            everything is.
     """
 
     length: int
@@ -206,15 +136,11 @@ class Plan:
         costs ([`Costs`]): What a round costs.
         rounds (`tuple[Round, ...]`): One entry for each of 0 to P proposals.
         best_length (`int`): The fastest; 0 is plain decoding.
-        side_by_side_speed_up (`float`): Best speed-up without a network.
-        max_round_trip (`float`, *optional*): As of [`max_round_trip`].
     """
 
     costs: Costs
     rounds: tuple[Round, ...]
     best_length: int
-    side_by_side_speed_up: float
-    max_round_trip: float | None
 
     @property
     def best(self) -> Round:
@@ -246,17 +172,17 @@ def make_plan(survival: Sequence[float], costs: Costs) -> Plan:
                 f"acceptance_rate_at must not rise with the position, got {rate} at {position} after {before}. "
                 "Conditional rates, among rounds that accepted all before, go to survival_from, or to --alpha."
             )
-    seconds, tokens = costs.by_length(len(survival)), accumulate(survival, initial=1.0)
-    rounds = tuple(
-        Round(length, count, taken, count / taken, gain, break_even(length, costs) if length else None)
-        for length, (count, taken, gain) in enumerate(zip(tokens, seconds, speed_ups(survival, seconds), strict=True))
-    )
-    side_by_side = speed_ups(survival, replace(costs, round_trip=0.0).by_length(len(survival)))
-    return Plan(costs, rounds, best_length(survival, seconds), max(side_by_side), max_round_trip(survival, costs))
+    rounds = []
+    for length, tokens in enumerate(accumulate(survival, initial=1.0)):
+        seconds = costs.of_round(length)
+        even = alpha_for(seconds / costs.plain, length) if length else None
+        rounds.append(Round(length, tokens, seconds, tokens / seconds, tokens * (costs.plain / seconds), even))
+    gains = [entry.speed_up for entry in rounds]
+    return Plan(costs, tuple(rounds), gains.index(max(gains)))
 
 
 def conclusions(plan: Plan) -> list[str]:
-    """Say in sentences what is best, from which acceptance on, and what the network does to it.
+    """Say in sentences what is best, and from which acceptance on.
 
     Args:
         plan ([`Plan`]): As of [`make_plan`].
@@ -274,62 +200,8 @@ def conclusions(plan: Plan) -> list[str]:
             f"Break-even: with {_proposals(easiest)} it pays from acceptance probability {easiest.break_even:.2f} on; "
             f"here it is {alpha_for(easiest.tokens, easiest.length):.2f}."
         )
-    limit = "no round trip is short enough"
-    if plan.max_round_trip is not None:
-        limit = f"it pays for round trips of up to {plan.max_round_trip * 1e3:.1f} ms"
-    network = f"it leaves {plan.best.speed_up:.2f} x of {plan.side_by_side_speed_up:.2f} x on one machine; {limit}"
-    if not plan.costs.round_trip:
-        network = f"none; with drafter and target in separate pools {limit}"
-    return [best, even, f"Network: {network}."]
+    return [best, even]
 
 
 def _proposals(entry: Round) -> str:
     return f"{entry.length} proposal{'' if entry.length == 1 else 's'}"
-
-
-def tree_chances(shares: Sequence[Sequence[float]], num_nodes: int) -> list[float]:
-    """Return the chances of the likeliest nodes, each with all before it on its path: the best tree of every size.
-
-    Args:
-        shares (`Sequence[Sequence[float]]`): For each depth, how often the likeliest candidate, the second one and so
-            on is right if all before are; with one candidate a depth the tree is a chain.
-        num_nodes (`int`): Most nodes; fewer are returned where there are not so many. The likeliest stands first.
-
-    Example:
-    ```python
-    >>> from hf_domino.planner import tree_chances
-    >>> tree_chances([[0.5, 0.25], [0.5, 0.25]], num_nodes=4)
-    [0.5, 0.25, 0.25, 0.125]
-
-    ```
-    """
-    for depth, ranks in enumerate(shares):
-        if min(ranks, default=0) < 0 or math.fsum(ranks) > 1 + TOLERANCE or list(ranks) != sorted(ranks, reverse=True):
-            raise ValueError(f"shares must be 0 or more, sum to 1 at most and not rise, got {ranks} at depth {depth}.")
-    chances: list[float] = []
-    nodes = [(-1.0, 0)]  # less the chance, and the depth of children; the anchor
-    while nodes and len(chances) <= num_nodes:
-        chance, depth = heapq.heappop(nodes)
-        chances.append(-chance)
-        for share in shares[depth] if depth < len(shares) else ():
-            heapq.heappush(nodes, (chance * share, depth + 1))
-    return chances[1:]
-
-
-def costs_by_width(seconds: Mapping[int, float], num_nodes: int, drafting: float = 0.0) -> list[float]:
-    """Return the seconds of a round with 0, 1, ... nodes, as `best_length` takes them, from a few measured widths.
-
-    Args:
-        seconds (`Mapping[int, float]`): Of a verification by its positions, the anchor's among them; 1, which is plain
-            decoding, and `num_nodes + 1` or more must be there. What lies between two is on their line.
-        num_nodes (`int`): Most nodes.
-        drafting (`float`, *optional*, defaults to 0.0): Of the drafter, a round: to grow a tree takes a step a depth,
-            whatever its width.
-    """
-    import numpy as np
-
-    widths = sorted(seconds)
-    if not widths or widths[0] != 1 or widths[-1] <= num_nodes:
-        raise ValueError(f"seconds must have times of 1 and of {num_nodes + 1} or more positions, got {widths}.")
-    times = np.interp(range(1, num_nodes + 2), widths, [seconds[width] for width in widths])
-    return [seconds[1], *(times[1:] + drafting).tolist()]

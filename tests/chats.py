@@ -38,8 +38,6 @@ class ScriptedWriter:
         return [self._text(self.say(self.tokenizer.decode(ids), row, seed)) for row, ids in enumerate(prompts)]
 
     def _text(self, text):
-        if text is None:
-            return None
         ids = self.tokenizer(text.removesuffix("~"), add_special_tokens=False)["input_ids"]
         return Written(ids, False) if text.endswith("~") else Written([*ids, EOS], True)
 

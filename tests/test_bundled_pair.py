@@ -45,7 +45,7 @@ def check_prompts(pair: Pair, prompts: list[dict], max_new_tokens: int) -> list[
 def test_the_drafters_name_their_target(pair):
     for drafter in (pair.drafter, pair.twin):
         recorded = TargetIdentity.recorded_in(drafter.config)
-        assert replace(recorded, dtype=None) == replace(identify(pair.target, pair.tokenizer), dtype=None)
+        assert replace(recorded, dtype=None) == replace(identify(pair.target), dtype=None)
 
 
 def test_greedy_is_lossless_on_some_prompts(pair):
@@ -72,10 +72,10 @@ def test_a_batch_is_lossless(pair):
 def test_bf16_differs_at_near_ties_only():
     """Forwards over a block and over one token round differently, so bf16 text may part where two tokens tie."""
     pair = load_pair(FOLDER, dtype=torch.bfloat16)
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         for prompt in read_prompts(FOLDER / "prompts.jsonl"):
             generate(pair, prompt["text"], 64, assistant_model=pair.drafter)
-    assert (report.failures, report.suspicious) == ([], [])
+    assert report.suspicious == []
 
 
 def test_prompts_are_what_their_hashes_say():

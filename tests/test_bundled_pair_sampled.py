@@ -61,11 +61,11 @@ def test_fp32_differs_at_near_ties_and_edges_only(capsys):
     """Forwards over a block and over one token round differently; each difference is as small as rounding is."""
     pair, found = load_pair(FOLDER), {}
     for name in LAWS:
-        with hf_domino.shadow(1.0) as report:
+        with hf_domino.shadow() as report:
             for seed, inputs in enumerate(batches_of(pair, 1, num_prompts=50)):
                 torch.manual_seed(seed)
                 pair.target.generate(**inputs, **law_of(name), assistant_model=pair.drafter)
-        assert (report.failures, report.suspicious) == ([], [])
+        assert report.suspicious == []
         margins = sorted(f"{mismatch.margin:.1e}" for mismatch in report.mismatches)
         found[name] = f"{len(margins)} of {report.num_tokens} tokens, margins {margins}"
     with capsys.disabled():

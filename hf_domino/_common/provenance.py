@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-NOT_RECORDED = "not recorded"  # by pip, of a folder or a wheel
+NOT_RECORDED = "not recorded"  # outside a checkout
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:
@@ -53,7 +52,7 @@ def _hardware(device: str) -> str:
 
 
 def _commit() -> str:
-    """Find the commit of the checkout, with `-dirty` where the package differs, or the one that pip fetched."""
+    """Find the commit of the checkout, with `-dirty` where the package differs."""
     folder = Path(__file__).parents[1]
     with suppress(FileNotFoundError):  # where there is no git
         # Of another repository, whose environment the package is installed in, HEAD has no such folder.
@@ -63,6 +62,4 @@ def _commit() -> str:
         )
         if head.returncode == 0:
             return head.stdout.split()[0] + ("-dirty" if status.stdout.strip() else "")
-    for source in folder.parent.glob("hf_domino-*.dist-info/direct_url.json"):  # pip's
-        return json.loads(source.read_text()).get("vcs_info", {}).get("commit_id", NOT_RECORDED)
     return NOT_RECORDED

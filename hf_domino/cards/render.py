@@ -1,17 +1,15 @@
-"""The card of a drafter, rendered from its configuration by one template; and sent along by `push_to_hub`."""
+"""The card of a drafter, rendered from its configuration by one template."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
-from transformers.utils import PushToHubMixin
 
-from hf_domino.cards.sections import CARD, mark, merge_card, read_card, read_text
+from hf_domino.cards.sections import mark
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.engines import ENGINES
 from hf_domino.formats.exporting import refusals, stored_config
@@ -22,8 +20,6 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # The Hub knows no library of this name, so it shows no snippet for it. No `pipeline_tag`, either: those that say
 # text-generation are offered to pipelines and servers as models of their own.
 LIBRARY = "hf_domino"
-GENERIC = "This model card has been automatically generated."
-OF_WEIGHTS = re.compile(r"\s*<!-- hf_domino:begin (training|results) -->.*?<!-- hf_domino:end \1 -->", re.DOTALL)
 
 
 def render_card(
@@ -89,35 +85,3 @@ def _engines(config: DominoConfig) -> list[str]:
             verdict = "does not take it: " + "; ".join(f"{rule.field} must be {rule.expected}" for rule in rules)
         lines.append(f"{ENGINES[name].title} {verdict}.")
     return lines
-
-
-class PushesItsCard(PushToHubMixin):
-    """Make `push_to_hub`, and `save_pretrained` with `push_to_hub=True`, send the drafter's card, not a generic one."""
-
-    # The repository's card is merged with that of the folder that is saved to or was loaded from. Training and results
-    # are taken from that folder, as they belong to the weights.
-
-    config: Any
-    name_or_path: str
-    _card_before = ""  # of the folder that is saved to, over which Transformers writes the repository's
-
-    def _get_files_timestamps(self, working_dir: str | os.PathLike) -> dict[str, float]:
-        self._card_before = read_text(Path(working_dir) / CARD)
-        return super()._get_files_timestamps(working_dir)
-
-    def _upload_modified_files(
-        self, working_dir: str | os.PathLike, repo_id: str, files_timestamps: dict[str, float], **kwargs: Any
-    ) -> Any:
-        path, source = Path(working_dir) / CARD, self.name_or_path  # empty for a drafter that was not loaded
-        beside = self._card_before or (read_text(Path(source) / CARD) if source else "")
-        self._card_before = ""
-        card = read_card(read_text(path))
-        if GENERIC in card.text:
-            card.text = ""
-            card.data.pop("library_name")
-        text = OF_WEIGHTS.sub("", str(card))  # they tell of the weights that are there
-        text = merge_card(text, beside) if beside else text
-        base = read_card(text).data.get("base_model")
-        new = render_card(self.config, name=repo_id, target=base if isinstance(base, str) else self.config.target_name)
-        path.write_text(merge_card(text, new), encoding="utf-8")
-        return super()._upload_modified_files(working_dir, repo_id, files_timestamps, **kwargs)

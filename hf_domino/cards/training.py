@@ -34,7 +34,7 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
         parts += ["The loss log; acceptance lengths in it are teacher-forced.", _columns(log, LOG_COLUMNS)]
     if evaluations:
         parts += ["On held-out text; walked acceptance lengths are those of real rounds, `base_` is without the head."]
-        parts += [_columns(evaluations, EVALUATION, prefix="eval_"), *_by_position(evaluations[-1])]
+        parts += [_columns(evaluations, EVALUATION, prefix="eval_")]
     return "\n\n".join(parts)
 
 
@@ -45,18 +45,6 @@ def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix
     last, count = len(entries) - 1, min(len(entries), MOST_LOG_ROWS)
     shown = [entries[round(index * last / max(count - 1, 1))] for index in range(count)]
     return _table(list(fields), [[entry.get(field) for field in fields.values()] for entry in shown])
-
-
-def _by_position(evaluation: Mapping[str, Any]) -> list[str]:
-    """Tabulate the share of proposals that are right if all before them are; nothing if it was not recorded."""
-    rows = []
-    for name, prefix in (("base logits", "eval_base_accept_at_"), ("as drafted", "eval_accept_at_")):
-        places = range(1, 1 + sum(field.startswith(prefix) for field in evaluation))  # files have them sorted as words
-        rows += [[name, *(evaluation[f"{prefix}{place}"] for place in places)]] if places else []
-    if not rows:
-        return []
-    title = f"Share of proposals that are right where all before them are, after step {evaluation['step']:,}."
-    return [title, _table(["", *map(str, range(1, max(map(len, rows))))], rows)]
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import fields
-from itertools import count
 from pathlib import Path
 
 from hf_domino.cli.exits import FAILED_CHECK
@@ -38,15 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
+    options.rows = options.rows or DEFAULT_ROWS
     if options.figures:
         from hf_domino._common.figures import write_figures
         from hf_domino.evaluation.benchmark.figures import make_figures
         from hf_domino.evaluation.benchmark.rows import read_rows
 
-        print(*write_figures(make_figures(read_rows(options.rows or DEFAULT_ROWS)), options.figures), sep="\n")
+        print(*write_figures(make_figures(read_rows(options.rows)), options.figures), sep="\n")
         return 0
-    is_new = not (options.overwrite or options.resume)
-    options.rows = options.rows or (_free(DEFAULT_ROWS) if is_new else DEFAULT_ROWS)
     options.device = options.device or default_device()
     options.drafter = tuple(options.drafter or ())
     asked = BenchOptions(**{option.name: getattr(options, option.name) for option in fields(BenchOptions)})
@@ -68,9 +66,3 @@ def run(options: argparse.Namespace) -> int:
         print("", report.caption(rows), *(f"- {each}" for each in report.comparisons(rows)), "", sep="\n")
     print(report.conclusion(rows))
     return FAILED_CHECK if differs else 0
-
-
-def _free(path: Path) -> Path:
-    """Return the path, or the first one with a number that is not taken: measured rows are never lost silently."""
-    others = (path.with_stem(f"{path.stem}-{number}") for number in count(2))
-    return next(other for other in others if not other.exists()) if path.exists() else path

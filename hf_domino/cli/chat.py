@@ -20,13 +20,12 @@ EXAMPLES = """\
   hf-domino chat
   hf-domino chat --target Qwen/Qwen3-8B --drafter Huang2020/Qwen3-8B-Domino-b16 --system "Answer in one sentence."
 """
-COMMANDS = {"/stats": "statistics of the last answer", "/new": "forget the conversation", "/quit": "end (or Ctrl-D)"}
+COMMANDS = "/new: forget the conversation; /quit: end (or Ctrl-D)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino chat`."""
     parser.add_argument("--system", help="system message, where the target has a chat template")
-    parser.add_argument("--no-rounds", action="store_true", help="do not tell rounds apart")
     add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=512)
     add_models(parser.add_argument_group("models"))
 
@@ -40,16 +39,15 @@ def run(options: argparse.Namespace) -> None:
     arguments = choice_of(options)
     pair = load_models(options)
     conversation = Conversation(pair, options.system)
-    print(_greeting(pair), file=sys.stderr)
+    how = "" if pair.tokenizer.chat_template else f" {pair.name} has no chat template: it goes on with what you write."
+    print(f"{pair.name} with {pair.drafter.config.name_or_path}.{how}\n{COMMANDS}\n", file=sys.stderr)
     while (said := _read()) is not None:
         if said == "/new":
             conversation = Conversation(pair, options.system)
-        elif said == "/stats":
-            print(pair.drafter.stats if conversation.messages else "no answer yet", file=sys.stderr)
         elif said.startswith("/"):
-            print(_help(), file=sys.stderr)
+            print(COMMANDS, file=sys.stderr)
         elif said:
-            printer = RoundPrinter(pair.tokenizer, Console(highlight=False), shows_rounds=not options.no_rounds)
+            printer = RoundPrinter(pair.tokenizer, Console(highlight=False), shows_rounds=True)
             try:
                 conversation.answer(said, printer, arguments)
             except KeyboardInterrupt:
@@ -109,12 +107,3 @@ def _read() -> str | None:
     except (EOFError, KeyboardInterrupt):
         return None
     return None if said.strip() == "/quit" else said
-
-
-def _greeting(pair: Pair) -> str:
-    how = "" if pair.tokenizer.chat_template else f" {pair.name} has no chat template: it goes on with what you write."
-    return f"{pair.name} with {pair.drafter.config.name_or_path}.{how}\n{_help()}\n"
-
-
-def _help() -> str:
-    return "; ".join(f"{name}: {meaning}" for name, meaning in COMMANDS.items())

@@ -68,20 +68,6 @@ def _print_under(console: Console, title: str, *text: str) -> None:
     console.print(Rule(title, align="left", style="dim"), *text, markup=False)
 
 
-def to_json(pair: Pair, prompt: Prompt, comparison: Comparison, choice: dict[str, Any]) -> dict[str, Any]:
-    """Return the comparison for JSON."""
-    texts = {"plain": comparison.plain, "assisted": comparison.assisted}
-    return {
-        "target": pair.name,
-        "prompt": prompt.get("text", prompt.get("messages")),
-        "equal": comparison.equal,
-        **comparison._asdict(),
-        **{name: pair.tokenizer.decode(tokens, skip_special_tokens=True) for name, tokens in texts.items()},
-        "num_new_tokens": len(comparison.assisted),
-        "choice": choice,
-    }
-
-
 def show(console: Console, pair: Pair, comparison: Comparison) -> None:
     """Print the figures, whether outputs are equal, why drafting paused, and what came of it."""
     console.print(Rule(style="dim"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--target", required=True, help="folder or Hub name of the target")
     add("--output", type=Path, required=True, help="folder for train.jsonl, evaluation.jsonl, report.json")
-    add("--overwrite", action="store_true", help="start a folder with other settings again")
     add = parser.add_argument_group("prompts (by default a chat model writes its own)").add_argument
     add("--prompts", type=Path, nargs="+", default=[], help=f"records with {PROMPT_FIELDS}")
     add("--exclude", type=Path, nargs="+", default=[], help="files of prompts to keep out")
@@ -40,15 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", **DTYPE, help="default: bfloat16 where the hardware has it, else float32")
     add("--device", help="default: cuda where there is a GPU, else cpu")
     add("--threads", type=positive_int, help="CPU threads of torch (default: as torch chooses)")
-    add("--shard", type=_shard, metavar="I/N", help="process I of N, from 0 (default: torchrun's)")
     add("--endpoint", help="address of a vLLM or SGLang server that writes")
     add("--endpoint-model", help="name of the target there (default: --target)")
-
-
-def _shard(text: str) -> tuple[int, int]:
-    if not (found := re.fullmatch(r"(\d+)/(\d+)", text)) or int(found[1]) >= int(found[2]):
-        raise argparse.ArgumentTypeError(f"must be I/N with I from 0 to N - 1, got {text!r}")
-    return int(found[1]), int(found[2])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -66,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     given = {option.name: getattr(options, option.name) for option in fields(WritingSettings)}
     settings = WritingSettings(**{name: value for name, value in given.items() if value is not None})
     options.target = find_target(options.target)
-    shard = options.shard or (int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+    shard = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun's
     from transformers import AutoConfig, AutoTokenizer
 
     set_up(options.threads)
@@ -78,9 +69,7 @@ def run(options: argparse.Namespace) -> int:
     writer, ends, identity = (_from_endpoint if options.endpoint else _from_target)(options, tokenizer)
     texts = settings, options.prompts, options.exclude
     is_first = shard[0] == 0
-    report = write_data(
-        writer, tokenizer, ends, options.output, *texts, identity, shard, is_first, overwrite=options.overwrite
-    )
+    report = write_data(writer, tokenizer, ends, options.output, *texts, identity, shard, is_first)
     if is_first:
         print(json.dumps(report, indent=1))
     return 0
@@ -99,7 +88,7 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
     check_device(device)
     dtype = dtype_of(options.dtype) if options.dtype else fast_dtype(device)
     target = AutoTarget.from_pretrained(options.target, dtype=dtype).to(device).eval()
-    return TargetWriter(target, CHUNK), ends_of(target.generation_config), identify(target, tokenizer)
+    return TargetWriter(target, CHUNK), ends_of(target.generation_config), identify(target)
 
 
 def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
@@ -113,5 +102,5 @@ def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, An
     except OSError:  # a target without one
         ends = (tokenizer.eos_token_id,)
     model = options.endpoint_model or options.target
-    writer = EndpointWriter(options.endpoint, model, tokenizer, ends)
-    return writer, ends, TargetIdentity(name=model, tokenizer_size=len(tokenizer))
+    writer = EndpointWriter(options.endpoint, model, ends)
+    return writer, ends, TargetIdentity(name=model)

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from contextlib import redirect_stdout
 from importlib import metadata
 from io import StringIO
 from typing import Any
 
-EXAMPLES = """\
-  hf-domino env
-  hf-domino env --json
-"""
+EXAMPLES = "  hf-domino env"
 PACKAGES = ("hf-domino", "tokenizers", "numpy", "triton", "kernels", "peft")
 SETTINGS = ("HF_DOMINO_NO_PATCH", "DOMINO_KERNELS_BACKEND", "TRITON_INTERPRET")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `hf-domino env`."""
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    """Add the flags of `hf-domino env`: none."""
 
 
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino env`."""
-    found = environment()
-    if options.json:
-        print(json.dumps(found))
-    else:
-        print("\n".join(f"- {name}: {value}" for name, value in found.items()))
+    print("\n".join(f"- {name}: {value}" for name, value in environment().items()))
 
 
 def environment() -> dict[str, Any]:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from hf_domino._common.whole_files import check_writable
-from hf_domino.cli.flags import DTYPE, ENGINES, FORMATS, set_up
-
-if TYPE_CHECKING:
-    from hf_domino.formats.exporting import Export
+from hf_domino.cli.flags import DTYPE, ENGINE_NAMES, FORMATS, set_up
 
 EXAMPLES = """\
   hf-domino export --drafter my-drafter --output my-drafter-sglang --engine sglang
-  hf-domino export --drafter my-dflash --format speculators --output my-dflash-vllm --engine vllm --json
+  hf-domino export --drafter my-dflash --format speculators --output my-dflash-vllm --engine vllm
 """
 
 
@@ -27,15 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, default="specforge", help="layout of the folder; speculators holds DFlash alone"
     )
-    parser.add_argument("--engine", choices=ENGINES, help="write only what this engine takes")
+    parser.add_argument("--engine", choices=ENGINE_NAMES, help="write only what this engine takes")
     parser.add_argument("--dtype", **DTYPE, default="bfloat16", help="dtype of the weights")
     parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint in the output folder")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino export`."""
+    from hf_domino.cards.render import is_hub_name
     from hf_domino.drafter.modeling import DominoDraftModel
+    from hf_domino.formats.engines import ENGINES
     from hf_domino.pair import find_drafter, find_target
 
     check_writable(options.output, "--output")
@@ -47,42 +43,13 @@ def run(options: argparse.Namespace) -> None:
         from hf_domino.target.loading import AutoTarget
 
         target = AutoTarget.from_pretrained(find_target(options.target), dtype="auto")
-    found = summary(drafter.export(options.output, target=target, **given), drafter.config)
-    print(json.dumps(found) if options.json else _lines(found))
-
-
-def summary(export: Export, config: Any) -> dict[str, Any]:
-    """Say for JSON what was written, and how each engine that takes it is started.
-
-    Args:
-        export (`Export`): What was written.
-        config (`DominoConfig`): The drafter's.
-    """
-    from hf_domino.cards.render import is_hub_name
-    from hf_domino.formats.engines import ENGINES
-
+    written, config = drafter.export(options.output, target=target, **given), drafter.config
+    print(f"{written.folder}: {', '.join(written.files)} ({written.format})")
     names = {
         "target": name if is_hub_name(name := config.target_name) else "TARGET",  # of a folder no path is recorded
-        "drafter": str(export.folder),
+        "drafter": str(written.folder),
         "num_draft_tokens": config.block_size - 1,
     }
-    engines = {
-        name: {
-            "takes": not reasons,
-            "unmet": [str(reason) for reason in reasons],
-            "command": None if reasons else ENGINES[name].command.substitute(names),
-            "note": ENGINES[name].note,
-        }
-        for name, reasons in export.refusals.items()
-    }
-    return {"folder": str(export.folder), "format": export.format, "files": list(export.files), "engines": engines} | (
-        {"notes": list(export.notes)} if export.notes else {}
-    )
-
-
-def _lines(found: dict[str, Any]) -> str:
-    """Say the same for the terminal, without the engines that do not take it."""
-    lines = [f"{found['folder']}: {', '.join(found['files'])} ({found['format']})"]
-    for engine in found["engines"].values():
-        lines += ["", engine["command"], f"  {engine['note']}"] if engine["takes"] else []
-    return "\n".join(lines)
+    for name, reasons in written.refusals.items():
+        if not reasons:
+            print("", ENGINES[name].command.substitute(names), f"  {ENGINES[name].note}", sep="\n")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hf_domino.cli.flags import positive_int, set_up
@@ -14,7 +12,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   hf-domino find Qwen/Qwen3-8B
-  hf-domino find Qwen/Qwen3-8B --limit 5 --json
+  hf-domino find Qwen/Qwen3-8B --limit 5
 """
 
 
@@ -24,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=positive_int, default=20, help="repositories to look into, most downloaded first"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -33,9 +30,7 @@ def run(options: argparse.Namespace) -> None:
 
     set_up()
     found = find(options.target, limit=options.limit)
-    if options.json:
-        print(json.dumps([asdict(drafter) | {"usage": drafter.usage} for drafter in found]))
-    elif not found:
+    if not found:
         print(f"The Hub has no drafter for {options.target} that says so, by its base model, tags or name.")
         print("Train one: hf-domino train --help")
     else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hf_domino.pair import Pair
 
 DTYPE: Any = {"type": dtype_name, "choices": DTYPES}  # how --dtype is read
-ENGINES = ("sglang", "vllm", "dflash")
+ENGINE_NAMES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")
 
 
@@ -39,7 +39,7 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False, several: 
     dtype, dtype_help = ("float32", "") if measures else (None, " (default: bfloat16 on a GPU, else float32)")
     threads, threads_help = (min(2, cores), "") if measures else (None, " (default: as torch chooses)")
     add = group.add_argument
-    add("--target", "--pair", help="folder or Hub name of the target (default: the bundled one)")
+    add("--target", help="folder or Hub name of the target (default: the bundled one)")
     again, again_help = ("append", "; given again, drafters of any kind are compared") if several else ("store", "")
     beside = "default: NAME-domino beside the target"
     add("--drafter", action=again, help=f"folder or Hub name of the drafter ({beside}){again_help}")
@@ -56,8 +56,6 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
         type=float,
         help="sample at this temperature, 0 is greedy (default: the target's own way)",
     )
-    group.add_argument("--top-k", type=positive_int, help="with --temperature: sample among the K likeliest tokens")
-    group.add_argument("--top-p", type=float, help="with --temperature: sample among those of this probability")
     group.add_argument("--seed", type=int, help="of what is sampled: the same seed writes the same text")
     group.add_argument(
         "--lookup-tokens", type=positive_int, metavar="N", help="let rounds copy up to N tokens from the text so far"
@@ -92,20 +90,14 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
     """Turn the flags of [`add_choice`] into arguments of `generate`, and set the seed."""
     if options.temperature is not None and not 0 <= options.temperature < math.inf:
         raise ValueError(f"--temperature must be at least 0 and finite, got {options.temperature}.")
-    names = ("temperature", "top_k", "top_p")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if not options.temperature and given.keys() - {"temperature"}:
-        raise ValueError("--temperature must be given and above 0 with --top-k and --top-p, which only sampling has.")
-    if options.top_p is not None and not 0 < options.top_p <= 1:
-        raise ValueError(f"--top-p must be above 0 and at most 1, got {options.top_p}.")
     import torch
 
     if options.seed is not None:
         torch.manual_seed(options.seed)
     arguments = {"max_new_tokens": options.max_new_tokens, "prompt_lookup_num_tokens": options.lookup_tokens}
-    if options.temperature == 0:
-        return arguments | {"do_sample": False}
-    return arguments | (given | {"do_sample": True} if given else {})
+    if not options.temperature:
+        return arguments | ({} if options.temperature is None else {"do_sample": False})
+    return arguments | {"do_sample": True, "temperature": options.temperature}
 
 
 def default_device() -> str:

@@ -6,7 +6,6 @@ With `--compare` the target answers alone, too, and both texts must be equal.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,13 @@ from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
 
 if TYPE_CHECKING:
-    from hf_domino.drafter.stats import DecodingStats
     from hf_domino.pair import Pair
 
 EXAMPLES = """\
   hf-domino generate --compare
   hf-domino generate "def median(values):"
   hf-domino generate --target Qwen/Qwen3-8B --drafter Huang2020/Qwen3-8B-Domino-b16 "Why is the sky blue?"
-  git diff | hf-domino generate --target my-target --drafter my-drafter --temperature 0.7 --seed 1 --json -
+  git diff | hf-domino generate --target my-target --drafter my-drafter --temperature 0.7 --seed 1 -
 """
 TYPICAL = 5  # prompt of the bundled pair whose speed-up is about the median of all, and whose text does not loop
 
@@ -34,11 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", action="store_true", help="generate plainly, too: by default in float32, where texts are equal"
     )
-    parser.add_argument(
-        "--raw", action="store_true", help="go on with the prompt as it is, where the target has a chat template"
-    )
     parser.add_argument("--rounds", action="store_true", help="show which tokens came from which round")
-    parser.add_argument("--json", action="store_true", help="print text and statistics as one JSON object")
     add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=256)
     add_models(parser.add_argument_group("models"))
 
@@ -54,17 +48,13 @@ def run(options: argparse.Namespace) -> int:
     if options.compare:
         options.dtype = options.dtype or "float32"
     pair = load_models(options)
-    asked = _held_out(pair) if prompt is None else prompt_of(pair, [{"role": "user", "content": prompt}], options.raw)
-    console = Console(highlight=False, soft_wrap=options.compare, quiet=options.json)
+    asked = _held_out(pair) if prompt is None else prompt_of(pair, [{"role": "user", "content": prompt}])
+    console = Console(highlight=False, soft_wrap=options.compare)
     if options.compare:
-        from hf_domino.cli.comparison import compare, show, to_json
+        from hf_domino.cli.comparison import compare, show
 
-        seed = options.seed or 0
-        comparison = compare(pair, asked, arguments, seed, console)
-        if options.json:
-            print(json.dumps(to_json(pair, asked, comparison, arguments | {"seed": seed})))
-        else:
-            show(console, pair, comparison)
+        comparison = compare(pair, asked, arguments, options.seed or 0, console)
+        show(console, pair, comparison)
         return 0 if comparison.equal else FAILED_CHECK
 
     from hf_domino.cli.streaming import RoundPrinter
@@ -73,11 +63,7 @@ def run(options: argparse.Namespace) -> int:
     printer = RoundPrinter(pair.tokenizer, console, options.rounds)
     inputs = encode(pair.tokenizer, [asked]).to(pair.target.device)
     pair.target.generate(**inputs, **arguments, assistant_model=pair.drafter, streamer=printer)
-    stats = pair.drafter.stats
-    if options.json:
-        print(json.dumps({"text": printer.text, **figures(stats)}))
-    else:
-        print(f"\n{stats.summary}", file=sys.stderr)
+    print(f"\n{pair.drafter.stats.summary}", file=sys.stderr)
     return 0
 
 
@@ -91,21 +77,8 @@ def _held_out(pair: Pair) -> dict[str, Any]:
     return prompts[TYPICAL % len(prompts)]
 
 
-def prompt_of(pair: Pair, messages: Sequence[dict[str, str]], raw: bool = False) -> dict[str, Any]:
+def prompt_of(pair: Pair, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
     """Turn messages into a benchmark's prompt: for the target's chat template, if it has one, or as one text."""
-    if pair.tokenizer.chat_template is None or raw:
+    if pair.tokenizer.chat_template is None:
         return {"text": "".join(message["content"] for message in messages)}
     return {"messages": messages}
-
-
-def figures(stats: DecodingStats) -> dict[str, Any]:
-    """Return the figures of a call, for scripts."""
-    return {
-        "num_new_tokens": stats.num_new_tokens,
-        "seconds": stats.seconds,
-        "tokens_per_second": stats.tokens_per_second,
-        "tokens_per_forward": stats.tokens_per_forward if stats.num_rounds else None,
-        "acceptance_lengths": stats.rows[0],
-        "proposed": stats.proposed[0],
-        "copied": stats.copied[0],
-    }

@@ -8,15 +8,11 @@ is also `add_help(parser)`, which takes the place of `add_arguments` for `--help
 from __future__ import annotations
 
 import argparse
-import copy
-import difflib
 import importlib
 import logging
 import sys
-import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
 
 from hf_domino import __version__
 from hf_domino._common.whole_files import why_no_room
@@ -33,7 +29,7 @@ COMMANDS = {
     "bench": ("hf_domino.cli.bench", "Measure every way to generate on your model, in one process."),
     "plan": (
         "hf_domino.cli.plan",
-        "Say whether speculation pays, how many proposals are best, and over which network.",
+        "Say whether speculation pays, and how many proposals are best.",
     ),
     "find": ("hf_domino.cli.find", "List drafters on the Hub for a target, and say which of them load."),
     "push": ("hf_domino.cli.push", "Write a drafter's card from its rows, and publish its folder on the Hub."),
@@ -84,8 +80,7 @@ def parse(arguments: Sequence[str], commands: Commands = COMMANDS, program: str 
     Args:
         arguments (`Sequence[str]`): Command line without the program's name.
     """
-    parser = _Parser(prog=program, description="Domino speculative decoding for Hugging Face Transformers.")
-    parser.given, parser.commands = arguments[:1], tuple(commands)
+    parser = argparse.ArgumentParser(program, description="Domino speculative decoding for Hugging Face Transformers.")
     parser.add_argument("--version", action="version", version=f"hf-domino {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in commands.items():
@@ -93,62 +88,18 @@ def parse(arguments: Sequence[str], commands: Commands = COMMANDS, program: str 
             name, help=summary, description=summary, formatter_class=_HelpFormatter, allow_abbrev=False
         )
         if arguments and arguments[0] == name:
-            called = subparser
-            called.given = [word for word in arguments[1:] if word.startswith("--")]
-            _add_arguments(called, importlib.import_module(module), wants_help=bool(HELP & set(arguments)))
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:  # the parser of all commands would print its own usage
-        called.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return options
-
-
-def _add_arguments(parser: argparse.ArgumentParser, command: Any, wants_help: bool) -> None:
-    """Add the flags of one subcommand, and its examples."""
-    add = getattr(command, "add_help", command.add_arguments) if wants_help else command.add_arguments
-    add(parser)
-    parser.add_argument("--traceback", action="store_true", help="show where an error came from")
-    parser.epilog = f"examples:\n{command.EXAMPLES}"
-    # Flags are shown with hyphens, and taken with underscores, too: so fields of a training are called in YAML.
-    known = parser._option_string_actions
-    for flag, action in list(known.items()):
-        if flag.startswith("--"):
-            known.setdefault(_spelled(flag), action)
-            known.setdefault("--" + flag[2:].replace("-", "_"), action)
-
-
-def _spelled(flag: str) -> str:
-    """Spell a flag as it is shown."""
-    return flag.replace("_", "-")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what may have been meant where it refuses: `given` are its words that may be mistyped."""
-
-    given: Sequence[str] = ()
-    commands: Sequence[str] = ()
-
-    def error(self, message: str) -> NoReturn:
-        """Print usage, message and what may have been meant, and exit."""
-        known = {*self.commands, *map(_spelled, self._option_string_actions)}
-        for word in self.given:
-            flag = _spelled(word.partition("=")[0])
-            if flag not in known and (near := difflib.get_close_matches(flag, known, n=1)):
-                message += f"; {word}: did you mean {near[0]}?"
-        super().error(message)
+            command = importlib.import_module(module)
+            wants_help = bool(HELP & set(arguments))
+            add = getattr(command, "add_help", command.add_arguments) if wants_help else command.add_arguments
+            add(subparser)
+            subparser.add_argument("--traceback", action="store_true", help="show where an error came from")
+            subparser.epilog = f"examples:\n{command.EXAMPLES}"
+    return parser.parse_args(arguments)
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults that say something, not those of switches; a flag in one spelling; names and examples whole."""
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        long = [flag for flag in action.option_strings if flag.startswith("--")]
-        action = copy.copy(action)
-        action.option_strings = [_spelled(flag) for flag in action.option_strings if flag not in long[1:]]
-        return super()._format_action_invocation(action)
+    """Shows defaults that say something, not those of switches, and examples as they are."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_silent = action.default is False or action.default in (None, [], argparse.SUPPRESS)
         return action.help if is_silent else super()._get_help_string(action)
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False)

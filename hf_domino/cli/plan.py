@@ -1,4 +1,4 @@
-"""`hf-domino plan`: does speculation pay, with how many proposals, and across which network.
+"""`hf-domino plan`: does speculation pay, and with how many proposals.
 
 Fed by rows of `hf-domino bench`, by numbers, or by rows in which numbers take the place of some.
 """
@@ -6,24 +6,24 @@ Fed by rows of `hf-domino bench`, by numbers, or by rows in which numbers take t
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hf_domino.cli.flags import positive_int
-from hf_domino.planner import Costs, Plan, alpha_for, conclusions, make_plan, survival_from
+from hf_domino.planner import Costs, Plan, conclusions, make_plan, survival_from
 
 EXAMPLES = """\
   hf-domino plan --rows rows.jsonl --method domino
-  hf-domino plan --alpha 0.8 --t-plain 10 --t-verify 10 12.9 --t-draft 1.6 --t-rollout 0.3 --network 5
+  hf-domino plan --alpha 0.8 --t-plain 10 --t-verify 10 12.9 --t-draft 1.6 --t-rollout 0.3
 """
 
 DEFAULT_LENGTH = 16  # proposals per round of the published drafters
 MS = 1e-3  # in seconds
-TIMES = ("plain", "draft", "rollout", "round_trip")  # flags of one number, by the fields of `Costs`
+TIMES = ("plain", "draft", "rollout")  # flags of one number, by the fields of `Costs`
+HEADS = ("proposals", "tokens per round", "ms per round", "tokens/s", "speed-up", "break-even acceptance")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,41 +32,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=Path, help="rows of `hf-domino bench`; the numbers below take the place of theirs")
     add("--method", default="domino", help="method whose rows are read")
     add("--mode", choices=("greedy", "sample"), default="greedy", help="mode whose rows are read")
-    add = parser.add_argument_group("acceptance, one of").add_mutually_exclusive_group().add_argument
+    add = parser.add_argument_group("acceptance").add_argument
     add("--alpha", type=float, nargs="+", help="chance of a proposal if all before are accepted; one, or by position")
-    add("--acceptance-rate-at", type=float, nargs="+", help="share of rounds that accept each proposal: drafter.stats'")
-    add("--acceptance-length", type=float, help="mean tokens per round, bonus included, with --num-draft-tokens")
+    add("--num-draft-tokens", type=positive_int, help="most proposals per round (default: as measured, else 16)")
     add = parser.add_argument_group("times, in ms").add_argument
     add("--t-plain", type=float, dest="plain", help="one token of the target alone")
     add("--t-verify", type=float, nargs="+", help="verification; or two, of 1 and of num-draft-tokens + 1 positions")
     add("--t-draft", type=float, dest="draft", help="the drafter's parallel part, per round")
     add("--t-rollout", type=float, dest="rollout", help="its sequential part, per proposal; 0 for DFlash")
-    network_help = "round trip of a round between drafter and target in separate pools, what it carries included"
-    add("--network", type=float, dest="round_trip", help=network_help)
-    parser.add_argument(
-        "--num-draft-tokens", type=positive_int, help="most proposals per round (default: as measured, else 16)"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, times in seconds")
 
 
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino plan`."""
-    measured, costs, speed_up = None, None, None
+    measured, costs, speed_up = list[float](), None, None
     if options.rows:
         from hf_domino.evaluation.benchmark.rows import read_rows
 
         measured, costs, speed_up = _measured(read_rows(options.rows), options.method, options.mode)
     survival = _survival(options, measured)
     plan = make_plan(survival, _costs(options, costs, len(survival)))
-    sentences = conclusions(plan)
+    print(_table(plan), *conclusions(plan), sep="\n")
     if measured:
-        sentences.append(f"Measured: {speed_up:.2f} x with {len(measured)} proposals, prefill aside.")
-    if options.json:
-        more = {"conclusions": sentences, "measured_speed_up": speed_up}
-        print(json.dumps(asdict(plan) | more, allow_nan=False))
-    else:
-        _print_table(plan)
-        print("\n".join(sentences))
+        print(f"Measured: {speed_up:.2f} x with {len(measured)} proposals, prefill aside.")
 
 
 def _measured(rows: Sequence[dict[str, Any]], method: str, mode: str) -> tuple[list[float], Costs, float]:
@@ -95,23 +82,13 @@ def _measured(rows: Sequence[dict[str, Any]], method: str, mode: str) -> tuple[l
     return survival, Costs(*(time * MS for time in times)), token / (one.tpot_ms or math.nan)
 
 
-def _survival(options: argparse.Namespace, measured: list[float] | None) -> list[float]:
-    """Take the acceptance from the one flag that gives it, or from rows."""
-    length = options.num_draft_tokens or (len(measured) if measured else DEFAULT_LENGTH)
-    if (tokens := options.acceptance_length) is not None:
-        if not 1 <= tokens <= length + 1:
-            raise ValueError(
-                f"--acceptance-length must be in [1, {length + 1}], the bonus token and up to {length} proposals, got "
-                f"{tokens}: change it or --num-draft-tokens."
-            )
-        return survival_from([alpha_for(tokens, length) or 0.0] * length)
+def _survival(options: argparse.Namespace, measured: list[float]) -> list[float]:
+    """Take the acceptance from the flag, or from rows."""
+    length, survival = options.num_draft_tokens or len(measured) or DEFAULT_LENGTH, measured
     if options.alpha:
-        one_for_all = len(options.alpha) == 1
-        survival = survival_from(options.alpha * length if one_for_all else options.alpha)
-    else:
-        survival = options.acceptance_rate_at or measured or []
+        survival = survival_from(options.alpha * length if len(options.alpha) == 1 else options.alpha)
     if not survival:
-        raise ValueError("--alpha, --acceptance-rate-at, --acceptance-length or --rows must be given, got none.")
+        raise ValueError("--alpha or --rows must be given, got none.")
     if (options.num_draft_tokens or 0) > len(survival):
         raise ValueError(
             f"--num-draft-tokens must be in [1, {len(survival)}], the positions whose acceptance is known, got "
@@ -141,23 +118,12 @@ def _costs(options: argparse.Namespace, measured: Costs | None, length: int) -> 
     return Costs(**given)
 
 
-def _print_table(plan: Plan) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for head in ("proposals", "tokens per round", "ms per round", "tokens/s", "speed-up", "break-even acceptance"):
-        table.add_column(head, justify="right")
+def _table(plan: Plan) -> str:
+    lines = ["  ".join(HEADS)]
     for entry in plan.rounds:
-        is_best = entry.length == plan.best_length
         limit = "" if entry.length == 0 else "never" if entry.break_even is None else f"{entry.break_even:.2f}"
-        table.add_row(
-            f"{'best: ' if is_best else ''}{entry.length or '0 (plain)'}",
-            f"{entry.tokens:.2f}",
-            f"{entry.seconds / MS:.2f}",
-            f"{entry.tokens_per_second:.1f}",
-            f"{entry.speed_up:.2f} x",
-            limit,
-            style="bold" if is_best else "",
-        )
-    Console().print(table)
+        name = f"{'best: ' if entry.length == plan.best_length else ''}{entry.length or '0 (plain)'}"
+        numbers = f"{entry.tokens:.2f}", f"{entry.seconds / MS:.2f}", f"{entry.tokens_per_second:.1f}"
+        cells = (name, *numbers, f"{entry.speed_up:.2f} x", limit)
+        lines.append("  ".join(f"{cell:>{len(head)}}" for cell, head in zip(cells, HEADS, strict=True)))
+    return "\n".join(lines)

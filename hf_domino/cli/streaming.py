@@ -98,8 +98,7 @@ class RoundPrinter(BaseStreamer):
     def _print(self, piece: str, number: int | None, is_last: bool) -> None:
         self.text += piece
         if not self._shows_rounds:
-            if not self._console.quiet:  # as it is: Rich leaves out form feeds and carriage returns
-                print(piece, end="", file=self._console.file, flush=True)
+            print(piece, end="", file=self._console.file, flush=True)  # Rich leaves out form feeds and carriage returns
             return
         drawn = Text(piece + "|" * is_last)
         if shows_colour(self._console):

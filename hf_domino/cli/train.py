@@ -20,7 +20,7 @@ EXAMPLES = """\
 """
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
 PAPER = Path(__file__).parents[1] / "training" / "paper.yaml"
-# Fields of Transformers that most trainings set; the others are in --help-all.
+# Fields of Transformers that most trainings set.
 FROM_TRANSFORMERS = {
     "output_dir": "Folder for the drafter and its checkpoints.",
     "per_device_train_batch_size": "Rows per step and device.",
@@ -40,7 +40,7 @@ OWNERS = {
     "shape of a new drafter (by default it follows the target)": fields(DrafterArguments),
     "training": fields(TrainingFields),
 }
-OF_TRANSFORMERS = "of Transformers' training arguments"
+OTHERS = "Every other field of transformers.TrainingArguments is a flag, too."
 
 
 def add_help(parser: argparse.ArgumentParser) -> None:
@@ -49,11 +49,14 @@ def add_help(parser: argparse.ArgumentParser) -> None:
     for title, ours in OWNERS.items():
         group = parser.add_argument_group(title)
         for field in ours:
-            text = field.metadata["help"]
-            group.add_argument(f"--{field.name}", action="store_const", const=None, help=text, default=field.default)
-    group = parser.add_argument_group(OF_TRANSFORMERS)
+            _show(group, field.name, field.metadata["help"], field.default)
+    group = parser.add_argument_group("of Transformers' training arguments", OTHERS)
     for name, text in FROM_TRANSFORMERS.items():
-        group.add_argument(f"--{name}", action="store_const", const=None, help=text)
+        _show(group, name, text)
+
+
+def _show(group: argparse._ArgumentGroup, name: str, text: str, default: Any = None) -> None:
+    group.add_argument(f"--{name.replace('_', '-')}", action="store_const", const=None, help=text, default=default)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,15 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from transformers import HfArgumentParser
 
     _begin(parser)
-    title_of = {field.name: title for title, ours in OWNERS.items() for field in ours}
-    title_of |= dict.fromkeys(FROM_TRANSFORMERS, OF_TRANSFORMERS)
-    groups = {title: parser.add_argument_group(title) for title in title_of.values()}
-    others = parser.add_argument_group("the rest of Transformers' training arguments")
     for action in HfArgumentParser(_groups(), add_help=False)._actions:
-        if action.help and action.default not in (None, False):
-            action.help += f" (default: {action.default})".replace("%", "%%")
         action.default = argparse.SUPPRESS  # what is not given is left to the YAML file
-        groups.get(title_of.get(action.dest, ""), others)._add_action(action)
+        parser._add_action(action)
 
 
 def _begin(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +74,7 @@ def _begin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", nargs="?", help="YAML file with any of the fields below, or paper, the published recipe for GPUs"
     )
-    parser.add_argument("--help-all", action="help", help="show all of Transformers' fields too")
     parser.add_argument("--plan", action="store_true", help="take a few steps, say their time and memory, keep nothing")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -95,9 +90,8 @@ def run(options: argparse.Namespace) -> int:
     names.drafter = names.drafter and find_drafter(names.drafter, "drafter")
     if options.plan:
         measured = measure_steps(names, shape, data, args)
-        lines = [f"{name:24}{value:12.4g}" for name, value in measured.items()]
         if args.process_index == 0:
-            print(json.dumps(measured) if options.json else "\n".join(lines))
+            print("\n".join(f"{name:24}{value:12.4g}" for name, value in measured.items()))
         return 0
     ended_by = train(names, shape, data, args)
     return 0 if ended_by is None else BY_SIGNAL + ended_by
@@ -139,7 +133,7 @@ def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold a mapping of fields to values, got {type(fields).__name__}.")
     if unknown := sorted(name for name in fields if f"--{name}" not in known):
-        raise ValueError(f"{path}: field `{unknown[0]}` is not known. `hf-domino train --help-all` lists all fields.")
+        raise ValueError(f"{path}: field `{unknown[0]}` is not known. See `hf-domino train --help`.")
     flags = []
     for name, value in fields.items():
         if isinstance(value, list):

@@ -11,7 +11,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ROPE_TYPES
 from hf_domino.kinds import KINDS
 from hf_domino.kinds.dspark import HEADS
-from hf_domino.kinds.kind import MOST_LAYERS, SCALES, Kind
+from hf_domino.kinds.kind import MOST_LAYERS, Kind
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -30,7 +30,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 LAYER_TYPES = (FULL, SLIDING)
 MOST_DRAFTED = 1024  # of a round; releases draft up to 16, trees up to 64, and masks are as large as their square
 MOST_POSITIONS = 2**31 - 1  # of a text: kernels count them in 32 bits
-MOST = 10**15  # products of two numbers up to it, or down to its inverse, are numbers in fp32
+MOST = 10**15  # products of two numbers up to it are numbers in fp32
 MOST_WIDTH = 2**20  # of a tensor, but for rows of tokens; products of three are counted in 64 bits
 WIDTHS = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -44,17 +44,7 @@ SIZES = {
     "block_size": (2, MOST_DRAFTED),
     "selector_top_k": (1, MOST_DRAFTED),
 }
-NUMBERS = {"rms_norm_eps": (1 / MOST, MOST), "attention_dropout": (0, 1), "initializer_range": (0, MOST)}
-_ABOVE_0 = (
-    "factor attention_factor beta_fast beta_slow low_freq_factor high_freq_factor original_max_position_embeddings"
-)
-ROPE_NUMBERS = {
-    **dict.fromkeys(_ABOVE_0.split(), (1 / MOST, MOST)),
-    "rope_theta": (2, MOST),
-    "partial_rotary_factor": (1, 1),
-    "mscale": (0, MOST),
-    "mscale_all_dim": (0, MOST),
-}
+ROPE_NUMBERS = {"rope_theta": (2, MOST), "partial_rotary_factor": (1, 1)}
 
 
 def check_fields(config: DominoConfig) -> None:
@@ -96,9 +86,8 @@ def _check_range(field: str, value: Any, low: float, high: float | None = None, 
 def _check_sizes(config: DominoConfig) -> None:
     for field, allowed in SIZES.items():
         _check_range(field, getattr(config, field), *allowed)
-    for field in ("draft_pool_size", "target_tokenizer_size"):
-        if getattr(config, field) is not None:
-            _check_range(field, getattr(config, field), 1)
+    if config.draft_pool_size is not None:
+        _check_range("draft_pool_size", config.draft_pool_size, 1)
     if (nodes := config.draft_tree_size) not in (None, ADAPTIVE):
         _check_range("draft_tree_size", nodes, 1, MOST_DRAFTED, f"or {ADAPTIVE!r}, or None")
     tokens, drafted = f"vocab_size={config.vocab_size}", f"num_draft_tokens={config.num_draft_tokens}"
@@ -106,11 +95,6 @@ def _check_sizes(config: DominoConfig) -> None:
         _check_range("draft_vocab_size", config.draft_vocab_size, 1, config.vocab_size, tokens)
     _check_range("mask_token_id", config.mask_token_id, 0, config.vocab_size - 1, tokens)
     _check_range("pure_draft_prefix_len", config.pure_draft_prefix_len, 0, config.num_draft_tokens - 1, drafted)
-    for field, limits in NUMBERS.items():
-        _check_range(field, getattr(config, field), *limits, is_whole=False)
-    for field in SCALES:
-        if getattr(config, field) is not None:
-            _check_range(field, getattr(config, field), 1 / MOST, MOST, is_whole=False)
     if (taps := config.conv_kernel_size) is not None:
         _check_range("conv_kernel_size", taps, 1, config.block_size, "block_size, or None")
         width, group = config.hidden_size, config.conv_group_size

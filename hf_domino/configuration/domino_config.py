@@ -18,7 +18,7 @@ from hf_domino.kinds.kind import Kind
 
 # What Transformers gives to any configuration or stores in it, beside the fields of its base class; and the old name of
 # a part of `rope_parameters`.
-GONE = "ngram_size", "window_size", "num_candidates"  # in files of before, of a kind that is no more
+GONE = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size"  # in files of before
 OF_TRANSFORMERS = {
     *GONE,
     *("model_type", "torch_dtype", "num_labels", "name_or_path", "_name_or_path", "_commit_hash", "auto_map"),
@@ -121,7 +121,6 @@ class DominoConfig(PreTrainedConfig):
         target_config_digest (`str`, *optional*): Digest of its sizes.
         target_weights_digest (`str`, *optional*): Digest of a few of its weights, equal in every dtype, or why there is
             none: `"adapted"`, `"quantised"`, `"offloaded"` or `"sharded"`.
-        target_tokenizer_size (`int`, *optional*): Tokens that its tokenizer knows.
         target_dtype (`str`, *optional*): What it ran in, such as `"bfloat16"`.
         bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): The target's.
 
@@ -193,7 +192,6 @@ class DominoConfig(PreTrainedConfig):
     target_revision: str | None = None
     target_config_digest: str | None = None
     target_weights_digest: str | None = None
-    target_tokenizer_size: int | None = None
     target_dtype: str | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None

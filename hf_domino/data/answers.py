@@ -14,7 +14,7 @@ from hf_domino.data.prompts import ASSISTANT, Prompt
 from hf_domino.data.records import at
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Do, Rows
-from hf_domino.data.writers import NO_ROUND_TRIP, SEED_STRIDE, Sampling, Writer, Written
+from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer, Written
 
 TOO_LONG, UNENDED = "too long", "unended"
 FIRST_SEED = 500_000  # of a run's answers; below are those of its prompts
@@ -31,7 +31,7 @@ def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, set
     size = settings.batch_size
     batches = [order[start : start + size] for start in range(0, len(order), size)]
 
-    def make(unit: int) -> tuple[Rows, int]:
+    def make(unit: int) -> Rows:
         temperature = settings.temperatures[unit % len(settings.temperatures)]
         sampling = Sampling(settings.max_new_tokens, temperature)
         answers: Rows = [
@@ -53,7 +53,7 @@ def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, set
                 texts = writer.write([read for _, read in fitting], sampling, seed)
                 for (answer, read), text in zip(fitting, texts, strict=True):
                     _add(answer, read, text, tokenizer)
-        return answers, sum(sum(row["loss_mask"]) for answer in answers for row in answer["rows"])
+        return answers
 
     return do("answers", len(batches), make)
 
@@ -69,11 +69,8 @@ def _read(
         return encode_prompt(answer["messages"], tokenizer, {**template_kwargs, **prompt.tools})
 
 
-def _add(answer: dict[str, Any], read: list[int], text: Written | None, tokenizer: Any) -> None:
-    """Add what the target wrote, if it is known, behind what it read."""
-    if text is None:
-        answer["flaw"] = NO_ROUND_TRIP
-        return
+def _add(answer: dict[str, Any], read: list[int], text: Written, tokenizer: Any) -> None:
+    """Add what the target wrote behind what it read."""
     rows = answer["rows"]
     if not rows or read[: len(rows[-1]["input_ids"])] != rows[-1]["input_ids"]:
         rows.append({"input_ids": [], "loss_mask": []})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,8 @@ Row = dict[str, list[int]]  # token ids, and a loss mask: 1 for the assistant's 
 UNANSWERED = "Let the target write the answer (hf-domino data), or leave the record out."
 UNTOLD: Row = {"input_ids": [], "loss_mask": []}  # stands for a turn that cannot be told from what asks for it
 # Who speaks, in ShareGPT-like records -> as chat templates say it.
-ROLES = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "model": "assistant",
-    "chatgpt": "assistant", "bot": "assistant", "system": "system", "tool": "tool", "observation": "tool",
-    "function_call": "assistant",
-}  # fmt: skip
-SAID = "`role` and `content`, which must be text alone (or null beside `tool_calls`)"
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+SAID = "`role` and `content`, which must be text (or null beside `tool_calls`)"
 
 
 # --- messages -----------------------------------------------------------------------------------------------------
@@ -56,7 +52,7 @@ def read_messages(record: Mapping[str, Any], field: str) -> list[Message]:
 
     ```
     """
-    messages = _without_nulls(record[field])
+    messages = record[field]
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"field `{field}` must be a list of messages, got {str(messages)[:60]}.")
     return [_read_message(message, f"field `{field}[{index}]`") for index, message in enumerate(messages)]
@@ -64,9 +60,11 @@ def read_messages(record: Mapping[str, Any], field: str) -> list[Message]:
 
 def read_tools(record: Mapping[str, Any]) -> dict[str, Any]:
     """Read the `tools` of a record, a list or JSON of one, as an argument of the chat template."""
-    tools = _parsed(_without_nulls(record.get("tools"))) or []
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise ValueError(f"field `tools` must be a list of objects, or JSON of it, got {str(tools)[:60]}.")
+    tools = record.get("tools") or []
+    try:
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+    except json.JSONDecodeError as error:
+        raise ValueError(f"field `tools` must be a list of objects, or JSON of it: {error}.") from error
     return {"tools": tools} if tools else {}
 
 
@@ -77,54 +75,14 @@ def with_system(messages: list[Message], system: str | None) -> list[Message]:
     return [{"role": "system", "content": system}, *messages]
 
 
-def _read_message(message: Any, name: str) -> Message:
-    known = isinstance(message, dict)
-    if known and "from" in message and "role" not in message:
-        if message["from"] not in ROLES or "value" not in message:
-            known_roles = ", ".join(ROLES)
-            raise ValueError(f"{name} must have `value` and `from` one of {known_roles}, got {str(message)[:60]}.")
-        said = "tool_calls" if message["from"] == "function_call" else "content"
-        others = {key: value for key, value in message.items() if key not in ("from", "value")}
-        message = others | {"role": ROLES[message["from"]], said: message["value"]}
-    if not known or not isinstance(message.get("role"), str):
-        raise ValueError(f"{name} must have {SAID}, got {str(message)[:60]}.")
-    called = message.pop("function_call", None)  # OpenAI's older name for one call
-    content, calls = message.get("content"), _parsed(message.pop("tool_calls", None)) or called
-    if calls:
-        content, message["tool_calls"] = content or "", _read_calls(calls, f"{name}: `tool_calls`")
-    parts = content if content and isinstance(content, list) else [{"text": content}]
-    for part in parts:
-        if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
-            raise ValueError(f"{name} must have {SAID}, got {str(part)[:60]} in {str(message)[:60]}.")
-    return message | {"content": "".join(part["text"] for part in parts)}
-
-
-def _read_calls(calls: Any, name: str) -> list[dict[str, Any]]:
-    """Read tool calls as most templates want them: each a `function` with a `name` and an object of `arguments`."""
-    read = []
-    for call in calls if isinstance(calls, list) else [calls]:
-        function = call.get("function", call) if isinstance(call, dict) else {}
-        arguments = _parsed(function.get("arguments") or {})
-        if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
-            raise ValueError(f"{name} must have `name`, and `arguments` as an object, got {str(call)[:60]}.")
-        others = {"type": "function"} if function is call else call
-        read.append(others | {"function": function | {"arguments": arguments}})
-    return read
-
-
-def _parsed(value: Any) -> Any:
-    """Parse a string of JSON, and return any other value unchanged."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError:
-        return value
-
-
-def _without_nulls(value: Any) -> Any:
-    """Drop fields that are null at every depth: tables fill in null where a record has no such field."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+def _read_message(given: Any, name: str) -> Message:
+    message = given if isinstance(given, dict) else {}
+    if "from" in message and "role" not in message:
+        message = {"role": ROLES.get(message["from"]), "content": message.get("value")}
+    content = message.get("content", "" if message.get("tool_calls") else None)
+    if not isinstance(content, str) or not isinstance(message.get("role"), str):
+        raise ValueError(f"{name} must have {SAID}, got {str(given)[:60]}.")
+    return message | {"content": content}
 
 
 # --- token ids ----------------------------------------------------------------------------------------------------
@@ -155,9 +113,6 @@ def encode_chat(
         unlike = (index for index, pair in enumerate(zip(ids, prompt, strict=False)) if len(set(pair)) > 1)
         length = next(unlike, min(len(ids), len(prompt)))
         loss_mask = [0] * length + loss_mask[length:]
-    learnt = tokenizer.decode([token for token, counts in zip(ids, loss_mask, strict=True) if counts])
-    for index in turns:
-        _check_calls(messages, index, learnt)
     return [{"input_ids": ids, "loss_mask": loss_mask}]
 
 
@@ -185,7 +140,6 @@ def _encode_by_turns(
         if not after.startswith(before):
             rows.append(UNTOLD)
             continue
-        _check_calls(messages, index, after[len(before) :])
         turns.append((before, after))
     while turns:
         spans = [(len(before), len(after)) for before, after in turns if whole.startswith(after)]
@@ -197,12 +151,6 @@ def _encode_by_turns(
         turns = [turn for turn in turns if not whole.startswith(turn[1])]
         whole = turns[-1][1] if turns else ""
     return rows
-
-
-def _check_calls(messages: Sequence[Message], index: int, learnt: str) -> None:
-    """Refuse a turn whose tool calls the template hides: only the end of the turn would be learned."""
-    if not all(call["function"]["name"] in learnt for call in messages[index].get("tool_calls", ())):
-        raise ValueError(f"field `messages[{index}]`: the chat template does not show its `tool_calls`.")
 
 
 def _render(messages: list[Message], tokenizer: Any, **kwargs: Any) -> Any:

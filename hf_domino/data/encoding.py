@@ -5,14 +5,13 @@ A row is `{"input_ids": [...], "loss_mask": [...]}`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hf_domino.data.chat import (
     UNANSWERED,
     Row,
     encode_chat,
-    encode_prompt,
     field_of,
     read_messages,
     read_string,
@@ -26,7 +25,8 @@ def encode_record(record: Mapping[str, Any], tokenizer: Any, template_kwargs: Ma
     """Encode one record as rows, uncut; some conversations give more than one."""
     if "input_ids" in record:
         return [_read_ids(record)]
-    _check_tokenizer(tokenizer)
+    if tokenizer is None:
+        raise ValueError("needs a tokenizer, got none: pass the target's, or rows of `input_ids`.")
     name = field_of(record, NEEDED)
     if name == "text":
         return [_supervised(tokenizer(read_string(record, name))["input_ids"])]
@@ -43,32 +43,6 @@ def encode_record(record: Mapping[str, Any], tokenizer: Any, template_kwargs: Ma
         else:
             messages.append({"role": "assistant", "content": _answer(record)})
     return encode_chat(messages, tokenizer, {**template_kwargs, **read_tools(record)}, start)
-
-
-def encode_text(pieces: Iterable[str], tokenizer: Any, length: int) -> Iterator[Row]:
-    """Encode one text, given in pieces, as rows of `length` tokens that all carry loss; the last may be shorter."""
-    _check_tokenizer(tokenizer)
-    left: list[int] = []
-    for index, piece in enumerate(pieces):
-        left += tokenizer(piece, add_special_tokens=index == 0)["input_ids"]
-        while len(left) >= length:
-            yield _supervised(left[:length])
-            left = left[length:]
-    if left:
-        yield _supervised(left)
-
-
-def encode_frame(tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
-    """Encode an empty conversation, whose tokens stand in every row; without a template there are none."""
-    try:
-        return encode_prompt([{"role": "user", "content": ""}], tokenizer, template_kwargs)
-    except (ValueError, AttributeError):  # no template, or no tokenizer
-        return []
-
-
-def _check_tokenizer(tokenizer: Any) -> None:
-    if tokenizer is None:
-        raise ValueError("needs a tokenizer, got none: pass the target's, or rows of `input_ids`.")
 
 
 def _supervised(ids: list[int], start: int = 0) -> Row:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import Message, field_of, read_messages, read_string, read_tools, with_system
-from hf_domino.data.filters import Exclusions, NearCopies
-from hf_domino.data.records import RECORD_SUFFIXES, Source, at, read_text
+from hf_domino.data.filters import Exclusions, words_of
+from hf_domino.data.records import at
 
 ASSISTANT, USER, TOOL = "assistant", "user", "tool"
 
@@ -46,23 +46,6 @@ class Prompt:
         return turns if turns[-1] or not turns[1:] else turns[:-1]
 
 
-def read_prompts(source: Source, plain: bool, system: str | None = None) -> Iterator[Prompt]:
-    """Read prompts from records, with a system turn if they have none; where `plain`, a string is text to continue."""
-    if source.texts:
-        remedy = 'Write one record a line, such as {"prompt": "..."}.'
-        raise refusal("files of prompts", f"records ({', '.join(RECORD_SUFFIXES)})", str(source.texts[0]), remedy)
-    for place, record in source.records():
-        yield prompt_of(record, place, plain, system)
-
-
-def texts_of(source: Source) -> Iterator[str]:
-    """Yield the texts of an evaluation's prompts: what users say in chats, or the text itself."""
-    for path in source.texts:
-        yield "".join(read_text(path))
-    for place, record in source.records():
-        yield prompt_of(record, place).words
-
-
 def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system: str | None = None) -> Prompt:
     """Read the prompt of a record with `messages`, `conversations`, `prompt` (a string or messages) or `text`."""
     with at(place):
@@ -88,13 +71,17 @@ class Sieve:
     def __init__(self, exclusions: Exclusions):
         self.kept: list[Prompt] = []
         self.dropped: Counter[str] = Counter()
-        self._exclusions, self._copies = exclusions, NearCopies()
+        self._exclusions, self._seen = exclusions, set[tuple[str, ...]]()
 
     def add(self, prompt: Prompt, flaw: str | None) -> None:
         """Keep a prompt, unless it is known to have a flaw, or count why not."""
+        words = words_of(prompt.words)
         if flaw is None and self._exclusions.overlap(prompt.words):
             flaw = "excluded"
-        if flaw := flaw or self._copies.add(prompt.words):
+        elif flaw is None and words in self._seen:
+            flaw = "copy"
+        if flaw is not None:
             self.dropped[flaw] += 1
         else:
+            self._seen.add(words)
             self.kept.append(prompt)

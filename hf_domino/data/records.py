@@ -17,9 +17,6 @@ from hf_domino._common.refusal import refusal
 Record = dict[str, Any]
 PlacedRecord = tuple[str, Record]  # where it stands, and the record
 RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
-FILE_KINDS = ".jsonl, .json, .parquet or text file"
-SETTINGS_SUFFIX = ".settings.json"  # of a text that a target wrote, beside it
-CHUNK = 2**20  # characters of a text that are read at once
 PARQUET_ROWS = 256  # of wide rows too, a batch stays small
 # Columns that are read of a table; images least of all.
 FIELDS = (
@@ -29,26 +26,26 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Source:
-    """Records to read: a name for messages, a digest of all of them, and the records, or files of one text each."""
+    """Records to read: a name for messages, a digest of all of them, and the records."""
 
     name: str
     fingerprint: Callable[[], str | None]  # None where what is read is known to this process alone
     records: Callable[[], Iterator[PlacedRecord]]
-    texts: tuple[Path, ...] = ()
 
 
 def from_files(paths: Sequence[str | Path]) -> Source:
-    """Take records from `.jsonl`, `.json` and `.parquet` files; any other file is one text."""
+    """Take records from `.jsonl`, `.json` and `.parquet` files."""
     files = [Path(path) for path in paths]
     for path in files:
         if not path.is_file():
-            raise FileNotFoundError(f"no training file at {path}: pass a {FILE_KINDS}.")
-    records = [path for path in files if path.suffix in RECORD_SUFFIXES]
+            raise FileNotFoundError(f"no training file at {path}: pass one with records.")
+        if path.suffix not in RECORD_SUFFIXES:
+            remedy = 'Write one record a line, such as {"prompt": "..."} or {"text": "..."}, into a .jsonl file.'
+            raise refusal("files of records", f"of {', '.join(RECORD_SUFFIXES)}", str(path), remedy)
     return Source(
         ", ".join(map(str, files)),
         lambda: ", ".join(f"{path.suffix} {_digest(path)}" for path in files),
-        lambda: itertools.chain.from_iterable(map(read_records, records)),
-        tuple(path for path in files if path not in records),
+        lambda: itertools.chain.from_iterable(map(read_records, files)),
     )
 
 
@@ -73,9 +70,6 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False) -
         builder = datasets.load_dataset_builder(path, config or None)
         files = {str(key): list(value) for key, value in (builder.config.data_files or {}).items()}
     chosen = _choose(split, list(files or builder.info.splits or ()), name)
-    # Files that are here and of our kinds are read by us, whose errors name the line.
-    if chosen in files and all(Path(file).is_file() and Path(file).suffix in RECORD_SUFFIXES for file in files[chosen]):
-        return from_files([file for file in files[chosen] if not file.endswith(SETTINGS_SUFFIX)])
 
     def records() -> Iterator[PlacedRecord]:
         with _told(name):
@@ -102,24 +96,12 @@ def read_records(path: Path) -> Iterator[PlacedRecord]:
     """Yield the records of a `.jsonl`, `.json` or `.parquet` file with their places; empty lines are skipped."""
     if path.suffix == ".parquet":
         placed = _parquet(path)
-    elif path.suffix == ".json" and next((text.lstrip()[0] for _, text in _lines(path) if text.strip()), "") == "[":
+    elif path.suffix == ".json":
         placed = _json_list(path)
     else:
         placed = _json_lines(path)
     for place, record in placed:
         yield place, _without_nulls(record, place)
-
-
-def read_text(path: Path) -> Iterator[str]:
-    """Yield the text of a file in pieces that end where a line does."""
-    piece = ""  # tokenizers of today do not join a line break with what follows it
-    for _, text in _lines(path):
-        piece += text.replace("\r\n", "\n")
-        if len(piece) >= CHUNK:
-            yield piece
-            piece = ""
-    if piece:
-        yield piece
 
 
 @contextmanager
@@ -131,32 +113,18 @@ def at(place: str) -> Iterator[None]:
         raise ValueError(f"{place}: {error}") from error
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield lines with their places, and refuse one that is not UTF-8."""
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            place = f"{path}, line {number}"
-            try:
-                yield place, line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                found = f"byte 0x{line[error.start]:02x} ({error.reason})"
-                raise ValueError(f"{place}: must be UTF-8, got {found}: save the file as UTF-8.") from error
-
-
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    for place, text in _lines(path):
-        if text.strip():
-            try:
-                yield place, json.loads(text)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{place}: must be a JSON object, got {error}.") from error
+    with at(str(path)), path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                with at(f"line {number} must be a JSON object"):
+                    record = json.loads(line)
+                yield f"{path}, line {number}", record
 
 
 def _json_list(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        records = json.loads("".join(text for _, text in _lines(path)))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {error.lineno}: must be a JSON list of objects, got {error.msg}.") from error
+    with at(f"{path} must be a JSON list of objects (a file of lines is called .jsonl)"):
+        records = json.loads(path.read_text(encoding="utf-8"))
     for number, record in enumerate(records, start=1):
         yield f"{path}, item {number}", record
 
@@ -175,10 +143,17 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _without_nulls(record: Any, place: str) -> Record:
-    """Drop the fields of a record that are null: a table fills in null where a record has no such field."""
+    """Drop what is null in a record: a table fills in null where a record has no such field."""
     if not isinstance(record, dict):
         raise ValueError(f"{place}: must be a JSON object, got {type(record).__name__}.")
-    return {name: value for name, value in record.items() if value is not None}
+    return _dropped(record)
+
+
+def _dropped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _dropped(item) for name, item in value.items() if item is not None}
+    is_of_objects = isinstance(value, list) and value and isinstance(value[0], dict)
+    return [_dropped(item) for item in value] if is_of_objects else value
 
 
 def _choose(split: str | None, names: Sequence[str], name: str) -> str:

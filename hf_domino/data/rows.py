@@ -26,8 +26,8 @@ from hf_domino import __version__
 from hf_domino._common.notices import notice
 from hf_domino._common.whole_files import whole_file, write_whole
 from hf_domino.data.chat import UNTOLD, Row
-from hf_domino.data.encoding import encode_record, encode_text
-from hf_domino.data.records import Source, at, from_files, from_table, read_text
+from hf_domino.data.encoding import encode_record
+from hf_domino.data.records import Source, at, from_files, from_table
 
 ROWS_FILE, COUNTS_FILE = "rows.arrow", "counts.json"
 ROWS_AT_ONCE, ROWS_PER_BATCH = 1024, 256
@@ -38,7 +38,6 @@ REASONS = {
     "the loss falls)",
     "untold": "assistant turns that do not begin as the chat template asks for them, as with thinking where it is off "
     "(set --chat-template-kwargs to the mode of the text)",
-    "contaminated": "with text of the evaluation",
 }
 
 
@@ -47,14 +46,13 @@ class RowCounts:
     """How many records were read, and what became of their rows.
 
     Args:
-        records (`int`, *optional*, defaults to 0): Records, or pieces of plain text, that were read.
+        records (`int`, *optional*, defaults to 0): Records that were read.
         rows (`int`, *optional*, defaults to 0): Rows that are left.
         tokens (`int`, *optional*, defaults to 0): Their tokens.
         cut (`int`, *optional*, defaults to 0): Those among them that were cut at the longest length.
         copies (`int`, *optional*, defaults to 0): Those among them that are equal to an earlier one.
         without_anchor (`int`, *optional*, defaults to 0): Left out: no two neighbouring supervised tokens.
         untold (`int`, *optional*, defaults to 0): Left out: assistant turns that begin otherwise than asked for.
-        contaminated (`int`, *optional*, defaults to 0): Left out: with text of the evaluation.
         first_left_out (`str`, *optional*): Where the first row stands that was left out.
     """
 
@@ -65,7 +63,6 @@ class RowCounts:
     copies: int = 0
     without_anchor: int = 0
     untold: int = 0
-    contaminated: int = 0
     first_left_out: str | None = None
 
     @property
@@ -79,8 +76,8 @@ class RowCounts:
         Example:
         ```python
         >>> from hf_domino.data import RowCounts
-        >>> RowCounts(records=5, rows=4, contaminated=1, first_left_out="a.jsonl, line 3").describe()
-        '1 of 5 rows are left out, the first is a.jsonl, line 3: 1 with text of the evaluation.'
+        >>> RowCounts(records=5, rows=5, cut=1).describe()
+        '1 of 5 rows are cut at max_length.'
 
         ```
         """
@@ -162,7 +159,7 @@ def load_rows(
     A `.jsonl` file holds one object per line, a `.json` file a list of objects or the same lines, a `.parquet` file one
     in each row. An object has `text`, or `prompt` and `completion` (strings or messages; loss on the completion), or
     `messages` or `conversations` (loss on assistant tokens), or `input_ids` with `prompt_length` or `loss_mask` (what
-    [`write_data`] writes). Such rows are cut at `max_length`. Any other file is one text, cut into rows.
+    [`write_data`] writes). Rows are cut at `max_length`.
 
     Args:
         path (`str`, `Path`, a list of these, or `Source`): The file or files, or a [`~data.records.from_dataset`].
@@ -182,7 +179,7 @@ def load_rows(
     if not isinstance(path, Source):
         path = from_files([path] if isinstance(path, (str, Path)) else path)
     counts, template_kwargs = RowCounts(), dict(chat_template_kwargs or {})
-    records = itertools.islice(_encoded(path, tokenizer, max_length, template_kwargs), max_rows)
+    records = itertools.islice(_encoded(path, tokenizer, template_kwargs), max_rows)
     read = _sifted(records, max_length, vocab_size, counts)
     if (digest := path.fingerprint()) is None:
         rows = _table(list(read))
@@ -217,17 +214,12 @@ def encode_dataset(
     return load_rows(source, tokenizer, max_length, vocab_size, chat_template_kwargs=chat_template_kwargs)
 
 
-def _encoded(
-    source: Source, tokenizer: Any, max_length: int, template_kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the rows of each record, or of each piece of a text, with its place."""
+def _encoded(source: Source, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the rows of each record with its place."""
     for place, record in source.records():
         with at(place):
             rows = encode_record(record, tokenizer, template_kwargs)
         yield place, rows
-    for path in source.texts:
-        for number, row in enumerate(encode_text(read_text(path), tokenizer, max_length), start=1):
-            yield f"{path}, piece {number}", [row]
 
 
 def _sifted(

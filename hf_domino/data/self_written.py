@@ -15,7 +15,7 @@ from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.prompts import USER, Prompt, Sieve
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Do, Rows
-from hf_domino.data.writers import NO_ROUND_TRIP, SEED_STRIDE, Sampling, Writer
+from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer
 
 DEFAULT_ROWS = 1024
 LEAST_KEPT = 0.3  # share below which a target needs a beginning to go on from
@@ -76,17 +76,13 @@ def write_prompts(
             )
         asked = math.ceil(missing / max(share, LEAST_KEPT) * (1 if number == 1 else SPARE))
 
-        def make(unit: int, first=num_units, asked=asked, beginnings=beginnings) -> tuple[Rows, int]:
+        def make(unit: int, first=num_units, asked=asked, beginnings=beginnings) -> Rows:
             places = range((first + unit) * size, first * size + min((unit + 1) * size, asked))
             texts = [beginnings[place % len(beginnings)] for place in places]
             begun = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
             seed = settings.seed * SEED_STRIDE + first + unit
             written = writer.write([opening + ids for ids in begun], sampling, seed)
-            rows = [
-                {"flaw": NO_ROUND_TRIP} if text is None else {"ids": ids + text.ids, "ended": text.ended}
-                for ids, text in zip(begun, written, strict=True)
-            ]
-            return rows, sum(len(text.ids) for text in written if text)
+            return [{"ids": ids + text.ids, "ended": text.ended} for ids, text in zip(begun, written, strict=True)]
 
         count, before = math.ceil(asked / size), len(sieve.kept)
         for row in do(f"prompts-{number}", count, make):
@@ -104,9 +100,6 @@ def write_prompts(
 
 def _sift(row: Mapping[str, Any], sieve: Sieve, tokenizer: Any, settings: WritingSettings) -> None:
     """Keep a prompt that was written, or count why not."""
-    if "flaw" in row:
-        sieve.dropped[row["flaw"]] += 1
-        return
     ids, flaw = row["ids"][: -1 if row["ended"] else None], None
     text = tokenizer.decode(ids, skip_special_tokens=True).strip()
     if not row["ended"]:

@@ -8,7 +8,6 @@ does what is missing of the others'.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tqdm.auto import tqdm
 from hf_domino._common.whole_files import write_whole
 
 Rows = list[dict[str, Any]]
-Make = Callable[[int], tuple[Rows, int]]  # rows of a unit by its number, and how many tokens were written for them
+Make = Callable[[int], Rows]  # rows of a unit by its number
 Do = Callable[[str, int, Make], Rows]  # `do_units` in one folder
 
 
@@ -30,18 +29,5 @@ def do_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, co
     missing = [index for index in (*own, *others) if not paths[index].exists()]
     for index in tqdm(missing, name, unit="batch", disable=not progress):
         if not paths[index].exists():  # another process may have been faster
-            start = time.perf_counter()
-            rows, tokens = make(index)
-            seconds = round(time.perf_counter() - start, 3)
-            write_whole(paths[index], json.dumps({"seconds": seconds, "tokens": tokens, "rows": rows}))
-    return [row for path in paths for row in _read(path)["rows"]]
-
-
-def work_done(folder: Path) -> tuple[int, float]:
-    """Add up the tokens and the seconds of all units so far, over all processes."""
-    units = [_read(path) for path in folder.glob("*.json")]
-    return sum(unit["tokens"] for unit in units), sum(unit["seconds"] for unit in units)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+            write_whole(paths[index], json.dumps({"rows": make(index)}))
+    return [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]

@@ -1,8 +1,7 @@
 """Writers: the target in this process or on a server with OpenAI's completions API, continuing prompts under one seed.
 
 A server is vLLM or SGLang, which serve a large target faster. Prompts go there as token ids, so the chat template is
-applied here. Both servers return token ids on request; from one that does not, only texts are taken that survive the
-way through the tokenizer and back.
+applied here. Both servers return token ids on request.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ UNTRUNCATED_THERE = {"top_k": -1, "min_p": 0.0}  # as a server takes it
 # What a target's generation configuration may count from where a call of `generate` began.
 FROM_THE_START = ("min_new_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens", "max_time")
 CHUNK = 32  # tokens between looks at which rows have ended: each costs about one step
-NO_ROUND_TRIP = "no round trip"  # of a text, to token ids and back
 SEED_STRIDE = 1_000_003  # between runs, so that their batches do not share seeds
 MAX_RETRIES = 5
 KEY = "OPENAI_API_KEY"  # of the environment
@@ -139,23 +137,22 @@ class EndpointWriter:
     Args:
         url (`str`): Address of the API, such as `http://localhost:8000/v1`.
         model (`str`): The name it serves the target under.
-        tokenizer (`PreTrainedTokenizerBase`): The target's.
         ends (`Sequence[int]`): Token ids that end a text of the target.
 
     Raises:
         ValueError: If the package `openai` is not installed.
     """
 
-    def __init__(self, url: str, model: str, tokenizer: Any, ends: Sequence[int]):
+    def __init__(self, url: str, model: str, ends: Sequence[int]):
         try:
             from openai import OpenAI
         except ImportError as error:
             raise ValueError("an endpoint needs the package openai: pip install openai.") from error
         key = os.environ.get(KEY, "none")  # most servers of one's own ask for none, the client does
         self.client = OpenAI(base_url=url, api_key=key, max_retries=MAX_RETRIES)
-        self.url, self.model, self.tokenizer, self.ends = url, model, tokenizer, tuple(ends)
+        self.url, self.model, self.ends = url, model, tuple(ends)
 
-    def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written | None]:
+    def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written]:
         """Continue a batch of prompts, all at once, as [`TargetWriter`] does.
 
         Args:
@@ -164,10 +161,10 @@ class EndpointWriter:
             seed (`int`): Of the sampling. Equal prompts are continued differently.
 
         Returns:
-            `list[Written]`: Per prompt what follows it; None for a text that the tokenizer does not return as it was.
+            `list[Written]`: Per prompt what follows it.
 
         Raises:
-            ConnectionError: If the server does not answer, or refuses a request.
+            ConnectionError: If the server does not answer, refuses a request, or returns no token ids.
         """
         from openai import OpenAIError
 
@@ -175,11 +172,11 @@ class EndpointWriter:
         with ThreadPoolExecutor(len(prompts)) as pool:
             try:
                 return list(pool.map(lambda prompt, own: self._write_one(prompt, sampling, own), prompts, seeds))
-            except OpenAIError as error:
+            except (OpenAIError, AttributeError) as error:  # the second where a choice has no token ids
                 hint = "Check --endpoint and --endpoint-model, and that the server is vLLM's or SGLang's."
                 raise ConnectionError(f"the endpoint {self.url} with model {self.model!r}: {error} {hint}") from error
 
-    def _write_one(self, prompt: list[int], sampling: Sampling, seed: int) -> Written | None:
+    def _write_one(self, prompt: list[int], sampling: Sampling, seed: int) -> Written:
         ends = sampling.ends or self.ends
         completion = self.client.completions.create(
             model=self.model,
@@ -190,16 +187,11 @@ class EndpointWriter:
             seed=seed,
             extra_body={**UNTRUNCATED_THERE, "return_token_ids": True, "stop_token_ids": list(ends)},
         )
-        choice = completion.choices[0]
-        ids = getattr(choice, "token_ids", None)  # beyond OpenAI's own fields
-        if ids is None:
-            ids = self.tokenizer(choice.text, add_special_tokens=False)["input_ids"]
-            if self.tokenizer.decode(ids, skip_special_tokens=False) != choice.text:
-                return None
-        ended = choice.finish_reason == "stop"
+        choice: Any = completion.choices[0]
+        ids, ended = list(choice.token_ids), choice.finish_reason == "stop"  # the first is beyond OpenAI's own fields
         if ended and ends and (not ids or ids[-1] not in ends):  # servers leave it out of what they return
-            ids = [*ids, ends[0]]
-        return Written(list(ids), ended)
+            ids.append(ends[0])
+        return Written(ids, ended)
 
 
 Writer = TargetWriter | EndpointWriter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -19,19 +18,19 @@ from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
 from hf_domino.data.answers import TOO_LONG, UNENDED, write_answers
-from hf_domino.data.filters import Exclusions, distinct_ngram_ratio, loops
-from hf_domino.data.prompts import Prompt, Sieve, read_prompts, texts_of
+from hf_domino.data.filters import Exclusions, loops
+from hf_domino.data.prompts import Prompt, Sieve, prompt_of
 from hf_domino.data.records import Source, from_files
 from hf_domino.data.self_written import check_chat_template, find_user_turn, write_prompts
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.units import Rows, do_units, work_done
+from hf_domino.data.units import Rows, do_units
 from hf_domino.data.writers import Writer
 from hf_domino.target.identity import TargetIdentity, check_same
 
 SETTINGS, UNITS = "settings.json", "units"
 TRAIN, EVALUATION, REPORT = "train.jsonl", "evaluation.jsonl", "report.json"
 LEAST_KEPT = 0.3  # share of the answers below which it is said that most are lost
-START_AGAIN = "Pass overwrite=True (--overwrite) to start the folder again, or choose another folder."
+START_AGAIN = "Choose another folder, or delete this one."
 
 
 def write_data(
@@ -45,7 +44,6 @@ def write_data(
     identity: TargetIdentity | None = None,
     shard: tuple[int, int] = (0, 1),
     progress: bool = True,
-    overwrite: bool = False,
 ) -> dict[str, Any]:
     """Let a target write training text, and answer prompts or what it asks itself.
 
@@ -64,8 +62,6 @@ def write_data(
         identity (`TargetIdentity`, *optional*): Who the target is, to be recorded.
         shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
         progress (`bool`, *optional*, defaults to `True`): Show progress bars.
-        overwrite (`bool`, *optional*, defaults to `False`): Start again where the folder was begun with another target
-            or other settings.
 
     Returns:
         `dict`: The report, as in `report.json`.
@@ -76,7 +72,7 @@ def write_data(
     """
     settings, output = settings or WritingSettings(), Path(output)
     given, excluded = from_files(prompts), from_files(exclude)
-    exclusions = Exclusions(texts_of(excluded))
+    exclusions = Exclusions(prompt_of(record, place).words for place, record in excluded.records())
     # Before the folder is theirs.
     if prompts:
         sieve = _sift(given, tokenizer, exclusions, settings)
@@ -85,7 +81,7 @@ def write_data(
     template = hashlib.sha256(json.dumps(tokenizer.chat_template).encode()).hexdigest()[:16]
     record = {"chat template": template, "target": identity.to_dict() if identity else None}
     record |= {"prompts": given.fingerprint(), "exclude": excluded.fingerprint()}
-    _begin(output, settings.of_the_text() | record, overwrite)
+    _begin(output, settings.of_the_text() | record)
 
     do = partial(do_units, output / UNITS, shard, progress)
     if not prompts:
@@ -93,13 +89,14 @@ def write_data(
     if not sieve.kept:
         raise ValueError(f"no prompt is left to answer: {dict(sieve.dropped)}.")
     answers = write_answers(sieve.kept, writer, tokenizer, settings, do)
-    return _write_result(output, sieve, answers, settings, work_done(output / UNITS))
+    return _write_result(output, sieve, answers, settings)
 
 
 def _sift(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> Sieve:
     """Choose which of the given prompts are answered."""
     sieve = Sieve(exclusions)
-    for prompt in read_prompts(given, settings.plain, settings.system):
+    for place, record in given.records():
+        prompt = prompt_of(record, place, settings.plain, settings.system)
         if prompt.messages:
             check_chat_template(tokenizer)
         if settings.rows is not None and len(sieve.kept) == settings.rows:
@@ -109,33 +106,26 @@ def _sift(given: Source, tokenizer: Any, exclusions: Exclusions, settings: Writi
     return sieve
 
 
-def _begin(output: Path, record: dict[str, Any], overwrite: bool) -> None:
-    """Note the settings of a new folder; refuse to go on with one that was begun differently, or start it again."""
+def _begin(output: Path, record: dict[str, Any]) -> None:
+    """Note the settings of a new folder, or refuse to go on with one that was begun differently."""
     path = output / SETTINGS
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
         recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, record))
-        try:
-            if target is not None:
-                check_same(recorded, target, str(output), START_AGAIN)
-            for name, value in record.items():
-                if name != "target" and found.get(name) != value:
-                    raise refusal(name, f"{found.get(name)!r}, with which {output} was begun", value, START_AGAIN)
-            return
-        except ValueError:
-            if not overwrite:
-                raise
-            shutil.rmtree(output / UNITS, ignore_errors=True)
+        if target is not None:
+            check_same(recorded, target, str(output), START_AGAIN)
+        for name, value in record.items():
+            if name != "target" and found.get(name) != value:
+                raise refusal(name, f"{found.get(name)!r}, with which {output} was begun", value, START_AGAIN)
+        return
     versions = {
         "hf_domino": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
     }  # fmt: skip
     write_whole(path, json.dumps(record | {"versions": versions}, indent=1))
 
 
-def _write_result(
-    output: Path, sieve: Sieve, answers: Rows, settings: WritingSettings, work: tuple[int, float]
-) -> dict[str, Any]:
-    """Write the files of rows and the report, and return the report; `work` is tokens and seconds.
+def _write_result(output: Path, sieve: Sieve, answers: Rows, settings: WritingSettings) -> dict[str, Any]:
+    """Write the files of rows and the report, and return the report.
 
     Report and batches are written even if no row is left to train on, so that no text is lost.
     """
@@ -151,8 +141,6 @@ def _write_result(
         ]
         for name, part in parts.items()
     }
-    texts = [_own_words(row) for part in rows.values() for row in part]
-    tokens, seconds = work
     report = {
         "prompts": {
             "written or read": len(sieve.kept) + sum(sieve.dropped.values()),
@@ -166,10 +154,7 @@ def _write_result(
             "unended": sum(answer["flaw"] == UNENDED for answer in answers),
         },
         "rows": {name: len(rows[name]) for name in (TRAIN, EVALUATION)},
-        "tokens": {"written": tokens, "supervised": sum(map(len, texts))},
-        "distinct-4": round(sum(map(distinct_ngram_ratio, texts)) / max(1, len(texts)), 3),
-        "seconds": round(seconds, 1),
-        "tokens per hour and process": round(3600 * tokens / seconds) if seconds else None,
+        "supervised tokens": sum(sum(row["loss_mask"]) for part in rows.values() for row in part),
     }
     write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
     _judge(report, settings)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino.cards.render import PushesItsCard
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.adapters import base_download, base_of, load_adapter
 from hf_domino.drafter.stats import DecodingStats, last_stats
@@ -36,7 +34,7 @@ from hf_domino.kinds.head import CorrectionHead
 from hf_domino.kinds.kind import Kind
 
 
-class DominoDraftModel(PushesItsCard, PreTrainedModel):
+class DominoDraftModel(PreTrainedModel):
     """A drafter: reads target hidden states and proposes a block of tokens in one parallel pass.
 
     Pass it as `assistant_model` to `generate` or to a text-generation pipeline. Its kind is the configuration's
@@ -286,18 +284,11 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
         """
         self.config.kind.refuse_what_it_lacks("save_pretrained")
         if standalone and kwargs.get("push_to_hub"):
-            remedy = "It would not be uploaded; call drafter.push_to_hub(name, standalone=True)."
+            remedy = "It would not be uploaded: save the folder, and send it by hf-domino push."
             raise refusal("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
         super().save_pretrained(save_directory, *args, **kwargs)
         if standalone and kwargs.get("is_main_process", True):
             write_bundle(save_directory)
-
-    def push_to_hub(self, *args: Any, standalone: bool = False, **kwargs: Any) -> str:
-        """Upload the drafter; `standalone` as in [`~DominoDraftModel.save_pretrained`], all else as in Transformers."""
-        self.config.kind.refuse_what_it_lacks("save_pretrained")
-        pushed = copy.copy(self)  # it saves itself, without a word of how
-        pushed.save_pretrained = partial(self.save_pretrained, standalone=standalone)  # type: ignore[method-assign]
-        return super(DominoDraftModel, pushed).push_to_hub(*args, **kwargs)
 
 
 def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:

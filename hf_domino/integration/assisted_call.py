@@ -31,7 +31,6 @@ from hf_domino.target.compatibility import check_drafter, check_target, drafter_
 from hf_domino.target.identity import check_recorded, recognise
 from hf_domino.target.view import input_device
 
-FOLDER = "drafter"  # in the target's own repository
 _named: WeakKeyDictionary[PreTrainedModel, dict[tuple, DominoDraftModel]] = WeakKeyDictionary()
 
 
@@ -42,7 +41,7 @@ def check_call(
     # Transformers' own assisted loop takes neither several sequences at once nor recurrent states; ours does both.
     drafter = mode_kwargs["assistant_model"]
     check_generation(target, drafter, generation_config, generation_mode)
-    recognise(drafter.config, target, mode_kwargs.get("tokenizer"))
+    recognise(drafter.config, target)
     # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
     mode_kwargs.pop("assistant_tokenizer", None)
     return GenerationMode.SAMPLE
@@ -127,15 +126,6 @@ def decode_by_default(
 # --- by name ----------------------------------------------------------------------------------------------------
 
 
-def check_names(model: Any, assistant_model: Any, **options: Any) -> None:
-    """Refuse at once names that are neither folders nor on the Hub; options are those of `pipeline`."""
-    places: dict[str, Any] = {key: options[key] for key in ("token", "local_files_only") if key in options}
-    places["cache_dir"] = (options.get("model_kwargs") or {}).get("cache_dir")
-    if isinstance(model, (str, os.PathLike)):
-        check_source(os.fspath(model), "model", revision=options.get("revision"), **places)
-    check_source(os.fspath(assistant_model), "assistant_model", **places)
-
-
 def pipeline_drafter(
     target: PreTrainedModel, assistant: Any, download: Mapping[str, Any] | None = None
 ) -> DominoDraftModel | None:
@@ -161,16 +151,13 @@ def pipeline_drafter(
 def named(target: PreTrainedModel, name: Any, download: Mapping[str, Any] | None = None) -> DominoDraftModel:
     """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes."""
     loaded, download = _named.setdefault(target, {}), dict(download or {})
-    files = (Path(name).absolute() / CONFIG, Path(name).absolute() / FOLDER / CONFIG)
-    saved = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file())  # none of a name on the Hub
-    of_hub = (download.get("revision"), download.get("subfolder"))
-    key = (saved or os.fspath(name), target.dtype, input_device(target), *of_hub)
+    file = Path(name).absolute() / CONFIG
+    saved = (file, file.stat().st_mtime_ns) if file.is_file() else os.fspath(name)  # the second on the Hub
+    key = (saved, target.dtype, input_device(target), download.get("revision"), download.get("subfolder"))
     if key not in loaded:
-        in_folder = download | {"subfolder": FOLDER}
-        found = pipeline_drafter(target, name, download) or pipeline_drafter(target, name, in_folder)
+        found = pipeline_drafter(target, name, download)
         if found is None:
-            expected = f"a folder or Hub name with a drafter in it, or in its folder {FOLDER!r}"
             remedy = "A model of another kind must be loaded first."
-            raise refusal("the name of a drafter", expected, os.fspath(name), remedy)
+            raise refusal("the name of a drafter", "that of a folder or on the Hub", os.fspath(name), remedy)
         loaded[key] = found
     return loaded[key]

@@ -129,7 +129,7 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     if mask is not None and mask.dim() == 2 and mask.shape[1] > given:
         expected = f"at most as wide as what is cached and given ({given} positions)"
         raise refusal("attention_mask", expected, mask.shape[1], "Cut it to the tokens it is of.")
-    check_steps(target, model_kwargs)
+    check_steps(target)
 
 
 def _keeps_keys(target: PreTrainedModel, cache: Any) -> bool:

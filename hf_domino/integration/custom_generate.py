@@ -7,29 +7,25 @@ Transformers calls our loop as the call's decoding method.
 from __future__ import annotations
 
 import copy
-import inspect
 import re
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS
 from hf_domino.integration.assisted_call import check_call, decode, named
 
 
-def generate(*args: Any, model: PreTrainedModel | None = None, drafter: str | None = None, **kwargs: Any) -> Any:
+def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = None, **kwargs: Any) -> Any:
     """Generate as `model.generate` does, several tokens a forward."""
-    if model is None:
-        model, *args = args  # type: ignore[assignment]
-    kwargs |= zip([*inspect.signature(GenerationMixin.generate).parameters][1:], args, strict=False)
-    if kwargs.get("custom_generate") is not None:  # another loop than the target's own
-        return type(model).generate(model, **kwargs)
-    name = _name(drafter, sys._getframe(1), model)
+    name = drafter or sys._getframe(1).f_locals.get("custom_generate")  # of this file's repository, as it was called
+    if not name or not isinstance(name, str):
+        remedy = "Pass drafter='folder or Hub name'; only generate(..., custom_generate='...') tells it."
+        raise refusal("drafter", "the repository of the drafter", name, remedy)
     download = {key: kwargs.pop(key) for key in DOWNLOAD_ARGUMENTS if key in kwargs}
     commit = Path(__file__).parents[1].name  # of the Hub: weights are of the same as this code
     if drafter is None and not Path(name).is_dir() and re.fullmatch("[0-9a-f]{40}", commit):
@@ -52,16 +48,7 @@ def generate(*args: Any, model: PreTrainedModel | None = None, drafter: str | No
         check_call(model, config.get_generation_mode(loaded), config, mode_kwargs)
         return decode(model, input_ids, assistant_model=loaded, streamer=streamer, **call)
 
-    return type(model).generate(prepares, custom_generate=decoding_method, **kwargs)
-
-
-def _name(drafter: str | None, caller: FrameType, model: PreTrainedModel) -> str:
-    """Name the repository of this file, as `generate` was called with it, or else the model's own."""
-    name = drafter or caller.f_locals.get("custom_generate") or model.name_or_path
-    if not name or not isinstance(name, str):
-        remedy = "Pass drafter='folder or Hub name'; only generate(..., custom_generate='...') tells it."
-        raise refusal("drafter", "the repository of the drafter", name, remedy)
-    return name
+    return type(model).generate(prepares, inputs, custom_generate=decoding_method, **kwargs)
 
 
 def _with_tokenizer(model: PreTrainedModel, tokenizer: Any) -> PreTrainedModel:

@@ -1,16 +1,15 @@
 """The one patch of Transformers: it lets `generate` and `pipeline` take a Domino drafter as `assistant_model`.
 
 Why a patch: Transformers selects how to draft from a fixed list of private branches, and its pipelines accept an
-assistant by path only if its class is part of Transformers, and then load it without the token and the cache that they
-were given. Six functions are wrapped, each looking only for our drafter, the call's own or the target's default one;
-every other call reaches the original with the arguments it came with. `uninstall` puts the originals back.
+assistant by path only if its class is part of Transformers. Four functions are wrapped, each looking only for our
+drafter, the call's own or the target's default one; every other call reaches the original with the arguments it came
+with. `uninstall` puts the originals back.
 
 Nothing is imported for it: a module is patched when it is imported, and what a drafter needs comes with the first call.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
@@ -18,10 +17,8 @@ import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from hf_domino._common.refusal import refusal
-from hf_domino.integration.auto_classes import MODEL_TYPE
 from hf_domino.integration.default_drafter import default_of, set_default
 from hf_domino.integration.on_import import forget, is_awaited, when_imported
 
@@ -29,9 +26,6 @@ if TYPE_CHECKING:
     from hf_domino.drafter.modeling import DominoDraftModel
 
 _MARK = "_hf_domino"  # attribute of a wrapper: (the wrapper, the original)
-# What a pipeline was given for downloads and is as good for the drafter's; a revision is one repository's.
-_FOR_ALL_REPOSITORIES = ("cache_dir", "force_download", "local_files_only", "proxies", "token")
-_downloads: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a pipeline's model, while it is made
 
 
 def _assisted_call() -> Any:
@@ -101,42 +95,15 @@ def _wrap_decoding(original: Callable) -> Callable:
 def _wrap_pipeline_loading(original: Callable) -> Callable:
     @_wrapper_of(original)
     def load_assistant_model(model, assistant_model, assistant_tokenizer):
-        drafter, download = _drafter_of(assistant_model), None
-        with contextlib.suppress(TypeError):  # a token is not kept for longer than it takes
-            download = _downloads.pop(model, None)
+        drafter = _drafter_of(assistant_model)
         if drafter is not None or _is_name(assistant_model):
             given = assistant_model if drafter is None else drafter
-            drafter = _assisted_call().pipeline_drafter(model, given, download)
+            drafter = _assisted_call().pipeline_drafter(model, given)
         if drafter is None:
             return original(model, assistant_model, assistant_tokenizer)
         return drafter, None
 
     return load_assistant_model
-
-
-def _wrap_pipeline(original: Callable) -> Callable:
-    @_wrapper_of(original)
-    def pipeline(task=None, model=None, *args, **kwargs):
-        if _is_name(kwargs.get("assistant_model")):
-            _assisted_call().check_names(model, **kwargs)  # before anything is loaded
-        return original(task, model, *args, **kwargs)
-
-    return pipeline
-
-
-def _wrap_model_loading(original: Callable) -> Callable:
-    @_wrapper_of(original)
-    def load_model(model, config, *args, **kwargs):
-        if _is_name(model) and getattr(config, "model_type", None) == MODEL_TYPE:
-            remedy = f"Pass the target as model, and assistant_model={os.fspath(model)!r}."
-            raise refusal("model of the pipeline", "the target, which a drafter only assists", os.fspath(model), remedy)
-        loaded = original(model, config, *args, **kwargs)
-        download = {name: kwargs[name] for name in _FOR_ALL_REPOSITORIES if kwargs.get(name) is not None}
-        with contextlib.suppress(TypeError):  # an object that cannot be a key is no target of ours
-            _downloads[loaded] = download
-        return loaded
-
-    return load_model
 
 
 # Module of Transformers -> function -> (class that has it, or None for the module itself; its wrapper).
@@ -147,7 +114,6 @@ _PATCHES: dict[str, dict[str, tuple[str | None, Callable[[Callable], Callable]]]
         "_sample": ("GenerationMixin", _wrap_decoding),
     },
     "transformers.pipelines.base": {"load_assistant_model": (None, _wrap_pipeline_loading)},
-    "transformers.pipelines": {"pipeline": (None, _wrap_pipeline), "load_model": (None, _wrap_model_loading)},
 }
 
 
@@ -170,14 +136,7 @@ def _patch(module: ModuleType) -> None:
     for name, (owner, wrap) in wraps.items():
         current = getattr(owner, name)
         if _original_of(current) is not None or not hasattr(current, _MARK):
-            _put(owner, name, wrap(_original_of(current) or current))
-
-
-def _put(owner: Any, name: str, function: Callable) -> None:
-    package = sys.modules["transformers"]
-    if vars(package).get(name) is getattr(owner, name):  # it keeps every attribute that it was once asked for
-        setattr(package, name, function)
-    setattr(owner, name, function)
+            setattr(owner, name, wrap(_original_of(current) or current))
 
 
 def _version() -> str:
@@ -215,7 +174,7 @@ def uninstall() -> None:
             owner = _owner(sys.modules[module_name], class_name)
             original = _original_of(getattr(owner, name, None))
             if original is not None:
-                _put(owner, name, original)
+                setattr(owner, name, original)
 
 
 def is_installed() -> bool:

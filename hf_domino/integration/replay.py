@@ -1,7 +1,7 @@
 """The returned tokens once more, one at a time: what the target alone says at each of them.
 
-Transformers' own sampling loop runs with two processors more: the first compares the raw distribution with that of the
-verification forward, the last notes what the target would have chosen and then forces the returned token.
+Transformers' own sampling loop runs with two processors more: the first sees the raw logits, the last notes what the
+target would have chosen and then forces the returned token.
 
 Shapes: B batch, T prompt tokens, N new tokens, V vocabulary.
 """
@@ -82,11 +82,10 @@ class Replay:
         self.pad = getattr(generation_config, "_pad_token_tensor", None)
         self._start = input_ids.shape[1]
         # Of each step and row [B]: the target's choice, its margin over the returned token, the largest raw logit by
-        # magnitude, KL(target alone, verification) of the raw distributions in nats.
+        # magnitude.
         self._chosen: list[torch.Tensor] = []
         self._margins: list[torch.Tensor] = []
         self._scales: list[torch.Tensor] = []
-        self._kl: list[torch.Tensor] = []
 
     def run(self, sequences: torch.Tensor, logits: Sequence[torch.Tensor], draws: torch.Generator | None) -> None:
         """Feed the returned tokens to the target one at a time."""
@@ -96,18 +95,17 @@ class Replay:
         with _without_drawing(sequences.device), torch.no_grad():
             self.model._sample(
                 self.input_ids,
-                LogitsProcessorList([self._compare, *self.processors, self._follow]),
+                LogitsProcessorList([self._see, *self.processors, self._follow]),
                 StoppingCriteriaList([MaxLengthCriteria(sequences.shape[1])]),
                 self.config,
                 **self.kwargs,
             )
 
-    def rows(self, call: int) -> Iterator[tuple[list[float], int, Mismatch | None]]:
-        """Give for each replayed row the KL of its distributions, its tokens compared, and its first mismatch."""
+    def rows(self, call: int) -> Iterator[tuple[int, Mismatch | None]]:
+        """Give for each replayed row its tokens compared, and its first mismatch."""
         num_new = self._sequences.shape[1] - self._start
         columns = [
-            torch.stack(steps[:num_new], dim=1).tolist()
-            for steps in (self._chosen, self._margins, self._scales, self._kl)
+            torch.stack(steps[:num_new], dim=1).tolist() for steps in (self._chosen, self._margins, self._scales)
         ]
         stops = [self._stop(row) for row in self._sequences]
         pads_finished = any(hasattr(criterion, "eos_token_id") for criterion in self.criteria)
@@ -116,7 +114,7 @@ class Replay:
         # Without an end-of-text token plain generation goes on with all rows until the last one has stopped.
         last = None if None in stops else max(stop or 0 for stop in stops)
         rounding = TIE_ROUNDINGS * torch.finfo(rounded_to(self.model)).eps
-        for row, (chosen, margins, scales, kl) in enumerate(zip(*columns, strict=True)):
+        for row, (chosen, margins, scales) in enumerate(zip(*columns, strict=True)):
             tokens = self._sequences[row, self._start :].tolist()
             real = [position for position, token in enumerate(tokens) if token != pad]
             end = stops[row] if pads_finished else last
@@ -133,19 +131,12 @@ class Replay:
                 mismatch = Mismatch(call, row, num_new)
             elif end_is_known and surplus is not None:
                 mismatch = Mismatch(call, row, surplus, tokens[surplus])
-            # The distribution of a call's first token is the prefill's in both.
-            yield kl[1:length], length, mismatch
+            yield length, mismatch
 
-    def _compare(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """See raw logits `[B, V]` before all processors, and compare them with verification's."""
-        step, self._alone = input_ids.shape[1] - self._start, scores
-        if step < len(self._logits):
-            alone = scores.cpu().double().log_softmax(dim=-1)
-            verified = self._logits[step].cpu().double().log_softmax(dim=-1)
-            terms = torch.where(alone > -torch.inf, alone.exp() * (alone - verified), 0.0)
-            self._kl.append(terms.sum(dim=-1).clamp_min(0.0))
-            finite = torch.where(scores.isfinite(), scores.abs(), 0.0)
-            self._scales.append(finite.amax(dim=-1).cpu())
+    def _see(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """See raw logits `[B, V]` before all processors."""
+        self._alone = scores
+        self._scales.append(torch.where(scores.isfinite(), scores.abs(), 0.0).amax(dim=-1).cpu())
         return scores
 
     def _follow(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -5,72 +5,33 @@ A target may hand on outputs from one step to the next, or change its rotary fre
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel
-from transformers.utils import ModelOutput
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
 
-# Outputs of a target that are the same in all steps.
-FOR_ALL_STEPS = ("image_outputs", "image_hidden_states")
+# Where targets have a step of their own that hands on nothing but what is the same in all steps.
+SAME_FOR_ALL_STEPS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("idefics", "paligemma"))
 # RoPE whose frequencies change with the length of the input, for a block at another point than for single tokens.
 GROWING_ROPE_TYPES = ("dynamic", "longrope")
 
 
-class _Noted(dict):
-    """Stand for outputs before there are any, and note the names that are read of them."""
-
-    def __init__(self):
-        self.names: set[str] = set()
-
-    def __getattr__(self, name: Any, default: Any = None) -> _Noted:
-        self.names.add(str(name))
-        return _Noted()
-
-    __missing__ = get = __getattr__
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return ModelOutput
-
-    def __call__(self, *args: Any, **kwargs: Any) -> _Noted:
-        return _Noted()
-
-    def __contains__(self, name: Any) -> bool:
-        self.names.add(str(name))
-        return True
-
-    def __iter__(self) -> Iterator[str]:
-        self.names.add("all of them")
-        return iter(())
-
-    keys = values = items = __iter__  # type: ignore[assignment]
-
-
-def check_steps(target: PreTrainedModel, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuse a target whose next step needs more of this one than its token."""
-    usual = GenerationMixin._update_model_kwargs_for_generation
-    if type(target)._update_model_kwargs_for_generation is usual:
-        return
-    outputs, read_by_all = _Noted(), _Noted()
-    usual(target, read_by_all, dict(model_kwargs))
-    failed: list[str] = []
-    try:
-        target._update_model_kwargs_for_generation(
-            outputs, dict(model_kwargs), is_encoder_decoder=False, num_new_tokens=1
-        )
-    except Exception as error:
-        failed.append(f"an error ({error})")
-    if found := sorted(outputs.names.difference(FOR_ALL_STEPS, read_by_all.names)) or failed:
+def check_steps(target: PreTrainedModel) -> None:
+    """Refuse a target whose next step may need more of this one than its token."""
+    update = type(target)._update_model_kwargs_for_generation
+    if (
+        update is not GenerationMixin._update_model_kwargs_for_generation
+        and update.__module__ not in SAME_FOR_ALL_STEPS
+    ):
         raise refusal(
-            f"what {type(target).__name__}._update_model_kwargs_for_generation reads of outputs",
-            f"nothing but {FOR_ALL_STEPS}",
-            found,
-            "A round takes several steps in one forward, and none has outputs of its own; drop assistant_model.",
+            f"{type(target).__name__}._update_model_kwargs_for_generation",
+            "that of Transformers, or of Idefics or PaliGemma",
+            "one of its own",
+            "It may hand on outputs, and a round takes several steps in one forward; drop assistant_model.",
         )
 
 

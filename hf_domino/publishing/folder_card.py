@@ -12,9 +12,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import CARD, merge_card, read_card, read_sections, read_text
 from hf_domino.cards.training import FIGURE, training_section
-from hf_domino.evaluation.benchmark.options import BASELINE
 from hf_domino.evaluation.benchmark.report import (
-    acceptance_of,
     label,
     markdown_table,
     methods_of,
@@ -28,29 +26,21 @@ from hf_domino.formats.loading import interpret
 from hf_domino.formats.source import CONFIG, read_object
 
 ROWS, STATE = "results.jsonl", "trainer_state.json"
-OTHER_ROWS = "results-*.jsonl"  # of the same drafter, measured otherwise: another dtype, batches, other prompts
 FIGURES = {"speed-up": "Speed-up", "acceptance": "Acceptance by position", "round": "Time in a round"}
 
 
-def results_section(
-    rows: Sequence[Row],
-    figures: Mapping[str, str] | None = None,
-    others: Mapping[str, Sequence[Row]] | None = None,
-) -> str:
-    """Write the results of a card: tables of rows, pictures by title, and a table for each file of other runs."""
+def results_section(rows: Sequence[Row], figures: Mapping[str, str] | None = None) -> str:
+    """Write the results of a card: tables of rows, and pictures by title."""
     if not measured(rows):
         raise ValueError(f"rows must have measurements, got {len(rows)} without any: run `hf-domino bench`.")
     commits = {model: measured(rows)[0].get(f"{model}_commit") for model in ("target", "drafter")}
     loaded = ", ".join(f"{model} at commit `{commit}`" for model, commit in commits.items() if commit)
     parts = ["## Results", results_table(rows), f"Loaded from the Hub: {loaded}." if loaded else ""]
     parts += [f"![{title}]({path})" for title, path in (figures or {}).items()]
-    parts += [_by_position(rows), _by_kind(rows)]
+    parts.append(_by_position(rows))
     parts.append(
         f"Every figure is computed from `{ROWS}`, a row a prompt; `hf-domino push . --card-only` does it again."
     )
-    parts += [
-        f"Measured otherwise, in `{name}`:\n\n{results_table(further)}" for name, further in (others or {}).items()
-    ]
     return "\n\n".join(part.strip() for part in parts if part)
 
 
@@ -67,27 +57,11 @@ def _by_position(rows: Sequence[Row]) -> str:
     return f"{title}\n\n{markdown_table([str(k + 1) for k in range(depth)], body)}" if body else ""
 
 
-def _by_kind(rows: Sequence[Row]) -> str:
-    """Tabulate speed-up and acceptance by kind of prompt; empty if rows do not tell kinds."""
-    modes, kinds = modes_of(rows), dict.fromkeys(row.get("kind") for row in measured(rows))
-    if not any(kinds):
-        return ""
-    heads = [f"{name}, {what}" for name in modes.values() for what in ("speed-up", "acceptance length")]
-    body = []
-    for kind in kinds:
-        chosen = [row for row in measured(rows) if row.get("kind") == kind]
-        for method in (method for method in methods_of(chosen) if method != BASELINE):
-            summaries = [summarize(chosen, method, mode) for mode in modes]
-            cells = [cell for one in summaries for cell in (number(one.speed_up, " x"), acceptance_of(one))]
-            body.append([f"{kind or 'other'}: {label(method)}", *cells])
-    return f"By kind of prompt:\n\n{markdown_table(heads, body)}"
-
-
 def card_for(
     folder: Path, *, name: str | None = None, target: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> str:
     """Write the card of a drafter's folder, merged into the card that is there."""
-    # Read are results.jsonl, results-*.jsonl, trainer_state.json and figures, if there. `name` is what the drafter is
+    # Read are results.jsonl, trainer_state.json and figures, if there. `name` is what the drafter is
     # loaded by, the folder's by default. `target` is by default the card's base_model or the configuration's
     # target_name. `metadata`, such as license, goes into the card's head; lists are united with those there.
     if not (folder / CONFIG).is_file():
@@ -102,8 +76,7 @@ def card_for(
     if rows.is_file():
         pictures = [path for title in FIGURES for path in sorted((folder / "figures").glob(f"{title}.[sp][vn]g"))]
         figures = {FIGURES[path.stem]: f"figures/{path.name}" for path in pictures}
-        others = {path.name: read_rows(path) for path in sorted(folder.glob(OTHER_ROWS))}
-        results = results_section(read_rows(rows), figures, others)
+        results = results_section(read_rows(rows), figures)
     elif "results" in sections:
         remedy = "Put its rows there, or take the section out of the card."
         raise refusal(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
@@ -119,10 +92,8 @@ def card_for(
 
 
 def _training(folder: Path, section: str | None) -> str | None:
-    """Keep the card's section of training, which says more, unless the trainer has recorded something else since."""
-    if not (folder / STATE).is_file():
+    """Keep the card's section of training, which says more than what the trainer recorded."""
+    if section or not (folder / STATE).is_file():
         return section
     state = TrainerState.load_from_json(str(folder / STATE))
-    if section and set(training_section(state).splitlines()) <= set(section.splitlines()):
-        return section
     return training_section(state, figure=FIGURE if (folder / FIGURE).is_file() else None)

@@ -12,7 +12,6 @@ they are.
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +40,6 @@ PUBLISHED = [
     *("results*.jsonl", "figures/*.svg", "figures/*.png", "LICENSE*", "NOTICE*"),
     *("custom_generate/*.py", "custom_generate/requirements.txt", "custom_generate/README.md"),
 ]
-TOKEN = re.compile(rb"\bhf_(?:[A-Za-z0-9]{30,}|oauth_[\w.-]{30,})")
 TAGS = ("speculative-decoding", "draft-model", "speculators", "domino", "dflash", "eagle", "eagle3")
 WORDS = ("domino", "dflash", "draft", "speculator", "eagle", "mtp")  # in names
 MOST_OF_ONE_KIND = 100  # repositories asked for at once, the most downloaded first
@@ -57,7 +55,7 @@ class PushResult:
     files: dict[str, int]  # bytes of each
     left_out: list[str]
     commit: str | None = None  # of a dry run
-    url: str | None = None  # of the commit, or of the pull request
+    url: str | None = None  # of the commit
 
     def __str__(self) -> str:
         width = max(map(len, self.files))
@@ -70,11 +68,8 @@ def push(
     repo_id: str,
     *,
     private: bool = False,
-    create_pr: bool = False,
-    revision: str | None = None,
     token: str | bool | None = None,
     dry_run: bool = False,
-    message: str | None = None,
     **card: Any,
 ) -> PushResult:
     """Publish a drafter's folder as OWNER/NAME on the Hub in one commit; the repository is made if there is none."""
@@ -99,25 +94,21 @@ def push(
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(repo_id).private:
             raise refusal("private", f"False for {repo_id}, which is public already", True, "Push to another name.")
-        if revision and not revision.startswith("refs/"):
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
-        there = api.model_info(repo_id, revision=revision).sha
+        there = api.model_info(repo_id).sha
         with suppress(RemoteEntryNotFoundError):  # not the error of a broken connection
             there_card = read_text(Path(api.hf_hub_download(repo_id, CARD, revision=there)))
             going[CARD] = CommitOperationAdd(CARD, merge_card(there_card, text).encode())
         done = api.create_commit(
             repo_id,
             going.values(),
-            commit_message=message or "Publish a drafter with hf_domino",
-            revision=revision,
-            create_pr=create_pr,
+            commit_message="Publish a drafter with hf_domino",
             parent_commit=there,  # else a card that somebody edits meanwhile would be overwritten
         )
-    return replace(planned, commit=done.oid, url=done.pr_url or str(done.commit_url))
+    return replace(planned, commit=done.oid, url=str(done.commit_url))
 
 
 def _additions(folder: Path, card: bytes) -> dict[str, CommitOperationAdd]:
-    """Collect the files to push by their names there, after checks that the drafter loads and no file has a token."""
+    """Collect the files to push by their names there, after a check that the drafter loads."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # Transformers' report of what is missing; the error says it
     try:
@@ -126,14 +117,7 @@ def _additions(folder: Path, card: bytes) -> dict[str, CommitOperationAdd]:
         logging.set_verbosity(verbosity)
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     going = sorted({CARD, *filter_repo_objects(names, allow_patterns=PUBLISHED)})
-    additions = {name: CommitOperationAdd(name, card if name == CARD else folder / name) for name in going}
-    for name, addition in additions.items():
-        if not name.endswith(".safetensors"):
-            with addition.as_file() as file:
-                if TOKEN.search(file.read()):
-                    remedy = "Remove it, and revoke it on https://huggingface.co/settings/tokens."
-                    raise refusal(name, "free of tokens", "what looks like a token of the Hub", remedy)
-    return additions
+    return {name: CommitOperationAdd(name, card if name == CARD else folder / name) for name in going}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import re
 import threading
 import warnings
 import weakref
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,6 @@ class TargetIdentity:
     revision: str | None = None  # commit on the Hub
     config_digest: str | None = None  # of the sizes in its configuration
     weights_digest: str | None = None  # of a few of its weights, or one of `UNREADABLE`
-    tokenizer_size: int | None = None  # tokens that its tokenizer knows
     dtype: str | None = None  # in which it ran; told, and never refused
 
     @classmethod
@@ -83,7 +82,7 @@ _FIELDS = tuple(part.name for part in fields(TargetIdentity))
 # --- identify -----------------------------------------------------------------------------------------------------
 
 
-def identify(target: PreTrainedModel, tokenizer: Any = None) -> TargetIdentity:
+def identify(target: PreTrainedModel) -> TargetIdentity:
     """Identify a target by its configuration and a few of its weights."""
     name, revision = _name_of(target)
     return TargetIdentity(
@@ -91,7 +90,6 @@ def identify(target: PreTrainedModel, tokenizer: Any = None) -> TargetIdentity:
         revision=revision,
         config_digest=config_digest(target.config),
         weights_digest=_stands_for.get(target) or _weights_digest(target),
-        tokenizer_size=_size_of(tokenizer),
         dtype=str(target.dtype).removeprefix("torch."),
     )
 
@@ -124,12 +122,6 @@ def commit_of(model: PreTrainedModel, revision: str | None = None) -> str | None
     except HFValidationError:  # of a folder that is gone
         return None
     return Path(config).parent.name if isinstance(config, str) else None
-
-
-def _size_of(tokenizer: Any) -> int | None:
-    """Tokens of a tokenizer, or of the one inside a processor."""
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
-    return len(tokenizer) if hasattr(tokenizer, "__len__") else None
 
 
 def config_digest(config: PreTrainedConfig) -> str:
@@ -183,7 +175,7 @@ def _digest(data: bytes) -> str:
 
 
 # In this order they are told.
-_COMPARED = ("dtype", "config_digest", "weights_digest", "tokenizer_size", "name", "revision")
+_COMPARED = ("dtype", "config_digest", "weights_digest", "name", "revision")
 
 
 def differences(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, tuple[Any, Any]]:
@@ -219,7 +211,7 @@ def check_recorded(config: DominoConfig, target: PreTrainedModel) -> None:
 
 def _telling(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:
     """The fields in which a target differs from the recorded one, and no copy of that does."""
-    fields, is_copy = {"config_digest", "tokenizer_size"}, recorded.has_weights_of(found)
+    fields, is_copy = {"config_digest"}, recorded.has_weights_of(found)
     if is_copy is None:  # two names on the Hub are two models, unless one was made from the other
         is_of_folder = any("/" not in str(identity.name) for identity in (recorded, found))
         is_copy = is_of_folder or bool({recorded.weights_digest, found.weights_digest} & {ADAPTED, QUANTISED})
@@ -246,14 +238,12 @@ def identity_of(target: PreTrainedModel) -> TargetIdentity:
         return _known[target][1]
 
 
-def recognise(config: DominoConfig, target: PreTrainedModel, tokenizer: Any = None) -> str | None:
+def recognise(config: DominoConfig, target: PreTrainedModel) -> str | None:
     """Name the differences of a target from the one a drafter was trained for, and warn once of another target."""
     recorded = TargetIdentity.recorded_in(config)
     if recorded is None:
         return None
     found = identity_of(target)
-    if tokenizer is not None:
-        found = replace(found, tokenizer_size=_size_of(tokenizer))
     words = {
         field: now if now in UNREADABLE else f"{field.replace('_', ' ')} {now} (recorded: {before})"
         for field, (before, now) in differences(recorded, found).items()

@@ -6,14 +6,14 @@ Apart from the arguments that use them, which need torch, so that help can list 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 
 from hf_domino._common.dtypes import dtype_name, dtype_of
 
 
-def option(default: Any, help: str, **spellings: list[str]) -> Any:
-    """A field with its default and its line of help; `aliases` are other spellings of its flag."""
-    return field(default=default, metadata={"help": help, **spellings})
+def option(default: Any, help: str) -> Any:
+    """A field with its default and its line of help."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass
@@ -43,19 +43,13 @@ class DataArguments:
 
     train_file: str | None = option(
         None,
-        "A .jsonl, .json, .parquet or text file, a folder, or a data set's Hub name, name:config.",
-        aliases=["--train_dataset", "--train-dataset"],
+        "A .jsonl, .json or .parquet file, a folder, or a data set's Hub name, name:config.",
     )
     train_split: str | None = option(None, "Of a data set; train, if there are several.")
     max_train_rows: int | None = option(None, "Most records to read; of a Hub data set, no more is loaded then.")
-    eval_file: str | None = option(
-        None, "Like train_file, for evaluation.", aliases=["--eval_dataset", "--eval-dataset"]
-    )
+    eval_file: str | None = option(None, "Like train_file, for evaluation.")
     eval_split: str | None = option(None, "Like train_split.")
     max_eval_rows: int | None = option(None, "Most records of the evaluation to read.")
-    evaluation_leaks: Literal["drop", "error", "keep"] = option(
-        "drop", "Training rows with 13 tokens of evaluation text: drop, error or keep."
-    )
 
 
 @dataclass

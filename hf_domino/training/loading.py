@@ -1,4 +1,4 @@
-"""The rows of a training: of its files or data sets, apart from its evaluation, encoded and packed; their tokens."""
+"""The rows of a training: of its files or data sets, encoded and packed; their tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.from_target import within_window
-from hf_domino.data.encoding import encode_frame
-from hf_domino.data.filters import keep_apart
 from hf_domino.data.packing import PackedRows
-from hf_domino.data.records import FILE_KINDS, RECORD_SUFFIXES, Source, from_dataset, from_files
+from hf_domino.data.records import RECORD_SUFFIXES, Source, from_dataset, from_files
 from hf_domino.data.rows import count_tokens, encode_dataset, load_rows, most_frequent
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.draft_vocabulary import d2t_of
@@ -47,8 +45,8 @@ def sources_of(data: DataArguments) -> dict[str, Source]:
             if not path.stat().st_size:
                 raise ValueError(f"{use}_file must hold at least one record, got {name!r}: it is empty.")
             sources[use] = from_files([name])
-        elif path.suffix in (*RECORD_SUFFIXES, ".txt"):
-            raise ValueError(f"{use}_file must be a {FILE_KINDS}, got {name!r}: there is none of that name.")
+        elif path.suffix in RECORD_SUFFIXES:
+            raise ValueError(f"{use}_file must be a file of records, got {name!r}: there is none of that name.")
         else:
             sources[use] = from_dataset(name, split, streaming=most is not None)
     return sources
@@ -68,15 +66,8 @@ def load_training_rows(
         for use, source in sources.items()
     }
     train, evaluation = rows["train"], rows.get("eval")
-    if evaluation is not None:
-        if sources["train"].fingerprint() == sources["eval"].fingerprint():
-            notice(SAME_TEXT)
-        else:
-            frame = encode_frame(tokenizer, args.template_kwargs)
-            train = keep_apart(train, evaluation, data.evaluation_leaks, frame)
-    if train is not rows["train"]:
-        said = "training rows are left out, as text of the evaluation stands in them; evaluation_leaks=keep keeps them."
-        notice(f"{train.counts.contaminated} of {len(rows['train'])} {said}")
+    if evaluation is not None and sources["train"].fingerprint() == sources["eval"].fingerprint():
+        notice(SAME_TEXT)
     if (distinct := train.counts.rows - train.counts.copies) < FEW_ROWS:
         notice(
             f"distinct rows to train on: {distinct}. A drafter only memorises so few. "

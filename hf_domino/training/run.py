@@ -89,7 +89,7 @@ def make_trainer(
         drafter = DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **overrides))
     else:
         drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
-    identify(target, tokenizer).record_in(drafter.config)
+    identify(target).record_in(drafter.config)
     checkpoint, finished = prepare_folder(args, drafter.config, names.overwrite)
     if finished:
         notice(finished)

@@ -146,7 +146,7 @@ class DominoTrainer(Trainer):
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
         self.model_accepts_loss_kwargs = True
         self.drafter = model
-        self._target_identity = identify(target, processing_class)  # before its weights are divided
+        self._target_identity = identify(target)  # before its weights are divided
         target = shard_target(target, args) if args.shard_target else place_target(target, args.device)
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import getpass
-import json
 import os
 import platform
 import re
@@ -20,7 +19,6 @@ from hf_domino import pair
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
-from hf_domino.evaluation.benchmark import options
 from hf_domino.evaluation.check import MAX_NEW_TOKENS, verdict
 from hf_domino.formats import engines, exporting
 
@@ -118,12 +116,12 @@ LIGHT = """
 import contextlib, io, sys
 from hf_domino.cli.main import COMMANDS, __version__, main
 shown = io.StringIO()
-numbers = "plan --alpha 0.8 --t-plain 10 --t-verify 12.9 --t-draft 1.6 --json".split()
+numbers = "plan --alpha 0.8 --t-plain 10 --t-verify 12.9 --t-draft 1.6".split()
 for arguments in ([], ["--help"], ["--version"], numbers, *([name, "--help"] for name in COMMANDS)):
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
         main(arguments)
 assert all(shown.getvalue().count(f"\\n    {name}") >= 2 for name in COMMANDS)
-assert f"hf-domino {__version__}\\n" in shown.getvalue() and "best_length" in shown.getvalue()
+assert f"hf-domino {__version__}\\n" in shown.getvalue() and "Best: " in shown.getvalue()
 print({"torch", "transformers", "numpy", "rich", "huggingface_hub"} & set(sys.modules))
 """
 
@@ -133,15 +131,17 @@ def test_help_and_a_plan_from_numbers_need_no_torch():
     assert (done.stdout.strip(), done.stderr) == ("set()", "")
 
 
-def test_all_fields_of_training_are_shown_once_on_request(capsys):
-    assert ended("train", "--help-all") == 0
+def test_all_fields_of_training_are_flags_and_ours_are_shown(capsys):
+    assert ended("train", "--help") == 0
     shown = capsys.readouterr().out
     groups = [[field.name for field in dataclasses.fields(owner) if field.init] for owner in train._groups()]
-    listed = [flag.replace("-", "_") for flag in re.findall(r"^  (?:-h, )?--([\w-]+)", shown, re.MULTILINE)]
-    assert [name for group in groups for name in group if listed.count(name) != 1] == []
+    listed = {flag.replace("-", "_") for flag in re.findall(r"^  (?:-h, )?--([\w-]+)", shown, re.MULTILINE)}
+    ours = {field.name for owner in train.OWNERS.values() for field in owner}
+    assert {*groups[0], *groups[1], *groups[2], *train.FROM_TRANSFORMERS} < ours | {*train.FROM_TRANSFORMERS} < listed
     assert set(train.FROM_TRANSFORMERS) < set(groups[-1])
-    assert shown.index("--target ") < shown.index("--num-anchors ") < shown.index("--adam-beta1 ")
+    assert shown.index("--target ") < shown.index("--num-anchors ") < shown.index("--output-dir ")
     assert "Most blocks trained per sequence and step. (default: 256)" in " ".join(shown.split())
+    assert cli.parse(["train", "--adam-beta1", "0.5"]).adam_beta1 == 0.5
 
 
 @pytest.mark.parametrize("command", ["chat", "bench", "data --target t --output o", "export --drafter d --output o"])
@@ -152,7 +152,7 @@ def test_a_dtype_may_be_written_short(command):
 
 def test_choices_are_what_they_stand_for():
     assert tuple(exporting.FORMATS) == flags.FORMATS
-    assert tuple(engines.ENGINES) == flags.ENGINES
+    assert tuple(engines.ENGINES) == flags.ENGINE_NAMES
     assert set(check.EXIT_CODES) == {verdict.FITS, verdict.DOES_NOT_FIT, verdict.TOO_FEW}
     assert cli.parse(["check"]).max_new_tokens is None
     assert f"(default: {MAX_NEW_TOKENS}, of a server" in Path(check.__file__).read_text()
@@ -162,17 +162,17 @@ def test_choices_are_what_they_stand_for():
     "command",
     [
         "generate word", "chat", "check", "bench", "data --target pycoder-13m --output out",
-        "train --target pycoder-13m --train_file t.txt --output_dir out",
+        "train --target pycoder-13m --train_file t.jsonl --output_dir out",
         "export --drafter pycoder-13m --output out", "check --drafter pycoder-13m --target tiny",
         "bench --twin pycoder-13m --target tiny",
-        "train --target tiny --drafter pycoder-13m --train_file t.txt --output_dir out",
+        "train --target tiny --drafter pycoder-13m --train_file t.jsonl --output_dir out",
         "export --target pycoder-13m --drafter tiny-domino --output out",
     ],
 )  # fmt: skip
 def test_every_command_takes_the_bundled_pair_by_its_name(command, tiny_pair_folder, tmp_path, monkeypatch, capsys):
     for name in ("tiny", "tiny-domino"):
         (tmp_path / name).symlink_to(tiny_pair_folder.with_name(name))
-    (tmp_path / "t.txt").write_text("text")
+    (tmp_path / "t.jsonl").write_text("{}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pair, "__file__", str(tmp_path / "site-packages/hf_domino/pair.py"))  # no checkout
     assert cli.main(command.split()) == cli.USER_ERROR
@@ -180,51 +180,35 @@ def test_every_command_takes_the_bundled_pair_by_its_name(command, tiny_pair_fol
     assert not (tmp_path / "out").exists()
 
 
-def test_flags_may_be_spelled_with_either_mark():
-    for words, name, value in (
-        ("data --target t --output o --eval_rows 4", "eval_rows", 4),
-        ("bench --num_prompts=3", "num_prompts", 3),
-        ("train --max-train-rows 4", "max_train_rows", 4),
-        ("train --max_train_rows=4 --train_dataset t", "train_file", "t"),
-    ):
-        assert getattr(cli.parse(words.split()), name) == value
+def test_flags_of_train_may_be_spelled_as_fields_are():
+    for words in ("train --max-train-rows 4", "train --max_train_rows=4"):
+        assert cli.parse(words.split()).max_train_rows == 4
 
 
 @pytest.mark.parametrize(
-    ("typed", "usage", "said"),
+    ("typed", "said"),
     [
-        ("nothing", "COMMAND", "invalid choice"),
-        ("bnch --rows r", "COMMAND", "bnch: did you mean bench?"),
-        ("--versoin", "COMMAND", "--versoin: did you mean --version?"),
-        ("check --targt x", "check", "unrecognized arguments: --targt x; --targt: did you mean --target?"),
-        ("data --targt x", "data", "--targt: did you mean --target?"),  # of what is required, too
-        ("train --leraning_rate=3", "train", "--leraning_rate=3: did you mean --learning-rate?"),
+        ("nothing", "invalid choice: 'nothing'"),
+        ("check --targt x", "unrecognized arguments: --targt x"),
+        ("data --targt x", "the following arguments are required: --target"),
     ],
 )
-def test_a_typo_gets_a_suggestion(typed, usage, said, capsys):
+def test_a_typo_is_named(typed, said, capsys):
     assert ended(*typed.split()) == cli.USER_ERROR
     shown = capsys.readouterr().err
-    assert re.match(rf"usage: hf-domino .*{usage}", shown)
+    assert shown.startswith("usage: hf-domino")
     assert said in shown
 
 
-@pytest.mark.parametrize("width", ["60", "100"])
-def test_help_breaks_no_name(width, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", width)
-    ended("bench", "--help")
-    words = set(re.split(r"[\s,;]+", capsys.readouterr().out))
-    assert {*options.MEASURABLE, "NAME-domino", "--tree-size", "(default:"} <= words
-
-
 def test_environment_tells_versions_and_nothing_private(capsys):
-    assert cli.main(["env", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert cli.main(["env"]) == 0
+    said = capsys.readouterr().out
+    found = dict(line.removeprefix("- ").split(": ", maxsplit=1) for line in said.splitlines())
     assert torch.__version__ in found["PyTorch version (accelerator?)"]
     assert found["`transformers` version"] == transformers.__version__
     assert found["hf-domino"] == hf_domino.__version__
     assert not {str(Path.home()), getpass.getuser(), platform.node()} & set(found.values())
-    assert cli.main(["env"]) == 0
-    assert not re.search(r"(^|\s)(/|~)\w", capsys.readouterr().out)
+    assert not re.search(r"(^|\s)(/|~)\w", said)
 
 
 @pytest.mark.parametrize("page", ["data", "speed", "training"])

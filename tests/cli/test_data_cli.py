@@ -52,16 +52,15 @@ def test_what_a_base_model_wrote_is_asked_by_check_and_bench(data, tmp_path):
     assert (row["prompt"], type(row["completion"])) == (asked["text"], str)
 
 
-def test_processes_are_those_of_torchrun_or_of_the_flag(data, tmp_path, monkeypatch, capsys):
+def test_processes_are_those_of_torchrun(data, tmp_path, monkeypatch, capsys):
     data("one")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     capsys.readouterr()
     data("two")
     assert capsys.readouterr().out == ""  # the first process speaks
-    data("three", "--shard", "0/2")
-    trained = [(tmp_path / name / "train.jsonl").read_text() for name in ("one", "two", "three")]
-    assert trained[0] == trained[1] == trained[2]
+    one, two = ((tmp_path / name / "train.jsonl").read_text() for name in ("one", "two"))
+    assert one == two
 
 
 @pytest.mark.parametrize(
@@ -74,8 +73,6 @@ def test_processes_are_those_of_torchrun_or_of_the_flag(data, tmp_path, monkeypa
         ("--template-kwargs [1]", "template_kwargs must be a JSON object, got [1]"),
         ("--max-new-tokens 300", "must be below 256, all the target reads, got 300. Let it write shorter answers"),
         ("--target nowhere/at-all", "--target must be a folder or a Hub name"),
-        ("--shard 2/2", "--shard: must be I/N"),
-        ("--shard x", "--shard: must be I/N"),
         ("--template-kwargs {", "--template-kwargs: invalid"),
     ],
 )

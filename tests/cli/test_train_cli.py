@@ -63,10 +63,11 @@ def test_a_drafter_to_continue(recipe, train, saved_pair, caplog):
 
 
 def test_a_plan_is_a_few_steps_that_leave_nothing(recipe, train, tmp_path, capsys):
-    assert train(recipe, "--plan", "--json") == 0
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert train(recipe, "--plan") == 0
+    lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    said = {words[0]: float(words[1]) for words in lines if len(words) == 2}
     assert (said["steps"], said["rows_per_step"]) == (4, 8)
-    assert said["hours"] == pytest.approx(4 * said["seconds_per_step"] / 3600)
+    assert said["hours"] == pytest.approx(4 * said["seconds_per_step"] / 3600, rel=1e-3)
     assert said["memory_gb"] > 0.05
     assert train(recipe | {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 3}, "--plan") == 0
     assert re.search(r"^steps +8$", capsys.readouterr().out, re.M)
@@ -142,8 +143,8 @@ def test_a_run_goes_on_with_what_it_was_begun_with_whatever_the_defaults_are(rec
         ({"target": None}, "target must be set"),
         ({"target": "./none"}, "target must be a folder or a Hub name, got './none'"),
         ({"train_file": None}, "train_file must be set"),
-        ({"train_file": "none.jsonl"}, "train_file must be a .jsonl, .json, .parquet or text file, got 'none.jsonl'"),
-        ({"eval_file": "none.jsonl"}, "eval_file must be a .jsonl, .json, .parquet or text file, got 'none.jsonl'"),
+        ({"train_file": "none.jsonl"}, "train_file must be a file of records, got 'none.jsonl'"),
+        ({"eval_file": "none.jsonl"}, "eval_file must be a file of records, got 'none.jsonl'"),
         ({"train_file": "beyond.jsonl"}, "beyond.jsonl, line 1: token ids must be in [0, 63]"),
         ({"train_file": "./none"}, "the data set must be a folder with a data set, or a name"),
         ({"max_eval_rows": 0}, "max_eval_rows must be at least 1, got 0"),

@@ -8,8 +8,8 @@ import pytest
 from chats import DROPS_REASONING, TEMPLATE, ScriptedWriter, chat_tokenizer, texts_of_row, write_lines
 
 from hf_domino.data.answers import write_answers
-from hf_domino.data.prompts import read_prompts
-from hf_domino.data.records import from_files
+from hf_domino.data.prompts import prompt_of
+from hf_domino.data.records import read_records
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import do_units
 
@@ -27,7 +27,8 @@ def answer(tiny_tokenizer, tmp_path):
     def run(records, say, template=TEMPLATE, **settings):
         tokenizer = chat_tokenizer(tiny_tokenizer, template)
         writer = ScriptedWriter(tokenizer, say)
-        prompts = list(read_prompts(from_files([write_lines(tmp_path / "prompts.jsonl", records)]), plain=False))
+        placed = read_records(write_lines(tmp_path / "prompts.jsonl", records))
+        prompts = [prompt_of(record, place) for place, record in placed]
         chosen = WritingSettings(**{"max_new_tokens": 16, "max_prompt_tokens": 16} | settings)
         do = partial(do_units, tmp_path / "units", (0, 1), False)
         return write_answers(prompts, writer, tokenizer, chosen, do), tokenizer, writer
@@ -76,7 +77,6 @@ def test_every_assistant_turn_is_the_targets(record, template, rows, answer):
     ("said", "max_length", "flaw", "num_written"),
     [
         ("on~", 4096, "unended", 1),
-        (None, 4096, "no round trip", 0),
         ("ok", 60, "too long", 1),
         ("ok", 30, "too long", 0),
     ],

@@ -59,7 +59,7 @@ def test_a_chat_model_writes_its_own_prompts_and_answers_them(write, tmp_path):
     assert len({row["messages"][0]["content"] for row in train + evaluation}) == 12  # they share no chat
     rows = load_rows(tmp_path / "data/train.jsonl", vocab_size=64)
     assert len(rows) == 9
-    assert sum(sum(row["loss_mask"]) for row in rows) < report["tokens"]["supervised"] < report["tokens"]["written"]
+    assert sum(sum(row["loss_mask"]) for row in rows) < report["supervised tokens"]
 
 
 def test_any_number_of_processes_and_any_interruption_give_the_same_rows(write, tmp_path):
@@ -76,18 +76,18 @@ def test_any_number_of_processes_and_any_interruption_give_the_same_rows(write, 
 
 
 def test_what_is_left_out_is_counted(write, tmp_path):
-    """Of eight rows a batch: one copy, unended, empty, looping, excluded, that is no text, and whose answer loops."""
+    """Of seven rows a batch: one copy, unended, empty, looping, excluded, and whose answer loops."""
     exclude = write_lines(tmp_path / "bench.jsonl", [{"text": "keep this out of it"}])
 
     def say(text, row, seed):
         if "assistant" in text:
             return "abcd" * 20 if "loop me" in text else "fine"
         own = word_of(row, seed)
-        return [own, word_of(0, seed), own + "~", " .", "lala" * 20, "keep this out of it", None, f"loop me {own}"][row]
+        return [own, word_of(0, seed), own + "~", " .", "lala" * 20, "keep this out of it", f"loop me {own}"][row % 7]
 
     report = write(say=say, settings={"min_distinct": 0.5, "rows": 8, "keep_unended": False}, exclude=[exclude])
     dropped, answers = report["prompts"]["dropped"], report["answers"]
-    assert dropped.keys() >= {"copy", "unended", "empty", "loops", "excluded", "no round trip"}
+    assert dropped.keys() >= {"copy", "unended", "empty", "loops", "excluded"}
     assert answers["dropped"]["loops"] >= 1
     assert answers["kept"] + sum(answers["dropped"].values()) == answers["written"] <= 8
 
@@ -130,19 +130,16 @@ def test_answers_that_do_not_end_are_kept_where_asked_for_or_said_to_be_lost(wri
 
 
 def test_a_folder_goes_on_only_as_it_was_begun(write, tmp_path):
-    def begin(name="one", digest="a", mark="", **options):
+    def begin(name="one", digest="a", **options):
         identity = TargetIdentity(name=name, weights_digest=digest)
-        return write(say=lambda text, row, seed: mark + word_of(row, seed), identity=identity, **options)
+        return write(say=lambda text, row, seed: word_of(row, seed), identity=identity, **options)
 
     begin()
     begin("copy", settings={"eval_rows": 2})
-    with pytest.raises(ValueError, match=r"weights_digest must be 'a' .*--overwrite"):
+    with pytest.raises(ValueError, match=r"weights_digest must be 'a' .*another folder"):
         begin(digest="b")
-    with pytest.raises(ValueError, match=r"max_new_tokens must be 12, .* got 9.*--overwrite"):
+    with pytest.raises(ValueError, match=r"max_new_tokens must be 12, .* got 9.*another folder"):
         begin(settings={"max_new_tokens": 9})
-    before = texts(tmp_path / "data")
-    begin(mark="b", settings={"max_new_tokens": 9}, overwrite=True)
-    assert texts(tmp_path / "data") != before
     recorded = json.loads((tmp_path / "data/settings.json").read_text())
     assert {"chat template", "template_kwargs", "temperatures", "target", "versions"} <= set(recorded)
     assert str(tmp_path) not in json.dumps(recorded)

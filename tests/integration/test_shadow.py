@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -30,7 +31,6 @@ BATCH = torch.tensor([[PAD, PAD, 33, 20, 7, 41], [5, 9, 11, 20, 7, 12], [PAD, 8,
 MASK = (BATCH != PAD).long()
 NEW_TOKENS = 20
 EDGE_SEED = 8  # whose noise leaves the likeliest of four tokens behind the last two
-MAX_FP32_KL = 1e-9  # a block forward sums in another order: 1e-6 of a logit, squared
 
 
 def generate(target, drafter, prompt=PROMPT, **kwargs):
@@ -64,14 +64,11 @@ def perturb(monkeypatch):
 def test_greedy_calls_agree(tiny_qwen3, tiny_drafter, accuracy):
     with (
         oracle(tiny_qwen3, PROMPT, accuracy, do_sample=False, max_new_tokens=NEW_TOKENS),
-        hf_domino.shadow(1.0) as report,
+        hf_domino.shadow() as report,
     ):
         generate(tiny_qwen3, tiny_drafter)
-    assert report.failures == []
-    assert (report.num_calls, report.num_replayed, report.mismatches) == (1, 1, [])
-    assert (report.num_tokens, report.num_laws) == (NEW_TOKENS, NEW_TOKENS - 1)
-    assert 0 <= report.mean_kl <= report.max_kl < MAX_FP32_KL
-    assert "mismatches          0" in str(report)
+    assert (report.num_calls, report.num_tokens, report.mismatches) == (1, NEW_TOKENS, [])
+    assert str(report) == f"{NEW_TOKENS} tokens compared in 1 calls, mismatches: 0, of which no tie 0"
 
 
 def test_batches_with_padding_and_early_ends(tiny_qwen3, tiny_drafter):
@@ -81,38 +78,35 @@ def test_batches_with_padding_and_early_ends(tiny_qwen3, tiny_drafter):
     first = plain[:, BATCH.shape[1]].tolist()
     eos = next(token for token in plain[0, BATCH.shape[1] :].tolist() if token not in first)
     arguments = {"attention_mask": MASK, "eos_token_id": eos, "pad_token_id": PAD}
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         output = generate(tiny_qwen3, tiny_drafter, BATCH, **arguments)
     assert (output[:, BATCH.shape[1] :] == PAD).any(), "no row ended early: the test tests nothing"
-    assert (report.failures, report.mismatches) == ([], [])
+    assert report.mismatches == []
     real = sum(row.index(eos) + 1 if eos in row else len(row) for row in output[:, BATCH.shape[1] :].tolist())
     assert report.num_tokens == real
-    assert report.num_laws == real - len(BATCH)
 
 
 @pytest.mark.parametrize("batch", [False, True])
 def test_sampled_calls_are_compared_at_their_seed(tiny_qwen3, tiny_drafter, batch):
     law = {"do_sample": True, "temperature": 1.3, "top_k": 20}
     inputs = {"prompt": BATCH, "attention_mask": MASK, "pad_token_id": PAD} if batch else {}
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         generate(tiny_qwen3, tiny_drafter, **inputs, **law)
-    assert (report.failures, report.mismatches) == ([], [])
+    assert report.mismatches == []
     assert report.num_tokens == NEW_TOKENS * (3 if batch else 1)
 
 
 def test_a_sampled_mismatch_is_seen(tiny_qwen3, tiny_drafter, perturb):
     perturb(20.0)  # the second likeliest wins almost every race
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         generate(tiny_qwen3, tiny_drafter, do_sample=True, temperature=1.3, top_k=20)
     assert report.suspicious
 
 
-def test_only_laws_of_the_residual_rule_are_compared(tiny_qwen3, tiny_drafter):
-    with hf_domino.shadow(1.0) as report:
+def test_tokens_of_the_residual_rule_are_not_compared(tiny_qwen3, tiny_drafter):
+    with hf_domino.shadow() as report:
         generate(tiny_qwen3, tiny_drafter.view(acceptance_rule="residual"), do_sample=True, temperature=1.3, top_k=20)
-    assert report.failures == []
-    assert (report.num_tokens, report.num_laws, report.mismatches) == (0, NEW_TOKENS - 1, [])
-    assert report.max_kl < MAX_FP32_KL
+    assert (report.num_calls, report.num_tokens, report.mismatches) == (1, 0, [])
 
 
 @pytest.mark.parametrize(("verified", "margin"), [([0.0, 1.0, 0.5, 0.6], 0.125), ([0.0, 1.0, 0.7, 0.6], torch.inf)])
@@ -126,7 +120,7 @@ def test_a_token_on_the_edge_of_a_warper_is_as_far_off_as_the_logits(verified, m
         target, ids, LogitsProcessorList([TopKLogitsWarper(2)]), [MaxLengthCriteria(2)], GenerationConfig()
     )
     call.run(torch.tensor([[9, 3]]), [torch.tensor([verified])], torch.Generator().manual_seed(EDGE_SEED))
-    ((_, _, mismatch),) = call.rows(0)
+    ((_, mismatch),) = call.rows(0)
     assert (mismatch.token, mismatch.expected, mismatch.margin) == (3, 2, margin)
 
 
@@ -143,9 +137,9 @@ class Alternating(LogitsProcessor):
 
 def test_processors_of_the_call(tiny_qwen3, tiny_drafter):
     processor = Alternating()
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         generate(tiny_qwen3, tiny_drafter, logits_processor=[processor], repetition_penalty=1.3, no_repeat_ngram_size=2)
-    assert (report.failures, report.mismatches, report.num_tokens) == ([], [], NEW_TOKENS)
+    assert (report.mismatches, report.num_tokens) == ([], NEW_TOKENS)
     assert processor.calls == NEW_TOKENS
 
 
@@ -157,25 +151,25 @@ class StopsAfter(StoppingCriteria):
 
 
 def test_stopping_criteria_of_the_user(tiny_qwen3, tiny_drafter):
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         generate(tiny_qwen3, tiny_drafter, stopping_criteria=[StopsAfter()])
-    assert (report.failures, report.mismatches, report.num_tokens) == ([], [], 7)
+    assert (report.mismatches, report.num_tokens) == ([], 7)
 
 
 def test_stop_strings(tiny_qwen3, tiny_drafter, tiny_tokenizer):
     plain = tiny_tokenizer.decode(generate(tiny_qwen3, tiny_drafter)[0, PROMPT.shape[1] :])
     arguments = {"stop_strings": [plain[8:11]], "tokenizer": tiny_tokenizer}
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         output = generate(tiny_qwen3, tiny_drafter, **arguments)
     assert output.shape[1] < PROMPT.shape[1] + NEW_TOKENS
-    assert (report.failures, report.mismatches) == ([], [])
+    assert report.mismatches == []
 
 
 def test_prompt_of_embeddings(tiny_qwen3, tiny_drafter):
     embeds = tiny_qwen3.get_input_embeddings()(PROMPT)
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         generate(tiny_qwen3, tiny_drafter, None, inputs_embeds=embeds)
-    assert (report.failures, report.mismatches, report.num_tokens) == ([], [], NEW_TOKENS)
+    assert (report.mismatches, report.num_tokens) == ([], NEW_TOKENS)
 
 
 # --- nothing is disturbed ---------------------------------------------------------------------------------------
@@ -184,23 +178,21 @@ def test_prompt_of_embeddings(tiny_qwen3, tiny_drafter):
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_result_random_state_and_streamer(tiny_qwen3, tiny_drafter, do_sample):
     seen = []
-    for share in (0.0, 1.0):
+    for watch in (nullcontext, hf_domino.shadow):
         torch.manual_seed(3)
         streamer = Recorder()
-        with hf_domino.shadow(share) as report:
+        with watch():
             output = generate(tiny_qwen3, tiny_drafter, do_sample=do_sample, streamer=streamer)
         seen.append((output.tolist(), streamer.tokens, torch.get_rng_state().tolist(), tiny_drafter.stats.rows))
-        assert report.failures == []
-        assert (report.num_calls, report.num_replayed) == (1, share)
     assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("field", ["output_scores", "output_logits"])
 def test_returned_dictionary_and_cache(tiny_qwen3, tiny_drafter, field):
     outputs = []
-    for share in (0.0, 1.0):
+    for watch in (nullcontext, hf_domino.shadow):
         cache = DynamicCache()
-        with hf_domino.shadow(share):
+        with watch():
             output = generate(
                 tiny_qwen3, tiny_drafter, past_key_values=cache, return_dict_in_generate=True, **{field: True}
             )
@@ -215,44 +207,12 @@ def test_returned_dictionary_and_cache(tiny_qwen3, tiny_drafter, field):
 
 def test_conversation_that_goes_on(tiny_qwen3, tiny_drafter):
     cache = DynamicCache()
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         first = generate(tiny_qwen3, tiny_drafter, past_key_values=cache, max_new_tokens=8)
         longer = torch.cat((first, torch.tensor([[14, 15]])), dim=1)
         generate(tiny_qwen3, tiny_drafter, longer, past_key_values=cache)
-    assert (report.failures, report.mismatches) == ([], [])
+    assert report.mismatches == []
     assert report.num_tokens == 8 + NEW_TOKENS
-
-
-def test_a_failing_replay_leaves_the_call_alone(tiny_qwen3, tiny_drafter, monkeypatch):
-    plain = generate(tiny_qwen3, tiny_drafter)
-
-    def fail(self, *args):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(replay.Replay, "run", fail)
-    with hf_domino.shadow(1.0) as report:
-        assert torch.equal(generate(tiny_qwen3, tiny_drafter), plain)
-    assert report.failures == ["call 0: RuntimeError: out of memory"]
-    assert "out of memory" in str(report)
-
-
-# --- which calls ------------------------------------------------------------------------------------------------
-
-
-def test_share_and_seed(tiny_qwen3, tiny_drafter):
-    counts = []
-    for seed in (0, 0, 1):
-        with hf_domino.shadow(0.5, seed=seed) as report:
-            chosen = [report.next_call()[1] for _ in range(40)]
-        counts.append(chosen)
-    assert counts[0] == counts[1] != counts[2]
-    assert 8 < sum(counts[0]) < 32
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.5])
-def test_share_out_of_range(share):
-    with pytest.raises(ValueError, match=r"share must be in \[0, 1\]"), hf_domino.shadow(share):
-        pass
 
 
 # --- all is not well --------------------------------------------------------------------------------------------
@@ -261,9 +221,8 @@ def test_share_out_of_range(share):
 def test_wrong_token_is_reported_with_its_margin(tiny_qwen3, tiny_drafter, perturb):
     plain = generate(tiny_qwen3, None)
     perturb(20.0)
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         output = generate(tiny_qwen3, tiny_drafter)
-    assert report.failures == []
     (mismatch,) = report.mismatches
     position = (plain != output).nonzero()[0, 1].item()
     assert mismatch.position == position - PROMPT.shape[1]
@@ -272,22 +231,14 @@ def test_wrong_token_is_reported_with_its_margin(tiny_qwen3, tiny_drafter, pertu
     assert mismatch.margin == pytest.approx((logits[mismatch.expected] - logits[mismatch.token]).item(), rel=1e-3)
     assert not mismatch.is_tie
     assert report.suspicious == [mismatch]
-    assert report.max_kl > 0.1
     assert "NO TIE" in str(report)
 
 
 def test_wrong_rows_of_a_batch_are_told_apart(tiny_qwen3, tiny_drafter, perturb):
     perturb(20.0)
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         generate(tiny_qwen3, tiny_drafter, BATCH, attention_mask=MASK, pad_token_id=PAD)
     assert [mismatch.row for mismatch in report.mismatches] == [0, 1, 2]
-
-
-def test_wrong_law_without_wrong_tokens(tiny_qwen3, tiny_drafter, perturb):
-    perturb(0.01)
-    with hf_domino.shadow(1.0) as report:
-        generate(tiny_qwen3, tiny_drafter, do_sample=True)
-    assert report.max_kl > 100 * MAX_FP32_KL
 
 
 @pytest.fixture
@@ -310,7 +261,7 @@ def test_text_that_goes_on_behind_its_end(tiny_qwen3, tiny_drafter, stop_elsewhe
     output = generate(tiny_qwen3, tiny_drafter)
     eos = output[0, PROMPT.shape[1] + 9].item()
     stop_elsewhere(output.shape[1])
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         assert torch.equal(generate(tiny_qwen3, tiny_drafter, eos_token_id=eos), output)
     (mismatch,) = report.mismatches
     assert mismatch.expected is None
@@ -320,7 +271,7 @@ def test_text_that_goes_on_behind_its_end(tiny_qwen3, tiny_drafter, stop_elsewhe
 
 def test_text_that_ends_too_early(tiny_qwen3, tiny_drafter, stop_elsewhere):
     stop_elsewhere(PROMPT.shape[1] + 5)
-    with hf_domino.shadow(1.0) as report:
+    with hf_domino.shadow() as report:
         generate(tiny_qwen3, tiny_drafter)
     (mismatch,) = report.mismatches
     assert (mismatch.position, mismatch.token, mismatch.margin) == (5, None, float("inf"))
@@ -332,10 +283,9 @@ def test_bf16_differences_are_ties(tiny_qwen3, tiny_drafter, is_autocast):
     target, drafter = copy.deepcopy(tiny_qwen3), copy.deepcopy(tiny_drafter)
     if not is_autocast:
         target, drafter = target.bfloat16(), drafter.bfloat16()
-    with hf_domino.shadow(1.0) as report, torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
+    with hf_domino.shadow() as report, torch.autocast("cpu", torch.bfloat16, enabled=is_autocast):
         for token in (8,) if is_autocast else range(4, 8):
             generate(target, drafter, torch.tensor([[token, 9, 33]]), max_new_tokens=60)
-    assert report.failures == []
     assert report.mismatches, "bf16 without a near-tie tests nothing"
     assert report.mismatches[0].tie > 0.01  # in fp32 it would be a millionth
     assert report.suspicious == []

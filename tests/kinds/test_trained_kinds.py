@@ -45,12 +45,12 @@ def test_it_is_trained_and_used_and_what_it_lacks_is_named(
     drafter, ids = DominoDraftModel.from_pretrained(run), PROMPTS[0][None]
     card = (tmp_path / "run" / "README.md").read_text()
     assert [words for words in CARDS[kind] if words not in card] == []
-    with shadow(share=1.0) as report:
+    with shadow() as report:
         assert torch.equal(generate(target, drafter, ids), generate(target, None, ids))
     assert (report.num_calls, report.mismatches) == (1, [])
     assert check_fit(drafter, target, word_tokenizer, ["t7 t8 t9"], max_new_tokens=24).modes
     pair = ["--target", str(saved_pair[0]), "--drafter", run]
-    assert main(["generate", *pair, "--raw", "--max-new-tokens", "8", "t7 t8"]) == 0
+    assert main(["generate", *pair, "--max-new-tokens", "8", "t7 t8"]) == 0
     assert main(["export", "--drafter", run, "--output", f"{run}-out"]) == 2
     assert "the drafter's kind with export must be" in capsys.readouterr().err
     again = {name: value for name, value in fields.items() if name not in ("projector_type", "block_size")}

@@ -33,7 +33,7 @@ def test_a_second_turn_and_a_rewound_cache_write_plain_text(wide, drafter):
 
 def test_it_copies_from_the_text_too(wide, drafter):
     ids = torch.arange(5, 15).repeat(3)[None]
-    with hf_domino.shadow(share=1.0) as report:
+    with hf_domino.shadow() as report:
         generate(wide, drafter.view(draft_length="adaptive"), ids, prompt_lookup_num_tokens=5)
     assert (report.num_calls, report.mismatches) == (1, [])
 
@@ -49,7 +49,6 @@ def test_it_serves_a_pacer_and_processors(wide, drafter):
     ("use", "feature"),
     [
         (lambda drafter, target, folder: drafter.save_pretrained(folder), "save_pretrained"),
-        (lambda drafter, target, folder: drafter.push_to_hub("someone/it"), "save_pretrained"),
         (lambda drafter, target, folder: drafter.export(folder), "export"),
         (lambda drafter, target, folder: hf_domino.check_fit(drafter, target), "check_fit"),
         (lambda drafter, target, folder: hf_domino.explain_round(drafter, target, PROMPTS[0][None]), "explain_round"),

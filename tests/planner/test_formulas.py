@@ -2,22 +2,12 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_domino.planner import (
-    Costs,
-    alpha_for,
-    best_length,
-    break_even,
-    expected_tokens,
-    max_round_trip,
-    speed_ups,
-    survival_from,
-)
+from hf_domino.planner import Costs, alpha_for, expected_tokens, make_plan, survival_from
 
 NUM_ROUNDS = 40_000
 FIVE_SIGMA = 5 / NUM_ROUNDS**0.5  # of a mean over the rounds, in standard deviations of one
@@ -33,7 +23,6 @@ costs = st.builds(
     verify_slope=times,
     draft=times,
     rollout=times,
-    round_trip=times,
 )
 
 
@@ -50,13 +39,13 @@ def simulate(conditional, seed=0):
 
 def test_speed_up_of_simulated_generation():
     conditional = [0.9, 0.8, 0.7, 0.6]
-    cost = Costs(plain=10, verify=11, verify_slope=0.3, draft=2, rollout=0.5, round_trip=1)
+    cost = Costs(plain=10, verify=11, verify_slope=0.3, draft=2, rollout=0.5)
     clock, tokens = 0.0, simulate(conditional, seed=1)
     for _ in tokens:
-        clock += 2 + 4 * 0.5 + (11 + 4 * 0.3) + 1
+        clock += 2 + 4 * 0.5 + (11 + 4 * 0.3)
     survival = survival_from(conditional)
     simulated = sum(tokens) * cost.plain / clock
-    assert speed_ups(survival, cost.by_length(len(survival)))[4] == pytest.approx(simulated, rel=0.02)  # 5 sigma
+    assert make_plan(survival, cost).rounds[4].speed_up == pytest.approx(simulated, rel=0.02)  # 5 sigma
 
 
 @given(st.floats(0, 0.999), lengths)
@@ -82,22 +71,10 @@ def test_impossible_probabilities_are_refused(alpha):
 @given(rates, costs)
 def test_best_length_is_the_fastest(conditional, cost):
     survival = survival_from(conditional)
-    seconds = cost.by_length(len(survival))
-    best = best_length(survival, seconds)
-    pace = [expected_tokens(survival[:length]) / seconds[length] for length in range(len(seconds))]
-    assert pace[best] == pytest.approx(max(pace))
-    assert speed_ups(survival, seconds)[best] >= 1  # plain decoding is among the lengths
-
-
-def test_best_length_takes_measured_costs_with_gaps():
-    survival = survival_from([0.9] * 4)
-    assert best_length(survival, [10, math.inf, 12, math.inf, 20]) == 2
-    assert best_length(survival, [10, math.inf, 40, math.inf, 60]) == 0
-
-
-def test_costs_of_other_lengths_are_refused():
-    with pytest.raises(ValueError, match=r"costs must have 3 entries, .*got 2"):
-        best_length([0.5, 0.2], [1.0, 2.0])
+    plan = make_plan(survival, cost)
+    pace = [expected_tokens(survival[:length]) / cost.of_round(length) for length in range(len(survival) + 1)]
+    assert pace[plan.best_length] == pytest.approx(max(pace))
+    assert plan.best.speed_up >= 1  # plain decoding is among the lengths
 
 
 @given(st.floats(0.01, 0.99), st.floats(0.01, 1), lengths)
@@ -105,16 +82,19 @@ def test_sequential_drafter_has_the_textbook_speed_up(alpha, share, length):
     survival = survival_from([alpha] * length)
     sequential = Costs(plain=7, rollout=share * 7, verify=7)
     tokens = (1 - alpha ** (length + 1)) / (1 - alpha)
-    assert speed_ups(survival, sequential.by_length(len(survival)))[-1] == pytest.approx(tokens / (1 + length * share))
+    speed_up = make_plan(survival, sequential).rounds[-1].speed_up
+    assert speed_up == pytest.approx(tokens / (1 + length * share))
 
 
 @given(lengths, costs)
 def test_break_even_gives_speed_up_one(length, cost):
-    alpha = break_even(length, cost)
+    def round_at(alpha):
+        return make_plan(survival_from([alpha] * length), cost).rounds[length]
 
     def speed_up(alpha):
-        survival = survival_from([alpha] * length)
-        return speed_ups(survival, cost.by_length(len(survival)))[length]
+        return round_at(alpha).speed_up
+
+    alpha = round_at(0.5).break_even
 
     if alpha is None:
         assert speed_up(1.0) < 1 + 1e-9
@@ -124,24 +104,8 @@ def test_break_even_gives_speed_up_one(length, cost):
         assert speed_up(alpha) == pytest.approx(1, abs=1e-6)
 
 
-@given(rates, costs)
-def test_speculation_pays_up_to_the_longest_round_trip(conditional, cost):
-    survival = survival_from(conditional)
-
-    def best_speed_up(round_trip):
-        seconds = replace(cost, round_trip=round_trip).by_length(len(survival))
-        return max(speed_ups(survival, seconds)[1:])
-
-    longest = max_round_trip(survival, cost)
-    if longest is None:
-        assert best_speed_up(0.0) < 1
-    else:
-        assert best_speed_up(longest) == pytest.approx(1)
-        assert best_speed_up(longest + 1e-3) < 1
-
-
 @pytest.mark.parametrize(
-    ("field", "value"), [("plain", 0), ("verify", 0), ("draft", -1), ("round_trip", math.inf), ("rollout", math.nan)]
+    ("field", "value"), [("plain", 0), ("verify", 0), ("draft", -1), ("verify_slope", math.inf), ("rollout", math.nan)]
 )
 def test_impossible_times_are_refused(field, value):
     with pytest.raises(ValueError, match=f"{field} must be a finite time"):

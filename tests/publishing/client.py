@@ -46,11 +46,6 @@ def push_as(token: str, *arguments: str) -> dict:
         os.environ["HF_TOKEN"] = own
 
 
-def push_by_method(folder: str, name: str) -> str:
-    """Publish as every model of Transformers is published; returns the commit."""
-    return DominoDraftModel.from_pretrained(folder).push_to_hub(name).oid
-
-
 def load(name: str, revision: str) -> dict:
     """What a drafter from the Hub holds, and from which commit."""
     drafter = DominoDraftModel.from_pretrained(name, revision=revision)

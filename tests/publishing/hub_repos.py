@@ -19,12 +19,12 @@ class Repo:
     trees: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
 
-    def commit(self, changes: dict[str, bytes], branch: str = "main", parent: str = "main") -> str:
-        """Put files on a branch and return the commit's hash."""
-        tree = self.trees.get(self.branches.get(parent, ""), {}) | changes
+    def commit(self, changes: dict[str, bytes]) -> str:
+        """Put files on the main branch and return the commit's hash."""
+        tree = self.trees.get(self.branches.get("main", ""), {}) | changes
         told = json.dumps([len(self.trees), {path: oid_of(path, content) for path, content in tree.items()}])
         commit = hashlib.sha1(told.encode()).hexdigest()
-        self.trees[commit], self.branches[branch] = tree, commit
+        self.trees[commit], self.branches["main"] = tree, commit
         return commit
 
     @property

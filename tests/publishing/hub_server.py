@@ -149,20 +149,10 @@ class Handler(BaseHTTPRequestHandler):
         details = {"id": name, "sha": commit, "private": repo.private, "gated": "manual" if repo.gated else False}
         return details | {"downloads": repo.downloads, "lastModified": "2026-01-02T03:04:05.000Z", "siblings": files}
 
-    @route("POST", f"/api/models/{NAME}/branch/([^/]+)")
-    def create_branch(self, name: str, branch: str):
-        self.check_writer()
-        repo, commit = self.repo(name)
-        if branch in repo.branches:
-            raise Refused(409, "", "Reference already exists")
-        repo.branches[branch] = commit
-        return {"body": len(self.read())}
-
     @route("POST", f"/api/models/{NAME}/preupload/([^/]+)")
     def say_how_to_upload(self, name: str, revision: str):
         self.repo(name, revision)
-        if "create_pr" not in self.query:
-            self.check_writer()
+        self.check_writer()
         paths = [file["path"] for file in json.loads(self.read())["files"]]
         modes = {path: "lfs" if is_large(path) else "regular" for path in paths}
         return {"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]}
@@ -203,14 +193,11 @@ class Handler(BaseHTTPRequestHandler):
         (_, header), *lines = [json.loads(line).values() for line in self.read().splitlines()]
         if header.get("parentCommit", head) != head:
             raise Refused(412, "", "A commit has happened since.")
-        is_proposal, url = "create_pr" in self.query, f"{self.server.url}/{name}"
-        if not is_proposal:
-            self.check_writer()
+        self.check_writer()
         changes = {v["path"]: base64.b64decode(v["content"]) for kind, v in lines if kind == "file"}
         changes |= {v["path"]: self.server.objects[v["oid"]] for kind, v in lines if kind == "lfsFile"}
-        commit = repo.commit(changes, f"refs/pr/{len(repo.branches)}" if is_proposal else revision, revision)
-        discussion = f"{url}/discussions/{len(repo.branches) - 1}" if is_proposal else None
-        return {"commitUrl": f"{url}/commit/{commit}", "commitOid": commit, "pullRequestUrl": discussion}
+        commit = repo.commit(changes)
+        return {"commitUrl": f"{self.server.url}/{name}/commit/{commit}", "commitOid": commit}
 
     @route("GET HEAD", f"/{NAME}/resolve/([^/]+)/(.+)")
     def resolve(self, name: str, revision: str, path: str):

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from hf_domino.publishing import push
 from hf_domino.publishing.folder_card import card_for
 
-NAME, SECRET = "me/drafter", "hf_" + "a1B2" * 9
+NAME = "me/drafter"
 
 
 @pytest.fixture
@@ -45,16 +45,11 @@ def adapter(folder):
     (folder / "config.json").rename(folder / "adapter_config.json")
 
 
-def with_token(folder):
-    (folder / "README.md").write_text((folder / "README.md").read_text() + f"\ntoken: {SECRET}\n")
-
-
 @pytest.mark.parametrize(
     ("damage", "name", "said"),
     [
         (without_a_tensor, NAME, "without fc.weight"),
         (adapter, NAME, "FOLDER must be .*merge_and_unload"),
-        (with_token, NAME, "README.md must be free of tokens"),
         (None, "drafter", "must be OWNER/NAME"),
         (None, "me/my drafter", "must use alphanum"),
     ],
@@ -62,6 +57,5 @@ def with_token(folder):
 def test_what_is_not_fit_to_be_published_is_refused(folder, damage, name, said):
     if damage is not None:
         damage(folder)
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=said):
         push(folder, name, dry_run=True)
-    assert SECRET not in str(caught.value)

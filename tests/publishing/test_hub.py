@@ -83,14 +83,12 @@ def published(server, process, folder, target_files):
     arguments, new = (str(folder), DRAFTER), (str(folder), "org/new")
     scenarios = {
         "broken": ("command", "push", *arguments),
-        "pushed": ("command", "push", *arguments, "--json"),
+        "pushed": ("command", "push", *arguments),
         "by_nobody": ("push_as", "", *arguments),
         "by_reader": ("push_as", READER, *new),
         "by_stranger": ("push_as", TOKEN[:-1] + "x", *arguments),
         "to_private": ("command", "push", *arguments, "--private"),
-        "proposed": ("push_as", READER, str(folder), TARGET, "--create-pr", "--json"),
-        "new": ("command", "push", *new, "--private", "--revision", "mine", "--message", "Mine", "--json"),
-        "by_method": ("push_by_method", str(folder), "org/by-method"),
+        "new": ("command", "push", *new, "--private"),
     }
     return process("owner", scenarios, HF_TOKEN=TOKEN)
 
@@ -101,8 +99,8 @@ def test_what_is_pushed(published, server, folder, target_files):
     assert published["broken"]["code"] == 2
     assert "broke off: Error while uploading" in published["broken"]["err"]
     assert "The same command sends the rest" in published["broken"]["err"]
-    commit = json.loads(published["pushed"]["out"])["commit"]
-    assert commit == server.repos[DRAFTER].branches["main"]
+    commit = server.repos[DRAFTER].branches["main"]
+    assert f"{server.url}/{DRAFTER}/commit/{commit}\ncommit {commit}\n" in published["pushed"]["out"]
     batch = f"/{DRAFTER}.git/info/lfs/objects/batch"
     paths = [path for _, path, _ in server.requests]
     second = paths.index(batch, paths.index(batch) + 1)  # the second push asks what is missing
@@ -124,20 +122,10 @@ def test_what_is_pushed(published, server, folder, target_files):
     assert "private must be False for org/target-domino, which is public already" in published["to_private"]["err"]
     assert {published[who]["code"] for who in ("by_nobody", "by_reader", "by_stranger", "to_private")} == {2}
 
-    # Pull requests and branches leave main alone.
-    target, new = server.repos[TARGET], server.repos["org/new"]
-    proposed, branch = (json.loads(published[name]["out"]) for name in ("proposed", "new"))
-    assert target.files == target_files
-    assert proposed["url"] == f"{server.url}/{TARGET}/discussions/1"
-    assert proposed["commit"] == target.branches["refs/pr/1"]
-    assert branch["commit"] == new.branches["mine"]
+    # A new repository is as private as it was asked to be.
+    new = server.repos["org/new"]
     assert new.private
-    assert set(new.files) == {".gitattributes"}
-
-    # `push_to_hub` of Transformers sends a card.
-    repo = server.repos["org/by-method"]
-    assert published["by_method"] == repo.branches["main"]
-    assert {"speculative-decoding", f"base_model:{TARGET}"} <= repo.tags()
+    assert {".gitattributes", "README.md", "config.json"} < set(new.files)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +145,7 @@ def loaded(published, server, process, folder):
     scenarios = {
         "drafter": ("load", DRAFTER, commit),
         "commits": ("commits", TARGET, DRAFTER, "main"),
-        "found": ("command", "find", TARGET, "--json"),
+        "found": ("command", "find", TARGET),
         "missing": ("command", "find", "org/nothing"),
         **{name: ("load_error", f"org/{name}") for name in ("short", "broken", "garbled")},
         "gated": ("load_error", GATED),
@@ -175,13 +163,15 @@ def test_what_is_loaded(published, loaded, server, tiny_qwen3):
     assert loaded["commits"] == [server.repos[TARGET].branches["main"], loaded["commit"]]
 
     # What is found says which drafters load.
-    found = {drafter["name"]: drafter for drafter in json.loads(loaded["found"]["out"])}
-    assert found[DRAFTER]["format"] == "domino"
-    assert found[DRAFTER]["usage"][0] == f'drafter = DominoDraftModel.from_pretrained("{DRAFTER}")'
-    assert found[EAGLE]["format"].startswith("EAGLE-3 (speculators")
-    assert found[PICKLED]["refused"].startswith("a drafter without weights in safetensors (EAGLE-3")
-    assert found[GATED]["refused"] == "access is granted on request, on its page"
-    assert found["org/target-draft-notes"]["refused"] == "not a drafter: there is no config.json"
+    found = dict(each.split(": ", maxsplit=1) for each in loaded["found"]["out"].split("\n\n"))
+    said = [
+        (DRAFTER, f'loads (domino)\n  drafter = DominoDraftModel.from_pretrained("{DRAFTER}")\n'),
+        (EAGLE, "loads (EAGLE-3 (speculators"),
+        (PICKLED, "does not load: a drafter without weights in safetensors (EAGLE-3"),
+        (GATED, "does not load: access is granted on request, on its page"),
+        ("org/target-draft-notes", "does not load: not a drafter: there is no config.json"),
+    ]
+    assert [name for name, words in said if f"\n  {words}" not in found[name]] == []
     assert "finding drafters for org/nothing failed: 401 Client Error. Repository Not Found" in loaded["missing"]["err"]
 
     # What cannot be downloaded has one clear error.
@@ -202,7 +192,7 @@ def offline(loaded, server, process, folder):
         "missing": ("load_error", "org/nothing"),
         "found": ("command", "find", TARGET),
         "pushed": push,
-        "dry": (*push, "--dry-run", "--json"),
+        "dry": (*push, "--dry-run"),
     }
     results = process("reader", scenarios, HF_HUB_OFFLINE="1", HF_TOKEN=TOKEN)
     assert len(server.requests) == before
@@ -212,9 +202,10 @@ def offline(loaded, server, process, folder):
 def test_what_works_offline(published, loaded, offline, server, homes, folder):
     """One test, as the process takes long and is started once."""
     # A dry run lists exactly what goes.
-    dry, pushed = (json.loads(result["out"]) for result in (offline["dry"], published["pushed"]))
-    assert list(dry["files"]) == list(pushed["files"]) == sorted(server.repos[DRAFTER].files)
-    assert dry["left_out"] == ["checkpoint-2", "on_policy_train-1-of-1.jsonl", "run.json", "training_args.bin"]
+    dry, pushed = (result["out"].split("\nleft out: ") for result in (offline["dry"], published["pushed"]))
+    listed = [[line.split()[0] for line in part[0].splitlines()] for part in (dry, pushed)]
+    assert listed[0] == listed[1] == sorted(server.repos[DRAFTER].files)
+    assert dry[1].startswith("checkpoint-2, on_policy_train-1-of-1.jsonl, run.json, training_args.bin\n")
 
     # What was downloaded works.
     assert offline["drafter"] == loaded["drafter"]

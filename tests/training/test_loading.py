@@ -1,4 +1,4 @@
-"""What a training reads: by name, apart from its evaluation, in the mode it will be used in."""
+"""What a training reads: by name, in the mode it will be used in."""
 
 from __future__ import annotations
 
@@ -18,23 +18,13 @@ def write(tmp_path):
     return to_file
 
 
-def test_evaluation_text_is_kept_out_of_training(recipe, train, write, capsys, caplog, tmp_path):
-    texts = [{"text": f"row {letter} of what there is to learn"} for letter in "abcdefgh"]
-    own = {"text": "quite another text, of the evaluation alone"}
-    recipe |= {"max_steps": 1, "eval_file": write("eval.jsonl", own), "walk_rows": 0}
-    train_file = write("train.jsonl", *texts, {"text": "it says: another text, of the evaluation"})
-    assert train(recipe | {"train_file": train_file}) == 0
-    assert "1 of 9 training rows are left out, as text of the evaluation stands in them" in caplog.text
+def test_an_evaluation_on_the_training_text_is_said(recipe, train, write, caplog, tmp_path):
+    file = write("train.jsonl", {"input_ids": [5]}, *({"input_ids": [5, 6, token]} for token in range(7, 15)))
+    assert train(recipe | {"train_file": file, "eval_file": file, "max_steps": 1, "walk_rows": 0}) == 0
+    assert "evaluation is on the training text" in caplog.text
     card = (tmp_path / "run" / "README.md").read_text()
     assert "| train rows | 8 |" in card
     assert "| train rows left out | 1 |" in card
-    refused = recipe | {"train_file": train_file, "output_dir": str(tmp_path / "other"), "evaluation_leaks": "error"}
-    assert train(refused) == 2
-    assert "that stand in evaluation rows, got '1 of 9, the first is 9'" in capsys.readouterr().err
-    caplog.clear()
-    same = recipe | {"eval_file": train_file, "train_file": train_file, "output_dir": str(tmp_path / "same")}
-    assert train(same) == 0
-    assert "evaluation is on the training text" in caplog.text
 
 
 def test_data_sets_by_name_and_split(recipe, train, write, tmp_path):

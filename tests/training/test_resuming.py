@@ -36,14 +36,11 @@ def weights_in(folder: Path) -> bytes:
 
 
 def test_a_trained_drafter_names_its_target(finished, saved_pair):
-    target, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(saved_pair[0]),
-        AutoTokenizer.from_pretrained(saved_pair[0]),
-    )
+    target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
     for folder in (finished, finished / "checkpoint-4"):
         recorded = TargetIdentity.recorded_in(DominoDraftModel.from_pretrained(folder).config)
-        assert recorded == identify(target, tokenizer)
-        assert (recorded.name, recorded.tokenizer_size) == (saved_pair[0].name, 64)
+        assert recorded == identify(target)
+        assert recorded.name == saved_pair[0].name
         assert str(saved_pair[0].parent) not in (folder / "config.json").read_text()
 
 

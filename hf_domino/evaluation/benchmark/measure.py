@@ -20,7 +20,7 @@ from hf_domino.drafter.phases import timed_phases
 from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, BenchOptions
-from hf_domino.evaluation.benchmark.prompts import encode, kind, source
+from hf_domino.evaluation.benchmark.prompts import encode, source
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
 from hf_domino.integration.shadow import shadow
@@ -67,13 +67,11 @@ class Bench:
         for _ in range(self.options.repeats):
             for method in self.methods:
                 runs[method].append(self._run(inputs, self._call(method, mode), seed))
-        kinds = {kind(prompt) for prompt in batch}
         about = {
             "mode": mode,
             "temperature": self.options.temperature if mode == "sample" else 0.0,
             "prompt": index,
             "sources": [source(prompt) for prompt in batch],
-            "kind": kinds.pop() if len(kinds) == 1 else None,
         }
         rows, expected = [], runs[BASELINE][0].tokens
         for method, found in runs.items():
@@ -120,7 +118,7 @@ class Bench:
     def _partings(self, inputs: Any, call: Arguments, seed: int) -> list[dict[str, Any]]:
         """Where texts part from the target's own, and how near to a tie that is."""
         torch.manual_seed(seed)
-        with shadow(share=1.0) as report:
+        with shadow() as report:
             self.pair.target.generate(**inputs, **call)
         return [
             {

@@ -90,7 +90,7 @@ class BenchOptions:
     rows: Path | None = _option(  # noqa: RUF009
         None,
         ROWS,
-        "where rows are written, or read from (default: results.jsonl, or with a number where that is there)",
+        "where rows are written, or read from (default: results.jsonl)",
         type=Path,
     )
     overwrite: bool = _option(False, ROWS, "measure anew where --rows exists", action="store_true")

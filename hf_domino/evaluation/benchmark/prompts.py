@@ -40,9 +40,3 @@ def source(prompt: dict[str, Any]) -> list[Any]:
     text = json.dumps(prompt["messages"]) if "messages" in prompt else prompt["text"]
     digest = prompt.get("sha256") or hashlib.sha256(text.encode()).hexdigest()
     return [prompt.get("module"), prompt.get("offset"), digest]
-
-
-def kind(prompt: dict[str, Any]) -> str | None:
-    """The data set or the kind of text that a prompt says it is of, as `kind` or `dataset`."""
-    value = prompt.get("kind", prompt.get("dataset"))
-    return value if isinstance(value, str) else None

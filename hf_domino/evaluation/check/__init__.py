@@ -75,7 +75,7 @@ def check_fit(
 
     ```
     """
-    drafter = _checked(drafter, target, tokenizer)
+    drafter = _checked(drafter, target)
     recorded = TargetIdentity.recorded_in(drafter.config)
     is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
     prepared = prepare_prompts(target, tokenizer, prompts)
@@ -96,7 +96,7 @@ def _measured(found: Mapping[str, list[list[int]]]) -> list[Measurement]:
     return [Measurement(*one) for one in found.items()]
 
 
-def _checked(drafter: Any, target: PreTrainedModel, tokenizer: Any) -> DominoDraftModel:
+def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
     """The drafter without wrappers; what cannot be measured is refused before anything is written."""
     if (unwrapped := drafter_of(drafter)) is None:
         remedy = "The order is check_fit(drafter, target, tokenizer)."
@@ -106,7 +106,7 @@ def _checked(drafter: Any, target: PreTrainedModel, tokenizer: Any) -> DominoDra
     check_causal(target)
     unwrapped.config.kind.refuse_what_it_lacks("check_fit")
     probe_width(target)
-    recognise(unwrapped.config, target, tokenizer)
+    recognise(unwrapped.config, target)
     return unwrapped
 
 

@@ -41,15 +41,14 @@ def continue_prompts(
     batches = list(enumerate(ordered[start : start + BATCH_SIZE] for start in starts))[shard[0] :: shard[1]]
     writer, identity = TargetWriter(target), identify(target).to_dict()
 
-    def make(unit: int) -> tuple[list[Row], int]:
+    def make(unit: int) -> list[Row]:
         number, batch = batches[unit]
         temperature = temperatures[number % len(temperatures)]
         texts = writer.write(batch, Sampling(max_new_tokens, temperature), SEED * SEED_STRIDE + number)
-        rows = [
+        return [
             {"input_ids": prompt + text.ids, "prompt_length": len(prompt), "temperature": temperature}
             for prompt, text in zip(batch, texts, strict=True)
         ]
-        return rows, sum(len(text.ids) for text in texts)
 
     made_of = json.dumps([ordered, max_new_tokens, list(temperatures), shard, identity["weights_digest"]])
     units = output.with_suffix("." + hashlib.sha256(made_of.encode()).hexdigest()[:8])

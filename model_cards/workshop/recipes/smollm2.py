@@ -126,7 +126,7 @@ class SmolLM2Recipe:
         if (self.drafter / "config.json").exists():
             return self.drafter
         data, beginning = self.write_text(), self.work / "runs" / RECIPE.stem
-        texts = (f"--train_dataset={data}", "--train_split=train", f"--eval_file={data / HELD_OUT}")
+        texts = (f"--train_file={data}", "--train_split=train", f"--eval_file={data / HELD_OUT}")
         states = (f"--cache_hidden_states={self.work / 'states'}",)  # the target is as dear as the drafter on two cores
         trainings = ((RECIPE, beginning, states), (GOING_ON, self.run_folder, (f"--drafter={beginning}",)))
         for rows, (recipe, run, more) in zip(ROWS_PER_STEP, trainings, strict=True):

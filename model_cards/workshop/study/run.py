@@ -38,7 +38,6 @@ OF_A_BACKBONE = {field.name for field in fields(DrafterArguments)} - set(OF_A_HE
 LEFT_OUT = {"learning_rate": 6e-4, "muon_learning_rate": None, "distillation_weight": 0.0, "pure_draft_prefix_len": 0}
 # No checkpoints: a run that is killed starts again. Rounds are walked here, with what the row needs of them.
 ALWAYS = {
-    "evaluation_leaks": "keep",
     "report_to": "none",
     "save_strategy": "no",
     "walk_rows": 0,

@@ -16,7 +16,6 @@ EXAMPLES = """\
   hf-domino train --target Qwen/Qwen3-0.6B --train-file data/train.jsonl --output-dir my-drafter
   hf-domino train my.yaml --learning-rate 1e-3
   hf-domino train paper --target Qwen/Qwen3-8B --train-file data/train.jsonl --output-dir my-drafter
-  hf-domino train my.yaml --plan
 """
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
 PAPER = Path(__file__).parents[1] / "training" / "paper.yaml"
@@ -78,14 +77,11 @@ def _begin(parser: argparse.ArgumentParser) -> None:
         "config", nargs="?", help="YAML file with any of the fields below, or paper, the published recipe for GPUs"
     )
     parser.add_argument("--help-all", action="help", help="show all of Transformers' fields too")
-    parser.add_argument("--plan", action="store_true", help="take a few steps, say their time and memory, keep nothing")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino train`; returns 130 where Ctrl-C ended the training early, 143 where SIGTERM did."""
     from hf_domino.pair import find_drafter, find_target
-    from hf_domino.training.plan import measure_steps
     from hf_domino.training.run import train
 
     names, shape, data, args = parse_options(options)
@@ -93,12 +89,6 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("target must be set, as --target or in the YAML file.")
     names.target = find_target(names.target, "target")
     names.drafter = names.drafter and find_drafter(names.drafter, "drafter")
-    if options.plan:
-        measured = measure_steps(names, shape, data, args)
-        lines = [f"{name:24}{value:12.4g}" for name, value in measured.items()]
-        if args.process_index == 0:
-            print(json.dumps(measured) if options.json else "\n".join(lines))
-        return 0
     ended_by = train(names, shape, data, args)
     return 0 if ended_by is None else BY_SIGNAL + ended_by
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 
@@ -60,20 +59,6 @@ def test_a_drafter_to_continue(recipe, train, saved_pair, caplog):
     caplog.clear()
     assert train(recipe, "--max_steps=2") == 0  # from its own checkpoint
     assert "lambda_base starts" not in caplog.text
-
-
-def test_a_plan_is_a_few_steps_that_leave_nothing(recipe, train, tmp_path, capsys):
-    assert train(recipe, "--plan", "--json") == 0
-    said = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (said["steps"], said["rows_per_step"]) == (4, 8)
-    assert said["hours"] == pytest.approx(4 * said["seconds_per_step"] / 3600)
-    assert said["memory_gb"] > 0.05
-    assert train(recipe | {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 3}, "--plan") == 0
-    assert re.search(r"^steps +8$", capsys.readouterr().out, re.M)
-    states = {"cache_hidden_states": str(tmp_path / "states"), "max_steps": -1}
-    assert train(recipe | states, "--plan") == 0
-    assert "hours" not in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "train.jsonl"]
 
 
 def test_yaml_is_converted_like_flags(recipe, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
@@ -80,7 +81,7 @@ def _begin(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino train`; returns 130 where Ctrl-C ended the training early, 143 where SIGTERM did."""
+    """Run `hf-domino train`; returns 143 where SIGTERM ended the training early."""
     from hf_domino.pair import find_drafter, find_target
     from hf_domino.training.run import train
 
@@ -89,8 +90,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("target must be set, as --target or in the YAML file.")
     names.target = find_target(names.target, "target")
     names.drafter = names.drafter and find_drafter(names.drafter, "drafter")
-    ended_by = train(names, shape, data, args)
-    return 0 if ended_by is None else BY_SIGNAL + ended_by
+    return 0 if train(names, shape, data, args) else BY_SIGNAL + signal.SIGTERM
 
 
 def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:

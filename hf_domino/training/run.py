@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from transformers import AutoTokenizer, set_seed
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import check_writable, needing_room
+from hf_domino._common.whole_files import check_writable
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import RECORD_SUFFIXES, read_records
@@ -24,8 +23,6 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.hidden_states.command import load_target, whole_target, with_states
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, TAPS, go_on_from
-from hf_domino.training.runs.checkpoints import GO_ON
-from hf_domino.training.runs.locking import alone_in_folder
 from hf_domino.training.runs.resuming import prepare_folder
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
@@ -36,9 +33,7 @@ CURRICULUM_RESTARTS = (
 )
 
 
-def train(
-    names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
-) -> signal.Signals | None:
+def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments) -> bool:
     """Train, save drafter and tokenizer to `output_dir`, and print the evaluation.
 
     Args:
@@ -48,33 +43,29 @@ def train(
         args (`DominoTrainingArguments`): How to train.
 
     Returns:
-        `signal.Signals`, *optional*: SIGTERM or SIGINT (Ctrl-C) where one ended the training early.
+        `bool`: False where SIGTERM ended the training early, with `enable_jit_checkpoint`.
 
     Raises:
-        ValueError: If a field is out of range, a file holds what it should not, or another run is at work in
-            `output_dir`.
+        ValueError: If a field is out of range, or a file holds what it should not.
     """
     check_fields(names, shape, data, args)
     check_writable(Path(str(args.output_dir)), "output_dir")
-    with alone_in_folder(args):
-        trainer, checkpoint = make_trainer(names, shape, data, args)
-        if trainer is None:
-            return None
-        trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
-        with needing_room(Path(str(args.output_dir)), GO_ON):
-            trainer.train(resume_from_checkpoint=checkpoint)
-            if trainer.stopped_by_signal:
-                return trainer.stopped_by_signal
-            trainer.save_model()
-            metrics = {} if trainer.eval_dataset is None else trainer.evaluate()
-            trainer.save_state()
-            trainer.create_model_card()
-            if trainer.is_world_process_zero():
-                figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
-                print(*figures, _next_steps(str(names.target), args, data), sep="\n")
-            if metrics:
-                trainer.save_metrics("eval", metrics)
-    return None
+    trainer, checkpoint = make_trainer(names, shape, data, args)
+    if trainer is None:
+        return True
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.state.global_step < trainer.state.max_steps:
+        return False
+    trainer.save_model()
+    metrics = {} if trainer.eval_dataset is None else trainer.evaluate()
+    trainer.save_state()
+    trainer.create_model_card()
+    if trainer.is_world_process_zero():
+        figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
+        print(*figures, _next_steps(str(names.target), args, data), sep="\n")
+    if metrics:
+        trainer.save_metrics("eval", metrics)
+    return True
 
 
 def make_trainer(

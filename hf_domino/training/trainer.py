@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import shutil
-import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -24,7 +22,6 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import needing_room
 from hf_domino.data.packing import STATES, PackedRows, collate_rows
 from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -45,8 +42,7 @@ from hf_domino.training.objective.forward import check_final
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.parts import choose_parts
-from hf_domino.training.runs.checkpoints import GO_ON, STATE_FILE, StopOnSignal, last_checkpoint
-from hf_domino.training.runs.locking import alone_in_folder
+from hf_domino.training.runs.checkpoints import STATE_FILE, last_checkpoint
 from hf_domino.training.runs.resuming import RUN_FILE, check_resumable, facts_of
 from hf_domino.training.scale.packing_probe import check_no_leaks
 from hf_domino.training.scale.placing import place_target
@@ -106,8 +102,6 @@ class DominoTrainer(Trainer):
     optimizer: torch.optim.Optimizer | None
     args: DominoTrainingArguments
     data_collator: Any
-    # SIGTERM ends a training with a checkpoint; a command adds Ctrl-C. A second signal ends it at once.
-    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
 
     def __init__(
         self,
@@ -153,22 +147,14 @@ class DominoTrainer(Trainer):
         self._losses: list[tuple[int, torch.Tensor, Batch]] = []  # steps, losses and texts to be looked at
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # since they were last counted
         self.meter = Meter(model.config, args.device)
-        self._stop = StopOnSignal(self.accelerator)
-        if not args.enable_jit_checkpoint:  # that is Transformers' own way to do so
-            self.add_callback(self._stop)
         show_less(self.callback_handler.callbacks)
 
-    @property
-    def stopped_by_signal(self) -> signal.Signals | None:
-        """What ended the last training early, if a signal did; its last step is saved as a checkpoint."""
-        return self._stop.stopped_by
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as [`~transformers.Trainer.train`] does; after a signal, end with the step and save a checkpoint.
+        """Train as [`~transformers.Trainer.train`] does.
 
         Raises:
-            ValueError: If the checkpoint is of another target, shape or optimizer, another run is at work in
-                `output_dir`, or the target reads over the borders of packed rows.
+            ValueError: If the checkpoint is of another target, shape or optimizer, or the target reads over the borders
+                of packed rows.
         """
         self._target_identity.record_in(self.drafter.config)
         checkpoint = resume_from_checkpoint
@@ -184,8 +170,7 @@ class DominoTrainer(Trainer):
             if packed:
                 check_no_leaks(self.target, packed)
         self._clock = time.monotonic()
-        with alone_in_folder(self.args), self._stop.listening(self.stop_signals):
-            return super().train(checkpoint, *args, **kwargs)
+        return super().train(checkpoint, *args, **kwargs)
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Log, evaluate and save as this run asks, where Transformers would as its checkpoint did, and warn of it."""
@@ -326,14 +311,7 @@ class DominoTrainer(Trainer):
         checkpoint = Path(self._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         if self.args.should_save:  # of an earlier run: it is no longer whole from here on
             (checkpoint / STATE_FILE).unlink(missing_ok=True)
-        # What the trained weights take; most optimizers keep twice as much beside them.
-        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        try:
-            with needing_room(checkpoint, GO_ON, sum(weight.numel() * weight.element_size() for weight in weights)):
-                super()._save_checkpoint(model, trial)
-        except OSError:
-            shutil.rmtree(checkpoint, ignore_errors=True)  # it takes room that is wanted
-            raise
+        super()._save_checkpoint(model, trial)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.refusal import refusal
-from hf_domino.data.packing import STATES, PackedRows, collate_rows
+from hf_domino.data.packing import PackedRows, collate_rows
 from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_target
@@ -144,7 +144,7 @@ class DominoTrainer(Trainer):
         target = shard_target(target, args) if args.shard_target else place_target(target, args.device)
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
-        self._losses: list[tuple[int, torch.Tensor, Batch]] = []  # steps, losses and texts to be looked at
+        self._losses: list[tuple[int, torch.Tensor]] = []  # of steps, to be looked at
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # since they were last counted
         self.meter = Meter(model.config, args.device)
         show_less(self.callback_handler.callbacks)
@@ -211,8 +211,7 @@ class DominoTrainer(Trainer):
         """This process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
         step = self.state.global_step
         losses = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
-        text = {name: values for name, values in inputs.items() if name != STATES}
-        self._losses.append((step + 1, losses.loss.detach(), text))
+        self._losses.append((step + 1, losses.loss.detach()))
         if not self.args.is_static:
             self._look_at_losses()
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
@@ -224,7 +223,7 @@ class DominoTrainer(Trainer):
         """Refuse the first new loss that is not finite in any process; on a GPU with the next line of the log."""
         seen, self._losses = self._losses, []
         if seen:
-            check_losses(seen, self.target, self.accelerator, self.args.distillation_weight > 0)
+            check_losses(seen, self.accelerator)
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None

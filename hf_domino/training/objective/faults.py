@@ -10,8 +10,8 @@ from hf_domino._common.refusal import refusal
 
 REMEDY = (
     "Training stops here; checkpoints are from before. If that is the first step, load the target in a wider dtype "
-    "(--target_dtype float32) and set --bf16 in place of --fp16; else lower learning_rate or muon_learning_rate, or warm "
-    "up longer."
+    "(--target_dtype float32) and set --bf16 in place of --fp16; else lower learning_rate or muon_learning_rate, or "
+    "warm up longer."
 )
 
 

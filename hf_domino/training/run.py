@@ -18,12 +18,14 @@ from hf_domino.data.records import RECORD_SUFFIXES, read_records
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds import KINDS
 from hf_domino.target.identity import identify
+from hf_domino.target.loading import AutoTarget
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
-from hf_domino.training.hidden_states.command import load_target, whole_target, with_states
+from hf_domino.training.hidden_states.command import with_states
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, TAPS, go_on_from
 from hf_domino.training.runs.resuming import prepare_folder
+from hf_domino.training.scale.placing import place_target
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
@@ -73,7 +75,9 @@ def make_trainer(
 ) -> tuple[DominoTrainer | None, str | None]:
     """The trainer of a run, and the checkpoint that it goes on from; no trainer where the run is finished."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
-    target = load_target(names, args)
+    target = AutoTarget.from_pretrained(names.target, dtype=names.target_dtype)
+    if not args.shard_target:  # where it is to be divided, no device need hold it whole
+        target = place_target(target, args.device)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     overrides = shape.overrides()
     if names.drafter is None:
@@ -89,9 +93,9 @@ def make_trainer(
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows[0], args)
         if names.start_from_target:
-            start_from_target(drafter, whole_target(target, names, args), rows[0][0]["input_ids"])
+            start_from_target(drafter, target, rows[0][0]["input_ids"])
     if names.cache_hidden_states:
-        target, rows = with_states(target, drafter.config, rows, names, args)
+        rows = with_states(target, drafter.config, rows, names, args)
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=rows[0], eval_dataset=rows[1], processing_class=tokenizer
     )

@@ -34,14 +34,13 @@ START_AGAIN = "Delete {folder} and the states are written again, or choose anoth
 
 @dataclass(frozen=True)
 class StateSettings:
-    """What hidden states were made with; `target_files` is a digest where the target was loaded from them unchanged."""
+    """What hidden states were made with."""
 
     target: TargetIdentity
     layer_ids: tuple[int, ...]
     hidden_size: int
     dtype: str
     final: bool = False  # whether the state that lm_head reads is kept too
-    target_files: str | None = None
 
     @property
     def num_states(self) -> int:
@@ -61,6 +60,7 @@ class StateSettings:
             return None
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            values.pop("target_files", None)  # of older folders
             target = TargetIdentity.from_dict(values.pop("target")) or TargetIdentity()
             return cls(target=target, layer_ids=tuple(values.pop("layer_ids")), **values)
         except (ValueError, KeyError, TypeError) as error:

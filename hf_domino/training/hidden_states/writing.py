@@ -51,7 +51,6 @@ class StateWriter:
         dtype (`str`, *optional*, defaults to `"bfloat16"`): To store them in: that, `"float16"`, `"float32"`, or
             `"auto"` for the target's own, in which training is the same bit for bit where batches are.
         final (`bool`, *optional*, defaults to `False`): Keep the state that lm_head reads too, for distillation.
-        target_files (`str`, *optional*): Digest of the files that the target was loaded from, see `files_digest`.
         autocast (`Callable`, *optional*): Gives the context of the forwards, as training has it.
         shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
         max_shard_bytes (`int`, *optional*): Largest file. Rows are collected for it in memory, and lost with a process
@@ -68,7 +67,6 @@ class StateWriter:
         folder: str | Path,
         dtype: str = "bfloat16",
         final: bool = False,
-        target_files: str | None = None,
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         shard: tuple[int, int] = (0, 1),
         max_shard_bytes: int = MAX_SHARD_BYTES,
@@ -76,7 +74,7 @@ class StateWriter:
         self.target, self.folder = TargetModel(target, config), Path(folder)
         known = dtype_of(target.dtype if dtype == "auto" else dtype, "cache_dtype", "Choose one of them, or auto.")
         name, layer_ids = str(known).removeprefix("torch."), tuple(config.target_layer_ids or ())
-        wanted = StateSettings(identify(target), layer_ids, config.hidden_size, name, final, target_files)
+        wanted = StateSettings(identify(target), layer_ids, config.hidden_size, name, final)
         self.settings = StateSettings.load(self.folder) or wanted
         if self.settings is wanted:
             write_whole(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")

@@ -118,10 +118,9 @@ def check_fields(
     if args.eval_strategy != "no" and data.eval_file is None:
         raise refusal("eval_strategy", "no without evaluation text", args.eval_strategy.value, "Set eval_file too.")
     overrides = shape.overrides()
-    for name in ("lora_rank", "train_only"):
-        if names.drafter is None and getattr(args, name) is not None:
-            remedy = "Name the drafter it starts from: --drafter FOLDER."
-            raise refusal(f"{name} of a new drafter", None, getattr(args, name), remedy)
+    if names.drafter is None and args.train_only is not None:
+        remedy = "Name the drafter it starts from: --drafter FOLDER."
+        raise refusal("train_only of a new drafter", None, args.train_only, remedy)
     if names.drafter is None or not overrides:
         return
     of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
@@ -133,9 +132,6 @@ def check_fields(
             f"or with projector_type=domino (dspark, dflash2) a new correction head for a DFlash "
             f"drafter, goes with its weights."
         )
-    if args.lora_rank is not None:
-        remedy = "An adapter has the shape of its drafter: leave one of them out."
-        raise refusal(f"lora_rank with {', '.join(overrides)}", None, args.lora_rank, remedy)
 
 
 def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:
@@ -149,12 +145,11 @@ def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -
     where = "" if (device, dtype) == ("cpu", "float32") else f" --device {device} --dtype {dtype}"
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"
-    lines = [
-        f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:",
-        f"hf-domino check {pair}{prompts}",
-        f"hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl",
-        f"hf-domino push {folder} --card-only",
-    ]
-    if args.lora_rank is not None:  # an adapter has a card, but no configuration to make one from
-        lines.pop()
-    return "\n  ".join(lines)
+    return "\n  ".join(
+        (
+            f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:",
+            f"hf-domino check {pair}{prompts}",
+            f"hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl",
+            f"hf-domino push {folder} --card-only",
+        )
+    )

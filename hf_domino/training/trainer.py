@@ -23,7 +23,6 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.refusal import refusal
 from hf_domino.data.packing import PackedRows, collate_rows
-from hf_domino.drafter.adapters import save_target
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_target
 from hf_domino.target.identity import identify
@@ -132,8 +131,9 @@ class DominoTrainer(Trainer):
         # Of the rows that are collated next; in memory that a data loader's processes share.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         data_collator = partial(collate_and_draw, data_collator, args, self._epoch)
+        choose_parts(model, args)
         super().__init__(
-            model=choose_parts(model.float(), args), args=args, data_collator=data_collator,
+            model=model.float(), args=args, data_collator=data_collator,
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
         prepare_sharding(args, self.accelerator)
@@ -321,7 +321,5 @@ class DominoTrainer(Trainer):
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             folder = output_dir or str(self.args.output_dir)
-            facts = facts_of(self.args, self.train_dataset, self.drafter.config)
+            facts = facts_of(self.args, self.train_dataset)
             Path(folder, RUN_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-            if self.args.lora_rank is not None:
-                save_target(self.drafter, folder)

@@ -77,7 +77,6 @@ def test_yaml_is_converted_like_flags(recipe, tmp_path):
         ("--muon-learning-rate=0", (2e-3, None, 1.0)),
         ("--optim=sgd", (2e-3, None, 1.0)),  # it was asked for
         ("--optim=sgd --muon-learning-rate=0.01", (2e-3, 0.01, 1.0)),
-        ("--drafter=some --lora-rank=4", (2e-3, None, 1.0)),
         ("paper", (6e-4, None, 0.0)),
     ],
 )

@@ -43,18 +43,6 @@ def test_two_names_without_network(offline, cache, saved_pair):
     assert generator(TEXT, **OPTIONS) == pipeline(model=str(saved_pair[0]))(TEXT, **OPTIONS)
 
 
-def test_an_adapters_name_without_network(offline, cache, saved_pair, tmp_path):
-    """It has no config.json."""
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
-    adapted = peft.get_peft_model(DominoDraftModel.from_pretrained(saved_pair[1]), config)
-    adapted.save_pretrained(tmp_path / "models--user--adapter" / "snapshots" / COMMIT)
-    (tmp_path / "models--user--adapter" / "refs").mkdir()
-    (tmp_path / "models--user--adapter" / "refs" / "main").write_text(COMMIT)
-    generator = pipeline(model=str(saved_pair[0]), assistant_model="user/adapter", model_kwargs={"cache_dir": cache})
-    assert peft.get_model_status(generator.assistant_model).active_adapters == ["default"]
-
-
 def test_what_is_the_targets_and_what_is_for_all(offline, cache, saved_pair, monkeypatch):
     given, load = {}, DominoDraftModel.from_pretrained
 

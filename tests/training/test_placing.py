@@ -7,8 +7,6 @@ import copy
 import pytest
 import transformers
 
-from hf_domino.training.scale.placing import files_digest
-
 
 def losses(trainer) -> list[float]:
     trainer.train()
@@ -36,14 +34,3 @@ def test_a_quantised_target_trains(target, make_drafter, make_trainer, greedy_ro
     assert "Int8" in type(quantised.model.layers[0].mlp.up_proj.weight).__name__
     trainer = make_trainer(make_drafter(target), greedy_rows[:2], max_steps=2, logging_steps=1, target=quantised)
     assert all(0 < loss < 20 for loss in losses(trainer))
-
-
-def test_files_are_told_by_what_is_in_them(target, tmp_path):
-    target.save_pretrained(tmp_path / "one")
-    target.save_pretrained(tmp_path / "two")
-    first = files_digest(str(tmp_path / "one"))
-    assert first == files_digest(str(tmp_path / "two"))
-    target.model.norm.weight.data += 0.01
-    target.save_pretrained(tmp_path / "two")
-    assert first != files_digest(str(tmp_path / "two"))
-    assert files_digest(str(tmp_path)) is None

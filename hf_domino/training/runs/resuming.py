@@ -1,7 +1,7 @@
 """Which run a folder belongs to: whether this run may go on with it, and whether anything is left to do.
 
 A checkpoint's configuration names its target and shape, and `run.json` beside it the rest. What its optimizer keeps
-cannot be changed on the way, nor the drafter under adapters; what can be is said.
+cannot be changed on the way; what can be is said.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.drafter.adapters import TARGET_FILE
 from hf_domino.kinds import KINDS
 from hf_domino.kinds.kind import HEAD_FIELDS, OF_BLOCKS
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import KEPT, RECORDED
 from hf_domino.training.runs.checkpoints import STATE_FILE, is_whole, last_checkpoint
-from hf_domino.training.scale.placing import files_digest
 
 RUN_FILE, CONFIG_FILE = "run.json", "config.json"
 SHAPE = (
@@ -35,7 +33,6 @@ SHAPE = (
     *("sliding_window_non_causal", "draft_vocab_size", "hidden_act", "rms_norm_eps", "rope_parameters"),
     *KINDS["eagle3"].own,
 )
-BASE = "digest of the drafter under the adapters"
 SAMPLED_ROWS = 64
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
 FINISHED = (
@@ -99,15 +96,12 @@ def check_resumable(
     `rows` are the training rows, where they are known already.
     """
     saved, run = _read(Path(checkpoint) / CONFIG_FILE), _read(Path(checkpoint) / RUN_FILE)
-    adapter = TargetIdentity.from_dict(_read(Path(checkpoint) / TARGET_FILE))
-    recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else adapter
+    recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else None
     if found := TargetIdentity.recorded_in(config):
         check_same(recorded, found, str(checkpoint), START_AGAIN)
-    now = facts_of(args, rows, config)
+    now = facts_of(args, rows)
     wanted = {name: getattr(config, name) for name in SHAPE} | {name: now[name] for name in KEPT}
-    wanted |= {"ema_decay": None, "lora_alpha": args.lora_rank and 2 * args.lora_rank}  # of version 0.1
-    if None not in (now[BASE], run.get(BASE)):
-        wanted[BASE] = now[BASE]
+    wanted |= {"ema_decay": None, "lora_rank": None}  # of older versions
     for name, value in wanted.items():
         before = (saved | run).get(name, value)
         if before != value:
@@ -120,10 +114,9 @@ def check_resumable(
         notice(f"training goes on from {checkpoint}{' with ' if words else ''}{words}.")
 
 
-def facts_of(args: DominoTrainingArguments, rows: Any, config: DominoConfig) -> dict[str, Any]:
+def facts_of(args: DominoTrainingArguments, rows: Any) -> dict[str, Any]:
     """What a run is, for `run.json` beside a drafter that was saved."""
     values = {name: getattr(args, name) for name in RECORDED}
-    values[BASE] = None if args.lora_rank is None else files_digest(config.name_or_path)
     while hasattr(rows, "rows"):  # not packed, and without the hidden states that they may carry
         rows = rows.rows
     values["rows"] = None

@@ -104,18 +104,11 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
     """
     from transformers import HfArgumentParser
 
-    from hf_domino.training.runs.resuming import begun_with
-
     parser = HfArgumentParser(_groups())
     names = {action.dest for action in parser._actions} - {"help"}
     flags = _yaml_flags(options.config, parser._option_string_actions) if options.config else []
     given = {name: value for name, value in vars(options).items() if name in names}
-    fields = vars(parser.parse_args(flags)) | given
-    if not fields["overwrite"]:
-        run = str(fields["resume_from_checkpoint"] or fields["output_dir"])
-        parser.set_defaults(**begun_with(run))
-        fields = vars(parser.parse_args(flags)) | given
-    return parser.parse_dict(fields)
+    return parser.parse_dict(vars(parser.parse_args(flags)) | given)
 
 
 def _yaml_flags(config: str, known: Collection[str]) -> list[str]:

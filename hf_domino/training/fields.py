@@ -111,9 +111,7 @@ class TrainingFields:
     logging_steps: float = option(0.05, "Steps between lines of the log, or a share of all steps below 1.")
 
 
-# What the optimizer's state decides, whatever is asked of a run that goes on.
-KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only")
-# What a run is: told in its card, written to run.json, and said where it has changed when the run goes on.
+# What a card tells of a run.
 RECORDED = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed", "bf16"),
     *("optim", "weight_decay"),

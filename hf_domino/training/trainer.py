@@ -7,7 +7,6 @@ processes equal a large batch (arXiv 2605.29707).
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import time
@@ -21,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.data.packing import PackedRows, collate_rows
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -42,7 +42,7 @@ from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.parts import choose_parts
 from hf_domino.training.runs.checkpoints import STATE_FILE, last_checkpoint
-from hf_domino.training.runs.resuming import RUN_FILE, check_resumable, facts_of
+from hf_domino.training.runs.resuming import RUN_FILE, check_resumable, kept_of
 from hf_domino.training.scale.packing_probe import check_no_leaks
 from hf_domino.training.scale.placing import place_target
 from hf_domino.training.scale.sharding import check_finite, prepare_sharding, shard_target
@@ -161,7 +161,8 @@ class DominoTrainer(Trainer):
         if checkpoint is True:
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
-            check_resumable(checkpoint, self.drafter.config, self.args, self.train_dataset)
+            check_resumable(checkpoint, self.drafter.config, self.args)
+            notice(f"training goes on from {checkpoint}.")
         packed = self.train_dataset if isinstance(self.train_dataset, PackedRows) else None
         if not isinstance(packed.rows if packed else self.train_dataset, CachedRows):  # else the target does not run
             with self.accelerator.autocast():
@@ -171,15 +172,6 @@ class DominoTrainer(Trainer):
                 check_no_leaks(self.target, packed)
         self._clock = time.monotonic()
         return super().train(checkpoint, *args, **kwargs)
-
-    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Log, evaluate and save as this run asks, where Transformers would as its checkpoint did, and warn of it."""
-        asked, self.args = self.args, copy.copy(self.args)
-        self.args.__dict__.update(logging_steps=None, eval_steps=None, save_steps=None)
-        epochs_and_steps = super()._init_training_state(max_steps, *args, **kwargs)
-        self.args = asked
-        self.state.compute_steps(asked, max_steps)
-        return epochs_and_steps
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer: Muon beside AdamW if `muon_learning_rate` is set, else what the arguments say."""
@@ -321,5 +313,4 @@ class DominoTrainer(Trainer):
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             folder = output_dir or str(self.args.output_dir)
-            facts = facts_of(self.args, self.train_dataset)
-            Path(folder, RUN_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            Path(folder, RUN_FILE).write_text(json.dumps(kept_of(self.args), indent=2) + "\n", encoding="utf-8")

@@ -103,22 +103,6 @@ def test_the_published_recipe_has_a_name(tmp_path):
         parse_options(parse(["train", "papers", *call]))
 
 
-def test_a_run_goes_on_with_what_it_was_begun_with_whatever_the_defaults_are(recipe, train, tmp_path):
-    def run():
-        found = json.loads((tmp_path / "run/run.json").read_text())
-        return found["learning_rate"], found["muon_learning_rate"], found["distillation_weight"]
-
-    recipe |= {"eval_file": None, "max_steps": 1, "save_steps": 1}
-    begun = {"learning_rate": 6e-4, "muon_learning_rate": 0, "distillation_weight": 0}
-    assert train(recipe | begun) == 0
-    shorter = {name: value for name, value in recipe.items() if name not in begun}
-    assert train(shorter, "--max-steps=2") == 0
-    assert run() == (6e-4, None, 0.0)
-    assert train(shorter, "--max-steps=3", "--learning-rate=2e-3") == 2  # asked for
-    assert train(shorter, "--overwrite=true") == 0
-    assert run() == (2e-3, 0.02, 1.0)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -13,8 +12,6 @@ from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.prompts import prompt_of
-from hf_domino.data.records import RECORD_SUFFIXES, read_records
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds import KINDS
 from hf_domino.target.identity import identify
@@ -136,11 +133,8 @@ def check_fields(
 
 def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:
     """What one does with a trained drafter, as commands."""
-    prompts, file = "", Path(str(data.eval_file))
-    if file.is_file() and file.suffix in RECORD_SUFFIXES:
-        with suppress(ValueError):  # token ids: then the commands measure on prompts of their own
-            prompt_of(next(read_records(file))[1], str(file))
-            prompts = f" --prompts {shlex.quote(str(file))}"
+    file = str(data.eval_file)
+    prompts = f" --prompts {shlex.quote(file)}" if Path(file).is_file() else ""
     dtype, device = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32", args.device.type
     where = "" if (device, dtype) == ("cpu", "float32") else f" --device {device} --dtype {dtype}"
     folder = shlex.quote(args.output_dir)

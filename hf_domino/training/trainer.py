@@ -31,7 +31,7 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import walked_metrics
 from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.figures import draw_training
-from hf_domino.training.evidence.meter import Meter, show_less, warn_of_head
+from hf_domino.training.evidence.meter import Meter, show_less
 from hf_domino.training.hidden_states.reading import CachedRows, check_states
 from hf_domino.training.loading import encode_rows, say_first_tokens
 from hf_domino.training.muon import MuonWithAdamW
@@ -238,7 +238,6 @@ class DominoTrainer(Trainer):
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         metrics = meter.means(self.accelerator, by_position=True)
         metrics["loss"] = metrics["corrected_loss"]
-        warn_of_head(metrics, self.lambda_base(self.state.global_step))
         if self.args.walk_rows:
             rows = [dataloader.dataset[index] for index in range(min(self.args.walk_rows, len(dataloader.dataset)))]
             # Inside its forward, where sharded weights are gathered: all processes walk the same rows.

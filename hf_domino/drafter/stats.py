@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hf_domino.kinds.kind import Kind
-
 if TYPE_CHECKING:
     from hf_domino.decoding.round import Outcome
-
-# Acceptance length at which a drafter is doubted, and the drafted rounds that takes: as many as come before drafting
-# pauses. With six of them, in first calls of 96 tokens, the bundled drafters were doubted 105 times of 120 where they
-# were read one position off, and 2 times of 200 where they were read right.
-FLOOR, FLOOR_ROUNDS = 1.125, 4
 
 _last = threading.local()
 _last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakref.WeakKeyDictionary()
@@ -74,7 +67,6 @@ class DecodingStats:
         chain (`str`, *optional*): Why rounds could not propose trees, where they were to; None where nothing stood
             against these.
         tree_size (`int`, *optional*): Most nodes of a round's tree; None where all rounds proposed chains.
-        misfit (`str`, *optional*): What acceptance at the floor says of the drafter; None where it says nothing.
     """
 
     num_draft_tokens: int
@@ -90,18 +82,13 @@ class DecodingStats:
     copied: list[list[bool]] = field(default_factory=list)
     chain: str | None = None
     tree_size: int | None = None
-    misfit: str | None = None
 
     @classmethod
-    def of_rows(
-        cls, num_draft_tokens: int, num_rows: int, kind: type[Kind], target: str | None = None
-    ) -> DecodingStats:
-        """Statistics of a call that is about to begin, with a drafter of this kind."""
+    def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
+        """Statistics of a call that is about to begin."""
         stats = cls(num_draft_tokens, target=target)
         for lists in (stats.rows, stats.proposed, stats.copied):
             lists.extend([] for _ in range(num_rows))
-        if not kind.has_table:  # a table is empty at first
-            stats.misfit = "does not fit" + ("" if "shift_label" in kind.fixed else ", or is read one position off")
         return stats
 
     @property
@@ -244,8 +231,6 @@ class DecodingStats:
             ("tokens per forward", _number(self.tokens_per_forward)),
             ("tokens/s", _number(self.tokens_per_second, 1)),
         ]
-        if self.misfit and self.num_drafted >= FLOOR_ROUNDS and self.acceptance_length <= FLOOR:
-            lines.append(("drafter", f"it seems that it {self.misfit}: hf-domino check tells"))
         lines += [("target", self.target)] if self.target else []
         lines += [("chains, no trees", self.chain)] if self.chain else []
         lines += [("paused", str(pause)) for pause in self.pauses]

@@ -11,7 +11,7 @@ from transformers import TrainerState
 from hf_domino._common.refusal import refusal
 from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import CARD, merge_card, read_card, read_sections, read_text
-from hf_domino.cards.training import FIGURE, training_section
+from hf_domino.cards.training import training_section
 from hf_domino.evaluation.benchmark.options import BASELINE
 from hf_domino.evaluation.benchmark.report import (
     acceptance_of,
@@ -125,4 +125,4 @@ def _training(folder: Path, section: str | None) -> str | None:
     state = TrainerState.load_from_json(str(folder / STATE))
     if section and set(training_section(state).splitlines()) <= set(section.splitlines()):
         return section
-    return training_section(state, figure=FIGURE if (folder / FIGURE).is_file() else None)
+    return training_section(state)

@@ -30,7 +30,6 @@ from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import walked_metrics
 from hf_domino.training.evidence.card import write_card
-from hf_domino.training.evidence.figures import draw_training
 from hf_domino.training.evidence.meter import Meter, show_less
 from hf_domino.training.hidden_states.reading import CachedRows, check_states
 from hf_domino.training.loading import encode_rows, say_first_tokens
@@ -57,7 +56,7 @@ class DominoTrainer(Trainer):
     and `hours` beside the trainer's own fields. Evaluation logs losses and acceptance too, with `base_` in front
     without the correction head, by draft position as `accept_at_1` and so on, and adds `walked_acceptance_length`:
     tokens per target forward in real rounds over the evaluation text, which is what generation measures when that text
-    is the target's own greedy continuation. Each evaluation draws `figures/training.svg` anew.
+    is the target's own greedy continuation.
 
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
@@ -268,8 +267,6 @@ class DominoTrainer(Trainer):
                 logs["lambda_base"] = self.lambda_base(self.state.global_step - 1)  # of the last step
             self.meter = Meter(self.drafter.config, self.args.device)
         super().log(logs, *args, **kwargs)
-        if "eval_loss" in logs and self.is_world_process_zero():
-            draw_training(self.state.log_history, Path(str(self.args.output_dir)))
 
     def create_model_card(
         self, model_name: str | None = None, dataset: Any = None, dataset_tags: Any = None,

@@ -21,7 +21,6 @@ from hf_domino.cli.main import main
 from hf_domino.training.trainer import DominoTrainer
 
 torch.set_num_threads(1)
-sys.modules["matplotlib"] = None  # to draw takes longer than to train
 work, world, num_kills, flags = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 
 def start(folder, before=lambda: None, *more):

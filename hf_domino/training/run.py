@@ -22,7 +22,7 @@ from hf_domino.training.hidden_states.command import with_states
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, TAPS, go_on_from
 from hf_domino.training.runs.resuming import prepare_folder
-from hf_domino.training.scale.placing import place_target
+from hf_domino.training.scale.sharding import place_target
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
@@ -50,8 +50,6 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     check_fields(names, shape, data, args)
     check_writable(Path(str(args.output_dir)), "output_dir")
     trainer, checkpoint = make_trainer(names, shape, data, args)
-    if trainer is None:
-        return True
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.state.global_step < trainer.state.max_steps:
         return False
@@ -69,8 +67,8 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
 
 def make_trainer(
     names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
-) -> tuple[DominoTrainer | None, str | None]:
-    """The trainer of a run, and the checkpoint that it goes on from; no trainer where the run is finished."""
+) -> tuple[DominoTrainer, str | None]:
+    """The trainer of a run, and the checkpoint that it goes on from."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoTarget.from_pretrained(names.target, dtype=names.target_dtype)
     if not args.shard_target:  # where it is to be divided, no device need hold it whole
@@ -82,10 +80,7 @@ def make_trainer(
     else:
         drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target, tokenizer).record_in(drafter.config)
-    checkpoint, finished = prepare_folder(args, drafter.config, names.overwrite)
-    if finished:
-        notice(finished)
-        return None, None
+    checkpoint = prepare_folder(args, drafter.config, names.overwrite)
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows[0], args)

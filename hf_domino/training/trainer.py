@@ -7,6 +7,7 @@ processes equal a large batch (arXiv 2605.29707).
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import time
@@ -43,8 +44,7 @@ from hf_domino.training.parts import choose_parts
 from hf_domino.training.runs.checkpoints import STATE_FILE, last_checkpoint
 from hf_domino.training.runs.resuming import RUN_FILE, check_resumable, kept_of
 from hf_domino.training.scale.packing_probe import check_no_leaks
-from hf_domino.training.scale.placing import place_target
-from hf_domino.training.scale.sharding import check_finite, prepare_sharding, shard_target
+from hf_domino.training.scale.sharding import check_finite, place_target, prepare_sharding, shard_target
 
 LENGTHS = 8  # of rows on a GPU, where each takes memory and kernels of its own
 
@@ -171,6 +171,15 @@ class DominoTrainer(Trainer):
                 check_no_leaks(self.target, packed)
         self._clock = time.monotonic()
         return super().train(checkpoint, *args, **kwargs)
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Log, evaluate and save as this run asks, where Transformers would as its checkpoint did, and warn of it."""
+        asked, self.args = self.args, copy.copy(self.args)
+        self.args.__dict__.update(logging_steps=None, eval_steps=None, save_steps=None)
+        epochs_and_steps = super()._init_training_state(max_steps, *args, **kwargs)
+        self.args = asked
+        self.state.compute_steps(asked, max_steps)
+        return epochs_and_steps
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer: Muon beside AdamW if `muon_learning_rate` is set, else what the arguments say."""

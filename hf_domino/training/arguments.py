@@ -11,8 +11,6 @@ from transformers import TrainingArguments
 from hf_domino._common.refusal import refusal
 from hf_domino.training.fields import TrainingFields
 
-CHOICES = {"distillation_loss": ("kl", "tv"), "position_weights": ("decay", "dpace")}
-
 
 @dataclass
 class DominoTrainingArguments(TrainingFields, TrainingArguments):
@@ -36,10 +34,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         position_weights (`str`, *optional*, defaults to `"decay"`): `"dpace"` for weights that follow what limits
             acceptance now (arXiv 2605.18810), in training, in place of `loss_decay`.
         distillation_weight (`float`, *optional*, defaults to 1.0): Share of the cross-entropy with the text's tokens
-            that gives way to the divergence from the target's distribution of each, in [0, 1]; in training, not in
-            evaluation. Above 0 it costs one more product with lm_head.
-        distillation_loss (`str`, *optional*, defaults to `"kl"`): The divergence: KL(target || drafter), or `"tv"` for
-            total variation.
+            that gives way to the divergence from the target's distribution of each, KL(target || drafter), in [0, 1].
+            Not in evaluation. Above 0 it costs one more product with lm_head.
         muon_learning_rate (`float`, *optional*, defaults to 0.02): Train the backbone's and the GRU's matrices with
             Muon at this rate, in units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third
             of the steps. 0 or None for AdamW alone, as trainings with another `optim` have it by default.
@@ -94,9 +90,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             for name in names.split():
                 if (value := getattr(self, name)) is not None and not is_right(value):
                     raise ValueError(f"{name} must be {allowed}, got {value}.")
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
+        if self.position_weights not in ("decay", "dpace"):
+            raise ValueError(f"position_weights must be decay or dpace, got {self.position_weights!r}.")
         if self.train_only not in (None, "head"):
             raise refusal("train_only", "'head' or left out", self.train_only, "Without it, all is trained.")
         if "walked" in str(self.metric_for_best_model) and not self.walk_rows:

@@ -98,7 +98,6 @@ class TrainingFields:
     lambda_base_start: float = option(1.0, "Weight of the base loss at the first step.")
     position_weights: str = option("decay", "decay, or dpace for weights that follow what limits acceptance.")
     distillation_weight: float = option(1.0, "Share of the loss that compares with the target's distribution.")
-    distillation_loss: str = option("kl", "kl, or tv for total variation.")
     muon_learning_rate: float | None = option(0.02, "Rate of Muon for matrices; 0 for AdamW alone.")
     shard_target: bool = option(False, "Divide the target's layers among the processes, in place of a copy in each.")
     walk_rows: int = option(16, "Evaluation rows to walk in real rounds; 0 for none.")

@@ -192,5 +192,5 @@ def test_two_processes_write_and_train_as_one(recipe, tmp_path):
         command = [sys.executable, *launcher, "-m", "hf_domino.cli", "train", str(path)]
         subprocess.run(command, check=True, capture_output=True, timeout=240)
         weights.append(DominoDraftModel.from_pretrained(tmp_path / path.stem).state_dict())
-    assert weights[0]["embed_proj.2.weight"].abs().max() > 1e-3  # which was zero
+    assert weights[0]["embed_proj.2.weight"].abs().max() > 5e-4  # which was zero
     torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)

@@ -87,8 +87,7 @@ class StateWriter:
     def write(self, rows: Any, tokens_per_forward: int = 8192, progress: bool = True) -> None:
         """Run the target over the rows that are missing, this process's share of them.
 
-        Rows are sorted by length, so that batches hold little padding; a batch is computed whole or not at all, in the
-        same company after an interruption as without one.
+        Rows are sorted by length, so that batches hold little padding.
 
         Args:
             rows (`Sequence[dict]`): With `input_ids`.
@@ -99,43 +98,37 @@ class StateWriter:
         Raises:
             ValueError: If the disk has not enough room for them, or a state is not finite.
         """
-        # Equal rows are one.
-        places = {(length, key): index for index, (key, length) in enumerate(keys_of(rows))}
-        order, known = sorted(places), find_rows(self.folder)
-        missing = {key: length for length, key in order if key not in known}
+        known, (process, num_processes) = find_rows(self.folder), self._shard
+        # Equal rows are one; which process does a row depends on the row alone.
+        missing = {key: (length, index) for index, (key, length) in enumerate(keys_of(rows)) if key not in known}
         if not missing:
             return
-        settings, num_tokens = self.settings, sum(missing.values())
+        settings, num_tokens = self.settings, sum(length for length, _ in missing.values())
         needed, free = (size / GB for size in (num_tokens * settings.bytes_per_token, disk_usage(self.folder).free))
         takes = f"{needed:.3g} GB: {num_tokens} tokens of {settings.bytes_per_token} bytes ({settings.num_states} "
         takes += f"states of {settings.hidden_size} in {settings.dtype})"
         if needed > free:
             raise refusal(f"the room for {self.folder}", f"at least {takes}", f"{free:.3g} GB", MAKE_ROOM)
-        what = f"hidden states of {len(missing)} of {len(order)} different rows"
-        notice(f"{what} take {takes} in {self.folder}; {free:.3g} GB are free.")
-        if self.settings.final:
+        notice(f"hidden states of {len(missing)} rows take {takes} in {self.folder}; {free:.3g} GB are free.")
+        if settings.final:
             with self._autocast():
                 check_final(self.target)
-        # Which process does a batch depends on nothing that another process may just be writing.
-        batches: list[list[tuple[int, int]]] = [[]]
-        for length, key in order:
-            if batches[-1] and (len(batches[-1]) + 1) * length > tokens_per_forward:
+        mine = {key: place for key, place in missing.items() if key % num_processes == process}
+        batches: list[list[int]] = [[]]
+        for key in sorted(mine, key=lambda key: (mine[key][0], key)):
+            if batches[-1] and (len(batches[-1]) + 1) * mine[key][0] > tokens_per_forward:
                 batches.append([])
-            batches[-1].append((length, key))
-        mine = batches[self._shard[0] :: self._shard[1]]
-        todo = [batch for batch in mine if any(key in missing for _, key in batch)]
-        total = sum(length for batch in todo for length, _ in batch)
-        shard: dict[int, torch.Tensor] = {}
+            batches[-1].append(key)
+        total, shard = sum(length for length, _ in mine.values()), dict[int, torch.Tensor]()
         with tqdm(desc="hidden states", total=total, unit="token", unit_scale=True, disable=not progress) as bar:
-            for batch in todo:
-                states = self._forward([rows[places[row]]["input_ids"] for row in batch])
-                new = {key: row for (_, key), row in zip(batch, states, strict=True) if key in missing}
-                size = sum(map(len, (*shard.values(), *new.values())))
-                if shard and size * self.settings.bytes_per_token > self._max_bytes:
+            for batch in filter(None, batches):
+                states = self._forward([rows[mine[key][1]]["input_ids"] for key in batch])
+                size = sum(map(len, (*shard.values(), *states)))
+                if shard and size * settings.bytes_per_token > self._max_bytes:
                     write_shard(self.folder, shard)
                     shard = {}
-                shard |= new
-                bar.update(sum(length for length, _ in batch))
+                shard |= zip(batch, states, strict=True)
+                bar.update(sum(map(len, states)))
         if shard:
             write_shard(self.folder, shard)
 

@@ -49,14 +49,6 @@ def test_saved_and_loaded(adapted, adapter, saved_pair):
         assert torch.equal(draft(drafter), expected)
 
 
-def test_merged(adapted, tmp_path):
-    expected = draft(adapted.get_base_model())
-    merged = adapted.merge_and_unload()
-    torch.testing.assert_close(draft(merged), expected, atol=1e-5, rtol=1e-5)  # sums in another order
-    merged.save_pretrained(tmp_path)
-    assert torch.equal(draft(DominoDraftModel.from_pretrained(tmp_path)), draft(merged))
-
-
 @pytest.mark.parametrize("state", ["added", "merged", "off"])
 def test_the_halves_of_an_adapted_projection_are_the_whole(make_drafter, tiny_qwen3, state):
     """An adapter counts once, wherever its part of the weight is."""

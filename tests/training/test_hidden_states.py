@@ -68,17 +68,6 @@ def test_training_from_states_of_the_same_forwards_is_the_same(
     assert all(torch.equal(weight, weights[name]) for name, weight in from_states.drafter.state_dict().items())
 
 
-def test_a_full_disk_is_named_and_leaves_whole_shards_alone(greedy_rows, cached, no_file_beyond, tmp_path):
-    cached(greedy_rows[:2])
-    with (
-        no_file_beyond(1000),
-        pytest.raises(OSError, match=r"states-\w+.safetensors could not be written: File too large"),
-    ):
-        cached(greedy_rows)
-    assert [path.suffix for path in (tmp_path / "states").glob("*states-*")] == [".safetensors"]
-    assert len(cached(greedy_rows)) == 8
-
-
 def test_batches_are_padded_and_packed_and_read_by_other_processes(greedy_rows, cached):
     rows = cached(greedy_rows, tokens_per_forward=200)
     states = [row["hidden_states"] for row in rows]

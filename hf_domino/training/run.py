@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, set_seed
 
-from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable
 from hf_domino.configuration import DominoConfig
@@ -25,11 +24,6 @@ from hf_domino.training.runs.resuming import prepare_folder
 from hf_domino.training.scale.sharding import place_target
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
-
-CURRICULUM_RESTARTS = (
-    "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
-    "Set lambda_base_start below 1 to go on with both, or to 0 to train the corrected loss from the first step."
-)
 
 
 def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments) -> bool:
@@ -91,8 +85,6 @@ def make_trainer(
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=rows[0], eval_dataset=rows[1], processing_class=tokenizer
     )
-    if names.drafter and not checkpoint and drafter.has_correction_head and trainer.lambda_base(0) == 1:
-        notice(CURRICULUM_RESTARTS.format(names.drafter))
     return trainer, checkpoint
 
 

@@ -32,7 +32,7 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import walked_metrics
 from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.meter import Meter, show_less
-from hf_domino.training.hidden_states.reading import CachedRows, check_states
+from hf_domino.training.hidden_states.reading import CachedRows
 from hf_domino.training.loading import encode_rows, say_first_tokens
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, sample_anchors
@@ -119,8 +119,6 @@ class DominoTrainer(Trainer):
             if getattr(args, feature):
                 model.config.kind.refuse_what_it_lacks(feature)
         say_first_tokens(model)
-        check_states(model.config, args.distillation_weight > 0, train_dataset)
-        check_states(model.config, False, eval_dataset)
         if data_collator is None:
             multiple = -(-args.max_length // LENGTHS) if args.is_static else 1
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=multiple)

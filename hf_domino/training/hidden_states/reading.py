@@ -90,10 +90,3 @@ def row_key(input_ids: Any) -> int:
     """64 bits of a digest of a row's token ids, by which it is found."""
     digest = hashlib.blake2b(np.asarray(input_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
-
-
-def check_states(config: DominoConfig, final: bool, dataset: Any) -> None:
-    """Refuse a dataset, or a dictionary of them, whose rows carry other hidden states than a drafter reads."""
-    for part in dataset.values() if isinstance(dataset, dict) else (dataset,):
-        if isinstance(part, CachedRows):
-            part.settings.check_serves(part.folder, config, final)

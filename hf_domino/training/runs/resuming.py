@@ -62,8 +62,9 @@ def check_resumable(checkpoint: str | Path, config: DominoConfig, args: DominoTr
     recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else None
     if found := TargetIdentity.recorded_in(config):
         check_same(recorded, found, str(checkpoint), START_AGAIN)
-    wanted = {field.name: getattr(config, field.name) for field in fields(DrafterArguments)}
-    wanted |= kept_of(args) | {"ema_decay": None, "lora_rank": None}  # of older versions
+    shape = (*(field.name for field in fields(DrafterArguments)), *config.kind.own)
+    wanted = {name: getattr(config, name) for name in shape} | kept_of(args)
+    wanted |= {"ema_decay": None, "lora_rank": None}  # of older versions
     for name, value in wanted.items():
         before = (saved | run).get(name, value)
         if before != value:
